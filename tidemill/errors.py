@@ -1,0 +1,55 @@
+"""The exception tree of Tidemill.
+
+TidemillError
+├── InvalidArgument        a value is wrong: the message names the field, the value and what is allowed
+│   └── ConfigError        a setting is unknown or has the wrong type
+├── NotFound               there is no such table, version or tag
+├── AlreadyExists          the name is taken by something with another configuration
+├── FailedPrecondition     the call is right but not now: a stale publisher, a closed stream
+├── ResourceExhausted      a limit of size or number was reached
+├── DataLoss               stored bytes do not match their checksum
+├── Unavailable            a service cannot be reached, or did not answer within its deadline
+└── FatalError             the process cannot go on; the message is its last line
+"""
+
+from __future__ import annotations
+
+
+class TidemillError(Exception):
+    """Base of every error Tidemill raises on purpose."""
+
+
+class InvalidArgument(TidemillError):
+    """A value is wrong; the message names the field, the value and what is allowed."""
+
+
+class ConfigError(InvalidArgument):
+    """A setting is unknown, missing or of the wrong type."""
+
+
+class NotFound(TidemillError):
+    """There is no such table, version or tag."""
+
+
+class AlreadyExists(TidemillError):
+    """The name is taken by something with another configuration."""
+
+
+class FailedPrecondition(TidemillError):
+    """The call is right but not in this state."""
+
+
+class ResourceExhausted(TidemillError):
+    """A limit of size or number was reached."""
+
+
+class DataLoss(TidemillError):
+    """Stored bytes do not match their checksum."""
+
+
+class Unavailable(TidemillError):
+    """A service cannot be reached, or did not answer within its deadline."""
+
+
+class FatalError(TidemillError):
+    """The process cannot go on; the message is its last line."""
