@@ -1,0 +1,105 @@
+"""The one interface through which actors and evaluators step a batch of environments.
+
+A stream is the rows of one environment. Row t pairs the observation that came with one tick with what
+the next tick brought: (observation_t, action_t, reward, terminated, truncated, is_first of observation_t).
+Every implementation keeps these promises, on which windows and stacks are built:
+
+- After a truncated row comes exactly one *final row*: its observation is the last of the episode, its
+  action was ignored, its reward is 0, and the tick that completed it has `was_reset`. Then an is_first row.
+- After a terminated row comes either such a final row or directly an is_first row. The latter is a lost
+  life that ends a training episode while the game goes on: nothing was reset.
+- `was_reset` occurs nowhere else, and the observation of a tick with `was_reset` is_first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.types import EnvSpec
+
+
+@dataclass(frozen=True)
+class EpisodeSummary:
+    """One real episode that ended: for Atari a full game, all its lives included.
+
+    Attributes:
+        env_index: Which environment of the batch played it.
+        episode_return: Sum of its rewards as the environment gave them, never clipped.
+        length: Agent decisions.
+        terminated: Whether it ended by itself; False if it was only cut at a limit.
+    """
+
+    env_index: int
+    episode_return: float
+    length: int
+    terminated: bool
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What one step of all N environments brought. The arrays belong to the caller and are never reused.
+
+    Attributes:
+        observation: What came after the action, [N, *observation_shape]; for Atari one newest frame.
+        reward: As trained on (Atari: clipped if asked for), float32 [N]; 0 where `was_reset`.
+        terminated: The episode ended and has no value beyond this step, bool [N].
+        truncated: The episode was cut at a limit, its value goes on, bool [N].
+        is_first: `observation` is the first of an episode, bool [N].
+        was_reset: This tick only reset the environment, the action was ignored, bool [N].
+        episodes: Real episodes that ended in this tick, in the order of `env_index`.
+    """
+
+    observation: NDArray[Any]
+    reward: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    is_first: NDArray[np.bool_]
+    was_reset: NDArray[np.bool_]
+    episodes: tuple[EpisodeSummary, ...] = ()
+
+
+class VectorEnv(Protocol):
+    """N environments stepped together; one that ended is reset by the next step."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Shapes and dtypes of one environment."""
+
+    @property
+    def num_envs(self) -> int:
+        """N, the environments in the batch."""
+
+    def reset(self, seed: int) -> NDArray[Any]:
+        """Start every environment anew, environment i with seed + i.
+
+        Returns:
+            First observations, [N, *observation_shape]. The same seed and actions give the same ticks.
+
+        Raises:
+            FatalError: An environment raised, or returned something its observation space does not allow.
+        """
+
+    def step(self, action: NDArray[Any]) -> Tick:
+        """Act in every environment.
+
+        Args:
+            action: Discrete: integers [N] in 0 .. num_actions - 1. Continuous: [N, *action_shape]
+                in [-1, 1], scaled to the bounds of the action space; values outside are clipped to them.
+
+        Raises:
+            InvalidArgument: The action batch has another shape.
+            FatalError: An environment raised, or returned a non-finite observation or reward.
+        """
+
+    def render(self, env_index: int = 0) -> NDArray[np.uint8] | None:
+        """Return a picture of one environment, uint8 [H, W, 3].
+
+        None if the environment has no pictures, or was made without `render=True`.
+        """
+
+    def close(self) -> None:
+        """Free the environments. Closing twice does nothing."""

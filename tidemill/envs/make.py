@@ -1,0 +1,117 @@
+"""Makes the environments that the settings describe."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+
+from tidemill.envs.gymnasium_env import GymnasiumEnv, GymnasiumVectorEnv
+from tidemill.envs.interface import VectorEnv
+from tidemill.envs.nearest import nearest
+from tidemill.envs.settings import EnvSettings
+from tidemill.errors import ConfigError
+from tidemill.types import EnvSpec
+
+
+def make_env(settings: EnvSettings, num_envs: int, *, training: bool, render: bool = False) -> VectorEnv:
+    """Make a batch of environments.
+
+    Args:
+        settings: Which environment, and how.
+        num_envs: Environments in the batch; `settings.num_envs` is only an actor's number.
+        training: Whether what is meant for training only applies: shorter episodes, life losses
+            as ends, clipped rewards.
+        render: Whether `VectorEnv.render` shall return pictures.
+
+    Raises:
+        ConfigError: No such environment (the message names the nearest), a package it needs is
+            missing (the message names it), or its spaces are not supported.
+    """
+    if num_envs < 1:
+        raise ConfigError(f"num_envs is {num_envs}, allowed: at least 1")
+    if settings.is_atari:
+        from tidemill.envs.atari_env import make_atari  # ale-py is an optional package
+
+        return make_atari(settings, num_envs, training=training, render=render)
+    return GymnasiumVectorEnv(lambda: _make_one(settings, training=training, render=render), num_envs)
+
+
+def spec_of(settings: EnvSettings) -> EnvSpec:
+    """Return what an agent must know of the environment; makes one and closes it again.
+
+    Raises:
+        ConfigError: As `make_env`.
+    """
+    env = make_env(settings, 1, training=False)
+    env.close()
+    return env.spec
+
+
+def _make_one(settings: EnvSettings, *, training: bool, render: bool) -> GymnasiumEnv:
+    """Make one environment with the wrappers that the settings ask for."""
+    env = _construct(settings, training=training, render_mode=None)
+    if render and "rgb_array" in env.metadata.get("render_modes", ()):
+        env.close()
+        env = _construct(settings, training=training, render_mode="rgb_array")
+    if settings.flatten:
+        env = gymnasium.wrappers.FlattenObservation(env)
+    return env
+
+
+def _construct(settings: EnvSettings, *, training: bool, render_mode: str | None) -> GymnasiumEnv:
+    limit = settings.max_episode_steps if training and settings.max_episode_steps else None
+    arguments = dict(settings.kwargs) | ({"render_mode": render_mode} if render_mode else {})
+    function = _function(settings.id)
+    if function is None:
+        return _make_registered(settings.id, limit, arguments)
+    env = _call(function, settings.id, arguments)
+    return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
+
+
+def _function(env_id: str) -> Callable[..., Any] | None:
+    """Return what `module:function` names, or None if the id is one of gymnasium's registry."""
+    module_name, colon, name = env_id.partition(":")
+    if not colon:
+        return None
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"env.id is {env_id!r}, but importing {module_name} failed: {error}") from error
+    function = getattr(module, name, None)
+    if callable(function):
+        return function  # type: ignore[no-any-return]
+    if name in gymnasium.registry:
+        return None
+    callables = [key for key, value in vars(module).items() if callable(value)]
+    hint = nearest(name, callables)
+    raise ConfigError(f"env.id is {env_id!r}, but {module_name} neither defines nor registers {name!r}{hint}")
+
+
+def _call(function: Callable[..., Any], env_id: str, arguments: dict[str, Any]) -> GymnasiumEnv:
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"env.kwargs are {arguments}, which {env_id} refuses: {error}") from error
+    env = function(**arguments)
+    if not isinstance(env, gymnasium.Env):
+        raise ConfigError(f"env.id is {env_id!r}, which made {type(env).__name__}, allowed: a gymnasium.Env")
+    return env
+
+
+def _make_registered(env_id: str, limit: int | None, arguments: dict[str, Any]) -> GymnasiumEnv:
+    """Make an environment of gymnasium's registry, without the checker that would slow each of its steps."""
+    try:
+        return gymnasium.make(env_id, max_episode_steps=limit, disable_env_checker=True, **arguments)
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        raise ConfigError(f"env.id is {env_id!r}, which needs a missing package: {error}") from error
+    except gymnasium.error.Error as error:
+        if env_id in gymnasium.registry:
+            raise ConfigError(f"env.id is {env_id!r}, which cannot be made: {error}") from error
+        hint = nearest(env_id, gymnasium.registry)
+        raise ConfigError(f"env.id is {env_id!r}, which is no known environment{hint}") from error
+    except TypeError as error:
+        raise ConfigError(f"env.kwargs are {arguments}, which {env_id} refuses: {error}") from error

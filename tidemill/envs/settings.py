@@ -1,0 +1,76 @@
+"""Settings of the environments that an actor or an evaluator steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tidemill.errors import ConfigError
+
+EnvArgument = bool | int | float | str
+"""What an environment's constructor may be given from a config file or the command line."""
+
+
+@dataclass(frozen=True)
+class EnvSettings:
+    """Which environment is played, how many at once, and how an Atari game is preprocessed.
+
+    The defaults of the Atari fields are those of Mnih et al. (2015), "Human-level control through
+    deep reinforcement learning", Methods. They have no effect on other environments.
+
+    Raises:
+        ConfigError: A value is out of range; the message names the field, the value and the range.
+    """
+
+    id: str = "LunarLanderContinuous-v3"
+    """A gymnasium id (`CartPole-v1`), an Atari game (`ALE/Pong-v5` or `ALE/Pong`), an id that a module
+    registers (`module:Id-v0`), or a function or class that returns a gymnasium.Env (`module:function`)."""
+    kwargs: Mapping[str, EnvArgument] = field(default_factory=dict)
+    """Arguments of the environment's constructor, by name. None for an `ALE/` game: its settings are below."""
+    num_envs: int = 16
+    """Environments that one actor steps together, at least 1."""
+    max_episode_steps: int = 0
+    """Agent decisions after which a training episode is truncated; 0 keeps the environment's own limit.
+    Evaluation always keeps the environment's own limit."""
+    flatten: bool = False
+    """Whether any observation (dict, tuple, image) becomes one float32 vector; discrete parts are one-hot."""
+    frame_stack: int = 4
+    """Atari: newest frames the network sees at once, 1 to 16."""
+    frame_skip: int = 4
+    """Atari: emulator frames that one agent decision lasts, at least 1. Rewards are summed over them, and the
+    observation is the maximum of the last two."""
+    noop_max: int = 30
+    """Atari: an episode starts after a random 0 to `noop_max` frames without action."""
+    fire_reset: bool = True
+    """Atari: whether FIRE is pressed at the start of a game that waits for it."""
+    episodic_life: bool = True
+    """Atari, training only: whether a lost life terminates the episode (the game itself goes on)."""
+    sticky_actions: float = 0.0
+    """Atari: probability that a frame repeats the last action, 0 to 1 (Machado et al., 2018: 0.25)."""
+    clip_rewards: bool = True
+    """Atari, training only: whether a reward becomes its sign, -1, 0 or 1. Reported returns stay raw."""
+    full_action_space: bool = False
+    """Atari: whether all 18 joystick actions are offered, instead of those the game uses."""
+    max_frames: int = 108_000
+    """Atari: emulator frames after which a game is truncated (108,000 is 30 minutes at 60 frames/s)."""
+
+    def __post_init__(self) -> None:
+        _check(bool(self.id), "id", self.id, "a gymnasium id, ALE/Game, module:Id or module:function")
+        _check(self.num_envs >= 1, "num_envs", self.num_envs, "at least 1")
+        _check(self.max_episode_steps >= 0, "max_episode_steps", self.max_episode_steps, "0 or more")
+        _check(1 <= self.frame_stack <= 16, "frame_stack", self.frame_stack, "1 to 16")
+        _check(self.frame_skip >= 1, "frame_skip", self.frame_skip, "at least 1")
+        _check(self.noop_max >= 0, "noop_max", self.noop_max, "at least 0")
+        _check(0.0 <= self.sticky_actions <= 1.0, "sticky_actions", self.sticky_actions, "0 to 1")
+        _check(self.max_frames >= self.frame_skip, "max_frames", self.max_frames, "at least frame_skip")
+        _check(not (self.is_atari and self.kwargs), "kwargs", dict(self.kwargs), "nothing for an ALE/ game")
+
+    @property
+    def is_atari(self) -> bool:
+        """Whether the id names an Atari game of the Arcade Learning Environment."""
+        return self.id.startswith("ALE/")
+
+
+def _check(is_valid: bool, name: str, value: object, allowed: str) -> None:
+    if not is_valid:
+        raise ConfigError(f"env.{name} is {value!r}, allowed: {allowed}")

@@ -1,0 +1,121 @@
+"""How gymnasium's spaces become the observations and actions of an `EnvSpec`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from tidemill.errors import ConfigError, InvalidArgument
+
+_MAX_JOINT_ACTIONS = 65_536
+
+
+@dataclass(frozen=True)
+class ObservationFormat:
+    """Shape and dtype of one observation: `uint8` for images of bytes, `float32` for everything else."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def observation_format(space: gymnasium.Space[Any]) -> ObservationFormat:
+    """Return how observations of a space are stored.
+
+    Raises:
+        ConfigError: The space is not an array of at least one axis; the message says how to flatten it.
+    """
+    if not isinstance(space, spaces.Box) or not space.shape:
+        raise ConfigError(
+            f"observations of {space} are not an array with at least one axis; "
+            "set --env.flatten to make them one float32 vector"
+        )
+    is_image = space.dtype == np.uint8 and len(space.shape) >= 2
+    return ObservationFormat(space.shape, "uint8" if is_image else "float32")
+
+
+class ActionAdapter(Protocol):
+    """Translates a batch of the agent's actions to what each environment takes."""
+
+    @property
+    def num_actions(self) -> int:
+        """Discrete actions; 0 for continuous ones."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one continuous action; `()` for discrete ones."""
+
+    def convert(self, action: NDArray[Any]) -> Sequence[Any]:
+        """Return one environment action for each row of a batch [N, *shape]."""
+
+
+def action_adapter(space: gymnasium.Space[Any]) -> ActionAdapter:
+    """Return the adapter of an action space.
+
+    Raises:
+        ConfigError: The space is unbounded, too large or of a kind that no agent here can act in.
+    """
+    if isinstance(space, spaces.Discrete):
+        return _Discrete(np.arange(space.start, space.start + space.n, dtype=np.int64))
+    if isinstance(space, spaces.MultiDiscrete):
+        return _Discrete(_joint_actions(space.nvec, space.start, space))
+    if isinstance(space, spaces.MultiBinary):
+        return _Discrete(_joint_actions(np.full(space.shape, 2), np.zeros(space.shape, np.int64), space))
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return _Continuous(space)
+    raise ConfigError(
+        f"actions of {space} are not supported; "
+        "allowed: Discrete, MultiDiscrete, MultiBinary and a bounded Box of floats"
+    )
+
+
+def _joint_actions(radices: NDArray[Any], start: NDArray[Any], space: gymnasium.Space[Any]) -> NDArray[Any]:
+    """Return every combination, [num_actions, *radices.shape], in mixed radix, the last digit fastest."""
+    size = int(np.prod(radices, dtype=np.float64))
+    if size > _MAX_JOINT_ACTIONS:
+        raise ConfigError(f"actions of {space} make {size} combinations, allowed: {_MAX_JOINT_ACTIONS}")
+    digits = np.stack(np.unravel_index(np.arange(size), radices.reshape(-1)), axis=-1)
+    table: NDArray[Any] = digits.reshape(size, *radices.shape) + start
+    return table.astype(space.dtype)
+
+
+class _Discrete:
+    """Integers 0 .. n - 1 that index a table of environment actions."""
+
+    def __init__(self, table: NDArray[Any]) -> None:
+        self._table = table
+        self.num_actions = len(table)
+        self.shape: tuple[int, ...] = ()
+
+    def convert(self, action: NDArray[Any]) -> Sequence[Any]:
+        if action.min() < 0 or action.max() >= self.num_actions:
+            raise InvalidArgument(f"actions are {action.tolist()}, allowed: 0 to {self.num_actions - 1}")
+        return list(self._table[action])
+
+
+class _Continuous:
+    """Values in [-1, 1], scaled linearly to the bounds of a Box."""
+
+    def __init__(self, space: spaces.Box) -> None:
+        if not space.is_bounded("both"):
+            raise ConfigError(
+                f"actions of {space} have no bounds to scale [-1, 1] to; give the action space finite bounds"
+            )
+        self._low, self._high = space.low, space.high
+        self._dtype = space.dtype
+        # Bounds of -1 and 1 give a scale of 1 and a center of 0, so that such actions pass unchanged.
+        self._scale = (space.high.astype(np.float64) - space.low) / 2
+        self._center = (space.high.astype(np.float64) + space.low) / 2
+        self.num_actions = 0
+        self.shape = space.shape
+
+    def convert(self, action: NDArray[Any]) -> Sequence[Any]:
+        if not np.isfinite(action).all():
+            raise InvalidArgument(f"actions are {action.tolist()}, allowed: finite numbers in [-1, 1]")
+        scaled = np.clip((action * self._scale + self._center).astype(self._dtype), self._low, self._high)
+        return list(scaled)
