@@ -8,6 +8,7 @@ TidemillError
 ├── FailedPrecondition     the call is right but not now: a stale publisher, a closed stream
 ├── ResourceExhausted      a limit of size or number was reached
 ├── DataLoss               stored bytes do not match their checksum
+├── Unimplemented          the call is part of the contract but not of this server
 ├── Unavailable            a service cannot be reached, or did not answer within its deadline
 └── FatalError             the process cannot go on; the message is its last line
 """
@@ -45,6 +46,10 @@ class ResourceExhausted(TidemillError):
 
 class DataLoss(TidemillError):
     """Stored bytes do not match their checksum."""
+
+
+class Unimplemented(TidemillError):
+    """The call is part of the contract but this server does not offer it; the message says what to do instead."""
 
 
 class Unavailable(TidemillError):

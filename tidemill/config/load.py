@@ -1,0 +1,97 @@
+"""Reads a process's settings: defaults, then `--config FILE.yaml`, then the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+import yaml
+
+from tidemill.config.overlay import nearest, overlay, to_document
+from tidemill.config.sections import ALGORITHMS, RunConfig
+from tidemill.errors import ConfigError
+
+_T = TypeVar("_T")
+
+_SECTIONS = {field.name for field in dataclasses.fields(RunConfig)}
+
+
+def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: str) -> _T:
+    """Return the settings of one process.
+
+    Args:
+        config: The process's dataclass of sections, e.g. `LearnerConfig`.
+        arguments: Command line without the program's name. `--config FILE` may come first or anywhere;
+            sections in the file that this process does not read are checked for their names only.
+        prog: Name in `--help`.
+        description: First paragraph of `--help`.
+
+    Raises:
+        ConfigError: the file cannot be read, or a setting is unknown or out of range.
+        SystemExit: `--help` was asked for (0) or the command line is wrong (2).
+    """
+    path, rest = _take_option(list(arguments), "--config")
+    document = read_document(Path(path)) if path else {}
+    algorithm, rest = _take_option(rest, "--agent.algorithm")
+    settings = from_document(config, document, algorithm)
+    about = f"{description}\n\nSettings come from --config FILE.yaml, then from the options below."
+    return tyro.cli(config, prog=prog, description=about, args=rest, default=settings)
+
+
+def from_document(config: type[_T], document: Mapping[str, Any], algorithm: str | None = None) -> _T:
+    """Return a process's settings from a run's document; `algorithm` overrides the document's.
+
+    Raises:
+        ConfigError: a section or setting is unknown, or a value is wrong.
+    """
+    for section in document:
+        if section not in _SECTIONS:
+            raise ConfigError(f"unknown section {section!r}{nearest(str(section), _SECTIONS)}")
+    sections = {field.name for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    document = {name: value or {} for name, value in document.items() if name in sections}
+    settings = config()
+    if "agent" in sections:
+        agent = dict(document.get("agent", {}))
+        named = algorithm or agent.get("algorithm", "sac")
+        if named not in ALGORITHMS:
+            raise ConfigError(f"agent.algorithm is {named!r}, allowed: {', '.join(sorted(ALGORITHMS))}")
+        document["agent"] = agent | {"algorithm": named}
+        settings = dataclasses.replace(settings, agent=ALGORITHMS[named]())  # type: ignore[type-var]
+    return overlay(settings, document)
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """Return the mapping a YAML file holds.
+
+    Raises:
+        ConfigError: the file is missing or is not a YAML mapping.
+    """
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read --config {str(path)!r}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config {str(path)!r} is not valid YAML: {error}") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"--config {str(path)!r} must hold a mapping of sections, got {type(document).__name__}")
+    return document
+
+
+def write_document(settings: object, path: Path) -> None:
+    """Write settings as YAML that `load` reads back."""
+    path.write_text(yaml.safe_dump(to_document(settings), sort_keys=False), encoding="utf-8")
+
+
+def _take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]:
+    """Return an option's value and the arguments without it; both `--name VALUE` and `--name=VALUE` are read."""
+    for i, argument in enumerate(arguments):
+        if argument == name:
+            if i + 1 == len(arguments):
+                raise ConfigError(f"{name} needs a value")
+            return arguments[i + 1], arguments[:i] + arguments[i + 2 :]
+        if argument.startswith(f"{name}="):
+            return argument.partition("=")[2], arguments[:i] + arguments[i + 1 :]
+    return None, arguments

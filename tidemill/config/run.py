@@ -1,0 +1,70 @@
+"""Settings that all processes of a run share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tidemill.config.check import check, matches
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What the run is called, where it is kept and when it ends."""
+
+    name: str = "run"
+    """Name of the run: letters, digits, `_`, `-` and `.`."""
+    root: str = "runs"
+    """Folder that holds all runs; this one is kept in ROOT/NAME."""
+    seed: int = 1
+    """Seed of networks, exploration and environments. Evaluation has seeds of its own."""
+    target_return: float | None = None
+    """Mean evaluation return at which the run ends as solved; none means it does not end for that reason."""
+    max_env_steps: int = 0
+    """Agent decisions after which the run ends; 0 means no limit."""
+    max_learner_steps: int = 0
+    """Gradient steps after which the run ends; 0 means no limit."""
+    max_wall_s: float = 0.0
+    """Seconds of training after which the run ends; 0 means no limit."""
+
+    def __post_init__(self) -> None:
+        check(matches(self.name), "run.name", self.name, "letters, digits, `_`, `-`, `.`; at most 128")
+        check(self.seed >= 0, "run.seed", self.seed, "0 or more")
+        check(self.max_env_steps >= 0, "run.max_env_steps", self.max_env_steps, "0 or more")
+        check(self.max_learner_steps >= 0, "run.max_learner_steps", self.max_learner_steps, "0 or more")
+        check(self.max_wall_s >= 0, "run.max_wall_s", self.max_wall_s, "0 or more")
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(self.root) / self.name
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """Where the services of the run are: `host:port`, `dns:///name:port` or `unix:///path`."""
+
+    replay: str = "127.0.0.1:7401"
+    """Address of the replay service."""
+    params: str = "127.0.0.1:7402"
+    """Address of the parameter server."""
+    learner: str = "127.0.0.1:7403"
+    """Address of the learner's control service."""
+    connect_timeout_s: float = 60.0
+    """How long a process waits at its start for a service it needs, in seconds."""
+
+    def __post_init__(self) -> None:
+        for name in ("replay", "params", "learner"):
+            check(bool(getattr(self, name)), f"cluster.{name}", getattr(self, name), "an address")
+        check(self.connect_timeout_s > 0, "cluster.connect_timeout_s", self.connect_timeout_s, "more than 0")
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """How a process logs; logs go to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe level that is logged."""
+    json: bool = False
+    """One JSON object a line, for a log collector."""

@@ -1,0 +1,102 @@
+"""Which settings each process reads: one frozen dataclass a process, and one with all of them for a whole run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import tyro
+
+from tidemill.config.run import ClusterSettings, LogSettings, RunSettings
+from tidemill.config.services import (
+    ActorSettings,
+    EvaluatorSettings,
+    LauncherSettings,
+    LearnerSettings,
+    ParamServerSettings,
+    ReplaySettings,
+)
+from tidemill.config.table import TableSettings
+from tidemill.envs.settings import EnvSettings
+from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.agents.sac.config import SACConfig
+
+AgentConfig = DQNConfig | SACConfig
+"""Settings of any algorithm; `agent.algorithm` says which."""
+
+ALGORITHMS: dict[str, type[AgentConfig]] = {"dqn": DQNConfig, "sac": SACConfig}
+
+_Agent = tyro.conf.AvoidSubcommands[AgentConfig]
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """What the replay service reads."""
+
+    log: LogSettings = field(default_factory=LogSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+    replay: ReplaySettings = field(default_factory=ReplaySettings)
+
+
+@dataclass(frozen=True)
+class ParamServerConfig:
+    """What the parameter server reads."""
+
+    log: LogSettings = field(default_factory=LogSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+    paramserver: ParamServerSettings = field(default_factory=ParamServerSettings)
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """What the learner reads."""
+
+    log: LogSettings = field(default_factory=LogSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    env: EnvSettings = field(default_factory=EnvSettings)
+    agent: _Agent = field(default_factory=SACConfig)
+    table: TableSettings = field(default_factory=TableSettings)
+    learner: LearnerSettings = field(default_factory=LearnerSettings)
+
+
+@dataclass(frozen=True)
+class ActorConfig:
+    """What an actor reads."""
+
+    log: LogSettings = field(default_factory=LogSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    env: EnvSettings = field(default_factory=EnvSettings)
+    agent: _Agent = field(default_factory=SACConfig)
+    table: TableSettings = field(default_factory=TableSettings)
+    actor: ActorSettings = field(default_factory=ActorSettings)
+
+
+@dataclass(frozen=True)
+class EvaluatorConfig:
+    """What the evaluator reads."""
+
+    log: LogSettings = field(default_factory=LogSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    env: EnvSettings = field(default_factory=EnvSettings)
+    agent: _Agent = field(default_factory=SACConfig)
+    evaluator: EvaluatorSettings = field(default_factory=EvaluatorSettings)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything a run is made of; `tidemill train` reads it and hands each process its part."""
+
+    log: LogSettings = field(default_factory=LogSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    env: EnvSettings = field(default_factory=EnvSettings)
+    agent: _Agent = field(default_factory=SACConfig)
+    table: TableSettings = field(default_factory=TableSettings)
+    replay: ReplaySettings = field(default_factory=ReplaySettings)
+    paramserver: ParamServerSettings = field(default_factory=ParamServerSettings)
+    learner: LearnerSettings = field(default_factory=LearnerSettings)
+    actor: ActorSettings = field(default_factory=ActorSettings)
+    evaluator: EvaluatorSettings = field(default_factory=EvaluatorSettings)
+    launcher: LauncherSettings = field(default_factory=LauncherSettings)

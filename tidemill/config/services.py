@@ -1,0 +1,174 @@
+"""Settings of one process each, beside those of the run, the environment and the agent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tidemill.config.check import check, matches
+from tidemill.rpc.settings import ServerSettings
+
+
+def _listening_at(address: str) -> ServerSettings:
+    return ServerSettings(address=address)
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """The replay service."""
+
+    server: ServerSettings = field(default_factory=lambda: _listening_at("127.0.0.1:7401"))
+    """Where it listens."""
+    max_tables: int = 16
+    """Most tables it keeps."""
+    max_streams: int = 65_536
+    """Most streams it keeps, over all actors."""
+
+    def __post_init__(self) -> None:
+        check(self.max_tables >= 1, "replay.max_tables", self.max_tables, "at least 1")
+        check(self.max_streams >= 1, "replay.max_streams", self.max_streams, "at least 1")
+
+
+@dataclass(frozen=True)
+class ParamServerSettings:
+    """The parameter server; versions are kept in RUN/params."""
+
+    server: ServerSettings = field(default_factory=lambda: _listening_at("127.0.0.1:7402"))
+    """Where it listens."""
+    keep_versions: int = 20
+    """Newest versions kept on disk, at least 1; tagged versions are kept besides."""
+    max_blob_bytes: int = 1024**3
+    """Largest encoding of a version it accepts, in bytes."""
+
+    def __post_init__(self) -> None:
+        check(self.keep_versions >= 1, "paramserver.keep_versions", self.keep_versions, "at least 1")
+        check(self.max_blob_bytes >= 1, "paramserver.max_blob_bytes", self.max_blob_bytes, "at least 1")
+
+
+@dataclass(frozen=True)
+class LearnerSettings:
+    """The learner; checkpoints are kept in RUN/checkpoints."""
+
+    server: ServerSettings = field(default_factory=lambda: _listening_at("127.0.0.1:7403"))
+    """Where its control service listens."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:N`, or `auto`: the first GPU if there is one."""
+    threads: int = 1
+    """Threads torch computes with on a CPU, at least 1; 0 leaves the choice to torch."""
+    updates_per_env_step: float = 0.25
+    """Gradient steps for each agent decision, held by the table's rate limiter; 0 means as many as possible."""
+    batches_per_sample: int = 1
+    """Batches drawn in one sample call, at least 1. More makes small batches cheaper, with older priorities."""
+    prefetch_batches: int = 4
+    """Decoded batches held ready for the training thread, at least 1."""
+    decode_threads: int = 1
+    """Threads that decode samples, at least 1."""
+    publish_every: int = 100
+    """Gradient steps between two published versions, at least 1."""
+    publish_half: bool = True
+    """Whether a float16 encoding for actors is published besides the full one."""
+    checkpoint_every_s: float = 60.0
+    """Seconds between two checkpoints; 0 means only at the end and on request."""
+    keep_checkpoints: int = 3
+    """Newest checkpoints kept, at least 1."""
+    log_every_s: float = 10.0
+    """Seconds between two lines of progress in the log."""
+
+    def __post_init__(self) -> None:
+        check(self.threads >= 0, "learner.threads", self.threads, "0 or more")
+        check(self.updates_per_env_step >= 0, "learner.updates_per_env_step", self.updates_per_env_step, "0 or more")
+        for name in ("batches_per_sample", "prefetch_batches", "decode_threads", "publish_every", "keep_checkpoints"):
+            check(getattr(self, name) >= 1, f"learner.{name}", getattr(self, name), "at least 1")
+        check(self.checkpoint_every_s >= 0, "learner.checkpoint_every_s", self.checkpoint_every_s, "0 or more")
+        check(self.log_every_s > 0, "learner.log_every_s", self.log_every_s, "more than 0")
+
+
+@dataclass(frozen=True)
+class ActorSettings:
+    """One actor process; its number of environments is `env.num_envs`."""
+
+    server: ServerSettings = field(default_factory=ServerSettings)
+    """Where its health service listens."""
+    id: str = ""
+    """Name of the actor, unique in the cluster; empty takes host name and process id."""
+    index: int = 0
+    """Number of this actor among `count`, for the exploration ladder and for seeds."""
+    count: int = 1
+    """Number of actors the exploration ladder is spread over, at least 1."""
+    threads: int = 1
+    """Threads torch computes with, at least 1."""
+    max_unacknowledged_chunks: int = 256
+    """Chunks sent or waiting to be sent before the actor waits for the replay service, at least one an environment."""
+    max_env_steps_per_s: float = 0.0
+    """Most agent decisions a second, all environments together; 0 means no limit."""
+    log_every_s: float = 10.0
+    """Seconds between two lines of progress in the log."""
+
+    def __post_init__(self) -> None:
+        check(not self.id or matches(self.id), "actor.id", self.id, "letters, digits, `_`, `-`, `.`; at most 128")
+        check(self.count >= 1, "actor.count", self.count, "at least 1")
+        check(0 <= self.index, "actor.index", self.index, "0 or more")
+        check(self.threads >= 1, "actor.threads", self.threads, "at least 1")
+        chunks = self.max_unacknowledged_chunks
+        check(chunks >= 1, "actor.max_unacknowledged_chunks", chunks, "at least 1")
+        check(self.max_env_steps_per_s >= 0, "actor.max_env_steps_per_s", self.max_env_steps_per_s, "0 or more")
+
+
+@dataclass(frozen=True)
+class EvaluatorSettings:
+    """The evaluator: how a policy is measured, and what is recorded."""
+
+    server: ServerSettings = field(default_factory=ServerSettings)
+    """Where its health service listens."""
+    episodes: int = 25
+    """Episodes of one evaluation, at least 1."""
+    num_envs: int = 25
+    """Environments stepped together, at least 1."""
+    policy: Literal["greedy", "epsilon"] = "greedy"
+    """`greedy`: the deterministic policy; `epsilon`: with the agent's evaluation epsilon (discrete actions)."""
+    seed: int = 10_000
+    """First seed of the evaluation's environments; never a training seed."""
+    min_interval_s: float = 5.0
+    """Least time from the start of one evaluation to the next, in seconds."""
+    start_env_steps: int = 0
+    """Agent decisions before the first evaluation; parameters published earlier are not evaluated."""
+    confirm_episodes: int = 100
+    """Fresh episodes, on other seeds, whose mean must reach the target too before the run ends as solved; 0 skips."""
+    video: bool = True
+    """Whether a video of the best policy is recorded at the end."""
+    video_max_steps: int = 2_000
+    """Longest video, in agent decisions."""
+    threads: int = 1
+    """Threads torch computes with, at least 1."""
+
+    def __post_init__(self) -> None:
+        for name in ("episodes", "num_envs", "threads", "video_max_steps"):
+            check(getattr(self, name) >= 1, f"evaluator.{name}", getattr(self, name), "at least 1")
+        for name in ("min_interval_s", "start_env_steps", "confirm_episodes", "seed"):
+            check(getattr(self, name) >= 0, f"evaluator.{name}", getattr(self, name), "0 or more")
+
+
+@dataclass(frozen=True)
+class LauncherSettings:
+    """`tidemill train`: the processes of one machine."""
+
+    actors: int = 1
+    """Actor processes to start, at least 0; more may join by hand."""
+    max_restarts: int = 5
+    """How often one service may be restarted within ten minutes before the run is given up."""
+    restart_backoff_s: float = 1.0
+    """Pause before the first restart, in seconds; doubled for each further one, up to 30."""
+    start_timeout_s: float = 60.0
+    """How long a service may take to become healthy, in seconds."""
+    stop_timeout_s: float = 20.0
+    """How long a service may take to end after SIGTERM before it is killed, in seconds."""
+    view: Literal["auto", "live", "plain"] = "auto"
+    """`live` redraws a table, `plain` prints lines; `auto` is live on a terminal."""
+    view_every_s: float = 1.0
+    """Seconds between two updates of the live view."""
+
+    def __post_init__(self) -> None:
+        check(self.actors >= 0, "launcher.actors", self.actors, "0 or more")
+        check(self.max_restarts >= 0, "launcher.max_restarts", self.max_restarts, "0 or more")
+        for name in ("restart_backoff_s", "start_timeout_s", "stop_timeout_s", "view_every_s"):
+            check(getattr(self, name) > 0, f"launcher.{name}", getattr(self, name), "more than 0")

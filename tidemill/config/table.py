@@ -1,0 +1,45 @@
+"""Settings of the table a learner creates and samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tidemill.config.check import check
+
+
+@dataclass(frozen=True)
+class TableSettings:
+    """The replay table of a run."""
+
+    name: str = "replay"
+    """Name of the table: lower-case letters, digits and `_`."""
+    sampler: Literal["uniform", "prioritized", "fifo"] = "uniform"
+    """How items are picked: all alike, by priority, or oldest first."""
+    priority_exponent: float = 0.6
+    """Exponent alpha on the priority (Schaul et al., 2016, section 3.3); for the prioritized sampler."""
+    importance_exponent: float = 0.4
+    """Exponent beta of the importance weights at the start (ibid., section 3.4); for the prioritized sampler."""
+    importance_exponent_final: float = 1.0
+    """Exponent beta at the end of its linear schedule."""
+    importance_steps: int = 1_000_000
+    """Length of that schedule in gradient steps; 0 keeps `importance_exponent`."""
+    max_items: int = 1_000_000
+    """Capacity in items, at least 1; the oldest leaves first."""
+    min_size: int = 1_000
+    """Items the table must hold before training starts, at least 1."""
+    error_buffer_updates: float = 100.0
+    """How far training may run ahead of or behind `learner.updates_per_env_step`, in gradient steps."""
+    chunk_length: int = 16
+    """Steps of a stream that are compressed and sent together, 1 to 1024."""
+
+    def __post_init__(self) -> None:
+        check(self.priority_exponent >= 0, "table.priority_exponent", self.priority_exponent, "0 or more")
+        for name in ("importance_exponent", "importance_exponent_final"):
+            check(0 <= getattr(self, name) <= 1, f"table.{name}", getattr(self, name), "0 to 1")
+        check(self.importance_steps >= 0, "table.importance_steps", self.importance_steps, "0 or more")
+        check(self.max_items >= 1, "table.max_items", self.max_items, "at least 1")
+        allowed = f"1 to table.max_items ({self.max_items})"
+        check(1 <= self.min_size <= self.max_items, "table.min_size", self.min_size, allowed)
+        check(self.error_buffer_updates > 0, "table.error_buffer_updates", self.error_buffer_updates, "more than 0")
+        check(1 <= self.chunk_length <= 1024, "table.chunk_length", self.chunk_length, "1 to 1024")

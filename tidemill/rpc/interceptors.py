@@ -1,0 +1,127 @@
+"""The one server interceptor: exceptions become status codes, calls become metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+from prometheus_client import Counter, Histogram
+
+from tidemill.errors import TidemillError
+from tidemill.rpc.status import to_status
+
+_LABELS = ("grpc_type", "grpc_service", "grpc_method")
+_STARTED = Counter("grpc_server_started_total", "Calls started on the server.", _LABELS)
+_HANDLED = Counter("grpc_server_handled_total", "Calls ended on the server, by code.", (*_LABELS, "grpc_code"))
+_SECONDS = Histogram("grpc_server_handling_seconds", "Duration of a call until its status is sent.", _LABELS)
+_RECEIVED = Counter("grpc_server_msg_received_total", "Messages received on streams and calls.", _LABELS)
+_SENT = Counter("grpc_server_msg_sent_total", "Messages sent on streams and calls.", _LABELS)
+
+_log = structlog.get_logger()
+
+
+class _Call:
+    """Counts one call and turns its exception into a status."""
+
+    def __init__(self, labels: tuple[str, str, str], context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self._labels, self._context, self._started = labels, context, time.monotonic()
+        self.received, self.sent = _RECEIVED.labels(*labels), _SENT.labels(*labels)
+        self._code = "OK"
+        _STARTED.labels(*labels).inc()
+
+    async def fail(self, error: BaseException) -> None:
+        """Answer the status of `error`; always raises."""
+        if isinstance(error, TidemillError):
+            self._code = to_status(error).name
+            await self._context.abort(to_status(error), str(error))
+        if isinstance(error, asyncio.CancelledError):
+            self._code = "CANCELLED"
+        elif isinstance(error, grpc.aio.AbortError):
+            code: Any = self._context.code()
+            self._code = getattr(code, "name", None) or grpc.StatusCode.UNKNOWN.name
+        else:
+            self._code = "INTERNAL"
+            _log.error("call failed", method="/".join(self._labels[1:]), exc_info=error)
+            await self._context.abort(grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}: {error}")
+        raise error
+
+    def end(self) -> None:
+        """Count the call as handled."""
+        _HANDLED.labels(*self._labels, self._code).inc()
+        _SECONDS.labels(*self._labels).observe(time.monotonic() - self._started)
+
+    async def counted(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """Pass requests on, counting them."""
+        async for request in requests:
+            self.received.inc()
+            yield request
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps every handler in a `_Call`; streaming handlers must be async generators."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:  # noqa: ANN401 - grpc's RpcMethodHandler is generic over both message types
+        """Return the handler of the called method, observed."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        _, service, method = handler_call_details.method.split("/", 2)
+        kind = _kind(handler.request_streaming, handler.response_streaming)
+        return _wrap(handler, (kind, service, method))
+
+
+def _kind(request_streaming: bool, response_streaming: bool) -> str:
+    names = {(False, False): "unary", (True, False): "client_stream", (False, True): "server_stream"}
+    return names.get((request_streaming, response_streaming), "bidi_stream")
+
+
+def _wrap(handler: Any, labels: tuple[str, str, str]) -> Any:  # noqa: ANN401
+    method = handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
+
+    def argument(call: _Call, request: Any) -> Any:  # noqa: ANN401
+        if handler.request_streaming:
+            return call.counted(request)
+        call.received.inc()
+        return request
+
+    async def answer(request: Any, context: Any) -> Any:  # noqa: ANN401
+        call = _Call(labels, context)
+        try:
+            response = await method(argument(call, request), context)
+            call.sent.inc()
+            return response
+        except BaseException as error:
+            await call.fail(error)
+        finally:
+            call.end()
+
+    async def stream(request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: ANN401
+        call = _Call(labels, context)
+        try:
+            async for response in method(argument(call, request), context):
+                call.sent.inc()
+                yield response
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            await call.fail(error)
+        finally:
+            call.end()
+
+    make = {
+        "unary": grpc.unary_unary_rpc_method_handler,
+        "client_stream": grpc.stream_unary_rpc_method_handler,
+        "server_stream": grpc.unary_stream_rpc_method_handler,
+        "bidi_stream": grpc.stream_stream_rpc_method_handler,
+    }[labels[0]]
+    behaviour = stream if handler.response_streaming else answer
+    return make(behaviour, handler.request_deserializer, handler.response_serializer)

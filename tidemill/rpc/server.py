@@ -1,0 +1,99 @@
+"""A gRPC server with health, reflection, metrics and error mapping, as every service of the cluster has it."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from tidemill.errors import ConfigError, FatalError
+from tidemill.rpc.interceptors import CallInterceptor
+from tidemill.rpc.options import server_options
+from tidemill.rpc.settings import ServerSettings
+
+_HEALTH = "grpc.health.v1.Health"
+
+
+class RpcServer:
+    """One gRPC server. Add servicers to `grpc`, `announce` them, `start`, and `set_serving` when ready."""
+
+    def __init__(self, service: str, settings: ServerSettings) -> None:
+        """Create the server without binding it.
+
+        Args:
+            service: Name of the process for messages, e.g. `replay`.
+            settings: Where to listen.
+
+        Raises:
+            ConfigError: the address is beyond this machine and `insecure` is not set.
+        """
+        check_exposure(settings.address, insecure=settings.insecure)
+        self._service, self._settings = service, settings
+        self._names = [_HEALTH]
+        self._health = HealthServicer()
+        self.grpc = grpc.aio.server(
+            interceptors=[CallInterceptor()], options=server_options(settings.max_message_bytes)
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+
+    def announce(self, full_service_name: str) -> None:
+        """Make a service known to reflection and health, e.g. `tidemill.replay.v1.ReplayService`."""
+        self._names.append(full_service_name)
+
+    async def start(self) -> str:
+        """Bind and start; return the bound address, with the port that was taken.
+
+        Raises:
+            FatalError: the address cannot be bound.
+        """
+        reflection.enable_server_reflection([*self._names, reflection.SERVICE_NAME], self.grpc)
+        await self.set_serving(False)
+        address = self._settings.address
+        try:
+            port = self.grpc.add_insecure_port(address)
+        except RuntimeError as error:
+            raise FatalError(
+                f"{self._service}: cannot listen on {address}: is another process using it? "
+                "Choose another server.address, or port 0 for a free one."
+            ) from error
+        await self.grpc.start()
+        return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+
+    async def set_serving(self, serving: bool) -> None:
+        """Set the health of the process and of every announced service."""
+        states = health_pb2.HealthCheckResponse
+        for name in ("", *self._names):
+            await self._health.set(name, states.SERVING if serving else states.NOT_SERVING)
+
+    async def stop(self) -> None:
+        """Report NOT_SERVING, let calls in progress end within the grace period, then stop."""
+        await self._health.enter_graceful_shutdown()
+        await self.grpc.stop(self._settings.grace_s)
+
+
+def check_exposure(address: str, *, insecure: bool) -> None:
+    """Refuse an address other machines can reach, unless told otherwise.
+
+    Raises:
+        ConfigError: `address` is not loopback or a Unix socket and `insecure` is false, or it is malformed.
+    """
+    if address.startswith("unix:"):
+        return
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdigit():
+        raise ConfigError(f"address must be host:port or unix:///path, got {address!r}")
+    if not (insecure or _is_loopback(host.strip("[]"))):
+        raise ConfigError(
+            f"address {address!r} can be reached from other machines without authentication; "
+            "use 127.0.0.1, or set server.insecure if the network is trusted"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,23 @@
+"""Settings that every gRPC server of the cluster has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MEBIBYTE = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Where a service listens and what it accepts."""
+
+    address: str = "127.0.0.1:0"
+    """gRPC address, `host:port` or `unix:///path`; port 0 takes a free one."""
+    metrics_address: str = "127.0.0.1:0"
+    """Where Prometheus scrapes /metrics, `host:port`; empty turns it off."""
+    insecure: bool = False
+    """Allow an address beyond this machine without TLS and tokens. Anyone who reaches it can then control the run."""
+    max_message_bytes: int = 64 * MEBIBYTE
+    """Largest gRPC message accepted or sent, in bytes."""
+    grace_s: float = 5.0
+    """How long calls in progress may go on after SIGTERM, in seconds."""

@@ -1,0 +1,56 @@
+"""The one table between Tidemill's exceptions and gRPC status codes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import grpc
+
+from tidemill.errors import (
+    AlreadyExists,
+    DataLoss,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    TidemillError,
+    Unavailable,
+    Unimplemented,
+)
+
+_STATUS: tuple[tuple[type[TidemillError], grpc.StatusCode], ...] = (
+    (InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT),
+    (NotFound, grpc.StatusCode.NOT_FOUND),
+    (AlreadyExists, grpc.StatusCode.ALREADY_EXISTS),
+    (FailedPrecondition, grpc.StatusCode.FAILED_PRECONDITION),
+    (ResourceExhausted, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (DataLoss, grpc.StatusCode.DATA_LOSS),
+    (Unimplemented, grpc.StatusCode.UNIMPLEMENTED),
+    (Unavailable, grpc.StatusCode.UNAVAILABLE),
+)
+_ERROR = {code: error for error, code in _STATUS} | {
+    grpc.StatusCode.DEADLINE_EXCEEDED: Unavailable,
+    grpc.StatusCode.CANCELLED: Unavailable,
+}
+
+
+def to_status(error: TidemillError) -> grpc.StatusCode:
+    """Return the status code a server answers for an exception; INTERNAL for one that has none."""
+    return next((code for kind, code in _STATUS if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+
+
+def from_rpc_error(error: grpc.RpcError) -> TidemillError:
+    """Return the exception a client raises for a failed call, with the server's message."""
+    code, details = error.code(), error.details()
+    kind = _ERROR.get(code, TidemillError)
+    return kind(details if kind in dict(_STATUS) and details else f"{code.name}: {details}")
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Re-raise a gRPC error of the block as the exception it stands for."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from error

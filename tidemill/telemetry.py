@@ -1,0 +1,67 @@
+"""Structured logs and the /metrics endpoint, the same in every process."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+from prometheus_client import start_http_server
+
+from tidemill.errors import FatalError
+from tidemill.rpc.server import check_exposure
+from tidemill.rpc.settings import ServerSettings
+
+
+def configure_logging(service: str, *, level: str = "info", json: bool = False) -> None:
+    """Log to standard error, one event a line, with the time and the service's name.
+
+    Args:
+        service: Name of the process, added to every event.
+        level: `debug`, `info`, `warning` or `error`.
+        json: One JSON object a line, for a log collector; plain text otherwise.
+    """
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer()
+        if json
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _named(service),
+            *([structlog.processors.dict_tracebacks] if json else []),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _named(service: str) -> structlog.typing.Processor:
+    def add(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        event.setdefault("service", service)
+        return event
+
+    return add
+
+
+def serve_metrics(settings: ServerSettings) -> str:
+    """Serve /metrics in a daemon thread; return its `host:port`, or an empty string when it is turned off.
+
+    Raises:
+        ConfigError: the address is beyond this machine and `insecure` is not set.
+        FatalError: the address cannot be bound.
+    """
+    if not settings.metrics_address:
+        return ""
+    check_exposure(settings.metrics_address, insecure=settings.insecure)
+    host, _, port = settings.metrics_address.rpartition(":")
+    try:
+        server, _thread = start_http_server(int(port), addr=host)
+    except OSError as error:
+        raise FatalError(f"cannot serve metrics on {settings.metrics_address}: {error.strerror}") from error
+    return f"{host}:{server.server_port}"
