@@ -1,0 +1,95 @@
+"""What a process reads from defaults, file and command line, in that order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidemill.config.load import from_document, load, write_document
+from tidemill.config.sections import ActorConfig, LearnerConfig, ReplayConfig, RunConfig
+from tidemill.errors import ConfigError
+
+
+def _load(config: type, *arguments: str) -> object:
+    return load(config, arguments, prog="tidemill test", description="A test.")
+
+
+def test_load_without_arguments_gives_the_defaults() -> None:
+    """Nothing given, nothing changed."""
+    assert _load(RunConfig) == RunConfig()
+
+
+def test_load_puts_the_command_line_over_the_file_over_the_defaults(tmp_path: Path) -> None:
+    """Each source overrides only what it names."""
+    file = tmp_path / "run.yaml"
+    file.write_text("run: {seed: 5, name: pong}\nlearner: {publish_every: 7}\n")
+    config = _load(LearnerConfig, "--config", str(file), "--run.seed", "9")
+    assert isinstance(config, LearnerConfig)
+    assert (config.run.seed, config.run.name, config.learner.publish_every) == (9, "pong", 7)
+
+
+def test_load_builds_the_agent_the_file_names(tmp_path: Path) -> None:
+    """`agent.algorithm` decides which settings the agent section has."""
+    file = tmp_path / "run.yaml"
+    file.write_text("agent: {algorithm: dqn}\n")
+    config = _load(ActorConfig, f"--config={file}")
+    assert isinstance(config, ActorConfig)
+    assert config.agent.algorithm == "dqn"
+
+
+def test_load_lets_the_command_line_choose_the_agent() -> None:
+    """`--agent.algorithm` works without a file."""
+    config = _load(RunConfig, "--agent.algorithm", "dqn")
+    assert isinstance(config, RunConfig)
+    assert config.agent.algorithm == "dqn"
+
+
+def test_load_ignores_sections_of_other_processes(tmp_path: Path) -> None:
+    """One file serves every process of the run."""
+    file = tmp_path / "run.yaml"
+    file.write_text("learner: {publish_every: 7}\nreplay: {max_tables: 2}\n")
+    config = _load(ReplayConfig, "--config", str(file))
+    assert isinstance(config, ReplayConfig)
+    assert config.replay.max_tables == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("lerner: {}", "unknown section 'lerner'; did you mean 'learner'?"),
+        ("agent: {algorithm: ppo}", "agent.algorithm is 'ppo', allowed: dqn, sac"),
+        ("learner: {publish_every: 0}", "learner.publish_every is 0, allowed: at least 1"),
+        ("- a", "must hold a mapping of sections"),
+        ("a: [", "is not valid YAML"),
+    ],
+)
+def test_load_refuses_a_wrong_file(tmp_path: Path, text: str, words: str) -> None:
+    """The message says what is wrong and what is allowed."""
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        _load(RunConfig, "--config", str(file))
+    assert words in str(caught.value)
+
+
+def test_load_refuses_a_missing_file(tmp_path: Path) -> None:
+    """The message names the file."""
+    with pytest.raises(ConfigError, match=r"cannot read --config .*absent\.yaml"):
+        _load(RunConfig, "--config", str(tmp_path / "absent.yaml"))
+
+
+def test_load_documents_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help` lists the options with their explanation and exits with 0."""
+    with pytest.raises(SystemExit) as caught:
+        _load(ReplayConfig, "--help")
+    assert caught.value.code == 0
+    assert "Most tables it keeps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "sac"])
+def test_write_document_is_read_back_unchanged(tmp_path: Path, algorithm: str) -> None:
+    """The config.yaml of a run's folder gives the same settings again."""
+    config = from_document(RunConfig, {"run": {"target_return": 200}}, algorithm)
+    write_document(config, tmp_path / "config.yaml")
+    assert _load(RunConfig, "--config", str(tmp_path / "config.yaml")) == config

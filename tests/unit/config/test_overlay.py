@@ -1,0 +1,74 @@
+"""Settings from documents: strict types, nearest names, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+
+from tidemill.config.overlay import overlay, to_document
+from tidemill.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A nested section."""
+
+    rate: float = 0.5
+    sizes: tuple[int, ...] = (1, 2)
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A section with every kind of field that settings use."""
+
+    count: int = 3
+    name: str = "a"
+    flag: bool = False
+    kind: Literal["x", "y"] = "x"
+    limit: float | None = None
+    extra: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    inner: Inner = field(default_factory=lambda: Inner(rate=0.25))
+
+
+def test_overlay_keeps_what_the_document_does_not_name() -> None:
+    """Values not named keep the given instance's, not the class's defaults."""
+    assert overlay(Outer(count=7), {"inner": {"sizes": [4]}}) == Outer(count=7, inner=Inner(0.25, (4,)))
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"cuont": 1}, "unknown setting 'cuont'; did you mean 'count'?"),
+        ({"inner": {"rte": 1}}, "unknown setting 'inner.rte'; did you mean 'inner.rate'?"),
+        ({"zzz": 1}, "known: count, extra, flag, inner, kind, limit, name"),
+        ({"count": "3"}, "count is '3', allowed: a value of type int"),
+        ({"count": True}, "count is True, allowed: a value of type int"),
+        ({"count": 2.0}, "count is 2.0, allowed: a value of type int"),
+        ({"flag": 1}, "flag is 1, allowed: a value of type bool"),
+        ({"kind": "z"}, "kind is 'z', allowed: one of 'x', 'y'"),
+        ({"limit": "much"}, "limit is 'much', allowed: float"),
+        ({"inner": 3}, "inner must be a mapping"),
+        ({"inner": {"sizes": 3}}, "inner.sizes is 3, allowed: a list"),
+        ({"inner": {"sizes": [1, "b"]}}, "inner.sizes[1] is 'b'"),
+        ([], "the config must be a mapping"),
+    ],
+)
+def test_overlay_refuses_with_a_message_that_names_field_and_value(document: object, words: str) -> None:
+    """Every wrong document is refused in words that let a person correct it."""
+    with pytest.raises(ConfigError, match=".*") as caught:
+        overlay(Outer(), document)
+    assert words in str(caught.value)
+
+
+def test_overlay_reads_numbers_as_yaml_writes_them() -> None:
+    """An integer or YAML's `1e-4`, which it reads as text, is a float where one is wanted."""
+    assert overlay(Outer(), {"limit": 3, "inner": {"rate": "1e-4"}}) == Outer(limit=3.0, inner=Inner(rate=1e-4))
+
+
+def test_to_document_is_the_inverse_of_overlay() -> None:
+    """A document written from settings gives the same settings over any others."""
+    settings = Outer(count=9, kind="y", limit=2.5, extra={"a": 1, "b": "t", "c": True}, inner=Inner(2.0, (7, 8)))
+    assert overlay(Outer(), to_document(settings)) == settings

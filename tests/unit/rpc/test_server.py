@@ -1,0 +1,148 @@
+"""Servers and channels: health, errors as status codes, exposure, and the background thread."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tidemill.errors import ConfigError, FatalError, InvalidArgument, NotFound, TidemillError
+from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.replay.v1 import replay_pb2_grpc
+from tidemill.rpc.background import BackgroundServer
+from tidemill.rpc.channel import open_channel
+from tidemill.rpc.server import check_exposure
+from tidemill.rpc.settings import ServerSettings
+from tidemill.rpc.status import from_rpc_error, to_status, translated
+
+_SERVICE = "tidemill.replay.v1.ReplayService"
+
+
+class _Servicer(replay_pb2_grpc.ReplayServiceServicer):
+    """Answers each way a handler can end."""
+
+    async def DescribeTable(self, request: pb.DescribeTableRequest, context: Any) -> pb.DescribeTableResponse:
+        """Fail as asked."""
+        if request.name == "fault":
+            raise ZeroDivisionError("by zero")
+        raise NotFound(f"no table {request.name!r}")
+
+    async def Sample(
+        self, request_iterator: AsyncIterator[pb.SampleRequest], context: Any
+    ) -> AsyncIterator[pb.SampleResponse]:
+        """Echo credit; 3 is refused."""
+        async for request in request_iterator:
+            if request.credit == 3:
+                raise InvalidArgument("credit is 3")
+            yield pb.SampleResponse(table_items=request.credit)
+
+
+@pytest.fixture
+def server() -> Iterator[BackgroundServer]:
+    """A bound server with the test's servicer."""
+    with BackgroundServer("test", ServerSettings(grace_s=0.5)) as background:
+        replay_pb2_grpc.add_ReplayServiceServicer_to_server(_Servicer(), background.server.grpc)
+        background.server.announce(_SERVICE)
+        yield background
+
+
+def _check(channel: grpc.Channel, service: str) -> int:
+    request = health_pb2.HealthCheckRequest(service=service)
+    return int(health_pb2_grpc.HealthStub(channel).Check(request, timeout=5).status)
+
+
+def test_health_is_serving_only_once_told(server: BackgroundServer) -> None:
+    """A process that is still preparing reports NOT_SERVING, for itself and for its services."""
+    with open_channel(server.start()) as channel:
+        states = health_pb2.HealthCheckResponse
+        assert [_check(channel, name) for name in ("", _SERVICE)] == [states.NOT_SERVING] * 2
+        server.set_serving(True)
+        assert [_check(channel, name) for name in ("", _SERVICE)] == [states.SERVING] * 2
+
+
+def test_exception_of_a_handler_reaches_the_client_as_itself(server: BackgroundServer) -> None:
+    """NotFound on the server is NotFound, with its message, in the client."""
+    with open_channel(server.start()) as channel, pytest.raises(NotFound, match="^no table 'a'$"), translated():
+        replay_pb2_grpc.ReplayServiceStub(channel).DescribeTable(pb.DescribeTableRequest(name="a"), timeout=5)
+
+
+def test_fault_of_a_handler_is_internal_and_the_server_lives(server: BackgroundServer) -> None:
+    """A bug answers INTERNAL with the exception's name; the next call works."""
+    with open_channel(server.start()) as channel:
+        stub = replay_pb2_grpc.ReplayServiceStub(channel)
+        for _ in range(2):
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.DescribeTable(pb.DescribeTableRequest(name="fault"), timeout=5)
+            assert caught.value.code() is grpc.StatusCode.INTERNAL
+            assert "ZeroDivisionError" in caught.value.details()
+
+
+def test_stream_that_fails_midway_delivers_what_came_before(server: BackgroundServer) -> None:
+    """Responses sent before the error arrive, then its status."""
+    with open_channel(server.start()) as channel:
+        requests = iter([pb.SampleRequest(credit=1), pb.SampleRequest(credit=3)])
+        responses = replay_pb2_grpc.ReplayServiceStub(channel).Sample(requests, timeout=5)
+        assert next(responses).table_items == 1
+        with pytest.raises(InvalidArgument, match="credit is 3"), translated():
+            next(responses)
+
+
+def test_port_in_use_is_an_error_that_says_so(server: BackgroundServer) -> None:
+    """Two servers never share a port in silence."""
+    address = server.start()
+    with (
+        BackgroundServer("second", ServerSettings(address=address)) as second,
+        pytest.raises(FatalError, match=f"cannot listen on {address}"),
+    ):
+        second.start()
+
+
+def test_unix_socket_is_an_address(tmp_path: Any) -> None:
+    """A socket file works like a port."""
+    with BackgroundServer("unix", ServerSettings(address=f"unix://{tmp_path}/s.sock")) as background:
+        with open_channel(background.start()) as channel:
+            assert _check(channel, "") == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:1", "[::1]:5", "127.9.9.9:80", "unix:///tmp/x"])
+def test_loopback_address_needs_no_permission(address: str) -> None:
+    """Addresses of this machine alone are allowed."""
+    check_exposure(address, insecure=False)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "10.1.2.3:1", "example.org:1"])
+def test_exposed_address_needs_permission(address: str) -> None:
+    """Addresses that others reach are refused unless insecure is set."""
+    check_exposure(address, insecure=True)
+    with pytest.raises(ConfigError, match="can be reached from other machines"):
+        check_exposure(address, insecure=False)
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1", "127.0.0.1:", "host:port"])
+def test_malformed_address_is_refused(address: str) -> None:
+    """The message says what an address looks like."""
+    with pytest.raises(ConfigError, match="must be host:port"):
+        check_exposure(address, insecure=True)
+
+
+def test_every_exception_with_a_status_survives_the_wire() -> None:
+    """The table of statuses reads the same in both directions."""
+
+    class Failed(grpc.RpcError):
+        def __init__(self, code: grpc.StatusCode) -> None:
+            self._code = code
+
+        def code(self) -> grpc.StatusCode:
+            return self._code
+
+        def details(self) -> str:
+            return "why"
+
+    for kind in TidemillError.__subclasses__():
+        if kind is not FatalError:
+            assert type(from_rpc_error(Failed(to_status(kind("why"))))) is kind
+    assert to_status(ConfigError("x")) is grpc.StatusCode.INVALID_ARGUMENT
+    assert to_status(FatalError("x")) is grpc.StatusCode.INTERNAL
