@@ -6,7 +6,7 @@ written once, into the array the caller keeps, and no info dictionaries are merg
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -19,6 +19,9 @@ from tidemill.errors import FatalError, InvalidArgument
 from tidemill.types import EnvSpec
 
 GymnasiumEnv = gymnasium.Env[Any, Any]
+
+_Outcome = tuple[NDArray[Any], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]
+"""Observation, raw reward, terminated and truncated of all environments."""
 
 
 class GymnasiumVectorEnv:
@@ -42,8 +45,8 @@ class GymnasiumVectorEnv:
         )
         self._action_shape = (num_envs, *self._actions.shape)
         self._ended = np.zeros(num_envs, np.bool_)
-        self._returns = [0.0] * num_envs
-        self._lengths = [0] * num_envs
+        self._returns = np.zeros(num_envs, np.float64)
+        self._lengths = np.zeros(num_envs, np.int64)
 
     @property
     def spec(self) -> EnvSpec:
@@ -57,11 +60,13 @@ class GymnasiumVectorEnv:
 
     def reset(self, seed: int) -> NDArray[Any]:
         """Start every environment anew, environment i with seed + i; see `VectorEnv.reset`."""
-        observation = self._new_observation()
         self._ended = np.zeros(self.num_envs, np.bool_)
+        self._returns[:] = 0
+        self._lengths[:] = 0
+        observation = self._new_observation()
         for index in range(self.num_envs):
-            observation[index] = self._reset_one(index, seed + index)
-        self._check_finite(observation, np.zeros(self.num_envs, np.float32))
+            observation[index] = self._first_observation(index, seed + index)
+        self._check_finite(observation, self._returns)
         return observation
 
     def step(self, action: NDArray[Any]) -> Tick:
@@ -69,19 +74,20 @@ class GymnasiumVectorEnv:
         if action.shape != self._action_shape:
             raise InvalidArgument(f"action has shape {action.shape}, allowed: {self._action_shape}")
         was_reset = self._ended
-        observation = self._new_observation()
-        reward = np.zeros(self.num_envs, np.float32)
-        terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
-        for index, command in enumerate(self._actions.convert(action)):
-            if was_reset[index]:
-                observation[index] = self._reset_one(index, None)
-            else:
-                row = self._step_one(index, command)
-                observation[index], reward[index], terminated[index], truncated[index] = row
-        self._ended = terminated | truncated
+        observation, reward, terminated, truncated = self._step_all(self._actions.convert(action), was_reset)
+        self._returns += reward
+        self._lengths += ~was_reset
         self._check_finite(observation, reward)
-        episodes = tuple(self._summary(int(i), bool(terminated[i])) for i in np.flatnonzero(self._ended))
-        return Tick(observation, reward, terminated, truncated, was_reset.copy(), was_reset, episodes)
+        self._ended = terminated | truncated
+        return Tick(
+            observation=observation,
+            reward=reward.astype(np.float32),
+            terminated=terminated,
+            truncated=truncated,
+            is_first=was_reset.copy(),
+            was_reset=was_reset,
+            episodes=self._summaries(terminated) if self._ended.any() else (),
+        )
 
     def render(self, env_index: int = 0) -> NDArray[np.uint8] | None:
         """Return a picture of one environment; see `VectorEnv.render`."""
@@ -99,43 +105,58 @@ class GymnasiumVectorEnv:
     def _new_observation(self) -> NDArray[Any]:
         return np.empty((self.num_envs, *self._format.shape), self._format.dtype)
 
-    def _reset_one(self, index: int, seed: int | None) -> Any:
-        self._returns[index], self._lengths[index] = 0.0, 0
+    def _first_observation(self, index: int, seed: int) -> Any:
+        """Reset one environment and check its observation's shape, because numpy would broadcast a wrong one."""
         try:
             observation, _ = self._envs[index].reset(seed=seed)
         except Exception as error:
+            raise FatalError(f"{self._place(index)} raised {type(error).__name__}: {error}") from error
+        if np.shape(observation) != self._format.shape:
             raise FatalError(
-                f"environment {index} at reset raised {type(error).__name__}: {error}"
-            ) from error
-        shape = np.shape(observation)
-        if shape != self._format.shape:
-            raise FatalError(
-                f"environment {index} returned an observation of shape {shape}, "
+                f"{self._place(index)} returned an observation of shape {np.shape(observation)}, "
                 f"allowed by its observation space: {self._format.shape}"
             )
         return observation
 
-    def _step_one(self, index: int, command: Any) -> tuple[Any, float, bool, bool]:
-        self._lengths[index] += 1
+    def _step_all(self, commands: Sequence[Any], was_reset: NDArray[np.bool_]) -> _Outcome:
+        """Step or reset each environment; plain lists, because writing single elements of arrays is slow."""
+        observation = self._new_observation()
+        reward, terminated, truncated = (
+            [0.0] * self.num_envs,
+            [False] * self.num_envs,
+            [False] * self.num_envs,
+        )
+        index = 0
         try:
-            observation, reward, terminated, truncated, _ = self._envs[index].step(command)
+            for index, (env, reset) in enumerate(zip(self._envs, was_reset.tolist(), strict=True)):
+                if reset:
+                    observation[index], _ = env.reset()
+                else:
+                    observation[index], gain, terminated[index], truncated[index], _ = env.step(
+                        commands[index]
+                    )
+                    reward[index] = float(gain)
         except Exception as error:
             raise FatalError(f"{self._place(index)} raised {type(error).__name__}: {error}") from error
-        reward = float(reward)
-        self._returns[index] += reward
-        return observation, reward, bool(terminated), bool(truncated)
+        return observation, np.array(reward, np.float64), np.array(terminated), np.array(truncated)
 
-    def _summary(self, index: int, terminated: bool) -> EpisodeSummary:
-        return EpisodeSummary(index, self._returns[index], self._lengths[index], terminated)
+    def _summaries(self, terminated: NDArray[np.bool_]) -> tuple[EpisodeSummary, ...]:
+        """Return a summary of each episode that ended in this tick, and clear its counters."""
+        ended = np.flatnonzero(self._ended)
+        summaries = tuple(
+            EpisodeSummary(int(i), float(self._returns[i]), int(self._lengths[i]), bool(terminated[i]))
+            for i in ended
+        )
+        self._returns[ended] = 0
+        self._lengths[ended] = 0
+        return summaries
 
-    def _check_finite(self, observation: NDArray[Any], reward: NDArray[np.float32]) -> None:
+    def _check_finite(self, observation: NDArray[Any], reward: NDArray[np.float64]) -> None:
         """Raise FatalError if any environment returned NaN or infinity, which would poison the networks."""
-        if self._format.dtype == "float32" and not np.isfinite(observation).all():
-            index = next(i for i, row in enumerate(observation) if not np.isfinite(row).all())
-            raise FatalError(f"{self._place(index)} returned a non-finite observation: {observation[index]}")
-        if not np.isfinite(reward).all():
-            index = int(np.argmin(np.isfinite(reward)))
-            raise FatalError(f"{self._place(index)} returned a non-finite reward: {reward[index]}")
+        for name, rows in (("observation", observation), ("reward", reward)):
+            if rows.dtype != np.uint8 and not np.isfinite(rows).all():
+                index = next(i for i, row in enumerate(rows) if not np.isfinite(row).all())
+                raise FatalError(f"{self._place(index)} returned a non-finite {name}: {rows[index]}")
 
     def _place(self, index: int) -> str:
         return f"environment {index} at step {self._lengths[index]} of its episode"

@@ -26,7 +26,7 @@ class EnvSettings:
     """A gymnasium id (`CartPole-v1`), an Atari game (`ALE/Pong-v5` or `ALE/Pong`), an id that a module
     registers (`module:Id-v0`), or a function or class that returns a gymnasium.Env (`module:function`)."""
     kwargs: Mapping[str, EnvArgument] = field(default_factory=dict)
-    """Arguments of the environment's constructor, by name. None for an `ALE/` game: its settings are below."""
+    """Arguments of the environment's constructor, by name. None for an `ALE/` game, set up below."""
     num_envs: int = 16
     """Environments that one actor steps together, at least 1."""
     max_episode_steps: int = 0

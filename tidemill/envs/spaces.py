@@ -109,13 +109,14 @@ class _Continuous:
         self._low, self._high = space.low, space.high
         self._dtype = space.dtype
         # Bounds of -1 and 1 give a scale of 1 and a center of 0, so that such actions pass unchanged.
-        self._scale = (space.high.astype(np.float64) - space.low) / 2
-        self._center = (space.high.astype(np.float64) + space.low) / 2
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+        self._scale = ((high - low) / 2).astype(self._dtype)
+        self._center = ((high + low) / 2).astype(self._dtype)
         self.num_actions = 0
         self.shape = space.shape
 
     def convert(self, action: NDArray[Any]) -> Sequence[Any]:
         if not np.isfinite(action).all():
             raise InvalidArgument(f"actions are {action.tolist()}, allowed: finite numbers in [-1, 1]")
-        scaled = np.clip((action * self._scale + self._center).astype(self._dtype), self._low, self._high)
-        return list(scaled)
+        scaled = (action * self._scale + self._center).astype(self._dtype, copy=False)
+        return list(np.minimum(np.maximum(scaled, self._low), self._high))
