@@ -1,0 +1,52 @@
+"""What a learner receives: one sampled batch, still encoded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """The encoded blocks of one column of a batch's chunks, one after the other.
+
+    Attributes:
+        data: The blocks, joined.
+        sizes: Size of each chunk's block in bytes, [C]; empty for a RAW column.
+    """
+
+    data: bytes
+    sizes: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampledBatch:
+    """B items and the C chunks that hold them, each chunk once. `tidemill.codec.decode` opens the columns.
+
+    Attributes:
+        keys: Keys of the items, for priority updates, uint64 [B].
+        probabilities: Probability with which the sampler chose each item, float64 [B].
+        first_rows: Row of each item's first step, counted over the steps of all chunks, int64 [B].
+        lengths: Steps of each item, int64 [B].
+        payloads: Payload of each item; empty when none has one.
+        step_counts: Steps of each chunk, int64 [C].
+        params_versions: Version of the parameters that chose each chunk's last action, uint64 [C].
+        blocks: One entry for each column of the signature, in its order.
+        table_items: Items in the table when the batch was drawn.
+        priority_mass: Sum of sampler weights when the batch was drawn.
+        env_steps: Agent decisions in all chunks the server ever stored.
+    """
+
+    keys: NDArray[np.uint64]
+    probabilities: NDArray[np.float64]
+    first_rows: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    payloads: tuple[bytes, ...]
+    step_counts: NDArray[np.int64]
+    params_versions: NDArray[np.uint64]
+    blocks: tuple[Blocks, ...]
+    table_items: int
+    priority_mass: float
+    env_steps: int

@@ -1,0 +1,50 @@
+"""What an actor sends: chunks of its streams, and the items that end in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive steps of one stream, encoded by column.
+
+    Attributes:
+        env_index: Which of the actor's streams, 0 .. env_count - 1.
+        first_step: Number of the first step in its stream, a multiple of the chunk length.
+        step_count: Steps in the chunk; fewer than the chunk length ends the stream.
+        decision_count: How many of the steps were decisions of the agent.
+        params_version: Version of the parameters that chose the last action; 0 means none.
+        blocks: One block for each column in the signature's order, from `tidemill.codec.encode`.
+    """
+
+    env_index: int
+    first_step: int
+    step_count: int
+    decision_count: int
+    params_version: int
+    blocks: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ItemBatch:
+    """Items of one table by column, all of which end in chunks sent with them.
+
+    Attributes:
+        table_index: Index into the appender's `tables`.
+        chunk_indices: Index into the chunks of the same call of the chunk with the item's last step, [N].
+        last_offsets: Position of the item's last step in that chunk, [N].
+        lengths: Steps of each item, at least 1, [N].
+        priorities: First priority of each, finite and not negative, float64 [N].
+        payloads: Opaque bytes handed back with each item, at most 64 KiB each; empty for none at all.
+    """
+
+    table_index: int
+    chunk_indices: NDArray[np.integer]
+    last_offsets: NDArray[np.integer]
+    lengths: NDArray[np.integer]
+    priorities: NDArray[np.float64]
+    payloads: tuple[bytes, ...] = ()

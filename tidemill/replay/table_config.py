@@ -1,0 +1,210 @@
+"""What defines a table, and what it tells about itself. Checked on construction, at both ends of the wire."""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tidemill.errors import InvalidArgument
+from tidemill.types import ColumnSpec, Signature
+
+DTYPES = frozenset(
+    "bool uint8 int8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64".split()
+)
+"""NumPy dtypes a column may have."""
+
+MAX_ITEMS = 2**31 - 1
+MAX_ITEM_STEPS = 2**16 - 1
+MAX_STEP_BYTES = 2**24
+MAX_COLUMNS = 64
+_MAX_UINT32 = 2**32 - 1
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+
+
+class SelectorKind(enum.Enum):
+    """Which item is taken next."""
+
+    UNIFORM = "uniform"
+    """Each item with the same probability."""
+    PRIORITIZED = "prioritized"
+    """Probability proportional to priority to the power of the exponent (Schaul et al., 2016, section 3.3)."""
+    FIFO = "fifo"
+    """The oldest item."""
+    LIFO = "lifo"
+    """The newest item."""
+    MAX_HEAP = "max_heap"
+    """The item of highest priority."""
+    MIN_HEAP = "min_heap"
+    """The item of lowest priority."""
+
+
+@dataclass(frozen=True)
+class SelectorConfig:
+    """A rule that picks items.
+
+    Attributes:
+        kind: The rule.
+        priority_exponent: Exponent on the priority, for PRIORITIZED only and 0 otherwise.
+    """
+
+    kind: SelectorKind
+    priority_exponent: float = 0.0
+
+    def __post_init__(self) -> None:
+        exponent = self.priority_exponent
+        if not (math.isfinite(exponent) and exponent >= 0):
+            raise InvalidArgument(f"priority_exponent is {exponent}, must be finite and at least 0")
+        if exponent and self.kind is not SelectorKind.PRIORITIZED:
+            raise InvalidArgument(f"priority_exponent is {exponent}, must be 0 for the {self.kind.value} selector")
+
+
+@dataclass(frozen=True)
+class RateLimiterConfig:
+    """When inserts and samples wait.
+
+    Attributes:
+        min_size: Samples wait until the table has held this many items, at least 1.
+        samples_per_insert: Samples handed out for each insert on average, in items; 0 means no ratio.
+        error_buffer: How far `inserts * samples_per_insert - samples` may move from its value at `min_size` before
+            the side that is ahead waits, in samples; positive with a ratio, 0 without.
+        queue_size: Inserts wait while this many items are in the table; 0 means not a queue.
+    """
+
+    min_size: int = 1
+    samples_per_insert: float = 0.0
+    error_buffer: float = 0.0
+    queue_size: int = 0
+
+    def __post_init__(self) -> None:
+        ratio, buffer = self.samples_per_insert, self.error_buffer
+        if self.min_size < 1:
+            raise InvalidArgument(f"min_size is {self.min_size}, must be at least 1")
+        if not (math.isfinite(ratio) and ratio >= 0):
+            raise InvalidArgument(f"samples_per_insert is {ratio}, must be finite and at least 0")
+        if not (math.isfinite(buffer) and (buffer > 0) == (ratio > 0) and buffer >= 0):
+            raise InvalidArgument(
+                f"error_buffer is {buffer}, must be finite, positive with samples_per_insert and 0 without it"
+            )
+        if self.queue_size and self.queue_size < self.min_size:
+            raise InvalidArgument(f"queue_size is {self.queue_size}, must be 0 or at least min_size ({self.min_size})")
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """Everything that defines a table.
+
+    Attributes:
+        name: Lower-case letters, digits and `_`, a letter first, at most 63 characters.
+        signature: Columns of every stream that feeds it.
+        sampler: Picks the items of a batch.
+        max_items: Most items the table holds.
+        max_item_steps: Longest item, in steps; streams keep this many newest steps for items yet to come.
+        remover: Picks the item that leaves when the table is full.
+        rate_limiter: When inserts and samples wait.
+        max_times_sampled: An item is removed after it was sampled this often; 0 means never for that reason.
+        max_bytes: Most bytes of chunks the table's items may hold alive; 0 means no such limit.
+    """
+
+    name: str
+    signature: Signature
+    sampler: SelectorConfig
+    max_items: int
+    max_item_steps: int
+    remover: SelectorConfig = SelectorConfig(SelectorKind.FIFO)
+    rate_limiter: RateLimiterConfig = field(default_factory=RateLimiterConfig)
+    max_times_sampled: int = 0
+    max_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        check_table_name(self.name)
+        check_signature(self.signature)
+        _check_range("max_items", self.max_items, 1, MAX_ITEMS)
+        _check_range("max_item_steps", self.max_item_steps, 1, MAX_ITEM_STEPS)
+        _check_range("max_times_sampled", self.max_times_sampled, 0, _MAX_UINT32)
+        _check_range("max_bytes", self.max_bytes, 0, 2**63 - 1)
+        for name in ("min_size", "queue_size"):
+            _check_range(f"rate_limiter.{name}", getattr(self.rate_limiter, name), 0, self.max_items)
+
+
+@dataclass(frozen=True)
+class TableDescription:
+    """Sizes, counters and limiter state of a table at one moment; the fields are those of the wire contract.
+
+    Attributes:
+        config: The configuration it was created with.
+        items: Items in the table now.
+        chunk_bytes: Bytes of chunks as stored, of all tables of the server.
+        chunks: Chunks, of all tables of the server.
+        streams: Streams the server knows.
+        inserts: Items inserted since the table was created or reset; so for the counters below.
+        samples: Items sampled; an item sampled twice counts twice.
+        evictions: Items removed because the table was full.
+        priority_updates: Priorities set.
+        unknown_keys: Keys of updates and deletions that were not in the table.
+        insert_blocked: Whether an insert would have to wait now.
+        sample_blocked: Whether a sample would have to wait now.
+        insert_blocked_s: Time during which at least one insert waited, in seconds.
+        sample_blocked_s: Time during which at least one sample waited, in seconds.
+        env_steps: Agent decisions in all chunks the server ever stored.
+        priority_mass: Sum of sampler weights.
+    """
+
+    config: TableConfig
+    items: int
+    chunk_bytes: int
+    chunks: int
+    streams: int
+    inserts: int
+    samples: int
+    evictions: int
+    priority_updates: int
+    unknown_keys: int
+    insert_blocked: bool
+    sample_blocked: bool
+    insert_blocked_s: float
+    sample_blocked_s: float
+    env_steps: int
+    priority_mass: float
+
+    @property
+    def samples_per_insert(self) -> float:
+        """Samples by inserts, 0 before the first insert."""
+        return self.samples / self.inserts if self.inserts else 0.0
+
+
+def check_table_name(name: str) -> None:
+    """Raise InvalidArgument unless `name` may name a table."""
+    if not _NAME.fullmatch(name):
+        raise InvalidArgument(f"table name is {name!r}, must match [a-z][a-z0-9_]{{0,62}}")
+
+
+def check_signature(signature: Signature) -> None:
+    """Raise InvalidArgument unless `signature` may be a table's."""
+    _check_range("number of columns", len(signature), 1, MAX_COLUMNS)
+    for column in signature:
+        _check_column(column)
+    names = [column.name for column in signature]
+    if len(set(names)) != len(names):
+        raise InvalidArgument(f"column names are {names}, each must be there once")
+
+
+def _check_column(column: ColumnSpec) -> None:
+    if not _NAME.fullmatch(column.name):
+        raise InvalidArgument(f"column name is {column.name!r}, must match [a-z][a-z0-9_]{{0,62}}")
+    if column.dtype not in DTYPES:
+        raise InvalidArgument(f"dtype of column {column.name!r} is {column.dtype!r}, must be one of {sorted(DTYPES)}")
+    if len(column.shape) > 4 or any(size < 1 for size in column.shape):
+        raise InvalidArgument(
+            f"shape of column {column.name!r} is {column.shape}, must have at most 4 dimensions, each at least 1"
+        )
+    step_bytes = math.prod(column.shape) * np.dtype(column.dtype).itemsize
+    _check_range(f"bytes of a step of column {column.name!r}", step_bytes, 1, MAX_STEP_BYTES)
+
+
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidArgument(f"{name} is {value}, must be {low} .. {high}")
