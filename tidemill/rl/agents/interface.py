@@ -1,0 +1,105 @@
+"""What a learner asks of an agent, and an actor or evaluator of a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.types import Signature, WindowSpec
+
+if TYPE_CHECKING:  # decoder threads and torch-free processes may import this module
+    from torch import Tensor
+
+Array = NDArray[Any]
+
+State = dict[str, Any]
+"""A nested dict whose leaves are tensors, ints, floats and strings only."""
+
+
+class Update(NamedTuple):
+    """What one update reports; nothing in it has been copied to the host.
+
+    Attributes:
+        priority: New priorities of the batch's items, float32 [B], on the agent's device.
+        metrics: Scalars by name, float32 [], on the agent's device.
+    """
+
+    priority: Tensor
+    metrics: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a policy decided for one tick of N environments.
+
+    Attributes:
+        action: int64 [N], or float32 [N, *action_shape] in [-1, 1].
+        priority_inputs: Columns, each [N], that `Policy.first_priority` wants back for this tick.
+    """
+
+    action: Array
+    priority_inputs: dict[str, Array] = field(default_factory=dict)
+
+
+class Agent(Protocol):
+    """Owns networks and optimizers; computes updates. One thread at a time, except `decode`."""
+
+    @property
+    def window(self) -> WindowSpec:
+        """Steps of a stream that an item of this agent covers."""
+
+    def extra_columns(self) -> Signature:
+        """Columns an actor adds to those of `signature_of`."""
+
+    def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
+        """Return the batch that `update` wants, as arrays, from rows of streams; safe on any thread.
+
+        Args:
+            columns: Rows of the streams, each [R, ...].
+            index: Rows of each item, [B, window.length], padded at a stream's start with its first row.
+        """
+
+    def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
+        """Make one update; waits for nothing on the device.
+
+        Args:
+            batch: What `decode` returned, on the agent's device.
+            weight: Importance weights, float32 [B].
+        """
+
+    def policy_state(self) -> dict[str, Tensor]:
+        """Return copies of the tensors that `Policy.load` wants, on the agent's device."""
+
+    def state_dict(self) -> State:
+        """Return all that is needed to go on exactly; its tensors are the agent's own, so store before the next update."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned; raises InvalidArgument if it does not fit."""
+
+
+class Policy(Protocol):
+    """Chooses actions. Observations are NumPy [N, ...], or [N, frame_stack, ...] with a stack."""
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take the parameters that `Agent.policy_state` returned."""
+
+    def explore(self, observation: Array, env_steps: int) -> Decision:
+        """Choose actions to learn from; `env_steps` is the whole cluster's count, which schedules follow."""
+
+    def greedy(self, observation: Array) -> Array:
+        """Choose the actions thought best, without any randomness, [N, ...]."""
+
+    def evaluate(self, observation: Array) -> Array:
+        """Choose actions by the evaluation protocol, which may leave a little randomness, [N, ...]."""
+
+    def first_priority(self, ticks: Mapping[str, Array]) -> NDArray[np.float32]:
+        """Return the first priority of the windows that start at the oldest of the given ticks, [N].
+
+        Args:
+            ticks: `reward`, `terminated`, `truncated` and every column of `Decision.priority_inputs` of the
+                last `window.steps + 1` rows of each stream, each [steps + 1, N], oldest first.
+        """

@@ -1,0 +1,65 @@
+"""Settings of SAC. Imports no torch, so that any process can read them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from tidemill.rl.agents.checks import require
+
+
+@dataclass(frozen=True)
+class SACConfig:
+    """Soft actor-critic for continuous actions (Haarnoja et al. 2018)."""
+
+    algorithm: Literal["sac"] = "sac"
+    """Names these settings; always `sac`."""
+    hidden_sizes: tuple[int, ...] = (256, 256)
+    """Units of each hidden layer of the actor and of both critics."""
+    critic_layer_norm: bool = False
+    """Whether a layer norm follows each hidden layer of the critics."""
+    learning_rate: float = 3e-4
+    """Step size of Adam, for actor, critics and temperature."""
+    learning_rate_final: float = 0.0
+    """Step size at the end of the decay; unused without a decay."""
+    learning_rate_decay_updates: int = 0
+    """Updates over which the step size falls linearly to its final value; 0 keeps it constant."""
+    batch_size: int = 256
+    """Items of one update."""
+    gamma: float = 0.99
+    """Discount of one environment step."""
+    n_step: int = 1
+    """Rewards summed before bootstrapping."""
+    tau: float = 0.005
+    """Share of the critics that the target critics take over at each update."""
+    temperature: Literal["learned", "fixed"] = "learned"
+    """Whether the entropy's weight is learned, to meet the target entropy, or stays as it starts."""
+    initial_temperature: float = 1.0
+    """Entropy's weight, in units of reward: where learning starts, or the fixed value."""
+    target_entropy: float | None = None
+    """Entropy a learned temperature aims at, in nats; None is minus the number of action dimensions."""
+    actor_every: int = 1
+    """Updates of the critics for each one of the actor and the temperature."""
+    policy_average: float = 0.0
+    """Decay per update of the averaged actor that evaluation uses, e.g. 0.999; 0 evaluates the actor itself."""
+    random_steps: int = 10_000
+    """Environment steps of the whole cluster for which actions are uniformly random."""
+
+    def __post_init__(self) -> None:
+        sizes = self.hidden_sizes
+        require(len(sizes) > 0 and min(sizes) > 0, "hidden_sizes", sizes, "at least one size, each positive")
+        require(self.learning_rate > 0, "learning_rate", self.learning_rate, "positive")
+        require(self.learning_rate_final >= 0, "learning_rate_final", self.learning_rate_final, "0 or more")
+        decay = self.learning_rate_decay_updates
+        require(decay >= 0, "learning_rate_decay_updates", decay, "0 or more")
+        require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
+        require(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
+        require(self.n_step >= 1, "n_step", self.n_step, "at least 1")
+        require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
+        require(self.temperature in ("learned", "fixed"), "temperature", self.temperature, "'learned' or 'fixed'")
+        start = self.initial_temperature
+        require(math.isfinite(start) and start > 0, "initial_temperature", start, "positive and finite")
+        require(self.actor_every >= 1, "actor_every", self.actor_every, "at least 1")
+        require(0 <= self.policy_average < 1, "policy_average", self.policy_average, "at least 0 and below 1")
+        require(self.random_steps >= 0, "random_steps", self.random_steps, "0 or more")

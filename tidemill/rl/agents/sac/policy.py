@@ -1,0 +1,73 @@
+"""Soft actor-critic's acting side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tidemill.rl.agents.interface import Array, Decision
+from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.rl.networks.squashed_gaussian import ActorNetwork, mode
+from tidemill.types import EnvSpec
+
+
+class SACPolicy:
+    """Samples from the actor to explore; acts by its mean, or its average's, to be evaluated."""
+
+    def __init__(self, config: SACConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
+        self._config = config
+        self._action_shape = env_spec.action_shape
+        self._device = device
+        rng = torch.Generator().manual_seed(seed)
+        observations = math.prod(env_spec.observation_shape) * env_spec.frame_stack
+        sizes = (observations, math.prod(env_spec.action_shape), config.hidden_sizes)
+        self._actor = ActorNetwork(*sizes, rng).to(device).requires_grad_(False)
+        self._evaluated = self._actor
+        if config.policy_average:
+            self._evaluated = ActorNetwork(*sizes, rng).to(device).requires_grad_(False)
+        self._rng = np.random.default_rng(seed)
+        self._noise = torch.Generator(device).manual_seed(seed)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take `actor.*` and, with a policy average, `average.*`."""
+        self._actor.load_state_dict(_under("actor.", state))
+        if self._config.policy_average:
+            self._evaluated.load_state_dict(_under("average.", state))
+
+    @torch.inference_mode()
+    def explore(self, observation: Array, env_steps: int) -> Decision:
+        """Return uniform actions for the first `random_steps`, then samples of the policy."""
+        shape = (len(observation), *self._action_shape)
+        if env_steps < self._config.random_steps:
+            return Decision(self._rng.uniform(-1.0, 1.0, shape).astype(np.float32))
+        gaussian = self._actor(self._tensor(observation))
+        noise = torch.randn(gaussian.mean.shape, generator=self._noise, device=self._device)
+        action = torch.tanh(gaussian.mean + gaussian.log_std.exp() * noise)
+        return Decision(action.cpu().numpy().reshape(shape))
+
+    @torch.inference_mode()
+    def greedy(self, observation: Array) -> Array:
+        """Return the squashed mean, float32 [N, *action_shape]."""
+        action = mode(self._evaluated(self._tensor(observation))).cpu().numpy()
+        return action.reshape(len(observation), *self._action_shape)
+
+    def evaluate(self, observation: Array) -> Array:
+        """Return the same as `greedy`."""
+        return self.greedy(observation)
+
+    def first_priority(self, ticks: Mapping[str, Array]) -> NDArray[np.float32]:
+        """Return 1 for each environment: a new item is as likely as the average one."""
+        return np.ones(ticks["reward"].shape[1], dtype=np.float32)
+
+    def _tensor(self, observation: Array) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(observation)).to(self._device)
+
+
+def _under(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

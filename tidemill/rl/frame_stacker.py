@@ -1,0 +1,43 @@
+"""The stack of the newest observations that an acting policy sees."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+Array = NDArray[np.generic]
+
+
+class FrameStack:
+    """Keeps the last `stack` observations of each environment.
+
+    At an episode's first observation every frame of that environment becomes this observation, the padding
+    that `tidemill.rl.windows.transitions` rebuilds in the learner.
+    """
+
+    def __init__(
+        self, num_envs: int, stack: int, shape: tuple[int, ...], dtype: DTypeLike = np.uint8
+    ) -> None:
+        """Make an empty stack; the first `push` must be of first observations only."""
+        assert num_envs >= 1 and stack >= 1, f"num_envs {num_envs} and stack {stack} must be at least 1"
+        self._stack = stack
+        self._frames: Array = np.zeros((num_envs, stack, *shape), dtype=dtype)
+
+    def push(self, observation: Array, is_first: NDArray[np.bool_]) -> Array:
+        """Add one observation of each environment and return what the policy sees.
+
+        Args:
+            observation: [N, *shape].
+            is_first: Whether it is the first of its episode, [N].
+
+        Returns:
+            The stacks, oldest first, [N, stack, *shape], or `observation` itself if `stack` is 1. The array
+            is this object's own and changes at the next `push`.
+        """
+        if self._stack == 1:
+            return observation
+        self._frames[:, :-1] = self._frames[:, 1:]
+        self._frames[:, -1] = observation
+        if is_first.any():
+            self._frames[is_first] = observation[is_first][:, None]
+        return self._frames

@@ -1,0 +1,72 @@
+"""From the rows of a stream to a batch of transitions. NumPy only: it runs on decoder threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.rl.returns import n_step
+
+Array = NDArray[np.generic]
+
+
+def transitions(
+    columns: Mapping[str, Array], index: NDArray[np.int64], frame_stack: int, steps: int, gamma: float
+) -> dict[str, Array]:
+    """Return the n-step transitions of a batch of windows.
+
+    Row t of a stream is (observation_t, action_t, the reward after it, terminated, truncated, is_first
+    of observation_t). A truncated row is followed by a final row, whose observation is the episode's last.
+
+    Args:
+        columns: `observation` [R, ...], `action` [R, ...], `reward` [R] float32, `terminated`, `truncated`
+            and `is_first` [R] bool: the rows of any number of streams.
+        index: Rows of each window, oldest first, [B, frame_stack + steps]. At a stream's start the missing
+            history repeats the stream's first row.
+        frame_stack: Observations the network sees at once.
+        steps: n of the n-step return.
+        gamma: Discount of one step.
+
+    Returns:
+        `observation` and `bootstrap_observation` [B, ...], or [B, frame_stack, ...] oldest first if
+        `frame_stack` > 1; `action` [B, ...]; `n_step_return` and `bootstrap_discount` [B] float32.
+    """
+    assert index.ndim == 2 and index.shape[1] == frame_stack + steps, (
+        f"index {index.shape} must be [B, {frame_stack + steps}]"
+    )
+    first = frame_stack - 1  # position of the first action
+    acting = index[:, first : first + steps]
+    target = n_step(columns["reward"][acting], columns["terminated"][acting], columns["truncated"][acting], gamma)  # type: ignore[arg-type]
+    stack = _StackIndex(columns["is_first"][index], index, frame_stack)  # type: ignore[arg-type]
+    observation = columns["observation"]
+    return {
+        "observation": observation[stack.at(np.full(len(index), first, dtype=np.int64))],
+        "action": columns["action"][index[:, first]],
+        "n_step_return": target.return_,
+        "bootstrap_discount": target.discount,
+        "bootstrap_observation": observation[stack.at(first + target.bootstrap_index)],
+    }
+
+
+class _StackIndex:
+    """Finds the rows of the stack that the environment showed at a position of each window."""
+
+    def __init__(self, is_first: NDArray[np.bool_], index: NDArray[np.int64], frame_stack: int) -> None:
+        self._index = index
+        self._frame_stack = frame_stack
+        if frame_stack > 1:
+            positions = np.where(is_first, np.arange(index.shape[1]), 0)
+            self._episode_start = np.maximum.accumulate(positions, axis=1)  # [B, L], 0 if before the window
+
+    def at(self, position: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return rows [B, frame_stack], oldest first, or [B] without a stack, of `position` [B]."""
+        items = np.arange(len(self._index))
+        if self._frame_stack == 1:
+            rows: NDArray[np.int64] = self._index[items, position]
+            return rows
+        oldest = position[:, None] + np.arange(1 - self._frame_stack, 1)  # [B, stack]
+        # frames from before the episode become its first observation, as gymnasium's "reset" padding
+        clamped = np.maximum(oldest, self._episode_start[items, position][:, None])
+        return self._index[items[:, None], clamped]
