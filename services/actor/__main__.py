@@ -1,0 +1,93 @@
+"""One actor process: `python -m services.actor --config FILE`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import closing
+
+import structlog
+import torch
+
+from services.actor.loop import ActingLoop, PolicyParams, pace_of
+from services.actor.metrics import ActorMetrics, watch_appender
+from services.actor.writer import StreamWriter
+from tidemill.config.load import load
+from tidemill.config.sections import ActorConfig
+from tidemill.envs.make import make_env
+from tidemill.params.version import Precision
+from tidemill.params.watcher import ParamsWatcher
+from tidemill.process import run, stop_event
+from tidemill.replay.append import Appender
+from tidemill.rl.agents.build import build_policy, window_of
+from tidemill.rl.exploration import ActorPlace
+from tidemill.rpc.background import BackgroundServer
+from tidemill.telemetry import configure_logging, serve_metrics
+from tidemill.types import signature_of
+
+_log = structlog.get_logger()
+
+_FLUSH_S = 5.0
+_SEEDS_PER_ACTOR = 1_000
+"""Actors' environments take seeds from ranges that do not meet, nor those of evaluation."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run an actor until SIGTERM; return its exit code."""
+
+    def body() -> int:
+        arguments = sys.argv[1:] if argv is None else argv
+        config = load(ActorConfig, arguments, prog="tidemill actor", description="Acts and writes experience.")
+        configure_logging("actor", level=config.log.level, json=config.log.json)
+        torch.set_num_threads(config.actor.threads)
+        with BackgroundServer("actor", config.actor.server) as server:
+            address, metrics = server.start(), serve_metrics(config.actor.server)
+            _log.info("listening", address=address, metrics=metrics)
+            act(config, server, stop_event())
+        return 0
+
+    return run("actor", body)
+
+
+def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) -> None:
+    """Put the parts of one actor together and act until `stop` is set."""
+    settings, num_envs = config.actor, config.env.num_envs
+    actor_id = settings.id or f"{socket.gethostname()}-{os.getpid()}"
+    seed = config.run.seed + _SEEDS_PER_ACTOR * (settings.index + 1)
+    place = ActorPlace(settings.index, num_envs, settings.count)
+    with closing(make_env(config.env, num_envs, training=True)) as env:
+        policy = build_policy(config.agent, env.spec, seed=seed, place=place)
+        window = window_of(config.agent, env.spec)
+        signature = signature_of(env.spec)
+        appender = Appender(
+            config.cluster.replay,
+            actor_id,
+            num_envs,
+            signature,
+            [config.table.name],
+            config.table.chunk_length,
+            max_unacknowledged_chunks=max(settings.max_unacknowledged_chunks, num_envs),
+            stop=stop,
+        )
+        with appender, ParamsWatcher(config.cluster.params, precision=Precision.HALF) as watcher:
+            watch_appender(appender)
+            params = PolicyParams(watcher, policy)
+            writer = StreamWriter(
+                appender, signature, window, num_envs, config.table.chunk_length, policy.first_priority
+            )
+            pace = pace_of(settings.max_env_steps_per_s, num_envs, stop)
+            loop = ActingLoop(env, policy, params, writer, ActorMetrics(settings.log_every_s), pace)
+            if params.wait(stop):
+                server.set_serving(True)
+                _log.info("acting starts", actor_id=actor_id, num_envs=num_envs, params_version=params.version)
+                loop.run(seed, stop)
+            server.set_serving(False)
+            appender.flush(_FLUSH_S)
+    _log.info("stopped", unacknowledged_chunks=appender.unacknowledged_chunks, epoch=appender.epoch)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

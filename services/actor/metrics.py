@@ -1,0 +1,82 @@
+"""What an actor counts, for Prometheus and for its log."""
+
+from __future__ import annotations
+
+import collections
+import time
+
+import numpy as np
+import structlog
+from prometheus_client import Counter, Gauge, Summary
+
+from tidemill.envs.interface import Tick
+from tidemill.replay.append import Appender
+
+_STEPS = Counter("tidemill_actor_env_steps_total", "Decisions of the agent, all environments together.")
+_EPISODES = Counter("tidemill_actor_episodes_total", "Real episodes that ended.")
+_RETURN = Summary("tidemill_actor_episode_return", "Return of an episode as the environment gave it.")
+_LENGTH = Summary("tidemill_actor_episode_steps", "Length of an episode in decisions.")
+_VERSION = Gauge("tidemill_actor_params_version", "Version of the parameters the actor acts with.")
+_SECONDS = Counter("tidemill_actor_seconds_total", "Time spent, by what it was spent on.", ("part",))
+_UNACKNOWLEDGED = Gauge("tidemill_actor_unacknowledged_chunks", "Chunks queued or sent and not yet acknowledged.")
+_BLOCKED = Gauge("tidemill_actor_blocked_seconds", "Time spent waiting for acknowledgements since the start.")
+_RESTARTS = Gauge("tidemill_actor_stream_restarts", "How often the replay service lost this actor's streams.")
+_DROPPED = Gauge("tidemill_actor_dropped_chunks", "Chunks dropped because the streams were lost.")
+
+_log = structlog.get_logger()
+
+_RECENT_EPISODES = 100
+
+
+class ActorMetrics:
+    """Counts ticks and episodes and logs a line of progress every few seconds."""
+
+    def __init__(self, log_every_s: float) -> None:
+        """Start counting now."""
+        self._log_every_s = log_every_s
+        self._returns: collections.deque[float] = collections.deque(maxlen=_RECENT_EPISODES)
+        self._env_steps = self._logged_steps = self._episodes = 0
+        self._logged_at = time.monotonic()
+        self._parts = {name: _SECONDS.labels(name) for name in ("act", "step", "write")}
+
+    def count(self, tick: Tick, params_version: int) -> None:
+        """Count one tick of every environment."""
+        decisions = len(tick.was_reset) - int(np.count_nonzero(tick.was_reset))
+        self._env_steps += decisions
+        _STEPS.inc(decisions)
+        _VERSION.set(params_version)
+        for episode in tick.episodes:
+            self._episodes += 1
+            self._returns.append(episode.episode_return)
+            _EPISODES.inc()
+            _RETURN.observe(episode.episode_return)
+            _LENGTH.observe(episode.length)
+        self._log_progress(params_version)
+
+    def time(self, **seconds: float) -> None:
+        """Add the time one tick spent on `act`, `step` and `write`."""
+        for part, value in seconds.items():
+            self._parts[part].inc(value)
+
+    def _log_progress(self, params_version: int) -> None:
+        now = time.monotonic()
+        elapsed_s = now - self._logged_at
+        if elapsed_s < self._log_every_s:
+            return
+        _log.info(
+            "acting",
+            env_steps=self._env_steps,
+            env_steps_per_s=round((self._env_steps - self._logged_steps) / elapsed_s),
+            episodes=self._episodes,
+            mean_return=round(float(np.mean(self._returns)), 1) if self._returns else None,
+            params_version=params_version,
+        )
+        self._logged_at, self._logged_steps = now, self._env_steps
+
+
+def watch_appender(appender: Appender) -> None:
+    """Let Prometheus read how the connection to the replay service is doing."""
+    _UNACKNOWLEDGED.set_function(lambda: appender.unacknowledged_chunks)
+    _BLOCKED.set_function(lambda: appender.blocked_s)
+    _RESTARTS.set_function(lambda: appender.restarts)
+    _DROPPED.set_function(lambda: appender.dropped_chunks)

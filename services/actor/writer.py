@@ -1,0 +1,125 @@
+"""Turns the rows of an actor's environments into chunks and items and hands them to the replay service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from services.actor.rows import ChunkRows
+from services.actor.windows import FirstPriority, WindowTracker
+from tidemill.codec import encode
+from tidemill.replay.append import Appender, StreamRestarted
+from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.types import Signature, WindowSpec
+
+Array = NDArray[np.generic]
+
+_log = structlog.get_logger()
+
+
+class StreamWriter:
+    """Collects rows tick by tick; every `chunk_length` ticks it appends one chunk of every stream.
+
+    All streams of an actor advance together, so their chunks are full in the same tick and travel in one
+    message, with the items that end in them.
+    """
+
+    def __init__(
+        self,
+        appender: Appender,
+        signature: Signature,
+        window: WindowSpec,
+        num_envs: int,
+        chunk_length: int,
+        first_priority: FirstPriority,
+    ) -> None:
+        """Start at step 0 of every stream.
+
+        Args:
+            appender: Sends the chunks; its first table takes the items.
+            signature: Columns of the streams.
+            window: Which windows become items.
+            num_envs: Number of streams.
+            chunk_length: Steps of a chunk.
+            first_priority: Gives a window its first priority.
+        """
+        self._appender, self._signature = appender, signature
+        self._num_envs = num_envs
+        self._rows = ChunkRows(signature, num_envs, chunk_length)
+        self._windows = WindowTracker(window, num_envs, first_priority)
+        self._first_step = 0
+        self._clear()
+
+    @property
+    def env_steps(self) -> int:
+        """Agent decisions of the whole cluster, as of the last acknowledgement."""
+        return self._appender.env_steps
+
+    def add(
+        self,
+        row: Mapping[str, Array],
+        priority_inputs: Mapping[str, Array],
+        was_reset: NDArray[np.bool_],
+        params_version: int,
+    ) -> None:
+        """Take one row of every stream; waits while too much is unacknowledged.
+
+        Args:
+            row: Every column of the signature, each [N, ...].
+            priority_inputs: What the policy wants back for first priorities, each [N].
+            was_reset: Rows whose action the environment ignored, [N].
+            params_version: Version of the parameters that chose the actions; 0 for none.
+        """
+        last_offset = self._rows.filled
+        self._rows.add(row)
+        self._decisions += ~was_reset
+        scalars = {name: row[name] for name in ("reward", "terminated", "truncated", "is_first")}
+        windows = self._windows.add({**scalars, **priority_inputs, "was_reset": was_reset})
+        self._item_envs.append(windows.env_index)
+        self._item_offsets.append(np.full(len(windows.env_index), last_offset, dtype=np.int64))
+        self._item_lengths.append(windows.length)
+        self._item_priorities.append(windows.priority)
+        if self._rows.is_full:
+            self._append(params_version)
+
+    def _append(self, params_version: int) -> None:
+        chunks = [
+            Chunk(
+                env_index=env_index,
+                first_step=self._first_step,
+                step_count=self._rows.filled,
+                decision_count=int(self._decisions[env_index]),
+                params_version=params_version,
+                blocks=encode(self._signature, self._rows.columns_of(env_index)),
+            )
+            for env_index in range(self._num_envs)
+        ]
+        items = ItemBatch(
+            table_index=0,
+            chunk_indices=np.concatenate(self._item_envs),  # one chunk of every stream, in order
+            last_offsets=np.concatenate(self._item_offsets),
+            lengths=np.concatenate(self._item_lengths),
+            priorities=np.concatenate(self._item_priorities),
+        )
+        self._first_step += self._rows.filled
+        self._clear()
+        self._send(chunks, [items])
+
+    def _send(self, chunks: list[Chunk], items: list[ItemBatch]) -> None:
+        try:
+            self._appender.append(chunks, items)
+        except StreamRestarted as restarted:
+            _log.warning("the replay service lost this actor's streams; they start anew", reason=str(restarted))
+            self._first_step = 0
+            self._windows.restart()
+
+    def _clear(self) -> None:
+        self._rows.clear()
+        self._decisions = np.zeros(self._num_envs, dtype=np.int64)
+        self._item_envs: list[NDArray[np.int64]] = []
+        self._item_offsets: list[NDArray[np.int64]] = []
+        self._item_lengths: list[NDArray[np.int64]] = []
+        self._item_priorities: list[NDArray[np.float64]] = []
