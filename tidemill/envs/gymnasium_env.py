@@ -13,9 +13,11 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.envs.interface import EpisodeSummary, Tick
-from tidemill.envs.spaces import action_adapter, observation_format
-from tidemill.errors import FatalError, InvalidArgument
+from tidemill.envs.actions import action_adapter, check_shape
+from tidemill.envs.episode_counter import EpisodeCounter
+from tidemill.envs.interface import Tick
+from tidemill.envs.observations import observation_format
+from tidemill.errors import FatalError
 from tidemill.types import EnvSpec
 
 GymnasiumEnv = gymnasium.Env[Any, Any]
@@ -45,8 +47,7 @@ class GymnasiumVectorEnv:
         )
         self._action_shape = (num_envs, *self._actions.shape)
         self._ended = np.zeros(num_envs, np.bool_)
-        self._returns = np.zeros(num_envs, np.float64)
-        self._lengths = np.zeros(num_envs, np.int64)
+        self._counter = EpisodeCounter(num_envs)
 
     @property
     def spec(self) -> EnvSpec:
@@ -61,22 +62,19 @@ class GymnasiumVectorEnv:
     def reset(self, seed: int) -> NDArray[Any]:
         """Start every environment anew, environment i with seed + i; see `VectorEnv.reset`."""
         self._ended = np.zeros(self.num_envs, np.bool_)
-        self._returns[:] = 0
-        self._lengths[:] = 0
+        self._counter.clear()
         observation = self._new_observation()
         for index in range(self.num_envs):
             observation[index] = self._first_observation(index, seed + index)
-        self._check_finite(observation, self._returns)
+        self._check_finite(observation, self._counter.returns)
         return observation
 
     def step(self, action: NDArray[Any]) -> Tick:
         """Act in every environment, or reset it if it had ended; see `VectorEnv.step`."""
-        if action.shape != self._action_shape:
-            raise InvalidArgument(f"action has shape {action.shape}, allowed: {self._action_shape}")
+        check_shape(action, self._action_shape)
         was_reset = self._ended
         observation, reward, terminated, truncated = self._step_all(self._actions.convert(action), was_reset)
-        self._returns += reward
-        self._lengths += ~was_reset
+        self._counter.add(reward, was_reset)
         self._check_finite(observation, reward)
         self._ended = terminated | truncated
         return Tick(
@@ -86,7 +84,7 @@ class GymnasiumVectorEnv:
             truncated=truncated,
             is_first=was_reset.copy(),
             was_reset=was_reset,
-            episodes=self._summaries(terminated) if self._ended.any() else (),
+            episodes=self._counter.finish(self._ended, terminated),
         )
 
     def render(self, env_index: int = 0) -> NDArray[np.uint8] | None:
@@ -106,7 +104,7 @@ class GymnasiumVectorEnv:
         return np.empty((self.num_envs, *self._format.shape), self._format.dtype)
 
     def _first_observation(self, index: int, seed: int) -> Any:
-        """Reset one environment and check its observation's shape, because numpy would broadcast a wrong one."""
+        """Reset one environment and check the shape, because numpy would broadcast a wrong one."""
         try:
             observation, _ = self._envs[index].reset(seed=seed)
         except Exception as error:
@@ -140,17 +138,6 @@ class GymnasiumVectorEnv:
             raise FatalError(f"{self._place(index)} raised {type(error).__name__}: {error}") from error
         return observation, np.array(reward, np.float64), np.array(terminated), np.array(truncated)
 
-    def _summaries(self, terminated: NDArray[np.bool_]) -> tuple[EpisodeSummary, ...]:
-        """Return a summary of each episode that ended in this tick, and clear its counters."""
-        ended = np.flatnonzero(self._ended)
-        summaries = tuple(
-            EpisodeSummary(int(i), float(self._returns[i]), int(self._lengths[i]), bool(terminated[i]))
-            for i in ended
-        )
-        self._returns[ended] = 0
-        self._lengths[ended] = 0
-        return summaries
-
     def _check_finite(self, observation: NDArray[Any], reward: NDArray[np.float64]) -> None:
         """Raise FatalError if any environment returned NaN or infinity, which would poison the networks."""
         for name, rows in (("observation", observation), ("reward", reward)):
@@ -159,4 +146,4 @@ class GymnasiumVectorEnv:
                 raise FatalError(f"{self._place(index)} returned a non-finite {name}: {rows[index]}")
 
     def _place(self, index: int) -> str:
-        return f"environment {index} at step {self._lengths[index]} of its episode"
+        return f"environment {index} at step {self._counter.lengths[index]} of its episode"

@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium
 
+from tidemill.envs.atari_env import game_ids, make_atari
 from tidemill.envs.gymnasium_env import GymnasiumEnv, GymnasiumVectorEnv
 from tidemill.envs.interface import VectorEnv
 from tidemill.envs.nearest import nearest
@@ -34,8 +35,6 @@ def make_env(settings: EnvSettings, num_envs: int, *, training: bool, render: bo
     if num_envs < 1:
         raise ConfigError(f"num_envs is {num_envs}, allowed: at least 1")
     if settings.is_atari:
-        from tidemill.envs.atari_env import make_atari  # ale-py is an optional package
-
         return make_atari(settings, num_envs, training=training, render=render)
     return GymnasiumVectorEnv(lambda: _make_one(settings, training=training, render=render), num_envs)
 
@@ -111,7 +110,7 @@ def _make_registered(env_id: str, limit: int | None, arguments: dict[str, Any]) 
     except gymnasium.error.Error as error:
         if env_id in gymnasium.registry:
             raise ConfigError(f"env.id is {env_id!r}, which cannot be made: {error}") from error
-        hint = nearest(env_id, gymnasium.registry)
+        hint = nearest(env_id, [*gymnasium.registry, *game_ids()])
         raise ConfigError(f"env.id is {env_id!r}, which is no known environment{hint}") from error
     except TypeError as error:
         raise ConfigError(f"env.kwargs are {arguments}, which {env_id} refuses: {error}") from error

@@ -23,10 +23,10 @@ class EnvSettings:
     """
 
     id: str = "LunarLanderContinuous-v3"
-    """A gymnasium id (`CartPole-v1`), an Atari game (`ALE/Pong-v5` or `ALE/Pong`), an id that a module
-    registers (`module:Id-v0`), or a function or class that returns a gymnasium.Env (`module:function`)."""
+    """A gymnasium id (`CartPole-v1`), or an Atari game (`ALE/Pong-v5` or `ALE/Pong`).
+    Also an id that a module registers (`module:Id-v0`), or what makes a gymnasium.Env (`module:function`)."""
     kwargs: Mapping[str, EnvArgument] = field(default_factory=dict)
-    """Arguments of the environment's constructor, by name. None for an `ALE/` game, set up below."""
+    """Arguments of the environment's constructor, by name. Must be empty for an `ALE/` game."""
     num_envs: int = 16
     """Environments that one actor steps together, at least 1."""
     max_episode_steps: int = 0
@@ -37,12 +37,12 @@ class EnvSettings:
     frame_stack: int = 4
     """Atari: newest frames the network sees at once, 1 to 16."""
     frame_skip: int = 4
-    """Atari: emulator frames that one agent decision lasts, at least 1. Rewards are summed over them, and the
-    observation is the maximum of the last two."""
+    """Atari: emulator frames that one agent decision lasts, at least 1.
+    Rewards are summed over them; the observation is the maximum of the last two."""
     noop_max: int = 30
     """Atari: an episode starts after a random 0 to `noop_max` frames without action."""
     fire_reset: bool = True
-    """Atari: whether FIRE is pressed at the start of a game that waits for it."""
+    """Atari: whether FIRE is pressed at the start of a game that has it; after a lost life the agent must."""
     episodic_life: bool = True
     """Atari, training only: whether a lost life terminates the episode (the game itself goes on)."""
     sticky_actions: float = 0.0

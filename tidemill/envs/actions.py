@@ -1,9 +1,8 @@
-"""How gymnasium's spaces become the observations and actions of an `EnvSpec`."""
+"""How an action space becomes discrete actions 0 .. n - 1, or continuous ones in [-1, 1]."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import gymnasium
@@ -16,27 +15,16 @@ from tidemill.errors import ConfigError, InvalidArgument
 _MAX_JOINT_ACTIONS = 65_536
 
 
-@dataclass(frozen=True)
-class ObservationFormat:
-    """Shape and dtype of one observation: `uint8` for images of bytes, `float32` for everything else."""
-
-    shape: tuple[int, ...]
-    dtype: str
+def check_shape(action: NDArray[Any], shape: tuple[int, ...]) -> None:
+    """Raise InvalidArgument if a batch of actions has another shape."""
+    if action.shape != shape:
+        raise InvalidArgument(f"action has shape {action.shape}, allowed: {shape}")
 
 
-def observation_format(space: gymnasium.Space[Any]) -> ObservationFormat:
-    """Return how observations of a space are stored.
-
-    Raises:
-        ConfigError: The space is not an array of at least one axis; the message says how to flatten it.
-    """
-    if not isinstance(space, spaces.Box) or not space.shape:
-        raise ConfigError(
-            f"observations of {space} are not an array with at least one axis; "
-            "set --env.flatten to make them one float32 vector"
-        )
-    is_image = space.dtype == np.uint8 and len(space.shape) >= 2
-    return ObservationFormat(space.shape, "uint8" if is_image else "float32")
+def check_within(action: NDArray[Any], num_actions: int) -> None:
+    """Raise InvalidArgument if one of a batch of discrete actions is not in 0 .. num_actions - 1."""
+    if action.min() < 0 or action.max() >= num_actions:
+        raise InvalidArgument(f"actions are {action.tolist()}, allowed: 0 to {num_actions - 1}")
 
 
 class ActionAdapter(Protocol):
@@ -93,8 +81,7 @@ class _Discrete:
         self.shape: tuple[int, ...] = ()
 
     def convert(self, action: NDArray[Any]) -> Sequence[Any]:
-        if action.min() < 0 or action.max() >= self.num_actions:
-            raise InvalidArgument(f"actions are {action.tolist()}, allowed: 0 to {self.num_actions - 1}")
+        check_within(action, self.num_actions)
         return list(self._table[action])
 
 
