@@ -22,7 +22,7 @@ from tidemill.params.version import Precision
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.process import run, stop_event
 from tidemill.replay.append import Appender
-from tidemill.rl.agents.build import build_policy, window_of
+from tidemill.rl.agents.build import build_policy
 from tidemill.rl.exploration import ActorPlace
 from tidemill.rpc.background import BackgroundServer
 from tidemill.telemetry import configure_logging, serve_metrics
@@ -31,8 +31,6 @@ from tidemill.types import signature_of
 _log = structlog.get_logger()
 
 _FLUSH_S = 5.0
-_SEEDS_PER_ACTOR = 1_000
-"""Actors' environments take seeds from ranges that do not meet, nor those of evaluation."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,11 +54,11 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
     """Put the parts of one actor together and act until `stop` is set."""
     settings, num_envs = config.actor, config.env.num_envs
     actor_id = settings.id or f"{socket.gethostname()}-{os.getpid()}"
-    seed = config.run.seed + _SEEDS_PER_ACTOR * (settings.index + 1)
+    seed = training_seed(config.run.seed, settings.index)
     place = ActorPlace(settings.index, num_envs, settings.count)
     with closing(make_env(config.env, num_envs, training=True)) as env:
         policy = build_policy(config.agent, env.spec, seed=seed, place=place)
-        window = window_of(config.agent, env.spec)
+        window = config.agent.window(env.spec.frame_stack)
         signature = signature_of(env.spec)
         appender = Appender(
             config.cluster.replay,
@@ -87,6 +85,15 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
             server.set_serving(False)
             appender.flush(_FLUSH_S)
     _log.info("stopped", unacknowledged_chunks=appender.unacknowledged_chunks, epoch=appender.epoch)
+
+
+def training_seed(run_seed: int, actor_index: int) -> int:
+    """Return the seed of an actor's first environment; the others count up from it.
+
+    Training seeds lie from 1e8 up and below 2**31, which the Atari emulator needs; evaluation's lie far below, so
+    that no evaluation episode was ever trained on.
+    """
+    return 100_000_000 + (run_seed * 1_000_003 + actor_index * 1_009) % 2_000_000_000
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.networks.q_network import QNetwork
 from tidemill.rl.windows import transitions
-from tidemill.types import EnvSpec, Signature, WindowSpec
+from tidemill.types import EnvSpec, Signature
 
 
 class DQNAgent:
@@ -24,7 +24,7 @@ class DQNAgent:
     def __init__(self, config: DQNConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config = config
         self._frame_stack = env_spec.frame_stack
-        self.window = WindowSpec(history=env_spec.frame_stack - 1, steps=config.n_step)
+        self.window = config.window(env_spec.frame_stack)
         self._online = _network(config, env_spec, seed).to(device)
         self._target = _network(config, env_spec, seed).to(device).requires_grad_(False)
         self._optimizer = torch.optim.Adam(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tidemill.rl.agents.checks import require
+from tidemill.types import WindowSpec
 
 
 @dataclass(frozen=True)
@@ -82,3 +83,7 @@ class DQNConfig:
         for field in ("epsilon_start", "epsilon_final", "evaluation_epsilon"):
             require(0 <= getattr(self, field) <= 1, field, getattr(self, field), "between 0 and 1")
         require(self.epsilon_decay_steps >= 1, "epsilon_decay_steps", self.epsilon_decay_steps, "at least 1")
+
+    def window(self, frame_stack: int) -> WindowSpec:
+        """Return which steps of a stream an item covers, given how many frames the network sees."""
+        return WindowSpec(history=frame_stack - 1, steps=self.n_step)

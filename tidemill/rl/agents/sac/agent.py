@@ -18,7 +18,7 @@ from tidemill.rl.exploration import linear
 from tidemill.rl.networks.squashed_gaussian import ActorNetwork, sample
 from tidemill.rl.networks.twin_critic import TwinCritic
 from tidemill.rl.windows import transitions
-from tidemill.types import EnvSpec, Signature, WindowSpec
+from tidemill.types import EnvSpec, Signature
 
 
 class SACAgent:
@@ -27,7 +27,7 @@ class SACAgent:
     def __init__(self, config: SACConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config = config
         self._frame_stack = env_spec.frame_stack
-        self.window = WindowSpec(history=env_spec.frame_stack - 1, steps=config.n_step)
+        self.window = config.window(env_spec.frame_stack)
         rng = torch.Generator().manual_seed(seed)
         observations = math.prod(env_spec.observation_shape) * env_spec.frame_stack
         self._action_size = math.prod(env_spec.action_shape)

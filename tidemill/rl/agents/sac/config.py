@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tidemill.rl.agents.checks import require
+from tidemill.types import WindowSpec
 
 
 @dataclass(frozen=True)
@@ -63,3 +64,7 @@ class SACConfig:
         require(self.actor_every >= 1, "actor_every", self.actor_every, "at least 1")
         require(0 <= self.policy_average < 1, "policy_average", self.policy_average, "at least 0 and below 1")
         require(self.random_steps >= 0, "random_steps", self.random_steps, "0 or more")
+
+    def window(self, frame_stack: int) -> WindowSpec:
+        """Return which steps of a stream an item covers, given how many frames the network sees."""
+        return WindowSpec(history=frame_stack - 1, steps=self.n_step)
