@@ -1,0 +1,87 @@
+# The one place for the project's commands. `make` alone lists them.
+# Needs GNU make, git, and Python 3.11 or 3.12 with its venv module; everything else is installed into .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
+LOCKS := $(wildcard requirements/*.txt)
+
+# Byte code is written when a module is first imported: half the time of compiling every file at installation.
+unexport PYTHONDONTWRITEBYTECODE
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## list these targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+.PHONY: quickstart
+quickstart: $(VENV)/.runtime ## train SAC on LunarLanderContinuous with the whole cluster on this machine
+	$(BIN)/tidemill train --config configs/quickstart.yaml
+
+.PHONY: install
+install: $(VENV)/.runtime ## only what a run needs, into .venv
+
+.PHONY: atari
+atari: $(VENV)/.runtime ## add the Atari emulator and its games (GPL-2.0)
+	$(PIP_INSTALL) -r requirements/atari.txt
+
+.PHONY: dev
+dev: $(VENV)/.dev ## the tools of check and test too, into .venv
+
+.PHONY: test
+test: $(VENV)/.dev ## every test: unit, integration, process and learning
+	$(BIN)/python -m pytest
+
+.PHONY: test-unit
+test-unit: $(VENV)/.dev ## the unit tests alone
+	$(BIN)/python -m pytest tests/unit
+
+.PHONY: check
+check: $(VENV)/.dev ## formatting, lint, types, import rules, wire contract, stubs, links
+	$(BIN)/python -m scripts.check
+
+.PHONY: format
+format: $(VENV)/.dev ## format the code and apply the safe fixes
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+.PHONY: protos
+protos: $(VENV)/.dev ## generate the stubs from protos/
+	$(BIN)/python -m scripts.protos
+
+.PHONY: bench
+bench: $(VENV)/.dev ## every benchmark at its default size, into benchmarks/results/
+	for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+.PHONY: hooks
+hooks: $(VENV)/.dev ## run the quick checks at every commit
+	$(BIN)/pre-commit install
+
+.PHONY: clean
+clean: ## remove .venv, caches and builds; runs/ stays
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	find tidemill services tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Each stamp is newer than the pins it was installed from, so a changed pin installs again. A stamp is only
+# written when everything before it worked.
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(v not in ((3, 11), (3, 12)) and \
+	  f"Python 3.11 or 3.12 is needed, $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "$(PYTHON) has no venv module: apt-get install python3-venv" >&2; exit 1; }
+	@echo "creating .venv and installing into it; torch takes most of the time"
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime: $(LOCKS) pyproject.toml | $(BIN)/python
+	$(PIP_INSTALL) -r requirements/runtime.txt
+	$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	$(PIP_INSTALL) -r requirements/dev.txt
+	touch $@

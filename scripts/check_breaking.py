@@ -1,0 +1,58 @@
+"""Check that no change to protos/ breaks a peer that still speaks the last version.
+
+The last version is the newest tag HEAD can reach; before the first tag, where main stood before this change.
+Where there is none (a shallow clone, no git, the first protos), there is nothing to break: the check passes
+and says so.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+_PATHS = ("protos", "buf.yaml")
+
+
+def _git(*arguments: str) -> bytes | None:
+    """Return what git prints, or None where it fails."""
+    # A checkout that another user owns (a container's mount) is still ours to read.
+    command = ["git", "-C", str(ROOT), "-c", "safe.directory=*", *arguments]
+    try:
+        return subprocess.run(command, check=True, capture_output=True).stdout
+    except (subprocess.CalledProcessError, FileNotFoundError):
+        return None
+
+
+def baseline() -> str | None:
+    """Return the commit to compare with; None where there is none."""
+    tag = _git("describe", "--tags", "--abbrev=0")
+    if tag is not None:
+        return tag.decode().strip()
+    head = _git("rev-parse", "HEAD")
+    fork = _git("merge-base", "HEAD", "origin/main")
+    commit = fork if fork is not None and fork != head else _git("rev-parse", "--verify", "HEAD~1")
+    return None if commit is None else commit.decode().strip()
+
+
+def main() -> int:
+    """Run `buf breaking` against the last version; return its exit code."""
+    commit = baseline()
+    archive = None if commit is None else _git("archive", "--format=tar", commit, "--", *_PATHS)
+    if archive is None:
+        print(f"no earlier protos to compare with (baseline {commit})")
+        return 0
+    buf = Path(sys.executable).parent / "buf"
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            tar.extractall(folder, filter="data")
+        command = [str(buf), "breaking", "--against", folder, "--against-config", str(ROOT / "buf.yaml")]
+        return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

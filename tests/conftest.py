@@ -1,0 +1,38 @@
+"""What every test shares: fixed seeds, one thread for arithmetic, and a mark for the slow kinds."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; child processes inherit it
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # rendering needs no screen
+
+SEED = 20240229
+
+_MARKED_FOLDERS = ("process", "learning")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of tests/process and tests/learning, so that `-m "not learning"` works."""
+    root = Path(__file__).parent
+    for item in items:
+        folder = item.path.relative_to(root).parts[0] if item.path.is_relative_to(root) else ""
+        if folder in _MARKED_FOLDERS:
+            item.add_marker(folder)
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seeds() -> None:
+    """Start every test from the same random state; a test that draws numbers makes its own generator."""
+    random.seed(SEED)
+    np.random.seed(SEED)  # for libraries that still use the global state
+    torch = sys.modules.get("torch")  # importing it here would cost every test 2 s
+    if torch is not None:
+        torch.manual_seed(SEED)
+        torch.set_num_threads(1)

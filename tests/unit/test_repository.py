@@ -1,0 +1,149 @@
+"""The repository's own rules that no other tool holds."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("tidemill", "services", "tests", "benchmarks", "scripts")
+GENERATED = re.compile(r"_pb2(_grpc)?\.py$")
+PIN = re.compile(r"^([A-Za-z0-9._-]+)==([A-Za-z0-9.]+)$")
+VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
+MAX_LINES = 300
+MAX_FUNCTION_LINES = 40
+
+
+def sources(*folders: str) -> list[Path]:
+    """Return the hand-written Python files below the folders, sorted."""
+    found = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return sorted(path for path in found if not GENERATED.search(path.name))
+
+
+def pins(name: str) -> dict[str, str]:
+    """Return the versions a file of requirements/ pins, nested files included, by normalised name."""
+    found: dict[str, str] = {}
+    for line in (ROOT / "requirements" / name).read_text().splitlines():
+        if line.startswith("-r "):
+            found |= pins(line.removeprefix("-r "))
+        elif line and not line.startswith(("#", "-c ")):
+            match = PIN.match(line)
+            assert match, f"requirements/{name}: {line!r} is not NAME==VERSION"
+            found[normalised(match.group(1))] = match.group(2)
+    return found
+
+
+def normalised(name: str) -> str:
+    """Return a distribution's name as package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def requirement_names(requirements: list[str]) -> set[str]:
+    """Return the normalised names of requirement strings, Tidemill's own extras left out."""
+    names = {normalised(re.split(r"[\[<>=!~; ]", requirement)[0]) for requirement in requirements}
+    return names - {"tidemill"}
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield every function and method of a file, nested ones included."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the lines of a function from its `def` on, its docstring left out."""
+    first = function.body[0]
+    is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    docstring = (first.end_lineno or first.lineno) - first.lineno + 1 if is_docstring else 0
+    return (function.end_lineno or function.lineno) - function.lineno + 1 - docstring
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_folder_with_python_files_is_a_package(package: str) -> None:
+    """Every folder with Python files has an __init__.py: import-linter silently skips one without."""
+    folders = {path.parent for path in (ROOT / package).rglob("*.py")}
+    inner = {
+        parent for folder in folders for parent in folder.parents if parent.is_relative_to(ROOT / package)
+    }
+    without = sorted(
+        str(path.relative_to(ROOT)) for path in folders | inner if not (path / "__init__.py").exists()
+    )
+    assert without == []
+
+
+def test_proto_has_its_stubs_in_the_folder_of_its_package() -> None:
+    """A proto at protos/a/b/v1/c.proto declares package a.b.v1 and its stubs lie in a/b/v1."""
+    protos = sorted((ROOT / "protos").rglob("*.proto"))
+    assert protos
+    for proto in protos:
+        folder = proto.parent.relative_to(ROOT / "protos")
+        assert f"package {'.'.join(folder.parts)};" in proto.read_text()
+        for suffix in ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi"):
+            assert (ROOT / folder / f"{proto.stem}{suffix}").exists(), (
+                f"{proto.stem}{suffix} is missing in {folder}"
+            )
+
+
+def test_source_file_has_a_telling_name() -> None:
+    """No file is named utils, helpers, common or manager: the name of a file is a word of the glossary."""
+    vague = [
+        str(path.relative_to(ROOT)) for path in sources("tidemill", "services") if path.stem in VAGUE_NAMES
+    ]
+    assert vague == []
+
+
+def test_source_file_is_short() -> None:
+    """No hand-written file of the product exceeds 300 lines."""
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
+        for path in sources("tidemill", "services")
+    }
+    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_function_is_short() -> None:
+    """No function of the product exceeds 40 lines without its docstring."""
+    long = {
+        f"{path.relative_to(ROOT)}:{function.lineno} {function.name}": code_lines(function)
+        for path in sources("tidemill", "services")
+        for function in functions(path)
+        if code_lines(function) > MAX_FUNCTION_LINES
+    }
+    assert long == {}
+
+
+def test_product_never_unpickles() -> None:
+    """Nothing on the wire or on disk is pickle: no file of the product imports it."""
+    for path in sources("tidemill", "services"):
+        text = path.read_text()
+        assert not re.search(
+            r"^\s*(import|from) (pickle|cloudpickle|dill|marshal|shelve)\b", text, re.MULTILINE
+        ), path
+        assert "weights_only=False" not in text, path
+
+
+@pytest.mark.parametrize("name", ["runtime.txt", "dev.txt", "atari.txt", "cuda.txt"])
+def test_lock_pins_every_line_exactly(name: str) -> None:
+    """Each line of a lock is NAME==VERSION, so that it serves as requirements and as constraints."""
+    assert pins(name)
+
+
+def test_lock_pins_every_direct_dependency() -> None:
+    """Every dependency of pyproject.toml is pinned: a run's in runtime.txt, the tools' in dev.txt."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    run = project["dependencies"] + extras["learn"] + extras["box2d"]
+    assert requirement_names(run) - pins("runtime.txt").keys() == set()
+    assert requirement_names(extras["atari"]) - pins("atari.txt").keys() == set()
+    assert requirement_names(extras["dev"]) - pins("dev.txt").keys() == set()
+
+
+def test_runtime_lock_holds_no_gpl_package() -> None:
+    """The Atari emulator is GPL-2.0: a quickstart must not install it unasked."""
+    assert "ale-py" not in pins("runtime.txt")
