@@ -1,0 +1,256 @@
+"""The synchronous client of the parameter server."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from tidemill.errors import DataLoss, ResourceExhausted
+from tidemill.params.codec import (
+    MAX_PIECE_BYTES,
+    pack_encoding,
+    pack_metadata,
+    pack_precision,
+    unpack_encoding,
+    unpack_version,
+)
+from tidemill.params.v1 import params_pb2 as pb
+from tidemill.params.v1 import params_pb2_grpc
+from tidemill.params.version import (
+    LATEST,
+    Encoding,
+    Generation,
+    Params,
+    ParamsMetadata,
+    Precision,
+    Version,
+    VersionList,
+)
+from tidemill.rpc.channel import DEADLINE_S, open_channel
+from tidemill.rpc.status import translated
+
+TRANSFER_DEADLINE_S = 60.0
+"""Deadline of a publish or fetch, in seconds; a fetch may wait before that."""
+
+MAX_BLOB_BYTES = 1024**3
+"""Largest encoding a client takes memory for, in bytes."""
+
+
+class ParamsClient:
+    """Publishes, fetches and tags versions. Safe to use from several threads.
+
+    Every call raises `Unavailable` when the server cannot be reached or does not answer within its deadline.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        deadline_s: float = DEADLINE_S,
+        transfer_deadline_s: float = TRANSFER_DEADLINE_S,
+        max_blob_bytes: int = MAX_BLOB_BYTES,
+    ) -> None:
+        """Prepare a channel; it connects with the first call.
+
+        Args:
+            address: `host:port`, `dns:///name:port` or `unix:///path`.
+            deadline_s: Longest wait for an answer, in seconds.
+            transfer_deadline_s: Longest time a publish or fetch may take, in seconds.
+            max_blob_bytes: Largest encoding a fetch accepts, in bytes.
+        """
+        self._channel = open_channel(address)
+        self._stub = params_pb2_grpc.ParamServiceStub(self._channel)
+        self._deadline_s, self._transfer_deadline_s = deadline_s, transfer_deadline_s
+        self._max_blob_bytes = max_blob_bytes
+
+    def open_generation(self, publisher: str, *, connect_timeout_s: float = 0.0) -> Generation:
+        """Become the one publisher: older generations are refused from now on.
+
+        Args:
+            publisher: Who asks, for the server's log, e.g. host name and process id.
+            connect_timeout_s: How long to wait for a server that is not there yet, in seconds.
+        """
+        with translated():
+            response = self._stub.OpenGeneration(
+                pb.OpenGenerationRequest(publisher=publisher),
+                timeout=max(self._deadline_s, connect_timeout_s),
+                wait_for_ready=connect_timeout_s > 0,
+            )
+        return Generation(response.generation, response.latest_version)
+
+    def publish(
+        self,
+        blobs: Mapping[Precision, bytes],
+        metadata: ParamsMetadata,
+        *,
+        generation: int,
+        base_version: int,
+    ) -> int:
+        """Store a new version and return its number once it is on disk. Repeating a call is safe.
+
+        Args:
+            blobs: Safetensors bytes by precision; full precision is required.
+            metadata: What the parameters are.
+            generation: From `open_generation`.
+            base_version: Newest version the publisher knows of; 0 for none.
+
+        Raises:
+            FailedPrecondition: The generation was superseded, or `base_version` is not the newest version.
+            InvalidArgument: A field is out of range.
+            ResourceExhausted: An encoding is larger than the server's limit, or its disk is full.
+            DataLoss: The bytes changed on their way.
+        """
+        ordered = [(precision, blobs[precision]) for precision in Precision if precision in blobs]
+        header = pb.PublishHeader(
+            generation=generation,
+            base_version=base_version,
+            metadata=pack_metadata(metadata),
+            encodings=[pack_encoding(_describe(precision, blob)) for precision, blob in ordered],
+        )
+        with translated():
+            response = self._stub.Publish(
+                _messages(header, [blob for _, blob in ordered]), timeout=self._transfer_deadline_s
+            )
+        return int(response.version)
+
+    def fetch(
+        self,
+        selector: int | str = LATEST,
+        *,
+        newer_than: int = 0,
+        wait_s: float = 0.0,
+        precision: Precision = Precision.FULL,
+    ) -> Params | None:
+        """Read a version, or return None when there is none newer than `newer_than` in time.
+
+        Args:
+            selector: Number of a version, or a tag.
+            newer_than: Only a version greater than this; 0 means any.
+            wait_s: How long to wait for one, in seconds, 0 to 300.
+            precision: Wanted number format; the full one comes when the version has no such encoding.
+
+        Raises:
+            NotFound: No such version or tag.
+            InvalidArgument: A field is out of range.
+            DataLoss: The stored bytes are damaged, or the bytes changed on their way.
+            ResourceExhausted: The encoding is larger than `max_blob_bytes`.
+        """
+        request = pb.FetchRequest(newer_than=newer_than, wait_s=wait_s, precision=pack_precision(precision))
+        if isinstance(selector, int):
+            request.version = selector
+        else:
+            request.tag = selector
+        with translated():
+            call = self._stub.Fetch(request, timeout=wait_s + self._transfer_deadline_s)
+            try:
+                return self._receive(call)
+            finally:
+                call.cancel()  # without effect on a call that ended
+
+    def watch(self, tag: str = LATEST, *, newer_than: int = 0) -> Watch:
+        """Return an iterator over the versions a tag points at: at once, then whenever it changes.
+
+        Args:
+            tag: Tag to watch; it need not be set yet.
+            newer_than: A version not to announce at first, e.g. the one already known.
+        """
+        return Watch(self._stub.Watch(pb.WatchRequest(tag=tag, newer_than=newer_than)))
+
+    def list_versions(self) -> VersionList:
+        """Return the versions the server still has, and all tags."""
+        with translated():
+            response = self._stub.ListVersions(pb.ListVersionsRequest(), timeout=self._deadline_s)
+        return VersionList(tuple(map(unpack_version, response.versions)), dict(response.tags))
+
+    def set_tag(self, tag: str, version: int) -> None:
+        """Point a tag at a version, which is then kept until the tag moves on.
+
+        Raises:
+            NotFound: No such version.
+            InvalidArgument: The name is malformed, or `latest`.
+        """
+        with translated():
+            self._stub.SetTag(pb.SetTagRequest(tag=tag, version=version), timeout=self._deadline_s)
+
+    def close(self) -> None:
+        """Close the channel; calls in progress end with `Unavailable`. May be called twice."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def _receive(self, responses: Iterator[pb.FetchResponse]) -> Params | None:
+        first = next(responses, None)
+        if first is None or not first.HasField("header"):
+            raise DataLoss("a fetch began without its header")
+        if first.header.not_newer:
+            return None
+        version, encoding = unpack_version(first.header.version), unpack_encoding(first.header.encoding)
+        if encoding.size_bytes > self._max_blob_bytes:
+            raise ResourceExhausted(
+                f"version {version.version} is {encoding.size_bytes} bytes, allowed: {self._max_blob_bytes}"
+            )
+        return Params(version, encoding.precision, _join(responses, version.version, encoding))
+
+
+class Watch:
+    """Announcements of the version a tag points at; iterate until `cancel`, from any thread, or an error."""
+
+    def __init__(self, call: Any) -> None:  # noqa: ANN401 - grpc publishes no class for it
+        self._call, self._cancelled = call, False
+
+    def __iter__(self) -> Iterator[Version]:
+        """Yield versions as they are announced; ends after `cancel`.
+
+        Raises:
+            Unavailable: The server went away; watch again from the last version.
+        """
+        with translated():
+            try:
+                for response in self._call:
+                    yield unpack_version(response.version)
+            except grpc.RpcError:
+                if not self._cancelled:
+                    raise
+
+    def cancel(self) -> None:
+        """End the iteration. May be called twice."""
+        self._cancelled = True
+        self._call.cancel()
+
+
+def _describe(precision: Precision, blob: bytes) -> Encoding:
+    return Encoding(precision, len(blob), hashlib.sha256(blob).digest())
+
+
+def _messages(header: pb.PublishHeader, blobs: list[bytes]) -> Iterator[pb.PublishRequest]:
+    yield pb.PublishRequest(header=header)
+    for blob in blobs:
+        for start in range(0, len(blob), MAX_PIECE_BYTES):
+            yield pb.PublishRequest(piece=blob[start : start + MAX_PIECE_BYTES])
+
+
+def _join(responses: Iterator[pb.FetchResponse], number: int, encoding: Encoding) -> bytes:
+    """Return the bytes of an encoding, checked against its size and SHA-256."""
+    pieces: list[bytes] = []
+    missing = encoding.size_bytes
+    for response in responses:
+        pieces.append(response.piece)
+        missing -= len(response.piece)
+        if missing < 0:
+            raise DataLoss(f"version {number} has more than the {encoding.size_bytes} bytes it declared")
+    blob = b"".join(pieces)
+    if missing or hashlib.sha256(blob).digest() != encoding.sha256:
+        raise DataLoss(f"version {number} ({encoding.precision.value}) does not match its size and SHA-256")
+    return blob

@@ -1,0 +1,203 @@
+"""Publishes a learner's parameters without making it wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unimplemented
+from tidemill.params.backoff import Backoff
+from tidemill.params.client import ParamsClient
+from tidemill.params.version import ParamsMetadata, Precision
+
+_JOIN_S = 10.0
+
+_FATAL = (InvalidArgument, FailedPrecondition, Unimplemented)
+"""Errors that the same publish would meet again; all others, a full disk included, may pass with time."""
+
+_log = structlog.get_logger()
+
+
+class StalePublisher(FailedPrecondition):
+    """Another process became the publisher; this one must stop."""
+
+
+@dataclass(frozen=True)
+class _Offer:
+    number: int
+    blobs: Mapping[Precision, bytes]
+    metadata: ParamsMetadata
+
+
+class ParamsPublisher:
+    """One background thread that publishes the newest offer; a newer offer replaces one not yet begun.
+
+    A publish whose answer was lost is repeated until it is acknowledged, across restarts of the server. An
+    error that cannot pass, such as `StalePublisher`, is raised by the owner's next call.
+    """
+
+    def __init__(self, address: str, *, name: str, connect_timeout_s: float = 60.0) -> None:
+        """Become the publisher: older ones are refused from now on.
+
+        Args:
+            address: Address of the parameter server.
+            name: Who publishes, for the server's log, e.g. host name and process id.
+            connect_timeout_s: How long to wait for the server, in seconds.
+
+        Raises:
+            Unavailable: The server did not answer in time.
+        """
+        self._client = ParamsClient(address)
+        try:
+            opened = self._client.open_generation(name, connect_timeout_s=connect_timeout_s)
+        except BaseException:
+            self._client.close()
+            raise
+        self.generation = opened.generation
+        """Generation of this publisher."""
+        self._base_version = opened.latest_version
+        self._version = 0
+        self._offered, self._settled, self._replaced = 0, 0, 0
+        self._pending: _Offer | None = None
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="params-publisher", daemon=True)
+        self._thread.start()
+
+    @property
+    def version(self) -> int:
+        """Newest version of this publisher that was acknowledged; 0 before the first."""
+        return self._version
+
+    @property
+    def replaced(self) -> int:
+        """Offers that were never sent because a newer one came first."""
+        return self._replaced
+
+    def offer(self, blobs: Mapping[Precision, bytes], metadata: ParamsMetadata) -> None:
+        """Hand over parameters to publish; never blocks.
+
+        Args:
+            blobs: Safetensors bytes by precision, from `blob.pack`; full precision is required.
+            metadata: What the parameters are.
+
+        Raises:
+            StalePublisher: Another process became the publisher.
+            TidemillError: An earlier offer was refused for good.
+        """
+        with self._changed:
+            self._raise()
+            self._offered += 1
+            self._replaced += self._pending is not None
+            self._pending = _Offer(self._offered, dict(blobs), metadata)
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until the newest offer is acknowledged; return whether it was within `timeout_s` seconds.
+
+        Raises:
+            StalePublisher, TidemillError: As `offer`.
+        """
+
+        def is_over() -> bool:
+            return self._settled == self._offered or self._error is not None or self._closing.is_set()
+
+        with self._changed:
+            self._changed.wait_for(is_over, timeout_s)
+            self._raise()
+            return self._settled == self._offered
+
+    def close(self) -> None:
+        """End the thread without sending what waits; `flush` first to keep it. May be called twice."""
+        self._closing.set()
+        with self._changed:
+            self._changed.notify_all()
+        self._client.close()
+        self._thread.join(_JOIN_S)
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            while (offer := self._take()) is not None:
+                self._publish(offer)
+        except BaseException as error:  # raised again in the owner's thread
+            if not self._closing.is_set():
+                with self._changed:
+                    self._error = error
+                    self._changed.notify_all()
+
+    def _take(self) -> _Offer | None:
+        """Wait for an offer; None when closing."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending is not None or self._closing.is_set())
+            offer, self._pending = self._pending, None
+            return None if self._closing.is_set() else offer
+
+    def _publish(self, offer: _Offer) -> None:
+        """Repeat one publish until it is acknowledged or the publisher closes."""
+        backoff = Backoff()
+        while not self._closing.is_set():
+            try:
+                self._acknowledge(offer, self._attempt(offer))
+                return
+            except _FATAL:
+                raise
+            except TidemillError as error:
+                pause_s = backoff.next_s()
+                if not self._closing.is_set():
+                    kind = type(error).__name__
+                    _log.warning("publish failed", kind=kind, error=str(error), retry_in_s=pause_s)
+                self._closing.wait(pause_s)
+
+    def _attempt(self, offer: _Offer) -> int:
+        """Publish once, or once more when only the base version was wrong."""
+        try:
+            return self._send(offer)
+        except FailedPrecondition as error:
+            self._rebase(error)
+            return self._send(offer)
+
+    def _send(self, offer: _Offer) -> int:
+        return self._client.publish(
+            offer.blobs, offer.metadata, generation=self.generation, base_version=self._base_version
+        )
+
+    def _rebase(self, refusal: FailedPrecondition) -> None:
+        """Take the server's newest version as the base, if that is why it refused.
+
+        The base is wrong without another publisher only after the server lost its newest version to a damaged
+        disk.
+
+        Raises:
+            StalePublisher: The refusal has another reason: this publisher was superseded.
+        """
+        versions = self._client.list_versions().versions
+        newest, generation = (versions[-1].version, versions[-1].generation) if versions else (0, 0)
+        if generation > self.generation or newest == self._base_version:
+            raise StalePublisher(str(refusal)) from refusal
+        self._base_version = newest
+
+    def _acknowledge(self, offer: _Offer, version: int) -> None:
+        with self._changed:
+            self._version = self._base_version = version
+            self._settled = offer.number
+            self._changed.notify_all()

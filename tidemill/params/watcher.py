@@ -1,0 +1,141 @@
+"""Keeps the newest parameters at hand for a process that acts."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from tidemill.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    ResourceExhausted,
+    TidemillError,
+    Unimplemented,
+)
+from tidemill.params.backoff import Backoff
+from tidemill.params.client import ParamsClient
+from tidemill.params.version import LATEST, Params, Precision, check_tag
+
+_WAIT_S = 60.0
+"""How long one fetch waits for a newer version before it is asked again."""
+
+_JOIN_S = 10.0
+
+_FATAL = (InvalidArgument, FailedPrecondition, ResourceExhausted, Unimplemented)
+"""Errors that the same request would meet again; everything else may pass with time."""
+
+_log = structlog.get_logger()
+
+
+class ParamsWatcher:
+    """One background thread that fetches each newer version and keeps only the newest bytes.
+
+    It waits for the server and for the first version, reconnects by itself, and skips versions it is too slow
+    for. An error that cannot pass is raised by the next `newest` or `wait`.
+    """
+
+    def __init__(
+        self, address: str, *, tag: str = LATEST, precision: Precision = Precision.HALF, newer_than: int = 0
+    ) -> None:
+        """Start watching.
+
+        Args:
+            address: Address of the parameter server.
+            tag: Tag to follow; it need not be set yet.
+            precision: Wanted number format; full comes when a version has no such encoding.
+            newer_than: Only versions greater than this; 0 means any.
+
+        Raises:
+            InvalidArgument: The tag is malformed.
+        """
+        check_tag(tag)
+        self._client = ParamsClient(address)
+        self._tag, self._precision, self._seen = tag, precision, newer_than
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self._newest: Params | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="params-watcher", daemon=True)
+        self._thread.start()
+
+    def newest(self) -> Params | None:
+        """Return the newest parameters fetched so far, or None before the first; never blocks.
+
+        The same object comes until there is a newer one, so compare `.number` to the one in use.
+        """
+        with self._changed:
+            self._raise()
+            return self._newest
+
+    def wait(self, timeout_s: float, *, newer_than: int = 0) -> Params | None:
+        """Wait for parameters newer than `newer_than`; return None if none come within `timeout_s` seconds."""
+
+        def is_over() -> bool:
+            return self._is_newer(newer_than) or self._error is not None or self._closing.is_set()
+
+        with self._changed:
+            self._changed.wait_for(is_over, timeout_s)
+            self._raise()
+            return self._newest if self._is_newer(newer_than) else None
+
+    def close(self) -> None:
+        """End the thread. May be called twice."""
+        self._closing.set()
+        with self._changed:
+            self._changed.notify_all()
+        self._client.close()  # ends a fetch that is waiting
+        self._thread.join(_JOIN_S)
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def _is_newer(self, newer_than: int) -> bool:
+        return self._newest is not None and self._newest.number > newer_than
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        backoff = Backoff()
+        try:
+            while not self._closing.is_set():
+                self._fetch(backoff)
+        except BaseException as error:  # raised again in the owner's thread
+            if not self._closing.is_set():
+                with self._changed:
+                    self._error = error
+                    self._changed.notify_all()
+
+    def _fetch(self, backoff: Backoff) -> None:
+        try:
+            params = self._client.fetch(
+                self._tag, newer_than=self._seen, wait_s=_WAIT_S, precision=self._precision
+            )
+        except _FATAL:
+            raise
+        except TidemillError as error:
+            pause_s = backoff.next_s()
+            if not self._closing.is_set():
+                _log.debug("no parameters yet", tag=self._tag, error=str(error), retry_in_s=pause_s)
+            self._closing.wait(pause_s)
+            return
+        backoff.reset()
+        if params is not None:
+            self._keep(params)
+
+    def _keep(self, params: Params) -> None:
+        self._seen = params.number
+        with self._changed:
+            self._newest = params
+            self._changed.notify_all()
