@@ -154,6 +154,10 @@ class LauncherSettings:
 
     actors: int = 1
     """Actor processes to start, at least 0; more may join by hand."""
+    actor_nice: int = 0
+    """Niceness added to actors, 0 to 19: on few cores the learner then gets the time it needs first."""
+    evaluator_nice: int = 0
+    """Niceness added to the evaluator, 0 to 19."""
     max_restarts: int = 5
     """How often one service may be restarted within ten minutes before the run is given up."""
     restart_backoff_s: float = 1.0
@@ -169,6 +173,8 @@ class LauncherSettings:
 
     def __post_init__(self) -> None:
         check(self.actors >= 0, "launcher.actors", self.actors, "0 or more")
+        for name in ("actor_nice", "evaluator_nice"):
+            check(0 <= getattr(self, name) <= 19, f"launcher.{name}", getattr(self, name), "0 to 19")
         check(self.max_restarts >= 0, "launcher.max_restarts", self.max_restarts, "0 or more")
         for name in ("restart_backoff_s", "start_timeout_s", "stop_timeout_s", "view_every_s"):
             check(getattr(self, name) > 0, f"launcher.{name}", getattr(self, name), "more than 0")

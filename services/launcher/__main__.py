@@ -1,0 +1,10 @@
+"""`python -m services.launcher` is the `tidemill` command."""
+
+from __future__ import annotations
+
+import sys
+
+from services.launcher.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

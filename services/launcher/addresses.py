@@ -1,0 +1,77 @@
+"""Where the services of one machine's cluster listen.
+
+Unix sockets in a private folder: unlike a free TCP port they cannot be taken by another process while a
+service restarts, and no other user of the machine reaches them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+from pathlib import Path
+
+from tidemill.config.sections import RunConfig
+from tidemill.rpc.settings import ServerSettings
+
+_PREFIX = "tidemill-"
+_DEFAULT = RunConfig()
+
+
+def make_socket_folder() -> Path:
+    """Make a folder only this user can enter; its path is short, as socket paths must be."""
+    return Path(tempfile.mkdtemp(prefix=_PREFIX))
+
+
+def remove_socket_folder(folder: Path) -> None:
+    """Remove a folder that `make_socket_folder` made; one that is gone, or is another's, is left alone."""
+    if folder.name.startswith(_PREFIX) and folder.parent == Path(tempfile.gettempdir()):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def with_addresses(config: RunConfig, sockets: Path) -> RunConfig:
+    """Return the settings with an address for every server that has only its default one.
+
+    An address that was set on purpose is kept, for example so that actors of other machines can reach it.
+    """
+    replay = _chosen(config.replay.server, _DEFAULT.replay.server, sockets / "replay.sock")
+    params = _chosen(config.paramserver.server, _DEFAULT.paramserver.server, sockets / "params.sock")
+    learner = _chosen(config.learner.server, _DEFAULT.learner.server, sockets / "learner.sock")
+    evaluator = _chosen(config.evaluator.server, _DEFAULT.evaluator.server, sockets / "evaluator.sock")
+    cluster = dataclasses.replace(
+        config.cluster,
+        replay=_reached_at(config.cluster.replay, _DEFAULT.cluster.replay, replay),
+        params=_reached_at(config.cluster.params, _DEFAULT.cluster.params, params),
+        learner=_reached_at(config.cluster.learner, _DEFAULT.cluster.learner, learner),
+    )
+    return dataclasses.replace(
+        config,
+        cluster=cluster,
+        replay=dataclasses.replace(config.replay, server=replay),
+        paramserver=dataclasses.replace(config.paramserver, server=params),
+        learner=dataclasses.replace(config.learner, server=learner),
+        evaluator=dataclasses.replace(config.evaluator, server=evaluator),
+    )
+
+
+def actor_address(sockets: Path, index: int) -> str:
+    """Return where the health service of actor `index` listens."""
+    return _socket(sockets / f"actor-{index}.sock")
+
+
+def socket_folder_of(address: str) -> Path | None:
+    """Return the folder a socket's address points into; None if it is no socket."""
+    return Path(address.removeprefix("unix://")).parent if address.startswith("unix:///") else None
+
+
+def _chosen(server: ServerSettings, default: ServerSettings, socket: Path) -> ServerSettings:
+    is_chosen = server.address != default.address and not server.address.endswith(":0")
+    return server if is_chosen else dataclasses.replace(server, address=_socket(socket))
+
+
+def _reached_at(address: str, default: str, server: ServerSettings) -> str:
+    return address if address != default else server.address
+
+
+def _socket(path: Path) -> str:
+    return f"unix://{path}"

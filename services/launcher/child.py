@@ -1,0 +1,71 @@
+"""One running process of the cluster and its log file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+
+from services.launcher.service_spec import ServiceSpec
+from tidemill.process import PARENT_VARIABLE
+
+_SIGNALS = {"finish": signal.SIGUSR1, "terminate": signal.SIGTERM, "kill": signal.SIGKILL}
+
+
+class Child:
+    """A process in a session of its own.
+
+    Ctrl-C on the terminal so reaches the launcher only, which ends its children in order.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, log_file: Path) -> None:
+        """Take over a started process."""
+        self._process, self._log_file = process, log_file
+
+    @classmethod
+    async def start(cls, spec: ServiceSpec, log_file: Path) -> Child:
+        """Start `python -m MODULE ARGUMENTS`, its output appended to the log file.
+
+        Called on the main thread only: the kernel ends the child when the thread that started it ends.
+        """
+        environment = os.environ | {PARENT_VARIABLE: str(os.getpid())}
+        with log_file.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                spec.module,
+                *spec.arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        if spec.nice:
+            os.setpriority(os.PRIO_PROCESS, process.pid, spec.nice)
+        return cls(process, log_file)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """Wait for its end; return the exit code, -N if signal N killed it."""
+        return await self._process.wait()
+
+    def send(self, verb: str) -> None:
+        """Send the signal for `finish`, `terminate` or `kill`; no effect on a process that has ended."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(_SIGNALS[verb])
+
+    def last_lines(self, count: int) -> list[str]:
+        """Return the newest lines of its log."""
+        with self._log_file.open(encoding="utf-8", errors="replace") as log:
+            return [line.rstrip() for line in deque(log, maxlen=count)]

@@ -1,0 +1,142 @@
+"""The `tidemill` command: finds the subcommand and hands it the rest of the command line."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tidemill import process
+
+Command = Callable[[Sequence[str]], int]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of `tidemill --help`.
+
+    Attributes:
+        summary: What it does, one line.
+        load: Imports the command; called only when it is the one that was asked for.
+    """
+
+    summary: str
+    load: Callable[[], Command]
+
+
+def _train() -> Command:
+    from services.launcher.train import train
+
+    return train
+
+
+def _resume() -> Command:
+    from services.launcher.train import resume
+
+    return resume
+
+
+def _status() -> Command:
+    from services.launcher.control import status
+
+    return status
+
+
+def _ctl() -> Command:
+    from services.launcher.control import ctl
+
+    return ctl
+
+
+def _doctor() -> Command:
+    from services.launcher.doctor import doctor
+
+    return doctor
+
+
+def _module(name: str) -> Callable[[], Command]:
+    """Return the loader of a command that another service's module carries out, in this process' place."""
+
+    def load() -> Command:
+        from services.launcher.hand_over import hand_over_to
+
+        return hand_over_to(name)
+
+    return load
+
+
+COMMANDS: dict[str, Entry] = {
+    "train": Entry("run a whole cluster here", _train),
+    "resume": Entry("go on with a run where it stopped", _resume),
+    "evaluate": Entry("test a trained policy", _module("services.evaluator.offline")),
+    "status": Entry("show what a running cluster is doing", _status),
+    "ctl": Entry("control a running cluster", _ctl),
+    "replay": Entry("start one replay service", _module("services.replay")),
+    "paramserver": Entry("start one parameter server", _module("services.paramserver")),
+    "learner": Entry("start one learner", _module("services.learner")),
+    "actor": Entry("start one actor; it joins a running cluster", _module("services.actor")),
+    "evaluator": Entry("start one evaluator", _module("services.evaluator")),
+    "doctor": Entry("check the installation and say what to do", _doctor),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; return the exit code: 0 finished or stopped as asked, 1 failed, 2 bad usage."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments:
+        print(usage(), file=sys.stderr)
+        return 2
+    name, rest = arguments[0], arguments[1:]
+    if name in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if name == "--version":
+        return _print_version()
+    if name not in COMMANDS:
+        print(f"tidemill: unknown command {name!r}{_nearest(name)}", file=sys.stderr)
+        return 2
+    return _run(name, rest)
+
+
+def usage() -> str:
+    """Return the text of `tidemill --help`."""
+    width = max(len(name) for name in COMMANDS)
+    lines = [f"  {name:{width}}  {entry.summary}" for name, entry in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: tidemill COMMAND [...]",
+            "",
+            "Trains deep reinforcement learning agents with a cluster of small services.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "`tidemill COMMAND --help` explains a command and documents each of its settings.",
+        ]
+    )
+
+
+def _run(name: str, rest: Sequence[str]) -> int:
+    try:
+        return process.run(f"tidemill {name}", lambda: COMMANDS[name].load()(rest))
+    except SystemExit as ended:  # --help, or a command line that the parser refused and explained
+        return ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _nearest(name: str) -> str:
+    matches = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(COMMANDS)}"
+
+
+def _print_version() -> int:
+    from services.launcher.versions import versions
+
+    print("\n".join(f"{name} {version}" for name, version in versions().items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

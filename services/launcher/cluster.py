@@ -1,0 +1,154 @@
+"""Carries out what the supervisor decides; the one place in the launcher that waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.launcher.child import Child
+from services.launcher.health import until_serving
+from services.launcher.run_folder import RunFolder
+from services.launcher.service_spec import ServiceSpec
+from services.launcher.supervisor import Action, Outcome, Phase, Supervisor, Verb, describe_exit
+
+_LOG_LINES = 8
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Reporter(Protocol):
+    """Whom the cluster tells what happens."""
+
+    def event(self, message: str, details: Sequence[str] = ()) -> None:
+        """Tell one thing that happened, with lines that explain it."""
+
+
+@dataclass(frozen=True)
+class _Serving:
+    """A service became healthy."""
+
+    name: str
+    child: Child
+
+
+@dataclass(frozen=True)
+class _Exited:
+    """A process ended."""
+
+    name: str
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class _StopRequested:
+    """Ctrl-C or SIGTERM."""
+
+
+_Event = _Serving | _Exited | _StopRequested
+
+
+class Cluster:
+    """The processes of one run, from the first start to the last exit."""
+
+    def __init__(self, supervisor: Supervisor, folder: RunFolder, reporter: Reporter) -> None:
+        """Prepare; `run` starts."""
+        self._supervisor, self._folder, self._reporter = supervisor, folder, reporter
+        self._children: dict[str, Child] = {}
+        self._health_tasks: dict[str, asyncio.Task[None]] = {}
+        self._exit_tasks: set[asyncio.Task[None]] = set()
+        self._events: asyncio.Queue[_Event] = asyncio.Queue()
+
+    def pid_of(self, name: str) -> int | None:
+        """Return the process id of a service; None while it has no process."""
+        child = self._children.get(name)
+        return child.pid if child and self._supervisor.processes[name].is_alive else None
+
+    async def run(self, clock: Callable[[], float] = time.monotonic) -> Outcome:
+        """Start the processes, keep them running, and return when the last one has ended."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._events.put_nowait, _StopRequested())
+        try:
+            await self._perform(self._supervisor.start(clock()))
+            while not self._supervisor.is_over:
+                event = await self._next_event(clock)
+                await self._perform(self._decide(event, clock()))
+        finally:
+            await self._abandon()
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+        assert self._supervisor.outcome is not None  # is_over says so
+        return self._supervisor.outcome
+
+    async def _next_event(self, clock: Callable[[], float]) -> _Event | None:
+        due_s = self._supervisor.next_timer_s()
+        timeout_s = None if due_s is None else max(due_s - clock(), 0.0)
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(self._events.get(), timeout_s)
+        return None
+
+    def _decide(self, event: _Event | None, now_s: float) -> list[Action]:
+        if event is None:
+            return self._supervisor.on_timer(now_s)
+        if isinstance(event, _StopRequested):
+            again = self._supervisor.outcome is not None
+            self._reporter.event("ending at once" if again else "stopping; press Ctrl-C again to end at once")
+            return self._supervisor.on_stop_requested(now_s)
+        if isinstance(event, _Serving):
+            if self._children[event.name] is not event.child:  # the word of a process that was replaced
+                return []
+            self._reporter.event(f"{event.name} is ready")
+            return self._supervisor.on_serving(event.name, now_s)
+        return self._on_exit(event, now_s)
+
+    def _on_exit(self, event: _Exited, now_s: float) -> list[Action]:
+        self._health_tasks.pop(event.name).cancel()
+        was_expected = self._supervisor.processes[event.name].phase is Phase.STOPPING
+        has_result = (self._folder.path / "result.json").exists()
+        actions = self._supervisor.on_exit(event.name, event.exit_code, now_s, has_result=has_result)
+        process = self._supervisor.processes[event.name]
+        if process.phase is Phase.BACKOFF:
+            pause_s = (process.deadline_s or now_s) - now_s
+            message = f"{event.name} {process.reason}; starting it again in {pause_s:.1f} s"
+            self._reporter.event(message, self._last_lines(event.name))
+        elif event.exit_code and not was_expected:
+            message = f"{event.name} {describe_exit(event.exit_code)}"
+            self._reporter.event(message, self._last_lines(event.name))
+        return actions
+
+    def _last_lines(self, name: str) -> list[str]:
+        return self._children[name].last_lines(_LOG_LINES)
+
+    async def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            spec = self._supervisor.processes[action.service].spec
+            if action.verb is Verb.START:
+                await self._start(spec)
+            else:
+                self._children[spec.name].send(action.verb.value)
+
+    async def _start(self, spec: ServiceSpec) -> None:
+        child = await Child.start(spec, self._folder.log_file(spec.name))
+        self._children[spec.name] = child
+        self._health_tasks[spec.name] = asyncio.create_task(self._watch_health(spec, child))
+        self._exit_tasks.add(task := asyncio.create_task(self._watch_exit(spec.name, child)))
+        task.add_done_callback(self._exit_tasks.discard)
+
+    async def _watch_health(self, spec: ServiceSpec, child: Child) -> None:
+        await until_serving(spec.health_address)
+        self._events.put_nowait(_Serving(spec.name, child))
+
+    async def _watch_exit(self, name: str, child: Child) -> None:
+        self._events.put_nowait(_Exited(name, await child.wait()))
+
+    async def _abandon(self) -> None:
+        """Leave nothing behind when `run` ends, by whatever way."""
+        for task in self._health_tasks.values():
+            task.cancel()
+        for child in self._children.values():
+            child.send("kill")
+        await asyncio.gather(*self._health_tasks.values(), *self._exit_tasks, return_exceptions=True)

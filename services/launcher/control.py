@@ -1,0 +1,133 @@
+"""`tidemill status` and `tidemill ctl`: look at a running cluster and control it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from services.launcher.run_folder import check_is_run, is_running
+from tidemill.config.load import from_document, read_document
+from tidemill.config.sections import RunConfig
+from tidemill.errors import ConfigError, NotFound
+from tidemill.learner.client import LearnerClient
+from tidemill.learner.status import LearnerStatus
+from tidemill.scores import read_scores
+
+_WHERE = "RUN is a run's folder, e.g. runs/quickstart; without it, the one run below runs/ that is running."
+
+
+def status(argv: Sequence[str]) -> int:
+    """Print what a running cluster is doing; return 0, or 1 if it cannot be reached."""
+    parser = _parser("status", "Show what a running cluster is doing.")
+    _add_target(parser)
+    arguments = parser.parse_args(list(argv))
+    address, folder = _target(arguments)
+    with LearnerClient(address) as client:
+        table = _status_table(client.get_status())
+    if folder:
+        _add_scores(table, folder)
+    Console().print(table)
+    return 0
+
+
+def ctl(argv: Sequence[str]) -> int:
+    """Control a running cluster; return 0, or 1 if it cannot be reached."""
+    parser = _parser("ctl", "Control a running cluster.")
+    verbs = "pause: no gradient steps until resume; checkpoint: write one now; stop: end the run in order"
+    parser.add_argument("verb", choices=sorted(_VERBS), help=verbs)
+    _add_target(parser)
+    arguments = parser.parse_args(list(argv))
+    address, _ = _target(arguments)
+    with LearnerClient(address) as client:
+        print(_VERBS[arguments.verb](client))
+    return 0
+
+
+def _pause(client: LearnerClient) -> str:
+    client.pause()
+    return "paused; `tidemill ctl resume` goes on"
+
+
+def _resume(client: LearnerClient) -> str:
+    client.resume()
+    return "training goes on"
+
+
+def _checkpoint(client: LearnerClient) -> str:
+    saved = client.save_checkpoint()
+    return f"checkpoint of {saved.learner_steps:,} learner steps: {saved.path}"
+
+
+def _stop(client: LearnerClient) -> str:
+    client.stop("asked by `tidemill ctl stop`")
+    return "stopping: the learner publishes and checkpoints, the evaluator measures its last parameters"
+
+
+_VERBS: dict[str, Callable[[LearnerClient], str]] = {
+    "pause": _pause,
+    "resume": _resume,
+    "checkpoint": _checkpoint,
+    "stop": _stop,
+}
+
+
+def _parser(name: str, description: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(prog=f"tidemill {name}", description=description, epilog=_WHERE)
+
+
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="folder of the run")
+    parser.add_argument("--learner", metavar="ADDRESS", help="the learner's address, instead of RUN")
+
+
+def _target(arguments: argparse.Namespace) -> tuple[str, Path | None]:
+    """Return the learner's address, and the run's folder if that is known."""
+    if arguments.learner:
+        return arguments.learner, arguments.run
+    folder = arguments.run or _only_running(Path("runs"))
+    check_is_run(folder)
+    if not is_running(folder):
+        raise NotFound(f"{folder} is not running; go on with `tidemill resume {folder}`")
+    config = from_document(RunConfig, read_document(folder / "cluster.yaml"))
+    return config.cluster.learner, folder
+
+
+def _only_running(root: Path) -> Path:
+    running = [file.parent for file in sorted(root.glob("*/config.yaml")) if is_running(file.parent)]
+    if len(running) == 1:
+        return running[0]
+    found = ", ".join(map(str, running)) or "none"
+    raise ConfigError(f"which run? Name its folder, or --learner ADDRESS; running below {root}: {found}")
+
+
+def _status_table(learner: LearnerStatus) -> Table:
+    table = Table.grid(padding=(0, 2))
+    checkpoint = f"at {learner.checkpoint_steps:,} learner steps" if learner.checkpoint_steps else "none yet"
+    limit = f" of {learner.max_learner_steps:,}" if learner.max_learner_steps else ""
+    rows = {
+        "state": learner.state.name.lower(),
+        "learner steps": f"{learner.learner_steps:,}{limit} ({learner.steps_per_s:,.1f}/s)",
+        "env steps": f"{learner.env_steps:,}",
+        "waits for data": f"{learner.wait_fraction:.0%} of the time",
+        "table items": f"{learner.table_items:,}",
+        "params version": f"{learner.params_version} (generation {learner.generation})",
+        "checkpoint": checkpoint,
+        "up": f"{learner.uptime_s:,.0f} s",
+        "restored": learner.restored or "nothing, a fresh start",
+    }
+    rows |= {name: f"{value:.4g}" for name, value in sorted(learner.metrics.items())}
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _add_scores(table: Table, folder: Path) -> None:
+    scores = read_scores(folder / "scores.csv")
+    if scores:
+        best = max(scores, key=lambda score: score.mean)
+        table.add_row("newest score", f"{scores[-1].mean:.1f} (version {scores[-1].params_version})")
+        table.add_row("best score", f"{best.mean:.1f} (version {best.params_version})")

@@ -1,0 +1,166 @@
+"""The folder of a run: made once, held by one launcher at a time, never overwritten."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from services.launcher.versions import versions
+from tidemill.config.load import write_document
+from tidemill.config.sections import RunConfig
+from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition
+
+_LOCK = ".lock"
+
+
+class RunFolder:
+    """ROOT/NAME of one run, locked for as long as this object is open."""
+
+    def __init__(self, path: Path) -> None:
+        """Lock an existing folder.
+
+        Raises:
+            FailedPrecondition: another launcher runs in it.
+        """
+        self.path = path
+        self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise FailedPrecondition(
+                f"{path} is running; look: `tidemill status {path}`, end it: `tidemill ctl stop {path}`"
+            ) from error
+
+    @classmethod
+    def create(cls, config: RunConfig, *, again: bool) -> RunFolder:
+        """Make the folder of a new run and write its config.yaml.
+
+        Args:
+            config: Resolved settings.
+            again: Whether an earlier run of this name is moved to NAME-1 (or the next free number).
+
+        Raises:
+            AlreadyExists: there is such a run and `again` is not set.
+            FailedPrecondition: that run is still running.
+            ConfigError: the folder cannot be made.
+        """
+        path = config.run.folder
+        if (path / "config.yaml").exists():
+            if not again:
+                raise AlreadyExists(
+                    f"{path} holds a run already; go on with it: `tidemill resume {path}`, move it aside to "
+                    f"{_free_name(path)} and start anew: --again, or choose another --run.name"
+                )
+            _move_aside(path)
+        try:
+            (path / "logs").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot make the run's folder {path}: {error.strerror}") from error
+        folder = cls(path)
+        folder.write_config(config)
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """Lock the folder of an earlier run.
+
+        Raises:
+            ConfigError: there is no run at this path.
+            FailedPrecondition: it is running.
+        """
+        check_is_run(path)
+        (path / "logs").mkdir(exist_ok=True)
+        return cls(path)
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved settings the run was started with."""
+        return self.path / "config.yaml"
+
+    @property
+    def cluster_file(self) -> Path:
+        """The same with the addresses of the services that run now: `--config` of an actor that joins."""
+        return self.path / "cluster.yaml"
+
+    def log_file(self, service: str) -> Path:
+        """Return where a service's log is appended."""
+        return self.path / "logs" / f"{service}.log"
+
+    def write_config(self, config: RunConfig) -> None:
+        """Write config.yaml, with the versions it ran with as comments."""
+        write_document(config, self.config_file)
+        header = "".join(f"# {name} {version}\n" for name, version in versions().items())
+        self.config_file.write_text(header + self.config_file.read_text(encoding="utf-8"), encoding="utf-8")
+
+    def write_cluster(self, config: RunConfig) -> None:
+        """Write cluster.yaml, whole or not at all."""
+        draft = self.cluster_file.with_suffix(".tmp")
+        write_document(config, draft)
+        draft.replace(self.cluster_file)
+
+    def set_result_aside(self) -> None:
+        """Keep the result of an earlier end as result-1.json (or the next free number): the run goes on."""
+        result = self.path / "result.json"
+        if result.exists():
+            number = 1 + len(list(self.path.glob("result-*.json")))
+            result.rename(self.path / f"result-{number}.json")
+
+    def close(self) -> None:
+        """Say that nothing runs here any more, and unlock."""
+        self.cluster_file.unlink(missing_ok=True)
+        os.close(self._lock)
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+
+def is_running(path: Path) -> bool:
+    """Return whether a launcher holds the run at `path`."""
+    try:
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def check_is_run(path: Path) -> None:
+    """Raise a `ConfigError` that names the runs there are, unless `path` is a run's folder."""
+    if (path / "config.yaml").is_file():
+        return
+    root = path.parent if path.parent.is_dir() else Path("runs")
+    names = sorted(str(file.parent) for file in root.glob("*/config.yaml"))
+    raise ConfigError(f"{path} is no run (it has no config.yaml); runs there: {', '.join(names) or 'none'}")
+
+
+def located(config: RunConfig, path: Path) -> RunConfig:
+    """Return the settings of a run with the place where its folder is now."""
+    path = path.resolve()
+    return replace(config, run=replace(config.run, root=str(path.parent), name=path.name))
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while path.with_name(f"{path.name}-{number}").exists():
+        number += 1
+    return path.with_name(f"{path.name}-{number}")
+
+
+def _move_aside(path: Path) -> None:
+    if is_running(path):
+        raise FailedPrecondition(f"{path} is running; end it first: `tidemill ctl stop {path}`")
+    path.rename(_free_name(path))

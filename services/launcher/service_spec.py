@@ -1,0 +1,72 @@
+"""What the launcher knows of each process it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.launcher.addresses import actor_address
+from tidemill.config.sections import RunConfig
+
+REPLAY, PARAMSERVER, LEARNER, EVALUATOR, ACTOR = "replay", "paramserver", "learner", "evaluator", "actor"
+
+
+@dataclass(frozen=True)
+class ServiceSpec:
+    """One process of the cluster.
+
+    Attributes:
+        name: Unique, e.g. `actor-0`; names its log file.
+        kind: Which service it is, e.g. `actor`.
+        module: What `python -m` runs.
+        arguments: Its command line.
+        health_address: Where its health service answers.
+        after: Names of services that must be serving before it is started. Few are listed: most processes
+            wait for what they need by themselves, and importing takes seconds in which they need nothing.
+        nice: Added to its niceness, so that the learner is not starved on a machine with few cores.
+    """
+
+    name: str
+    kind: str
+    module: str
+    arguments: tuple[str, ...]
+    health_address: str
+    after: tuple[str, ...] = ()
+    nice: int = 0
+
+
+def cluster_specs(config: RunConfig, config_file: Path, sockets: Path) -> tuple[ServiceSpec, ...]:
+    """Return the processes of a run in the order in which they are started.
+
+    Args:
+        config: Settings with addresses, see `with_addresses`.
+        config_file: The same settings as a file, which every process reads.
+        sockets: Folder of the actors' health sockets.
+    """
+
+    def spec(name: str, address: str, after: tuple[str, ...] = (), nice: int = 0) -> ServiceSpec:
+        arguments = ("--config", str(config_file))
+        return ServiceSpec(name, name, f"services.{name}", arguments, address, after, nice)
+
+    return (
+        spec(REPLAY, config.replay.server.address),
+        spec(PARAMSERVER, config.paramserver.server.address),
+        spec(LEARNER, config.learner.server.address),
+        *(_actor_spec(config, config_file, sockets, index) for index in range(config.launcher.actors)),
+        # Its imports would delay the first environment step, and there is nothing to evaluate before that.
+        spec(EVALUATOR, config.evaluator.server.address, (LEARNER,), config.launcher.evaluator_nice),
+    )
+
+
+def _actor_spec(config: RunConfig, config_file: Path, sockets: Path, index: int) -> ServiceSpec:
+    address = actor_address(sockets, index)
+    arguments = {
+        "--config": config_file,
+        "--actor.id": f"{config.actor.id or 'actor'}-{index}",
+        "--actor.index": config.actor.index + index,
+        "--actor.count": max(config.actor.count, config.launcher.actors),
+        "--actor.server.address": address,
+    }
+    words = tuple(str(word) for pair in arguments.items() for word in pair)
+    nice = config.launcher.actor_nice
+    return ServiceSpec(f"actor-{index}", ACTOR, "services.actor", words, address, (), nice)

@@ -1,0 +1,64 @@
+"""What is printed when a run has ended: how it went and where its files are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from services.launcher.supervisor import Outcome
+
+_FILES = (
+    ("result.json", "final summary"),
+    ("scores.csv", "one row an evaluation"),
+    ("plots/learning_curve.png", "learning curve"),
+    ("videos", "video of the best policy"),
+    ("params", "every kept version of the parameters"),
+    ("checkpoints", "the learner's checkpoints"),
+    ("tensorboard", "tensorboard --logdir"),
+    ("logs", "one log a process"),
+    ("config.yaml", "resolved settings and versions"),
+)
+
+
+def summarise(folder: Path, outcome: Outcome) -> list[str]:
+    """Return the closing lines of a run."""
+    lines = ["", f"{folder.name}: {outcome.reason}"]
+    result = read_result(folder)
+    if result:
+        lines.append(describe_result(result))
+    lines += ["", f"In {folder}:"]
+    lines += [f"  {name:26} {meaning}" for name, meaning in _FILES if _has_content(folder / name)]
+    lines.append("")
+    if result:
+        lines.append(f"Test it:   tidemill evaluate {folder}")
+    lines.append(f"Go on:     tidemill resume {folder}")
+    if outcome.exit_code:
+        lines.append(f"What went wrong: see {folder / 'logs'}")
+    return lines
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """Return the run's result.json; empty if it has none."""
+    try:
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+    return result if isinstance(result, dict) else {}
+
+
+def describe_result(result: dict[str, Any]) -> str:
+    """Return a result in one line."""
+    had_target = result.get("target_return") is not None
+    verdict = "solved" if result.get("solved") else "not solved" if had_target else "ended"
+    confirmed = result.get("confirmed_mean")
+    count = result.get("confirm_episodes")
+    fresh = f", {confirmed:.1f} over {count} fresh episodes" if confirmed is not None else ""
+    return (
+        f"{verdict} after {result['wall_s']:.0f} s and {result['env_steps']:,} env steps: "
+        f"mean return {result['mean_return']:.1f} over {result['episodes']} episodes{fresh}"
+    )
+
+
+def _has_content(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else path.exists()

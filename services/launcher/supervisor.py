@@ -1,0 +1,252 @@
+"""Decides which process to start, restart or end, and when the run is over.
+
+Plain decisions: what happened and the time go in, what to do comes out. `Cluster` carries it out.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from services.launcher.service_spec import ACTOR, EVALUATOR, LEARNER, PARAMSERVER, REPLAY, ServiceSpec
+from tidemill.config.services import LauncherSettings
+
+RESTART_WINDOW_S = 600.0
+"""Restarts are counted over the last ten minutes."""
+
+_MAX_BACKOFF_S = 30.0
+_CONFIG_ERROR = 2
+_STOP_ORDER = ((ACTOR,), (LEARNER,), (EVALUATOR,), (REPLAY, PARAMSERVER))
+"""Writers before what they write to: the learner's last version still finds the parameter server."""
+
+
+class Phase(enum.Enum):
+    """What a process is doing, as far as the launcher knows."""
+
+    PENDING = "pending"
+    STARTING = "starting"
+    SERVING = "serving"
+    BACKOFF = "restarting"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class Verb(enum.Enum):
+    """What can be done to a process."""
+
+    START = "start"
+    FINISH = "finish"
+    """Ask the evaluator for the final evaluation."""
+    TERMINATE = "terminate"
+    KILL = "kill"
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing to do now."""
+
+    verb: Verb
+    service: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the run ended: the exit code of the launcher and the reason."""
+
+    exit_code: int
+    reason: str
+
+
+@dataclass
+class Process:
+    """What is known of one service."""
+
+    spec: ServiceSpec
+    phase: Phase = Phase.PENDING
+    deadline_s: float | None = None
+    """When the present phase has lasted too long, or in a backoff long enough."""
+    restarts: deque[float] = field(default_factory=deque)
+    """When it was restarted in the last ten minutes."""
+    restarts_total: int = 0
+    reason: str = ""
+    """Why it was restarted last."""
+    is_overdue: bool = False
+    """Whether it is being killed because it did not become healthy in time."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether there is a process."""
+        return self.phase in (Phase.STARTING, Phase.SERVING, Phase.STOPPING)
+
+
+class Supervisor:
+    """The launcher's judgement. Times are seconds of one monotonic clock."""
+
+    def __init__(self, specs: Sequence[ServiceSpec], settings: LauncherSettings) -> None:
+        """Know the services; nothing is started before `start`."""
+        self._settings = settings
+        self._processes = {spec.name: Process(spec) for spec in specs}
+        self._outcome: Outcome | None = None
+        self._is_finishing = False
+
+    @property
+    def processes(self) -> Mapping[str, Process]:
+        """Every service by name, in the order of starting."""
+        return self._processes
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How the run ends; None while it goes on. The processes may still be stopping, see `is_over`."""
+        return self._outcome
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has an outcome and no process is left."""
+        return self._outcome is not None and not any(process.is_alive for process in self._processes.values())
+
+    def start(self, now_s: float) -> list[Action]:
+        """Start what needs nothing else."""
+        return self._start_ready(now_s)
+
+    def on_serving(self, name: str, now_s: float) -> list[Action]:
+        """A service became healthy."""
+        process = self._processes[name]
+        if process.phase is not Phase.STARTING:
+            return []
+        process.phase, process.deadline_s = Phase.SERVING, None
+        finish = [Action(Verb.FINISH, name)] if self._is_finishing and process.spec.kind == EVALUATOR else []
+        return finish + self._start_ready(now_s)
+
+    def on_exit(self, name: str, exit_code: int, now_s: float, *, has_result: bool = False) -> list[Action]:
+        """A process ended.
+
+        Args:
+            name: Its service.
+            exit_code: Its exit code; -N if signal N killed it.
+            now_s: The time.
+            has_result: Whether the run's result is written, which the evaluator does last.
+        """
+        process = self._processes[name]
+        was_stopping = process.phase is Phase.STOPPING
+        process.phase, process.deadline_s = Phase.ENDED, None
+        if self._outcome is not None:
+            return self._stop_next(now_s)
+        kind = process.spec.kind
+        if kind == EVALUATOR and exit_code == 0 and has_result:
+            return self._end(Outcome(0, "finished"), now_s)
+        if kind == LEARNER and exit_code == 0:
+            return self._finish(now_s)
+        if was_stopping:
+            return []
+        if exit_code == _CONFIG_ERROR:
+            return self._end(Outcome(_CONFIG_ERROR, f"{name} refused its settings"), now_s)
+        return self._restart_later(process, self._fault(process, exit_code), now_s)
+
+    def on_timer(self, now_s: float) -> list[Action]:
+        """Time passed: carry out what was due."""
+        actions = []
+        for name, process in self._processes.items():
+            if process.deadline_s is not None and now_s >= process.deadline_s:
+                actions.append(self._on_deadline(name, process, now_s))
+        return actions
+
+    def on_stop_requested(self, now_s: float) -> list[Action]:
+        """Ctrl-C or SIGTERM: end the processes in order; when asked again, at once."""
+        if self._outcome is None:
+            return self._end(Outcome(0, "stopped as asked"), now_s)
+        return [Action(Verb.KILL, name) for name, process in self._processes.items() if process.is_alive]
+
+    def next_timer_s(self) -> float | None:
+        """Return when `on_timer` is due; None if nothing is."""
+        deadlines = (process.deadline_s for process in self._processes.values())
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def _start_ready(self, now_s: float) -> list[Action]:
+        if self._outcome is not None or self._is_finishing:
+            return []
+        return [
+            self._start(name, process, now_s)
+            for name, process in self._processes.items()
+            if process.phase is Phase.PENDING and self._are_serving(process.spec.after)
+        ]
+
+    def _are_serving(self, names: Sequence[str]) -> bool:
+        return all(self._processes[name].phase is Phase.SERVING for name in names)
+
+    def _start(self, name: str, process: Process, now_s: float) -> Action:
+        process.phase, process.deadline_s = Phase.STARTING, now_s + self._settings.start_timeout_s
+        process.is_overdue = False
+        return Action(Verb.START, name)
+
+    def _fault(self, process: Process, exit_code: int) -> str:
+        if process.is_overdue:
+            return f"was not healthy within {self._settings.start_timeout_s:g} s"
+        return describe_exit(exit_code)
+
+    def _restart_later(self, process: Process, reason: str, now_s: float) -> list[Action]:
+        restarts = process.restarts
+        while restarts and restarts[0] <= now_s - RESTART_WINDOW_S:
+            restarts.popleft()
+        process.reason = reason
+        if len(restarts) >= self._settings.max_restarts:
+            count = f"{len(restarts)} restarts within ten minutes"
+            return self._end(Outcome(1, f"{process.spec.name} {reason}, after {count}"), now_s)
+        backoff_s = min(self._settings.restart_backoff_s * 2.0 ** len(restarts), _MAX_BACKOFF_S)
+        restarts.append(now_s)
+        process.restarts_total += 1
+        process.phase, process.deadline_s = Phase.BACKOFF, now_s + backoff_s
+        return []
+
+    def _on_deadline(self, name: str, process: Process, now_s: float) -> Action:
+        if process.phase is Phase.BACKOFF:
+            return self._start(name, process, now_s)
+        process.is_overdue = process.phase is Phase.STARTING
+        process.deadline_s = None
+        return Action(Verb.KILL, name)
+
+    def _finish(self, now_s: float) -> list[Action]:
+        """The learner has ended by itself: no more acting; the evaluator measures the last version."""
+        self._is_finishing = True
+        evaluator = next((p for p in self._processes.values() if p.spec.kind == EVALUATOR), None)
+        if evaluator is None or evaluator.phase in (Phase.PENDING, Phase.ENDED):
+            return self._end(Outcome(0, "the learner has finished"), now_s)
+        actions = self._terminate((ACTOR,), now_s)
+        if evaluator.phase is Phase.SERVING:
+            actions.append(Action(Verb.FINISH, evaluator.spec.name))
+        return actions
+
+    def _end(self, outcome: Outcome, now_s: float) -> list[Action]:
+        self._outcome = outcome
+        for process in self._processes.values():
+            if process.phase in (Phase.PENDING, Phase.BACKOFF):
+                process.phase, process.deadline_s = Phase.ENDED, None
+        return self._stop_next(now_s)
+
+    def _stop_next(self, now_s: float) -> list[Action]:
+        """Ask the next group to end, once the one before it has ended."""
+        for kinds in _STOP_ORDER:
+            group = [process for process in self._processes.values() if process.spec.kind in kinds]
+            if any(process.is_alive for process in group):
+                return self._terminate(kinds, now_s)
+        return []
+
+    def _terminate(self, kinds: Sequence[str], now_s: float) -> list[Action]:
+        actions = []
+        for name, process in self._processes.items():
+            if process.spec.kind not in kinds:
+                continue
+            if process.phase in (Phase.STARTING, Phase.SERVING):
+                process.phase, process.deadline_s = Phase.STOPPING, now_s + self._settings.stop_timeout_s
+                actions.append(Action(Verb.TERMINATE, name))
+            elif not process.is_alive:
+                process.phase, process.deadline_s = Phase.ENDED, None
+        return actions
+
+
+def describe_exit(exit_code: int) -> str:
+    """Return how a process ended, in words."""
+    if exit_code < 0:
+        return f"was killed by signal {-exit_code}"
+    return f"ended with exit code {exit_code}"

@@ -1,0 +1,99 @@
+"""`tidemill train` and `tidemill resume`: settings, folder, addresses; then the cluster runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from services.launcher.addresses import (
+    make_socket_folder,
+    remove_socket_folder,
+    socket_folder_of,
+    with_addresses,
+)
+from services.launcher.cluster import Cluster
+from services.launcher.monitor import run_shown
+from services.launcher.restored import describe_restored
+from services.launcher.run_folder import RunFolder, check_is_run, located
+from services.launcher.service_spec import cluster_specs
+from services.launcher.snapshot import Observer
+from services.launcher.summary import summarise
+from services.launcher.supervisor import Outcome, Supervisor
+from services.launcher.view import make_view
+from tidemill.config.load import load, read_document
+from tidemill.config.sections import RunConfig
+from tidemill.errors import ConfigError
+
+_TRAIN = """Run a whole cluster on this machine: replay, parameter server, learner, actors and evaluator.
+
+Each is a process. The run ends at run.target_return, at run.max_env_steps, max_learner_steps or max_wall_s,
+or on Ctrl-C; its folder ROOT/NAME then holds the result, scores, curve, video, parameters and logs.
+
+  --again   if there is a run of this name, move its folder to NAME-1 and start anew (nothing is deleted)"""
+
+_RESUME = """Go on with a run where it stopped: tidemill resume RUN [options].
+
+RUN is its folder. Its own config.yaml is read; the options below change settings from here on."""
+
+
+def train(argv: Sequence[str]) -> int:
+    """Start a new run; return the exit code."""
+    arguments = list(argv)
+    again = "--again" in arguments
+    if again:
+        arguments.remove("--again")
+    config = load(RunConfig, arguments, prog="tidemill train", description=_TRAIN)
+    with RunFolder.create(config, again=again) as folder:
+        return run(config, folder)
+
+
+def resume(argv: Sequence[str]) -> int:
+    """Go on with the run whose folder is the first argument; return the exit code."""
+    if not argv or argv[0].startswith("-"):
+        load(RunConfig, list(argv), prog="tidemill resume RUN", description=_RESUME)  # --help ends here
+        raise ConfigError("which run? tidemill resume RUN, for example: tidemill resume runs/quickstart")
+    path = Path(argv[0])
+    check_is_run(path)
+    arguments = ["--config", str(path / "config.yaml"), *argv[1:]]
+    config = located(load(RunConfig, arguments, prog=f"tidemill resume {path}", description=_RESUME), path)
+    with RunFolder.open(path) as folder:
+        _remove_leftover_sockets(folder)
+        folder.write_config(config)
+        folder.set_result_aside()
+        print("\n".join(describe_restored(folder.path)), flush=True)
+        return run(config, folder)
+
+
+def run(config: RunConfig, folder: RunFolder) -> int:
+    """Run the cluster of a locked folder until its end; return the exit code."""
+    sockets = make_socket_folder()
+    try:
+        config = with_addresses(config, sockets)
+        folder.write_cluster(config)
+        specs = cluster_specs(config, folder.cluster_file, sockets)
+        outcome = _run_shown(config, Supervisor(specs, config.launcher), folder)
+    finally:
+        remove_socket_folder(sockets)
+    print("\n".join(summarise(folder.path, outcome)), flush=True)
+    return outcome.exit_code
+
+
+def _run_shown(config: RunConfig, supervisor: Supervisor, folder: RunFolder) -> Outcome:
+    view = make_view(config)
+    cluster = Cluster(supervisor, folder, view)
+    observer = Observer(config.cluster.learner, folder.path, cluster.pid_of, supervisor)
+    try:
+        return asyncio.run(run_shown(cluster, observer, view, config.launcher.view_every_s))
+    finally:
+        observer.close()
+        view.close()
+
+
+def _remove_leftover_sockets(folder: RunFolder) -> None:
+    """Remove what a launcher left that was killed before it could."""
+    if folder.cluster_file.exists():
+        document = read_document(folder.cluster_file)
+        address = str(document.get("evaluator", {}).get("server", {}).get("address", ""))
+        if left := socket_folder_of(address):
+            remove_socket_folder(left)

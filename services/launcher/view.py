@@ -1,0 +1,184 @@
+"""What the person who started the run sees while it runs: a live table, or plain lines."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from services.launcher.snapshot import ProcessRow, Snapshot
+from services.launcher.supervisor import Phase
+from tidemill.config.sections import RunConfig
+from tidemill.learner.status import LearnerStatus
+from tidemill.scores import Score
+
+_PLAIN_EVERY_S = 10.0
+_EVENTS_SHOWN = 6
+_STYLES = {Phase.SERVING: "green", Phase.STARTING: "yellow", Phase.BACKOFF: "red", Phase.STOPPING: "yellow"}
+
+
+class View(Protocol):
+    """Shows a run."""
+
+    def event(self, message: str, details: Sequence[str] = ()) -> None:
+        """Show one thing that happened, with lines that explain it."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Show the run as it is now."""
+
+    def close(self) -> None:
+        """Give the terminal back."""
+
+
+def make_view(config: RunConfig, stream: TextIO | None = None) -> View:
+    """Return the view that the settings ask for; `auto` is live on a terminal."""
+    stream = stream or sys.stdout
+    kind = config.launcher.view
+    if kind == "live" or (kind == "auto" and stream.isatty()):
+        return LiveView(config, Console(file=stream))
+    return PlainView(stream)
+
+
+class PlainView:
+    """Lines that also read well in a file: each event, progress every ten seconds, each new score."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Print to `stream`."""
+        self._stream = stream
+        self._elapsed_s = 0.0
+        self._next_progress_s = 0.0
+        self._newest: Score | None = None
+
+    def event(self, message: str, details: Sequence[str] = ()) -> None:
+        """Print the message and its details, indented."""
+        self._print(message)
+        for line in details:
+            print(f"           | {line}", file=self._stream)
+        self._stream.flush()
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Print a new score at once and progress when it is due."""
+        self._elapsed_s = snapshot.elapsed_s
+        if snapshot.newest and snapshot.newest != self._newest:
+            self._newest = snapshot.newest
+            self._print(f"evaluation  {describe_score(snapshot.newest)}")
+        if snapshot.elapsed_s >= self._next_progress_s and snapshot.learner:
+            self._next_progress_s = snapshot.elapsed_s + _PLAIN_EVERY_S
+            self._print(describe_progress(snapshot, snapshot.learner))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _print(self, message: str) -> None:
+        print(f"[{self._elapsed_s:7.1f} s] {message}", file=self._stream, flush=True)
+
+
+class LiveView:
+    """A table that is redrawn in place."""
+
+    def __init__(self, config: RunConfig, console: Console) -> None:
+        """Take the terminal until `close`."""
+        self._config = config
+        self._events: deque[str] = deque(maxlen=_EVENTS_SHOWN)
+        self._snapshot = Snapshot(0.0, ())
+        self._live = Live(console=console, auto_refresh=False, transient=False)
+        self._live.start()
+
+    def event(self, message: str, details: Sequence[str] = ()) -> None:
+        """Show the message below the table; its details are printed above it, where they stay."""
+        self._events.append(f"{self._snapshot.elapsed_s:7.1f} s  {message}")
+        for line in details:
+            self._live.console.print(Text(f"  | {line}", style="dim"))
+        self._redraw()
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Redraw."""
+        self._snapshot = snapshot
+        self._redraw()
+
+    def close(self) -> None:
+        """Leave the last picture on the terminal."""
+        self._live.stop()
+
+    def _redraw(self) -> None:
+        self._live.update(render(self._config, self._snapshot, tuple(self._events)), refresh=True)
+
+
+def render(config: RunConfig, snapshot: Snapshot, events: Sequence[str]) -> RenderableType:
+    """Return the whole live view as one panel."""
+    minutes, seconds = divmod(int(snapshot.elapsed_s), 60)
+    title = f"{config.run.name}: {config.agent.algorithm} on {config.env.id}, {minutes}:{seconds:02d}"
+    parts: list[RenderableType] = [_progress_table(config, snapshot)]
+    if fraction := snapshot.fraction(config.run):
+        parts.append(ProgressBar(total=1.0, completed=fraction))
+    parts += [_process_table(snapshot.processes), Text("\n".join(events), style="dim")]
+    footer = f"{config.run.folder}   Ctrl-C stops and keeps everything"
+    return Panel(Group(*parts), title=title, subtitle=footer, border_style="blue")
+
+
+def _progress_table(config: RunConfig, snapshot: Snapshot) -> Table:
+    learner = snapshot.learner or LearnerStatus()
+    run = config.run
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    table.add_column()
+    env_steps = _count(learner.env_steps, run.max_env_steps)
+    table.add_row("env steps", env_steps, f"{snapshot.env_steps_per_s:,.0f}/s", "")
+    updates = _count(learner.learner_steps, run.max_learner_steps)
+    table.add_row("updates", updates, f"{learner.steps_per_s:,.0f}/s", snapshot.waiting)
+    table.add_row("table", f"{learner.table_items:,}", "items", f"params version {learner.params_version}")
+    for name, score in (("newest score", snapshot.newest), ("best score", snapshot.best)):
+        if score is not None:
+            table.add_row(name, f"{score.mean:.1f}", f"± {score.std:.1f}", describe_origin(score))
+    if run.target_return is not None:
+        table.add_row("target", f"{run.target_return:g}", "", "")
+    return table
+
+
+def _process_table(processes: Sequence[ProcessRow]) -> Table:
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for header in ("process", "state", "pid", "cpu", "memory", "restarts", "last reason"):
+        is_number = header in ("pid", "cpu", "memory", "restarts")
+        table.add_column(header, justify="right" if is_number else "left")
+    for row in processes:
+        style = _STYLES.get(row.phase, "dim")
+        cpu = f"{row.usage.cpu_fraction:.0%}" if row.usage else ""
+        memory = f"{row.usage.memory_bytes / 2**20:,.0f} MiB" if row.usage else ""
+        numbers = (str(row.pid or ""), cpu, memory, str(row.restarts or ""))
+        table.add_row(row.name, Text(row.phase.value, style=style), *numbers, Text(row.reason))
+    return table
+
+
+def _count(value: int, limit: int) -> str:
+    return f"{value:,} of {limit:,}" if limit else f"{value:,}"
+
+
+def describe_score(score: Score) -> str:
+    """Return an evaluation in one line."""
+    spread = f"std {score.std:.1f}, min {score.min:.1f}, max {score.max:.1f}, {score.episodes} episodes"
+    return f"mean {score.mean:.1f} ({spread}), {describe_origin(score)}"
+
+
+def describe_origin(score: Score) -> str:
+    """Return which parameters a score belongs to, and when it was measured."""
+    return f"version {score.params_version} after {score.env_steps:,} env steps, at {score.wall_s:.0f} s"
+
+
+def describe_progress(snapshot: Snapshot, learner: LearnerStatus) -> str:
+    """Return the progress of a run in one line."""
+    best = f", best {snapshot.best.mean:.1f}" if snapshot.best else ""
+    return (
+        f"env steps {learner.env_steps:,} ({snapshot.env_steps_per_s:,.0f}/s), "
+        f"updates {learner.learner_steps:,} ({learner.steps_per_s:,.0f}/s), "
+        f"version {learner.params_version}, table {learner.table_items:,}{best}, {snapshot.waiting}"
+    )
