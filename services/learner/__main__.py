@@ -1,0 +1,40 @@
+"""One learner process: `python -m services.learner --config FILE`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import structlog
+
+from services.learner.learner import Learner
+from tidemill.config.load import load
+from tidemill.config.sections import LearnerConfig
+from tidemill.process import run, stop_event
+from tidemill.rpc.background import BackgroundServer
+from tidemill.telemetry import configure_logging, serve_metrics
+
+_log = structlog.get_logger()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a learner until SIGTERM, `Stop` or one of the run's limits; return its exit code."""
+
+    def body() -> int:
+        arguments = sys.argv[1:] if argv is None else argv
+        about = "Trains on sampled transitions and publishes parameters."
+        config = load(LearnerConfig, arguments, prog="tidemill learner", description=about)
+        configure_logging("learner", level=config.log.level, json=config.log.json)
+        learner = Learner(config, stop_event())
+        with BackgroundServer("learner", config.learner.server) as server:
+            learner.add_to(server.server)
+            address, metrics = server.start(), serve_metrics(config.learner.server)
+            _log.info("listening", address=address, metrics=metrics)
+            learner.run(server.set_serving)
+        return 0
+
+    return run("learner", body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

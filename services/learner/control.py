@@ -1,0 +1,88 @@
+"""Requests of other threads to the training thread, which carries them out between two gradient steps."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import Future
+
+from tidemill.errors import FailedPrecondition
+from tidemill.learner.status import SavedCheckpoint
+
+
+class Control:
+    """Pause, resume, checkpoint and stop. Safe to use from several threads."""
+
+    def __init__(self, signalled: threading.Event) -> None:
+        """Take the event that SIGTERM or Ctrl-C sets; it stops the learner as `stop` does."""
+        self._signalled = signalled
+        self._changed = threading.Condition()
+        self._paused = False
+        self._stop_reason: str | None = None
+        self._checkpoints: deque[Future[SavedCheckpoint]] = deque()
+
+    def pause(self) -> None:
+        """Have no gradient step taken after the current one; raises FailedPrecondition when stopping."""
+        self._set_paused(True)
+
+    def resume(self) -> None:
+        """Go on after a pause; raises FailedPrecondition when stopping."""
+        self._set_paused(False)
+
+    def stop(self, reason: str) -> None:
+        """Have the training thread publish, checkpoint and end. Only the first reason is kept."""
+        with self._changed:
+            self._stop_reason = self._stop_reason or reason
+            self._changed.notify_all()
+
+    def request_checkpoint(self) -> Future[SavedCheckpoint]:
+        """Ask for a checkpoint; the future ends when it is on disk, or with why it is not.
+
+        Raises:
+            FailedPrecondition: The learner is stopping.
+        """
+        with self._changed:
+            self._check_running()
+            future: Future[SavedCheckpoint] = Future()
+            self._checkpoints.append(future)
+            self._changed.notify_all()
+            return future
+
+    @property
+    def paused(self) -> bool:
+        """Whether the training thread shall take no step."""
+        return self._paused
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the learner shall stop; None as long as it shall not."""
+        return (
+            "a signal asked" if self._stop_reason is None and self._signalled.is_set() else self._stop_reason
+        )
+
+    def take_checkpoint_request(self) -> Future[SavedCheckpoint] | None:
+        """Return the oldest request for a checkpoint, which is then the caller's to answer."""
+        return self._checkpoints.popleft() if self._checkpoints else None
+
+    def wait(self, timeout_s: float) -> None:
+        """Block the training thread, while it is paused, until a request arrives or `timeout_s` passed."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self._paused or self.stop_reason or self._checkpoints, timeout_s
+            )
+
+    def close(self) -> None:
+        """Refuse what can no longer be carried out."""
+        self.stop("the learner ended")
+        while (request := self.take_checkpoint_request()) is not None:
+            request.set_exception(FailedPrecondition("the learner is stopping"))
+
+    def _set_paused(self, paused: bool) -> None:
+        with self._changed:
+            self._check_running()
+            self._paused = paused
+            self._changed.notify_all()
+
+    def _check_running(self) -> None:
+        if self.stop_reason is not None:
+            raise FailedPrecondition(f"the learner is stopping: {self.stop_reason}")

@@ -1,0 +1,54 @@
+"""The numbers a learner counts on across restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass
+class Counters:
+    """Gradient steps, agent decisions and the published version.
+
+    `env_steps` is written by the thread that receives samples, the rest by the training thread; all may read.
+    """
+
+    learner_steps: int = 0
+    """Gradient steps, those before a resume included."""
+    version: int = 0
+    """Newest version of the parameters that the parameter server acknowledged; 0 means none."""
+    generation: int = 0
+    """Generation of this learner as a publisher; 0 means none yet."""
+    _base_env_steps: int = 0
+    _server_env_steps: int = 0
+
+    @property
+    def env_steps(self) -> int:
+        """Agent decisions, those of earlier lives of the replay service included; never falls."""
+        return self._base_env_steps + self._server_env_steps
+
+    def observe_env_steps(self, server_env_steps: int) -> None:
+        """Take the replay service's count, which starts at 0 again when the service starts empty.
+
+        Answers that overtake each other by a little are not a restart: those of one sample stream come in
+        order, and only they may be given here.
+        """
+        if server_env_steps < self._server_env_steps:
+            self._base_env_steps += self._server_env_steps
+        self._server_env_steps = server_env_steps
+
+    def state(self) -> dict[str, int]:
+        """Return what a checkpoint keeps; the generation is handed out anew at each start."""
+        return {
+            "learner_steps": self.learner_steps,
+            "version": self.version,
+            "base_env_steps": self._base_env_steps,
+            "server_env_steps": self._server_env_steps,
+        }
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """Continue from what `state` returned."""
+        self.learner_steps = state["learner_steps"]
+        self.version = state["version"]
+        self._base_env_steps = state["base_env_steps"]
+        self._server_env_steps = state["server_env_steps"]

@@ -1,0 +1,203 @@
+"""Puts the parts of one learner together: what exists from the start, what is connected, what trains."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+
+import structlog
+import torch
+
+from services.learner.batches import Batches
+from services.learner.checkpoint import CheckpointStore
+from services.learner.checkpointer import Checkpointer
+from services.learner.control import Control
+from services.learner.counters import Counters
+from services.learner.decoder import Decoder
+from services.learner.digest import config_digest
+from services.learner.peers import wait_for_peer
+from services.learner.priorities import PriorityWriter
+from services.learner.progress import Progress
+from services.learner.publishing import PolicyPublisher
+from services.learner.resume import Resumable
+from services.learner.rng import seed_rng
+from services.learner.servicer import LearnerServicer
+from services.learner.status import StatusBoard
+from services.learner.table import create_table, table_config
+from services.learner.trainer import Limits, Outlets, Trainer
+from services.learner.transfer import Transfer, device_of
+from tidemill.config.sections import LearnerConfig
+from tidemill.envs.make import spec_of
+from tidemill.params.publisher import ParamsPublisher
+from tidemill.params.version import ParamsMetadata
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampler import SampleStream
+from tidemill.replay.table_config import TableConfig
+from tidemill.rl.agents.build import build_agent
+from tidemill.rl.agents.interface import Agent
+from tidemill.rpc.server import RpcServer
+
+_LAST_PUBLISH_S = 5.0
+
+_log = structlog.get_logger()
+
+
+class Learner:
+    """One learner of a run; `run` is its whole life."""
+
+    def __init__(self, config: LearnerConfig, stop: threading.Event) -> None:
+        """Take the settings and the event that a signal sets; nothing is connected yet."""
+        self._config, self._stop = config, stop
+        self._control, self._counters = Control(stop), Counters()
+        self._progress = Progress(
+            self._counters, log_every_s=config.learner.log_every_s, clock=time.monotonic
+        )
+        self._board = StatusBoard(
+            self._control, self._counters, self._progress, max_learner_steps=config.run.max_learner_steps
+        )
+        self._digest = config_digest(config)
+
+    def add_to(self, server: RpcServer) -> None:
+        """Add the control service to a server that is not started yet."""
+        LearnerServicer(self._control, self._board.read).add_to(server)
+
+    def run(self, set_serving: Callable[[bool], None]) -> None:
+        """Connect, restore, train to the end, publish and checkpoint.
+
+        Args:
+            set_serving: Sets the health of the process.
+
+        Raises:
+            Unavailable: A service the learner needs did not answer in time.
+            StalePublisher: A newer learner took over.
+            FatalError: The checkpoint is of another run, or training has diverged.
+        """
+        agent, table, device = self._build()
+        try:
+            if self._peers_are_ready():
+                with ExitStack() as stack:
+                    self._train(agent, table, device, set_serving, stack)
+        finally:
+            self._control.close()
+
+    def _build(self) -> tuple[Agent, TableConfig, torch.device]:
+        config, device = self._config, device_of(self._config.learner.device)
+        if config.learner.threads:
+            torch.set_num_threads(config.learner.threads)
+        seed_rng(config.run.seed)
+        spec = spec_of(config.env)
+        agent = build_agent(config.agent, spec, str(device), config.run.seed)
+        return agent, table_config(config.table, config.learner, agent, spec, config.agent.batch_size), device
+
+    def _peers_are_ready(self) -> bool:
+        cluster = self._config.cluster
+        peers = (("cluster.replay", cluster.replay), ("cluster.params", cluster.params))
+        return all(wait_for_peer(name, at, cluster.connect_timeout_s, self._stop) for name, at in peers)
+
+    def _train(
+        self,
+        agent: Agent,
+        table: TableConfig,
+        device: torch.device,
+        set_serving: Callable[[bool], None],
+        stack: ExitStack,
+    ) -> None:
+        replay = stack.enter_context(ReplayClient(self._config.cluster.replay))
+        table_items = create_table(replay, table)
+        checkpointer = stack.enter_context(closing(self._restore(agent, table_items)))
+        publisher = stack.enter_context(closing(self._publisher(agent)))
+        publisher.publish()  # actors wait for a first version
+        priorities = self._priorities(replay)
+        if priorities is not None:
+            stack.enter_context(closing(priorities))
+        batches = stack.enter_context(closing(self._batches(agent, table, device)))
+        trainer = Trainer(
+            agent,
+            batches,
+            Outlets(priorities, publisher, checkpointer),
+            self._control,
+            self._counters,
+            self._progress,
+            self._limits(),
+        )
+        self._progress.begin()
+        set_serving(True)
+        self._control.stop(trainer.run())
+        set_serving(False)
+        self._finish(publisher, checkpointer)
+
+    def _finish(self, publisher: PolicyPublisher, checkpointer: Checkpointer) -> None:
+        publisher.publish()
+        checkpointer.finish()
+        if not publisher.flush(_LAST_PUBLISH_S):
+            _log.warning("the last parameters were not acknowledged", timeout_s=_LAST_PUBLISH_S)
+        _log.info("stopped", reason=self._control.stop_reason, learner_steps=self._counters.learner_steps)
+
+    def _restore(self, agent: Agent, table_items: int) -> Checkpointer:
+        settings, algorithm = self._config.learner, self._config.agent.algorithm
+        store = CheckpointStore(self._config.run.folder / "checkpoints", keep=settings.keep_checkpoints)
+        resumable = Resumable(agent, self._counters, algorithm=algorithm, config_digest=self._digest)
+        if restored := resumable.restore(store):
+            self._board.restored = f"{restored}; the table holds {table_items:,} items"
+            _log.info("restored", what=self._board.restored)
+        checkpointer = Checkpointer(
+            store,
+            resumable.capture,
+            every_s=settings.checkpoint_every_s,
+            steps=self._counters.learner_steps,
+            clock=time.monotonic,
+        )
+        self._board.checkpoint_steps = lambda: checkpointer.steps
+        return checkpointer
+
+    def _publisher(self, agent: Agent) -> PolicyPublisher:
+        cluster, name = self._config.cluster, f"{socket.gethostname()}-{os.getpid()}"
+        connection = ParamsPublisher(cluster.params, name=name, connect_timeout_s=cluster.connect_timeout_s)
+        self._counters.generation = connection.generation
+        return PolicyPublisher(
+            connection, agent.policy_state, self._metadata, with_half=self._config.learner.publish_half
+        )
+
+    def _metadata(self) -> ParamsMetadata:
+        return ParamsMetadata(
+            algorithm=self._config.agent.algorithm,
+            env_id=self._config.env.id,
+            learner_steps=self._counters.learner_steps,
+            env_steps=self._counters.env_steps,
+            config_digest=self._digest,
+        )
+
+    def _priorities(self, replay: ReplayClient) -> PriorityWriter | None:
+        table = self._config.table
+        if table.sampler != "prioritized":
+            return None
+        return PriorityWriter(lambda keys, priorities: replay.update_priorities(table.name, keys, priorities))
+
+    def _batches(self, agent: Agent, table: TableConfig, device: torch.device) -> Batches:
+        settings, splits = self._config.learner, self._config.learner.batches_per_sample
+        samples = SampleStream(
+            self._config.cluster.replay,
+            table,
+            self._config.agent.batch_size * splits,
+            credit=settings.decode_threads + 1,
+            stop=self._stop,
+        )
+        decoder = Decoder(
+            agent, table.signature, self._config.table, self._counters, Transfer(device), splits=splits
+        )
+        return Batches(
+            samples,
+            decoder.decode,
+            self._counters,
+            threads=settings.decode_threads,
+            prefetch_samples=-(-settings.prefetch_batches // splits),
+            clock=time.monotonic,
+        )
+
+    def _limits(self) -> Limits:
+        run, learner = self._config.run, self._config.learner
+        return Limits(run.max_learner_steps, run.max_env_steps, learner.publish_every)

@@ -1,0 +1,62 @@
+"""What of a running learner goes into a checkpoint, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import structlog
+
+from services.learner.checkpoint import Checkpoint, CheckpointStore, check_fits
+from services.learner.counters import Counters
+from services.learner.rng import load_rng_state, rng_state
+from services.learner.state_tree import shapes_of, snapshot
+from tidemill.errors import FatalError, InvalidArgument
+from tidemill.rl.agents.interface import Agent
+
+_log = structlog.get_logger()
+
+
+class Resumable:
+    """An agent and its counters, as the training thread leaves them between two gradient steps."""
+
+    def __init__(self, agent: Agent, counters: Counters, *, algorithm: str, config_digest: str) -> None:
+        self._agent, self._counters = agent, counters
+        self._algorithm, self._config_digest = algorithm, config_digest
+
+    def capture(self) -> Checkpoint:
+        """Return a copy of everything needed to go on exactly; training may go on meanwhile."""
+        return Checkpoint(
+            algorithm=self._algorithm,
+            network=shapes_of(self._agent.policy_state()),
+            config_digest=self._config_digest,
+            counters=self._counters.state(),
+            agent=snapshot(self._agent.state_dict()),
+            rng=snapshot(rng_state()),
+        )
+
+    def restore(self, store: CheckpointStore) -> str:
+        """Go on from the newest whole checkpoint; return in words what was restored, empty if there is none.
+
+        Raises:
+            FatalError: The checkpoint is of another algorithm or network; the message names both.
+        """
+        found = store.newest()
+        if found is None:
+            return ""
+        path, checkpoint = found
+        check_fits(path, checkpoint, self.capture())
+        self._load(path, checkpoint)
+        if checkpoint.config_digest != self._config_digest:
+            _log.warning("settings of agent or environment changed since the checkpoint", path=str(path))
+        counters = self._counters
+        return (
+            f"{path.stem}: {counters.learner_steps:,} gradient steps, {counters.env_steps:,} agent decisions"
+        )
+
+    def _load(self, path: Path, checkpoint: Checkpoint) -> None:
+        try:
+            self._agent.load_state_dict(checkpoint.agent)
+        except (InvalidArgument, KeyError, RuntimeError, ValueError) as error:
+            raise FatalError(f"{path} does not fit this run's agent: {error}") from error
+        self._counters.load_state(checkpoint.counters)
+        load_rng_state(checkpoint.rng)

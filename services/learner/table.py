@@ -1,0 +1,71 @@
+"""The replay table that an agent and the run's settings ask for."""
+
+from __future__ import annotations
+
+from tidemill.config.services import LearnerSettings
+from tidemill.config.table import TableSettings
+from tidemill.errors import AlreadyExists, FatalError
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
+from tidemill.rl.agents.interface import Agent
+from tidemill.types import EnvSpec, signature_of
+
+
+def table_config(
+    table: TableSettings, learner: LearnerSettings, agent: Agent, spec: EnvSpec, batch_size: int
+) -> TableConfig:
+    """Return the table to create.
+
+    Args:
+        table: How the table samples and how much it keeps.
+        learner: The wanted ratio of gradient steps to agent decisions.
+        agent: Says which columns and how many steps its items need.
+        spec: The environment's observations and actions.
+        batch_size: Items of one gradient step.
+    """
+    return TableConfig(
+        name=table.name,
+        signature=signature_of(spec) + agent.extra_columns(),
+        sampler=_sampler(table),
+        max_items=table.max_items,
+        max_item_steps=agent.window.length,
+        rate_limiter=_rate_limiter(table, learner, agent.window.stride, batch_size),
+        max_times_sampled=1 if table.sampler == "fifo" else 0,  # a queue: each item once
+    )
+
+
+def create_table(replay: ReplayClient, config: TableConfig) -> int:
+    """Create the table, or find the one that is there; return the items it holds.
+
+    Raises:
+        FatalError: The name is taken by a table with another configuration; the message says what to do.
+    """
+    try:
+        if replay.create_table(config):
+            return 0
+    except AlreadyExists as error:
+        raise FatalError(
+            f"{error}. The replay service was set up by a run with other settings: "
+            "restart it, or choose another table.name"
+        ) from error
+    return replay.describe_table(config.name).items
+
+
+def _sampler(table: TableSettings) -> SelectorConfig:
+    kind = SelectorKind(table.sampler)
+    return SelectorConfig(kind, table.priority_exponent if kind is SelectorKind.PRIORITIZED else 0.0)
+
+
+def _rate_limiter(
+    table: TableSettings, learner: LearnerSettings, stride: int, batch_size: int
+) -> RateLimiterConfig:
+    """Return the limiter that holds the ratio: one item is inserted every `stride` decisions."""
+    samples_per_insert = learner.updates_per_env_step * batch_size * stride
+    if samples_per_insert == 0:
+        return RateLimiterConfig(min_size=table.min_size)
+    one_call = batch_size * learner.batches_per_sample
+    return RateLimiterConfig(
+        min_size=table.min_size,
+        samples_per_insert=samples_per_insert,
+        error_buffer=max(table.error_buffer_updates * batch_size, one_call),
+    )

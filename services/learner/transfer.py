@@ -1,0 +1,59 @@
+"""From NumPy arrays to tensors on the training device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transferred:
+    """Tensors that are on the device, or on their way to it.
+
+    Attributes:
+        tensors: By name; on a GPU not to be touched before `wait`.
+        event: Marks the end of the copy on its own stream; None on a CPU.
+    """
+
+    tensors: dict[str, Tensor]
+    event: torch.cuda.Event | None = None
+
+    def wait(self) -> None:
+        """Order the calling thread's stream after the copy; the host does not wait."""
+        if self.event is None:
+            return
+        stream = torch.cuda.current_stream()
+        stream.wait_event(self.event)
+        for tensor in self.tensors.values():
+            tensor.record_stream(stream)  # keeps the memory until this stream is past its use
+
+
+class Transfer:
+    """Starts copies; on a GPU from pinned memory on a stream beside the training thread's."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def start(self, arrays: Mapping[str, NDArray[Any]]) -> Transferred:
+        """Return the arrays as tensors; on a CPU they share the arrays' memory."""
+        host = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        if self._stream is None:
+            return Transferred(host)
+        with torch.cuda.stream(self._stream):
+            copies = {
+                name: tensor.pin_memory().to(self._device, non_blocking=True) for name, tensor in host.items()
+            }
+            return Transferred(copies, self._stream.record_event())
+
+
+def device_of(name: str) -> torch.device:
+    """Return the device of a setting: `auto` is the first GPU if there is one, and the CPU otherwise."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)

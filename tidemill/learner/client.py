@@ -1,0 +1,105 @@
+"""The synchronous client of a learner's control service."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from tidemill.learner.status import LearnerState, LearnerStatus, SavedCheckpoint
+from tidemill.learner.v1 import learner_pb2 as pb
+from tidemill.learner.v1 import learner_pb2_grpc
+from tidemill.rpc.channel import DEADLINE_S, open_channel
+from tidemill.rpc.status import translated
+
+CHECKPOINT_DEADLINE_S = 60.0
+"""Deadline of a checkpoint: it waits for the step in progress and for the disk, in seconds."""
+
+
+class LearnerClient:
+    """Looks at a running learner and controls it. Safe to use from several threads.
+
+    Every call raises `Unavailable` when the learner cannot be reached or does not answer within its deadline.
+    """
+
+    def __init__(self, address: str, *, deadline_s: float = DEADLINE_S) -> None:
+        """Prepare a channel; it connects with the first call.
+
+        Args:
+            address: `host:port`, `dns:///name:port` or `unix:///path`.
+            deadline_s: Longest wait for an answer, in seconds; checkpoints have a deadline of their own.
+        """
+        self._channel = open_channel(address)
+        self._stub = learner_pb2_grpc.LearnerServiceStub(self._channel)
+        self._deadline_s = deadline_s
+
+    def get_status(self) -> LearnerStatus:
+        """Return what the learner is doing."""
+        with translated():
+            return _unpack(self._stub.GetStatus(pb.GetStatusRequest(), timeout=self._deadline_s))
+
+    def pause(self) -> None:
+        """Stop taking gradient steps after the current one.
+
+        Raises:
+            FailedPrecondition: The learner is stopping.
+        """
+        with translated():
+            self._stub.Pause(pb.PauseRequest(), timeout=self._deadline_s)
+
+    def resume(self) -> None:
+        """Go on after a pause; no effect when not paused.
+
+        Raises:
+            FailedPrecondition: The learner is stopping.
+        """
+        with translated():
+            self._stub.Resume(pb.ResumeRequest(), timeout=self._deadline_s)
+
+    def save_checkpoint(self, *, deadline_s: float = CHECKPOINT_DEADLINE_S) -> SavedCheckpoint:
+        """Write a checkpoint and return when it is on disk.
+
+        Raises:
+            FailedPrecondition: The learner is stopping.
+            ResourceExhausted: The disk is full.
+        """
+        with translated():
+            response = self._stub.SaveCheckpoint(pb.SaveCheckpointRequest(), timeout=deadline_s)
+        return SavedCheckpoint(response.path, response.learner_steps)
+
+    def stop(self, reason: str) -> None:
+        """Ask the learner to publish, checkpoint and exit with status 0; returns at once."""
+        with translated():
+            self._stub.Stop(pb.StopRequest(reason=reason), timeout=self._deadline_s)
+
+    def close(self) -> None:
+        """Close the channel. May be called twice."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+
+def _unpack(response: pb.GetStatusResponse) -> LearnerStatus:
+    known = {state.value for state in LearnerState}
+    return LearnerStatus(
+        state=LearnerState(response.state) if response.state in known else LearnerState.UNKNOWN,
+        learner_steps=response.learner_steps,
+        env_steps=response.env_steps,
+        steps_per_s=response.steps_per_s,
+        wait_fraction=response.wait_fraction,
+        params_version=response.params_version,
+        generation=response.generation,
+        checkpoint_steps=response.checkpoint_steps,
+        table_items=response.table_items,
+        metrics=dict(response.metrics),
+        uptime_s=response.uptime_s,
+        max_learner_steps=response.max_learner_steps,
+        restored=response.restored,
+    )

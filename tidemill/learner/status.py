@@ -1,0 +1,66 @@
+"""What a learner reports about itself."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class LearnerState(enum.Enum):
+    """What a learner is doing."""
+
+    UNKNOWN = 0
+    """Reported by a server newer than this client."""
+    STARTING = 1
+    """Connecting, restoring a checkpoint, building the networks."""
+    WAITING = 2
+    """Waiting for the table to reach its minimum size or for its rate limiter."""
+    TRAINING = 3
+    """Taking gradient steps."""
+    PAUSED = 4
+    """Paused by a caller."""
+    STOPPING = 5
+    """Publishing and checkpointing for the last time."""
+
+
+@dataclass(frozen=True)
+class LearnerStatus:
+    """A learner at one moment."""
+
+    state: LearnerState = LearnerState.STARTING
+    """What it is doing."""
+    learner_steps: int = 0
+    """Gradient steps, those before a resume included."""
+    env_steps: int = 0
+    """Agent decisions the replay service has stored, those before a resume included."""
+    steps_per_s: float = 0.0
+    """Gradient steps a second over the last few seconds."""
+    wait_fraction: float = 0.0
+    """Share of the last few seconds the training thread waited for data, 0 to 1."""
+    params_version: int = 0
+    """Newest version the parameter server acknowledged; 0 means none."""
+    generation: int = 0
+    """Generation of the learner as a publisher; 0 means none yet."""
+    checkpoint_steps: int = 0
+    """Gradient steps at the newest checkpoint; 0 means none."""
+    table_items: int = 0
+    """Items in the table when the newest batch was drawn."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Newest values of the agent's metrics, e.g. `critic_loss`."""
+    uptime_s: float = 0.0
+    """Seconds since the process started."""
+    max_learner_steps: int = 0
+    """Gradient steps at which the learner stops; 0 means no limit."""
+    restored: str = ""
+    """What the start restored, in words; empty for a fresh start."""
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A checkpoint that is on disk."""
+
+    path: str
+    """Where it lies, as the learner sees the file system."""
+    learner_steps: int
+    """Gradient steps it holds."""
