@@ -71,7 +71,7 @@ class ParamsWatcher:
             return self._newest
 
     def wait(self, timeout_s: float, *, newer_than: int = 0) -> Params | None:
-        """Wait for parameters newer than `newer_than`; return None if none come within `timeout_s` seconds."""
+        """Wait for parameters newer than `newer_than`; None if none come within `timeout_s` seconds."""
 
         def is_over() -> bool:
             return self._is_newer(newer_than) or self._error is not None or self._closing.is_set()

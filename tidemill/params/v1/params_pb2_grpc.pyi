@@ -113,10 +113,9 @@ class ParamServiceAsyncStub(ParamServiceStub):
     answered. A retry is safe. NOT_FOUND: no such version. INVALID_ARGUMENT: a bad name, or `latest`.
     """
 
-class ParamServiceServicer(metaclass=_abc_1.ABCMeta):
+class ParamServiceServicer:
     """Versioned parameters."""
 
-    @_abc_1.abstractmethod
     def OpenGeneration(
         self,
         request: _params_pb2.OpenGenerationRequest,
@@ -127,7 +126,6 @@ class ParamServiceServicer(metaclass=_abc_1.ABCMeta):
         it only takes a further generation.
         """
 
-    @_abc_1.abstractmethod
     def Publish(
         self,
         request_iterator: _MaybeAsyncIterator[_params_pb2.PublishRequest],
@@ -143,7 +141,6 @@ class ParamServiceServicer(metaclass=_abc_1.ABCMeta):
         limit, or the disk is full; nothing was stored.
         """
 
-    @_abc_1.abstractmethod
     def Fetch(
         self,
         request: _params_pb2.FetchRequest,
@@ -157,7 +154,6 @@ class ParamServiceServicer(metaclass=_abc_1.ABCMeta):
         DATA_LOSS: the stored bytes are damaged.
         """
 
-    @_abc_1.abstractmethod
     def Watch(
         self,
         request: _params_pb2.WatchRequest,
@@ -167,7 +163,6 @@ class ParamServiceServicer(metaclass=_abc_1.ABCMeta):
         reader skips to the newest. Blocks until the caller cancels. A retry is safe.
         """
 
-    @_abc_1.abstractmethod
     def ListVersions(
         self,
         request: _params_pb2.ListVersionsRequest,
@@ -175,7 +170,6 @@ class ParamServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_params_pb2.ListVersionsResponse, _abc.Awaitable[_params_pb2.ListVersionsResponse]]:
         """Lists the versions the server still has, oldest first, and all tags. Never blocks. A retry is safe."""
 
-    @_abc_1.abstractmethod
     def SetTag(
         self,
         request: _params_pb2.SetTagRequest,

@@ -1,0 +1,70 @@
+"""The parameter server's process: puts its objects together, serves, and stops on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+import structlog
+
+from services.paramserver.announcer import Announcer
+from services.paramserver.metrics import Metrics
+from services.paramserver.servicer import FULL_SERVICE_NAME, ParamServicer
+from services.paramserver.version_store import VersionStore
+from services.paramserver.writer import Writer
+from tidemill import process
+from tidemill.config.load import load
+from tidemill.config.sections import ParamServerConfig
+from tidemill.params.v1 import params_pb2_grpc
+from tidemill.rpc.server import RpcServer
+from tidemill.telemetry import configure_logging, serve_metrics
+
+_SERVICE = "paramserver"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the parameter server until it is asked to stop; return its exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    return process.run(_SERVICE, partial(_start, arguments))
+
+
+def _start(arguments: Sequence[str]) -> int:
+    description = "Stores every published version of the parameters and hands it to actors and evaluators."
+    config = load(ParamServerConfig, arguments, prog=f"tidemill {_SERVICE}", description=description)
+    configure_logging(_SERVICE, level=config.log.level, json=config.log.json)
+    asyncio.run(_serve(config))
+    return 0
+
+
+async def _serve(config: ParamServerConfig) -> None:
+    settings = config.paramserver
+    server = RpcServer(_SERVICE, settings.server)
+    store = VersionStore(
+        config.run.folder / "params",
+        keep_versions=settings.keep_versions,
+        max_blob_bytes=settings.max_blob_bytes,
+    )
+    announcer = Announcer()
+    writer = Writer(store, announcer, clock=partial(datetime.datetime.now, datetime.UTC))
+    metrics = Metrics(lambda: store.catalog)
+    metrics.corrupt_versions.inc(store.corrupt_versions)
+    servicer = ParamServicer(store, writer, announcer, metrics)
+    params_pb2_grpc.add_ParamServiceServicer_to_server(servicer, server.grpc)
+    server.announce(FULL_SERVICE_NAME)
+    log = structlog.get_logger()
+    log.info("serving", address=await server.start(), metrics=serve_metrics(settings.server))
+    await server.set_serving(True)
+    await process.stop_requested()
+    await server.set_serving(False)
+    announcer.close()  # or waiting calls would use up the grace period
+    await server.stop()
+    writer.close()
+    store.close()
+    log.info("stopped")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

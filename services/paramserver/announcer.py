@@ -1,0 +1,54 @@
+"""The one place where calls wait: for a change of what the server holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from tidemill.errors import Unavailable
+
+_T = TypeVar("_T")
+
+
+class Announcer:
+    """Wakes every waiting call after a change; each looks at the newest state only, so a slow one skips.
+
+    Belongs to one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def announce(self) -> None:
+        """Let every waiting call look again."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def close(self) -> None:
+        """End every wait, now and later, with `Unavailable`."""
+        self._closed = True
+        self.announce()
+
+    async def until(self, look: Callable[[], _T | None]) -> _T:
+        """Wait until `look` returns something, and return it.
+
+        Raises:
+            Unavailable: The server stops.
+        """
+        while (found := look()) is None:
+            if self._closed:
+                raise Unavailable("the parameter server is stopping")
+            await self._changed.wait()
+        return found
+
+    async def within(self, look: Callable[[], _T | None], timeout_s: float) -> _T | None:
+        """Wait as `until`, at most `timeout_s` seconds; None when nothing was found in time."""
+        if (found := look()) is not None or timeout_s <= 0:
+            return found
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.until(look)
+        except TimeoutError:
+            return None

@@ -1,0 +1,195 @@
+"""The parameter server's API: checks a request, asks the store, packs the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import grpc.aio
+import structlog
+
+from services.paramserver.announcer import Announcer
+from services.paramserver.draft import Draft, check_text
+from services.paramserver.metrics import Metrics
+from services.paramserver.stored_blob import StoredBlob
+from services.paramserver.version_store import VersionStore
+from services.paramserver.writer import Writer
+from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, TidemillError
+from tidemill.params.codec import (
+    MAX_PIECE_BYTES,
+    pack_encoding,
+    pack_version,
+    unpack_encoding,
+    unpack_metadata,
+    unpack_precision,
+)
+from tidemill.params.v1 import params_pb2 as pb
+from tidemill.params.v1 import params_pb2_grpc
+from tidemill.params.version import LATEST, Precision, Version, check_tag
+
+FULL_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ParamService"].full_name
+
+MAX_WAIT_S = 300.0
+"""Longest wait of a fetch, in seconds."""
+
+_log = structlog.get_logger()
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ParamServicer(params_pb2_grpc.ParamServiceServicer):
+    """Answers the calls of `ParamService`."""
+
+    def __init__(self, store: VersionStore, writer: Writer, announcer: Announcer, metrics: Metrics) -> None:
+        self._store, self._writer, self._announcer, self._metrics = store, writer, announcer, metrics
+
+    async def OpenGeneration(
+        self, request: pb.OpenGenerationRequest, context: Context
+    ) -> pb.OpenGenerationResponse:
+        """Make the caller the one publisher."""
+        check_text("publisher", request.publisher)
+        catalog = await self._writer.open_generation()
+        newest = catalog.newest.version if catalog.newest else 0
+        _log.info("new publisher", publisher=request.publisher, generation=catalog.generation, latest=newest)
+        return pb.OpenGenerationResponse(generation=catalog.generation, latest_version=newest)
+
+    async def Publish(
+        self, request_iterator: AsyncIterator[pb.PublishRequest], context: Context
+    ) -> pb.PublishResponse:
+        """Store a version."""
+        draft = _unpack_draft(await anext(request_iterator, pb.PublishRequest()))
+        try:
+            with self._metrics.publish_seconds.time():
+                version, is_new = await self._writer.publish(draft, _pieces(request_iterator))
+        except TidemillError as error:
+            is_stale = isinstance(error, FailedPrecondition)
+            (self._metrics.stale_publishes if is_stale else self._metrics.refused_publishes).inc()
+            _log.warning("publish refused", generation=draft.generation, reason=str(error))
+            raise
+        if is_new:
+            self._metrics.published.inc()
+            steps = version.metadata.learner_steps
+            _log.debug("published", version=version.version, learner_steps=steps, bytes=draft.size_bytes)
+        return pb.PublishResponse(version=version.version)
+
+    async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.FetchResponse]:
+        """Send a version, now or when there is a newer one."""
+        with self._metrics.fetches.track_inprogress():
+            opened = await self._open(request)
+            if opened is None:
+                yield pb.FetchResponse(header=pb.FetchHeader(not_newer=True))
+                return
+            version, blob = opened
+            try:
+                if not blob.in_memory:
+                    await self._verify(version, blob)
+                encoding = pack_encoding(blob.encoding)
+                yield pb.FetchResponse(
+                    header=pb.FetchHeader(version=pack_version(version), encoding=encoding)
+                )
+                async for piece in self._read(blob):
+                    yield pb.FetchResponse(piece=piece)
+            finally:
+                blob.close()
+
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:
+        """Announce where a tag points, now and after every change."""
+        tag, known = request.tag or LATEST, request.newer_than
+        check_tag(tag)
+        with self._metrics.watchers.track_inprogress():
+            while True:
+                version = await self._announcer.until(partial(self._tagged, tag, other_than=known))
+                known = version.version
+                yield pb.WatchResponse(version=pack_version(version))
+
+    async def ListVersions(
+        self, request: pb.ListVersionsRequest, context: Context
+    ) -> pb.ListVersionsResponse:
+        """List versions and tags."""
+        catalog = self._store.catalog
+        versions = [pack_version(version) for version in catalog.versions.values()]
+        return pb.ListVersionsResponse(versions=versions, tags=catalog.all_tags)
+
+    async def SetTag(self, request: pb.SetTagRequest, context: Context) -> pb.SetTagResponse:
+        """Point a tag at a version."""
+        await self._writer.set_tag(request.tag, request.version)
+        _log.info("tag set", tag=request.tag, version=request.version)
+        return pb.SetTagResponse()
+
+    async def _open(self, request: pb.FetchRequest) -> tuple[Version, StoredBlob] | None:
+        """Return the version to send and its open encoding, None if there is no newer one in time."""
+        _check_fetch(request)
+        precision = unpack_precision(request.precision) if request.precision else Precision.FULL
+        while True:
+            version = await self._find(request)
+            if version is None:
+                return None
+            try:
+                return version, self._store.open(version.version, precision)
+            except NotFound:
+                if not request.tag:
+                    raise  # a version asked for by number is gone; a tag points at another one by now
+
+    async def _find(self, request: pb.FetchRequest) -> Version | None:
+        if not request.tag:
+            version = self._store.catalog.find(request.version)
+            return version if version.version > request.newer_than else None
+        if request.tag not in (LATEST, *self._store.catalog.tags):
+            raise NotFound(f"tag {request.tag!r} is not set")
+        look = partial(self._tagged, request.tag, newer_than=request.newer_than)
+        return await self._announcer.within(look, request.wait_s)
+
+    def _tagged(self, tag: str, *, newer_than: int = 0, other_than: int = 0) -> Version | None:
+        version = self._store.catalog.tagged(tag)
+        is_wanted = version is not None and version.version > newer_than and version.version != other_than
+        return version if is_wanted else None
+
+    async def _verify(self, version: Version, blob: StoredBlob) -> None:
+        try:
+            await asyncio.to_thread(blob.verify)
+        except DataLoss as error:
+            self._metrics.corrupt_versions.inc()
+            _log.error("version is damaged and was not served", version=version.version, reason=str(error))
+            raise DataLoss(f"version {version.version} is damaged: {error}") from error
+
+    async def _read(self, blob: StoredBlob) -> AsyncIterator[bytes]:
+        sent_bytes = self._metrics.fetched_bytes.labels(blob.encoding.precision.value)
+        read = partial(blob.read, MAX_PIECE_BYTES)
+        while piece := read() if blob.in_memory else await asyncio.to_thread(read):
+            sent_bytes.inc(len(piece))
+            yield piece
+
+
+def _unpack_draft(first: pb.PublishRequest) -> Draft:
+    if first.WhichOneof("message") != "header":
+        raise InvalidArgument("the first message of a publish must be its header")
+    header = first.header
+    return Draft(
+        generation=header.generation,
+        base_version=header.base_version,
+        metadata=unpack_metadata(header.metadata),
+        encodings=tuple(unpack_encoding(encoding) for encoding in header.encodings),
+    )
+
+
+async def _pieces(requests: AsyncIterator[pb.PublishRequest]) -> AsyncIterator[bytes]:
+    async for request in requests:
+        if request.WhichOneof("message") != "piece":
+            raise InvalidArgument("after its header, a publish holds only pieces")
+        if not 1 <= len(request.piece) <= MAX_PIECE_BYTES:
+            raise InvalidArgument(f"piece has {len(request.piece)} bytes, allowed: 1 to {MAX_PIECE_BYTES}")
+        yield request.piece
+
+
+def _check_fetch(request: pb.FetchRequest) -> None:
+    if request.WhichOneof("selector") is None:
+        raise InvalidArgument("selector is missing: name a version or a tag")
+    if request.WhichOneof("selector") == "tag":
+        check_tag(request.tag)
+    elif request.version == 0:
+        raise InvalidArgument("version is 0, allowed: 1 or more")
+    if not (math.isfinite(request.wait_s) and 0 <= request.wait_s <= MAX_WAIT_S):
+        raise InvalidArgument(f"wait_s is {request.wait_s}, allowed: 0 to {MAX_WAIT_S:g}")

@@ -1,0 +1,258 @@
+"""Versions, tags and generations on disk.
+
+The folder:
+
+    state.json, state.copy.json     newest generation, greatest version number, tags; the same document twice
+    0000000012.json                 description of version 12
+    0000000012.full.safetensors     its encodings, exactly as they were published
+    0000000012.half.safetensors
+    incoming/                       encodings that are still being received; emptied by a restart
+    damaged/                        versions that failed their checksum; never served, kept to be looked at
+    lock                            held while a server uses the folder
+
+JSON files hold {"sha256": checksum of the content, "content": {...}}. A version exists when its description
+has its name; its encodings are on disk by then, and it is acknowledged when the state knows its number too.
+Every file is written under another name, flushed and renamed, so a crash leaves it whole or absent. A
+description holds the size and SHA-256 of each encoding.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import structlog
+
+from services.paramserver.catalog import Catalog
+from services.paramserver.draft import Draft
+from services.paramserver.durable import TEMPORARY, full_disk_reported, remove, sync_folder, write_whole
+from services.paramserver.incoming import Incoming
+from services.paramserver.state_file import State, StateFile
+from services.paramserver.stored_blob import StoredBlob
+from services.paramserver.version_files import VersionFiles, verify
+from tidemill.errors import DataLoss, FatalError
+from tidemill.params.version import Encoding, Precision, Version
+
+MAX_CACHED_BYTES = 256 * 1024 * 1024
+"""Largest newest version that is held in memory; the disk's own cache serves larger ones."""
+
+_log = structlog.get_logger()
+
+
+class VersionStore:
+    """The durable state of the parameter server; plain and synchronous, without locks or clocks.
+
+    `open_generation`, `begin`, `commit` and `set_tag` change it and must be called one at a time. `catalog`,
+    `check` and `open` may be called at any time from any thread: they see the state before or after a change,
+    never between.
+    """
+
+    def __init__(self, folder: Path, *, keep_versions: int, max_blob_bytes: int) -> None:
+        """Open a folder, creating it if needed, and recover what it holds.
+
+        Args:
+            folder: Where everything is kept.
+            keep_versions: Newest versions kept, at least 1; tagged versions are kept besides.
+            max_blob_bytes: Largest encoding, in bytes.
+
+        Raises:
+            FatalError: The folder cannot be used, or another server uses it.
+            ResourceExhausted: The disk is full and the state must be repaired first.
+        """
+        self._folder, self._keep_versions, self._max_blob_bytes = folder, keep_versions, max_blob_bytes
+        self._incoming = folder / "incoming"
+        self._files, self._state_file = VersionFiles(folder), StateFile(folder)
+        self._catalog = Catalog()
+        self._cache: Mapping[tuple[int, Precision], bytes] = {}
+        self._sequence = 0
+        self._corrupt_versions = 0
+        self._lock = _lock(folder)
+        try:
+            self._incoming.mkdir(exist_ok=True)
+            for path in [*self._incoming.iterdir(), *folder.glob(f"*{TEMPORARY}")]:
+                remove(path)
+            self._recover()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def catalog(self) -> Catalog:
+        """What the store holds now."""
+        return self._catalog
+
+    @property
+    def corrupt_versions(self) -> int:
+        """Versions and state files found damaged when the folder was opened."""
+        return self._corrupt_versions
+
+    def open_generation(self) -> Catalog:
+        """Hand out the next generation; return the catalog with it once it is on disk.
+
+        Raises:
+            ResourceExhausted: The disk is full.
+        """
+        self._replace(self._catalog.with_generation())
+        return self._catalog
+
+    def set_tag(self, tag: str, number: int) -> None:
+        """Point a tag at a version; it is on disk when this returns.
+
+        Raises:
+            NotFound, InvalidArgument: See `Catalog.with_tag`.
+            ResourceExhausted: The disk is full.
+        """
+        self._replace(self._catalog.with_tag(tag, number))
+        self._prune()
+
+    def check(self, draft: Draft) -> Version | None:
+        """Return the version a draft repeats, or None if it may become the next one.
+
+        Raises:
+            InvalidArgument, ResourceExhausted: See `Draft.check`.
+            FailedPrecondition: The publisher is stale, see `Catalog.check_publisher`.
+        """
+        draft.check(self._max_blob_bytes)
+        repeated = self._catalog.repeated(draft)
+        if repeated is None:
+            self._catalog.check_publisher(draft)
+        return repeated
+
+    def begin(self, draft: Draft) -> Incoming:
+        """Return where the bytes of a checked draft go. Only one may be open at a time.
+
+        Raises:
+            ResourceExhausted: The disk is full.
+        """
+        return Incoming(self._incoming, draft)
+
+    def commit(self, incoming: Incoming, created: datetime.datetime) -> Version:
+        """Make a received draft the next version; it is on disk when this returns.
+
+        Raises:
+            FailedPrecondition: The publisher was superseded meanwhile.
+            InvalidArgument, DataLoss: The bytes are not what was declared, see `Incoming.finish`.
+            ResourceExhausted: The disk is full; nothing was stored.
+        """
+        draft = incoming.draft
+        self._catalog.check_publisher(draft)
+        incoming.finish()
+        version = Version(
+            version=self._catalog.high_water + 1,
+            base_version=draft.base_version,
+            generation=draft.generation,
+            created=created,
+            metadata=draft.metadata,
+            encodings=draft.encodings,
+        )
+        catalog = self._catalog.with_version(version)
+        with full_disk_reported():
+            self._files.write(version, incoming.paths, self._next_state(catalog))
+        self._sequence += 1
+        self._cache = self._read_newest(catalog)
+        self._catalog = catalog
+        self._prune()
+        return version
+
+    def open(self, number: int, precision: Precision) -> StoredBlob:
+        """Open an encoding of a version, the full one when it has no such encoding.
+
+        Raises:
+            NotFound: There is no such version, or no longer.
+        """
+        encoding = self._catalog.find(number).encoding(precision)
+        cached = self._cache.get((number, encoding.precision))
+        if cached is not None:
+            return StoredBlob(encoding, io.BytesIO(cached), in_memory=True)
+        return StoredBlob(encoding, self._files.open(number, encoding.precision), in_memory=False)
+
+    def close(self) -> None:
+        """Let other servers use the folder. May be called twice."""
+        self._lock.close()
+
+    def _recover(self) -> None:
+        state, damaged_copies = self._state_file.read()
+        scan = self._files.scan()
+        self._corrupt_versions = len(scan.damaged) + damaged_copies
+        if state is None:
+            state = _rebuilt(scan.versions)
+        catalog = Catalog(
+            versions=scan.versions,
+            tags={tag: number for tag, number in state.tags.items() if number in scan.versions},
+            generation=max([state.generation, *(version.generation for version in scan.versions.values())]),
+            high_water=max(state.high_water, scan.high_water),
+        )
+        for tag in state.tags.keys() - catalog.tags.keys():
+            _log.error("tag points at a version that is lost", tag=tag, version=state.tags[tag])
+        self._sequence = state.sequence
+        self._catalog = catalog
+        recovered = (catalog.generation, catalog.high_water, catalog.tags)
+        if damaged_copies or recovered != (state.generation, state.high_water, state.tags):
+            self._replace(catalog)
+        self._prune()
+        self._cache = self._read_newest(self._catalog)
+
+    def _replace(self, catalog: Catalog) -> None:
+        """Write the state of a catalog and make it the current one."""
+        with full_disk_reported():
+            write_whole(self._next_state(catalog))
+            sync_folder(self._folder)
+        self._sequence += 1
+        self._catalog = catalog
+
+    def _next_state(self, catalog: Catalog) -> dict[Path, bytes]:
+        state = State(self._sequence + 1, catalog.generation, catalog.high_water, catalog.tags)
+        return self._state_file.contents(state)
+
+    def _prune(self) -> None:
+        expired = self._catalog.expired(self._keep_versions)
+        self._catalog = self._catalog.without(expired)
+        for number in expired:
+            self._files.remove(number)
+
+    def _read_newest(self, catalog: Catalog) -> Mapping[tuple[int, Precision], bytes]:
+        """Return the newest version's encodings; nothing when they are large or cannot be read just now."""
+        newest = catalog.newest
+        if newest is None or sum(item.size_bytes for item in newest.encodings) > MAX_CACHED_BYTES:
+            return {}
+        try:
+            return {(newest.version, item.precision): self._read(newest, item) for item in newest.encodings}
+        except (DataLoss, OSError) as error:
+            _log.error("cannot read the newest version", version=newest.version, reason=str(error))
+            return {}
+
+    def _read(self, version: Version, encoding: Encoding) -> bytes:
+        with self._files.open(version.version, encoding.precision) as file:
+            verify(file, encoding)
+            return file.read()
+
+
+def _rebuilt(versions: Mapping[int, Version]) -> State:
+    """Return a first state, or one made up from the versions when both copies are lost.
+
+    A generation handed out but never published with is then unknown, so the next one is skipped: at worst the
+    current publisher is refused, but never are two accepted.
+    """
+    if not versions:
+        return State(sequence=0, generation=0, high_water=0, tags={})
+    _log.error("state files are lost; tags are gone, numbers are taken from the versions")
+    generation = 1 + max(version.generation for version in versions.values())
+    return State(sequence=0, generation=generation, high_water=max(versions), tags={})
+
+
+def _lock(folder: Path) -> BinaryIO:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / "lock").open("wb")
+    except OSError as error:
+        raise FatalError(f"cannot use the folder {folder}: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise FatalError(f"another parameter server uses the folder {folder}") from error
+    return file

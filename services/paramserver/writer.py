@@ -1,0 +1,105 @@
+"""Changes the store on a thread of its own, so that reads go on while the disk works."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from services.paramserver.announcer import Announcer
+from services.paramserver.catalog import Catalog
+from services.paramserver.draft import Draft
+from services.paramserver.incoming import Incoming
+from services.paramserver.version_store import VersionStore
+from tidemill.errors import Unavailable
+from tidemill.params.version import Version
+
+STALL_S = 10.0
+"""How long a publisher may send nothing before it loses its turn, in seconds."""
+
+_T = TypeVar("_T")
+
+
+class Writer:
+    """Makes one change after the other, each to its end even when its caller leaves, and announces it.
+
+    Belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        store: VersionStore,
+        announcer: Announcer,
+        *,
+        clock: Callable[[], datetime.datetime],
+        stall_s: float = STALL_S,
+    ) -> None:
+        """Start with an idle thread.
+
+        Args:
+            store: What is changed.
+            announcer: Told after every change.
+            clock: Returns the time of day, in UTC.
+            stall_s: How long a publisher may send nothing, in seconds.
+        """
+        self._store, self._announcer, self._clock, self._stall_s = store, announcer, clock, stall_s
+        self._publishing = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paramserver-disk")
+
+    async def open_generation(self) -> Catalog:
+        """See `VersionStore.open_generation`."""
+        return await self._run(self._store.open_generation)
+
+    async def set_tag(self, tag: str, number: int) -> None:
+        """See `VersionStore.set_tag`."""
+        await self._run(partial(self._store.set_tag, tag, number))
+
+    async def publish(self, draft: Draft, pieces: AsyncIterator[bytes]) -> tuple[Version, bool]:
+        """Receive a draft's bytes and make it a version; one publish at a time.
+
+        Returns:
+            The version, and whether it is new; it is not when the draft repeats the newest version.
+
+        Raises:
+            FailedPrecondition: The publisher is stale.
+            InvalidArgument, DataLoss: A field is out of range, or the bytes are not what was declared.
+            ResourceExhausted: An encoding is too large, or the disk is full; nothing was stored.
+            Unavailable: The publisher sent nothing for too long.
+        """
+        async with self._publishing:
+            repeated = self._store.check(draft)
+            if repeated is not None:
+                return repeated, False
+            incoming = await self._run(partial(self._store.begin, draft))
+            try:
+                await self._receive(incoming, pieces)
+                return await self._run(partial(self._store.commit, incoming, self._clock())), True
+            finally:
+                self._thread.submit(incoming.discard)  # after a write that may still be under way
+
+    def close(self) -> None:
+        """Finish what was begun and end the thread."""
+        self._thread.shutdown(wait=True)
+
+    async def _receive(self, incoming: Incoming, pieces: AsyncIterator[bytes]) -> None:
+        while (piece := await self._next(pieces)) is not None:
+            await self._run(partial(incoming.write, piece))
+
+    async def _next(self, pieces: AsyncIterator[bytes]) -> bytes | None:
+        try:
+            async with asyncio.timeout(self._stall_s):
+                return await anext(pieces, None)
+        except TimeoutError:
+            raise Unavailable(f"the publisher sent nothing for {self._stall_s:g} s; publish again") from None
+
+    async def _run(self, change: Callable[[], _T]) -> _T:
+        future = asyncio.get_running_loop().run_in_executor(self._thread, change)
+        future.add_done_callback(self._announce)
+        return await asyncio.shield(future)
+
+    def _announce(self, future: asyncio.Future[_T]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            self._announcer.announce()
