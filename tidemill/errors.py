@@ -49,7 +49,7 @@ class DataLoss(TidemillError):
 
 
 class Unimplemented(TidemillError):
-    """The call is part of the contract but this server does not offer it; the message says what to do instead."""
+    """The call is part of the contract but not of this server; the message says what to do instead."""
 
 
 class Unavailable(TidemillError):

@@ -1,4 +1,4 @@
-"""What every process does alike: stop on a signal, end with its launcher, explain a fatal error in one line."""
+"""What every process does alike: stop on a signal, end with its launcher, explain a fatal error."""
 
 from __future__ import annotations
 

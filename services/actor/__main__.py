@@ -38,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body() -> int:
         arguments = sys.argv[1:] if argv is None else argv
-        config = load(ActorConfig, arguments, prog="tidemill actor", description="Acts and writes experience.")
+        config = load(
+            ActorConfig, arguments, prog="tidemill actor", description="Acts and writes experience."
+        )
         configure_logging("actor", level=config.log.level, json=config.log.json)
         torch.set_num_threads(config.actor.threads)
         with BackgroundServer("actor", config.actor.server) as server:
@@ -80,7 +82,9 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
             loop = ActingLoop(env, policy, params, writer, ActorMetrics(settings.log_every_s), pace)
             if params.wait(stop):
                 server.set_serving(True)
-                _log.info("acting starts", actor_id=actor_id, num_envs=num_envs, params_version=params.version)
+                _log.info(
+                    "acting starts", actor_id=actor_id, num_envs=num_envs, params_version=params.version
+                )
                 loop.run(seed, stop)
             server.set_serving(False)
             appender.flush(_FLUSH_S)
@@ -90,8 +94,8 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
 def training_seed(run_seed: int, actor_index: int) -> int:
     """Return the seed of an actor's first environment; the others count up from it.
 
-    Training seeds lie from 1e8 up and below 2**31, which the Atari emulator needs; evaluation's lie far below, so
-    that no evaluation episode was ever trained on.
+    Training seeds lie from 1e8 up and below 2**31, which the Atari emulator needs; evaluation's lie far
+    below, so that no evaluation episode was ever trained on.
     """
     return 100_000_000 + (run_seed * 1_000_003 + actor_index * 1_009) % 2_000_000_000
 

@@ -1,4 +1,4 @@
-"""The acting loop: newest parameters, one decision for all environments, one step, one row of every stream."""
+"""The acting loop: newest parameters, one decision for all environments, one step, one row a stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tidemill.envs.interface import Tick, VectorEnv
 from tidemill.params.blob import unpack
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.rl.agents.interface import Policy
-from tidemill.rl.frame_stack import FrameStack
+from tidemill.rl.frame_stacker import FrameStack
 
 _log = structlog.get_logger()
 
@@ -74,7 +74,9 @@ class ActingLoop:
         self._env, self._policy, self._params = env, policy, params
         self._writer, self._metrics, self._pace = writer, metrics, pace
         spec = env.spec
-        self._stack = FrameStack(env.num_envs, spec.frame_stack, spec.observation_shape, spec.observation_dtype)
+        self._stack = FrameStack(
+            env.num_envs, spec.frame_stack, spec.observation_shape, spec.observation_dtype
+        )
 
     def run(self, seed: int, stop: threading.Event) -> None:
         """Act until `stop` is set; the environments start from `seed`."""

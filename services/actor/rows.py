@@ -15,13 +15,14 @@ Array = NDArray[np.generic]
 class ChunkRows:
     """Room for `chunk_length` rows of each of N streams, column by column.
 
-    Each stream's rows lie side by side in memory, [N, chunk_length, ...], so a chunk is encoded without a copy.
+    Each stream's rows lie side by side in memory, [N, chunk_length, ...]: a chunk is encoded without a copy.
     """
 
     def __init__(self, signature: Signature, num_envs: int, chunk_length: int) -> None:
         """Take the memory once; it is used again for every chunk."""
         self._columns: dict[str, Array] = {
-            column.name: np.zeros((num_envs, chunk_length, *column.shape), dtype=column.dtype) for column in signature
+            column.name: np.zeros((num_envs, chunk_length, *column.shape), dtype=column.dtype)
+            for column in signature
         }
         self._length = chunk_length
         self.filled = 0

@@ -35,9 +35,9 @@ class Windows:
 class WindowTracker:
     """Watches the rows of N streams in step and names the windows that each row completes.
 
-    A window that starts acting at step s is complete with step s + `window.steps`. None starts at a final row,
-    whose action the environment ignored. A stream that begins in the middle of an episode, after the replay
-    service lost the stream before it, has no window before its history is whole: a shorter one would
+    A window that starts acting at step s is complete with step s + `window.steps`. None starts at a final
+    row, whose action the environment ignored. A stream that begins in the middle of an episode, after the
+    replay service lost the one before, has no window before its history is whole: a shorter one would
     show the learner another stack than the policy saw.
     """
 
@@ -56,7 +56,8 @@ class WindowTracker:
         """Take one row of every stream and return the windows it completes.
 
         Args:
-            row: `reward`, `terminated`, `truncated`, `is_first`, `was_reset` and the policy's priority inputs, each [N].
+            row: `reward`, `terminated`, `truncated`, `is_first`, `was_reset` and priority inputs,
+                each [N].
         """
         if self._next_step == 0:
             self._first_start = np.where(row["is_first"], 0, self._window.history)

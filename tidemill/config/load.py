@@ -76,7 +76,9 @@ def read_document(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(f"--config {str(path)!r} is not valid YAML: {error}") from error
     if not isinstance(document, dict):
-        raise ConfigError(f"--config {str(path)!r} must hold a mapping of sections, got {type(document).__name__}")
+        raise ConfigError(
+            f"--config {str(path)!r} must hold a mapping of sections, got {type(document).__name__}"
+        )
     return document
 
 
@@ -86,7 +88,7 @@ def write_document(settings: object, path: Path) -> None:
 
 
 def _take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]:
-    """Return an option's value and the arguments without it; both `--name VALUE` and `--name=VALUE` are read."""
+    """Return an option's value and the arguments without it; `--name VALUE` or `--name=VALUE`."""
     for i, argument in enumerate(arguments):
         if argument == name:
             if i + 1 == len(arguments):

@@ -35,13 +35,16 @@ def overlay(settings: _T, document: object, path: str = "") -> _T:
         if key not in names:
             raise ConfigError(f"unknown setting {here!r}{nearest(str(key), names, path)}")
         values[key] = _convert(value, kinds[key], getattr(settings, key), here)
-    return dataclasses.replace(typing.cast(Any, settings), **values)
+    result: _T = dataclasses.replace(typing.cast(Any, settings), **values)
+    return result
 
 
 def to_document(settings: object) -> Any:  # noqa: ANN401 - a tree of YAML's own types
     """Return a settings dataclass as mappings, lists and scalars; the inverse of `overlay`."""
     if dataclasses.is_dataclass(settings):
-        return {field.name: to_document(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
+        return {
+            field.name: to_document(getattr(settings, field.name)) for field in dataclasses.fields(settings)
+        }
     if isinstance(settings, Mapping):
         return {key: to_document(value) for key, value in settings.items()}
     if isinstance(settings, tuple | list):
@@ -57,7 +60,7 @@ def nearest(key: str, known: typing.Iterable[str], path: str = "") -> str:
     return f"; did you mean {prefix + close[0]!r}?" if close else f"; known: {', '.join(known)}"
 
 
-def _convert(value: Any, kind: Any, default: Any, path: str) -> Any:  # noqa: ANN401, PLR0911
+def _convert(value: Any, kind: Any, default: Any, path: str) -> Any:  # noqa: ANN401
     if dataclasses.is_dataclass(default):
         return overlay(default, value, path)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)

@@ -56,9 +56,9 @@ class LearnerSettings:
     threads: int = 1
     """Threads torch computes with on a CPU, at least 1; 0 leaves the choice to torch."""
     updates_per_env_step: float = 0.25
-    """Gradient steps for each agent decision, held by the table's rate limiter; 0 means as many as possible."""
+    """Gradient steps for each agent decision, held by the table's rate limiter; 0: as many as possible."""
     batches_per_sample: int = 1
-    """Batches drawn in one sample call, at least 1. More makes small batches cheaper, with older priorities."""
+    """Batches drawn in one sample call, at least 1. More makes small ones cheaper, with older priorities."""
     prefetch_batches: int = 4
     """Decoded batches held ready for the training thread, at least 1."""
     decode_threads: int = 1
@@ -76,10 +76,23 @@ class LearnerSettings:
 
     def __post_init__(self) -> None:
         check(self.threads >= 0, "learner.threads", self.threads, "0 or more")
-        check(self.updates_per_env_step >= 0, "learner.updates_per_env_step", self.updates_per_env_step, "0 or more")
-        for name in ("batches_per_sample", "prefetch_batches", "decode_threads", "publish_every", "keep_checkpoints"):
+        check(
+            self.updates_per_env_step >= 0,
+            "learner.updates_per_env_step",
+            self.updates_per_env_step,
+            "0 or more",
+        )
+        for name in (
+            "batches_per_sample",
+            "prefetch_batches",
+            "decode_threads",
+            "publish_every",
+            "keep_checkpoints",
+        ):
             check(getattr(self, name) >= 1, f"learner.{name}", getattr(self, name), "at least 1")
-        check(self.checkpoint_every_s >= 0, "learner.checkpoint_every_s", self.checkpoint_every_s, "0 or more")
+        check(
+            self.checkpoint_every_s >= 0, "learner.checkpoint_every_s", self.checkpoint_every_s, "0 or more"
+        )
         check(self.log_every_s > 0, "learner.log_every_s", self.log_every_s, "more than 0")
 
 
@@ -98,20 +111,27 @@ class ActorSettings:
     threads: int = 1
     """Threads torch computes with, at least 1."""
     max_unacknowledged_chunks: int = 256
-    """Chunks sent or waiting to be sent before the actor waits for the replay service, at least one an environment."""
+    """Chunks sent or to be sent before the actor waits for the replay service; at least one an environment."""
     max_env_steps_per_s: float = 0.0
     """Most agent decisions a second, all environments together; 0 means no limit."""
     log_every_s: float = 10.0
     """Seconds between two lines of progress in the log."""
 
     def __post_init__(self) -> None:
-        check(not self.id or matches(self.id), "actor.id", self.id, "letters, digits, `_`, `-`, `.`; at most 128")
+        check(
+            not self.id or matches(self.id),
+            "actor.id",
+            self.id,
+            "letters, digits, `_`, `-`, `.`; at most 128",
+        )
         check(self.count >= 1, "actor.count", self.count, "at least 1")
-        check(0 <= self.index, "actor.index", self.index, "0 or more")
+        check(self.index >= 0, "actor.index", self.index, "0 or more")
         check(self.threads >= 1, "actor.threads", self.threads, "at least 1")
         chunks = self.max_unacknowledged_chunks
         check(chunks >= 1, "actor.max_unacknowledged_chunks", chunks, "at least 1")
-        check(self.max_env_steps_per_s >= 0, "actor.max_env_steps_per_s", self.max_env_steps_per_s, "0 or more")
+        check(
+            self.max_env_steps_per_s >= 0, "actor.max_env_steps_per_s", self.max_env_steps_per_s, "0 or more"
+        )
 
 
 @dataclass(frozen=True)
@@ -125,15 +145,15 @@ class EvaluatorSettings:
     num_envs: int = 25
     """Environments stepped together, at least 1."""
     policy: Literal["greedy", "epsilon"] = "greedy"
-    """`greedy`: the deterministic policy; `epsilon`: with the agent's evaluation epsilon (discrete actions)."""
+    """`greedy`: the deterministic policy; `epsilon`: with the evaluation epsilon (discrete actions)."""
     seed: int = 10_000
     """First seed of the evaluation's environments; never a training seed."""
     min_interval_s: float = 5.0
     """Least time from the start of one evaluation to the next, in seconds."""
     start_env_steps: int = 0
-    """Agent decisions before the first evaluation; parameters published earlier are not evaluated."""
+    """Agent decisions before the first evaluation; earlier parameters are not evaluated."""
     confirm_episodes: int = 100
-    """Fresh episodes, on other seeds, whose mean must reach the target too before the run ends as solved; 0 skips."""
+    """Fresh episodes on other seeds whose mean must reach the target too before the run ends; 0 skips them."""
     video: bool = True
     """Whether a video of the best policy is recorded at the end."""
     video_max_steps: int = 2_000

@@ -19,7 +19,7 @@ class TableSettings:
     priority_exponent: float = 0.6
     """Exponent alpha on the priority (Schaul et al., 2016, section 3.3); for the prioritized sampler."""
     importance_exponent: float = 0.4
-    """Exponent beta of the importance weights at the start (ibid., section 3.4); for the prioritized sampler."""
+    """Exponent beta of the importance weights at the start (ibid., section 3.4)."""
     importance_exponent_final: float = 1.0
     """Exponent beta at the end of its linear schedule."""
     importance_steps: int = 1_000_000
@@ -41,5 +41,10 @@ class TableSettings:
         check(self.max_items >= 1, "table.max_items", self.max_items, "at least 1")
         allowed = f"1 to table.max_items ({self.max_items})"
         check(1 <= self.min_size <= self.max_items, "table.min_size", self.min_size, allowed)
-        check(self.error_buffer_updates > 0, "table.error_buffer_updates", self.error_buffer_updates, "more than 0")
+        check(
+            self.error_buffer_updates > 0,
+            "table.error_buffer_updates",
+            self.error_buffer_updates,
+            "more than 0",
+        )
         check(1 <= self.chunk_length <= 1024, "table.chunk_length", self.chunk_length, "1 to 1024")

@@ -33,7 +33,9 @@ _RETRIED_METHODS = {
 
 def _service_config() -> str:
     names = [
-        {"service": service, "method": method} for service, methods in _RETRIED_METHODS.items() for method in methods
+        {"service": service, "method": method}
+        for service, methods in _RETRIED_METHODS.items()
+        for method in methods
     ]
     policy = {
         "maxAttempts": 4,

@@ -1,4 +1,4 @@
-"""A gRPC server with health, reflection, metrics and error mapping, as every service of the cluster has it."""
+"""A gRPC server with health, reflection, metrics and error mapping, as every service has it."""
 
 from __future__ import annotations
 

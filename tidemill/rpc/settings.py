@@ -16,7 +16,7 @@ class ServerSettings:
     metrics_address: str = "127.0.0.1:0"
     """Where Prometheus scrapes /metrics, `host:port`; empty turns it off."""
     insecure: bool = False
-    """Allow an address beyond this machine without TLS and tokens. Anyone who reaches it can then control the run."""
+    """Allow an address beyond this machine without TLS and tokens: whoever reaches it controls the run."""
     max_message_bytes: int = 64 * MEBIBYTE
     """Largest gRPC message accepted or sent, in bytes."""
     grace_s: float = 5.0

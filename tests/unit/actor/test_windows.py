@@ -16,7 +16,9 @@ from tidemill.types import WindowSpec
 Array = NDArray[np.generic]
 
 
-def _row(num_envs: int = 1, *, is_first: bool = False, was_reset: bool = False, reward: float = 0.0) -> dict[str, Array]:
+def _row(
+    num_envs: int = 1, *, is_first: bool = False, was_reset: bool = False, reward: float = 0.0
+) -> dict[str, Array]:
     return {
         "reward": np.full(num_envs, reward, np.float32),
         "terminated": np.zeros(num_envs, np.bool_),
@@ -27,7 +29,8 @@ def _row(num_envs: int = 1, *, is_first: bool = False, was_reset: bool = False, 
 
 
 def _oldest_reward(ticks: Mapping[str, Array]) -> NDArray[np.float32]:
-    return ticks["reward"][0].astype(np.float32)
+    reward: NDArray[np.float32] = ticks["reward"][0].astype(np.float32)
+    return reward
 
 
 def test_window_is_complete_with_its_bootstrap_row() -> None:

@@ -55,7 +55,7 @@ def test_load_ignores_sections_of_other_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "text,words",
     [
         ("lerner: {}", "unknown section 'lerner'; did you mean 'learner'?"),
         ("agent: {algorithm: ppo}", "agent.algorithm is 'ppo', allowed: dqn, sac"),
