@@ -10,8 +10,8 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-import tarfile
 import tempfile
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,14 +42,13 @@ def baseline() -> str | None:
 def main() -> int:
     """Run `buf breaking` against the last version; return its exit code."""
     commit = baseline()
-    archive = None if commit is None else _git("archive", "--format=tar", commit, "--", *_PATHS)
+    archive = None if commit is None else _git("archive", "--format=zip", commit, "--", *_PATHS)
     if archive is None:
         print(f"no earlier protos to compare with (baseline {commit})")
         return 0
     buf = Path(sys.executable).parent / "buf"
     with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            tar.extractall(folder, filter="data")
+        zipfile.ZipFile(io.BytesIO(archive)).extractall(folder)
         command = [str(buf), "breaking", "--against", folder, "--against-config", str(ROOT / "buf.yaml")]
         return subprocess.run(command, cwd=ROOT, check=False).returncode
 

@@ -17,7 +17,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
-_OUTPUTS = ("python_out=", "grpc_python_out=", "mypy_out=quiet:", "mypy_grpc_out=quiet:")
+# Concrete: a servicer may leave out an RPC, which then answers UNIMPLEMENTED.
+_OUTPUTS = (
+    "python_out=",
+    "grpc_python_out=",
+    "mypy_out=quiet:",
+    "mypy_grpc_out=quiet,generate_concrete_servicer_stubs:",
+)
 _STUBS = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py", "*_pb2_grpc.pyi")
 
 

@@ -75,10 +75,9 @@ class LearnerServiceAsyncStub(LearnerServiceStub):
     Stop: _aio.UnaryUnaryMultiCallable[_learner_pb2.StopRequest, _learner_pb2.StopResponse]  # type: ignore[assignment]
     """Asks the learner to publish, checkpoint and exit with status 0; answered at once. A retry is safe."""
 
-class LearnerServiceServicer(metaclass=_abc_1.ABCMeta):
+class LearnerServiceServicer:
     """The learner's controls; served by rank 0."""
 
-    @_abc_1.abstractmethod
     def GetStatus(
         self,
         request: _learner_pb2.GetStatusRequest,
@@ -86,7 +85,6 @@ class LearnerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_learner_pb2.GetStatusResponse, _abc.Awaitable[_learner_pb2.GetStatusResponse]]:
         """Reports what the learner is doing. Never blocks on training. A retry is safe."""
 
-    @_abc_1.abstractmethod
     def Pause(
         self,
         request: _learner_pb2.PauseRequest,
@@ -96,7 +94,6 @@ class LearnerServiceServicer(metaclass=_abc_1.ABCMeta):
         FAILED_PRECONDITION: the learner is stopping.
         """
 
-    @_abc_1.abstractmethod
     def Resume(
         self,
         request: _learner_pb2.ResumeRequest,
@@ -106,7 +103,6 @@ class LearnerServiceServicer(metaclass=_abc_1.ABCMeta):
         FAILED_PRECONDITION: the learner is stopping.
         """
 
-    @_abc_1.abstractmethod
     def SaveCheckpoint(
         self,
         request: _learner_pb2.SaveCheckpointRequest,
@@ -116,7 +112,6 @@ class LearnerServiceServicer(metaclass=_abc_1.ABCMeta):
         another. FAILED_PRECONDITION: the learner is stopping. RESOURCE_EXHAUSTED: the disk is full.
         """
 
-    @_abc_1.abstractmethod
     def Stop(
         self,
         request: _learner_pb2.StopRequest,

@@ -156,10 +156,9 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     UNIMPLEMENTED: this server keeps its tables in memory only.
     """
 
-class ReplayServiceServicer(metaclass=_abc_1.ABCMeta):
+class ReplayServiceServicer:
     """Tables of items over chunks of experience streams."""
 
-    @_abc_1.abstractmethod
     def CreateTable(
         self,
         request: _replay_pb2.CreateTableRequest,
@@ -170,7 +169,6 @@ class ReplayServiceServicer(metaclass=_abc_1.ABCMeta):
         taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
         """
 
-    @_abc_1.abstractmethod
     def ListTables(
         self,
         request: _replay_pb2.ListTablesRequest,
@@ -178,7 +176,6 @@ class ReplayServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_replay_pb2.ListTablesResponse, _abc.Awaitable[_replay_pb2.ListTablesResponse]]:
         """Describes every table, in order of name. Never blocks. A retry is safe."""
 
-    @_abc_1.abstractmethod
     def DescribeTable(
         self,
         request: _replay_pb2.DescribeTableRequest,
@@ -186,7 +183,6 @@ class ReplayServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_replay_pb2.DescribeTableResponse, _abc.Awaitable[_replay_pb2.DescribeTableResponse]]:
         """Describes one table. Never blocks. A retry is safe. NOT_FOUND: no such table."""
 
-    @_abc_1.abstractmethod
     def ResetTable(
         self,
         request: _replay_pb2.ResetTableRequest,
@@ -196,7 +192,6 @@ class ReplayServiceServicer(metaclass=_abc_1.ABCMeta):
         Never blocks. A retry is safe. NOT_FOUND: no such table.
         """
 
-    @_abc_1.abstractmethod
     def Append(
         self,
         request_iterator: _MaybeAsyncIterator[_replay_pb2.AppendRequest],
@@ -219,7 +214,6 @@ class ReplayServiceServicer(metaclass=_abc_1.ABCMeta):
         A retry is a new call with the epoch of the first response.
         """
 
-    @_abc_1.abstractmethod
     def Sample(
         self,
         request_iterator: _MaybeAsyncIterator[_replay_pb2.SampleRequest],
@@ -235,7 +229,6 @@ class ReplayServiceServicer(metaclass=_abc_1.ABCMeta):
         A retry is a new call; batches sent but not received count as sampled.
         """
 
-    @_abc_1.abstractmethod
     def UpdatePriorities(
         self,
         request: _replay_pb2.UpdatePrioritiesRequest,
@@ -246,7 +239,6 @@ class ReplayServiceServicer(metaclass=_abc_1.ABCMeta):
         or infinite, or the lists differ in length; nothing was changed.
         """
 
-    @_abc_1.abstractmethod
     def DeleteItems(
         self,
         request: _replay_pb2.DeleteItemsRequest,
@@ -256,7 +248,6 @@ class ReplayServiceServicer(metaclass=_abc_1.ABCMeta):
         NOT_FOUND: no such table. INVALID_ARGUMENT: too many keys.
         """
 
-    @_abc_1.abstractmethod
     def Checkpoint(
         self,
         request: _replay_pb2.CheckpointRequest,
