@@ -1,7 +1,7 @@
 """Any gymnasium environment, N of them stepped one after another in this thread.
 
-The loop is our own instead of gymnasium.vector.SyncVectorEnv because each tick's observations are
-written once, into the array the caller keeps, and no info dictionaries are merged.
+The loop is our own and not gymnasium.vector.SyncVectorEnv: at the same speed it counts raw returns, gives
+each tick arrays of its own, and says which environment failed at which step.
 """
 
 from __future__ import annotations
@@ -103,47 +103,48 @@ class GymnasiumVectorEnv:
     def _new_observation(self) -> NDArray[Any]:
         return np.empty((self.num_envs, *self._format.shape), self._format.dtype)
 
-    def _first_observation(self, index: int, seed: int) -> Any:
+    def _first_observation(self, index: int, seed: int) -> NDArray[Any]:
         """Reset one environment and check the shape, because numpy would broadcast a wrong one."""
         try:
             observation, _ = self._envs[index].reset(seed=seed)
         except Exception as error:
-            raise FatalError(f"{self._place(index)} raised {type(error).__name__}: {error}") from error
-        if np.shape(observation) != self._format.shape:
+            raise FatalError(f"{_place(index, 0)} raised {type(error).__name__}: {error}") from error
+        first = np.asarray(observation)
+        if first.shape != self._format.shape:
             raise FatalError(
-                f"{self._place(index)} returned an observation of shape {np.shape(observation)}, "
+                f"{_place(index, 0)} returned an observation of shape {first.shape}, "
                 f"allowed by its observation space: {self._format.shape}"
             )
-        return observation
+        return first
 
     def _step_all(self, commands: Sequence[Any], was_reset: NDArray[np.bool_]) -> _Outcome:
         """Step or reset each environment; plain lists, because writing single elements of arrays is slow."""
         observation = self._new_observation()
-        reward, terminated, truncated = (
-            [0.0] * self.num_envs,
-            [False] * self.num_envs,
-            [False] * self.num_envs,
-        )
+        reward = [0.0] * self.num_envs
+        terminated, truncated = [False] * self.num_envs, [False] * self.num_envs
         index = 0
         try:
             for index, (env, reset) in enumerate(zip(self._envs, was_reset.tolist(), strict=True)):
                 if reset:
                     observation[index], _ = env.reset()
                 else:
-                    observation[index], gain, terminated[index], truncated[index], _ = env.step(
-                        commands[index]
-                    )
-                    reward[index] = float(gain)
+                    row, gain, terminated[index], truncated[index], _ = env.step(commands[index])
+                    observation[index], reward[index] = row, float(gain)
         except Exception as error:
-            raise FatalError(f"{self._place(index)} raised {type(error).__name__}: {error}") from error
-        return observation, np.array(reward, np.float64), np.array(terminated), np.array(truncated)
+            step = self._counter.lengths[index] + (not was_reset[index])
+            raise FatalError(f"{_place(index, step)} raised {type(error).__name__}: {error}") from error
+        flags = np.array((terminated, truncated), np.bool_)
+        return observation, np.array(reward, np.float64), flags[0], flags[1]
 
     def _check_finite(self, observation: NDArray[Any], reward: NDArray[np.float64]) -> None:
         """Raise FatalError if any environment returned NaN or infinity, which would poison the networks."""
         for name, rows in (("observation", observation), ("reward", reward)):
             if rows.dtype != np.uint8 and not np.isfinite(rows).all():
                 index = next(i for i, row in enumerate(rows) if not np.isfinite(row).all())
-                raise FatalError(f"{self._place(index)} returned a non-finite {name}: {rows[index]}")
+                place = _place(index, self._counter.lengths[index])
+                raise FatalError(f"{place} returned a non-finite {name}: {rows[index]}")
 
-    def _place(self, index: int) -> str:
-        return f"environment {index} at step {self._counter.lengths[index]} of its episode"
+
+def _place(index: int, step: int) -> str:
+    """Return where something went wrong; step 0 is the reset."""
+    return f"environment {index} at step {step} of its episode"

@@ -110,7 +110,15 @@ def _make_registered(env_id: str, limit: int | None, arguments: dict[str, Any]) 
     except gymnasium.error.Error as error:
         if env_id in gymnasium.registry:
             raise ConfigError(f"env.id is {env_id!r}, which cannot be made: {error}") from error
-        hint = nearest(env_id, [*gymnasium.registry, *game_ids()])
+        hint = nearest(env_id, _known_ids())
         raise ConfigError(f"env.id is {env_id!r}, which is no known environment{hint}") from error
     except TypeError as error:
         raise ConfigError(f"env.kwargs are {arguments}, which {env_id} refuses: {error}") from error
+
+
+def _known_ids() -> list[str]:
+    """Return every id to suggest; an Atari game only by the name under which it is preprocessed here."""
+    others = [
+        key for key, spec in gymnasium.registry.items() if not str(spec.entry_point).startswith("ale_py")
+    ]
+    return others + game_ids()

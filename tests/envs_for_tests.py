@@ -1,0 +1,181 @@
+"""Environments whose observations say exactly what happened, so that tests can verify streams.
+
+Reached by id, as a user's own would be: `tests.envs_for_tests:counting`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float32]
+Result = tuple[Any, float, bool, bool, dict[str, Any]]
+
+
+class CountingEnv(gymnasium.Env[Vector, np.int64]):
+    """Observes (episode, step), both from 0; the reward of step t is t. Episodes last `length` steps."""
+
+    def __init__(self, length: int = 5, end: str = "terminated") -> None:
+        """Set how an episode ends: `terminated`, `truncated` or `both`."""
+        self.observation_space = spaces.Box(0, np.inf, (2,), np.float32)
+        self.action_space = spaces.Discrete(3)
+        self._length, self._end = length, end
+        self._episode, self._step = -1, 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Vector, dict[str, Any]]:
+        """Start the next episode."""
+        super().reset(seed=seed)
+        self._episode, self._step = self._episode + 1, 0
+        return self._observation(), {}
+
+    def step(self, action: np.int64) -> Result:
+        """Act once."""
+        self._step += 1
+        ended = self._step == self._length
+        terminated, truncated = self._end in ("terminated", "both"), self._end in ("truncated", "both")
+        return self._observation(), float(self._step), ended and terminated, ended and truncated, {}
+
+    def _observation(self) -> Vector:
+        return np.array([self._episode, self._step], np.float32)
+
+
+class FailingEnv(CountingEnv):
+    """Goes wrong in one step: raises, or returns a NaN observation or reward, or a wrong shape."""
+
+    def __init__(self, step: int = 3, how: str = "raise") -> None:
+        """Set the step, from 1 (0 is the reset), and how: `raise`, `observation`, `reward` or `shape`."""
+        super().__init__(length=100)
+        self._bad_step, self._how = step, how
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Vector, dict[str, Any]]:
+        """Start the next episode."""
+        observation, info = super().reset(seed=seed, options=options)
+        return self._spoil(observation), info
+
+    def step(self, action: np.int64) -> Result:
+        """Act once."""
+        observation, reward, terminated, truncated, info = super().step(action)
+        is_bad_reward = self._step == self._bad_step and self._how == "reward"
+        return self._spoil(observation), np.nan if is_bad_reward else reward, terminated, truncated, info
+
+    def _spoil(self, observation: Vector) -> Vector:
+        if self._step != self._bad_step:
+            return observation
+        if self._how == "raise":
+            raise RuntimeError("the simulator broke")
+        if self._how == "shape":
+            return observation[:1]
+        return observation * np.nan if self._how == "observation" else observation
+
+
+class EchoEnv(gymnasium.Env[Any, Any]):
+    """Observes the last action as it arrived, flattened, in float64; refuses one that its space has not."""
+
+    def __init__(self, action_space: spaces.Space[Any]) -> None:
+        """Take any action space of arrays or integers."""
+        self.action_space = action_space
+        self._size = int(np.prod(action_space.shape or (1,)))
+        self.observation_space = spaces.Box(-np.inf, np.inf, (self._size,), np.float64)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start the next episode."""
+        super().reset(seed=seed)
+        return np.zeros(self._size), {}
+
+    def step(self, action: object) -> Result:
+        """Act once."""
+        if not self.action_space.contains(action):
+            raise ValueError(f"{action!r} is not in {self.action_space}")
+        return np.asarray(action, np.float64).reshape(-1), 0.0, False, False, {}
+
+
+class ObservingEnv(gymnasium.Env[Any, np.int64]):
+    """Observes the given value of the given space, always."""
+
+    def __init__(self, space: spaces.Space[Any], value: object) -> None:
+        """Take any observation space, and a value of it."""
+        self.observation_space, self._value = space, value
+        self.action_space = spaces.Discrete(2)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start the next episode."""
+        super().reset(seed=seed)
+        return self._value, {}
+
+    def step(self, action: np.int64) -> Result:
+        """Act once."""
+        return self._value, 0.0, False, False, {}
+
+
+def counting(length: int = 5, end: str = "terminated") -> CountingEnv:
+    """Return a `CountingEnv`."""
+    return CountingEnv(length, end)
+
+
+def failing(step: int = 3, how: str = "raise") -> FailingEnv:
+    """Return a `FailingEnv`."""
+    return FailingEnv(step, how)
+
+
+def dictionary() -> ObservingEnv:
+    """Return an environment that observes {"place": 1 of 3, "speed": (0.5, -0.5)}."""
+    space = spaces.Dict({"place": spaces.Discrete(3), "speed": spaces.Box(-1, 1, (2,), np.float32)})
+    return ObservingEnv(space, {"place": np.int64(1), "speed": np.array([0.5, -0.5], np.float32)})
+
+
+def place() -> ObservingEnv:
+    """Return an environment that observes place 2 of 4."""
+    return ObservingEnv(spaces.Discrete(4), np.int64(2))
+
+
+def image() -> ObservingEnv:
+    """Return an environment that observes a 2x3 image of bytes, 0 to 5."""
+    return ObservingEnv(spaces.Box(0, 255, (2, 3), np.uint8), np.arange(6, dtype=np.uint8).reshape(2, 3))
+
+
+def scaled() -> EchoEnv:
+    """Return an environment that echoes actions of [0, 10] x [-4, -2]."""
+    return EchoEnv(spaces.Box(np.array([0, -4], np.float32), np.array([10, -2], np.float32)))
+
+
+def unbounded() -> EchoEnv:
+    """Return an environment whose actions have no bounds."""
+    return EchoEnv(spaces.Box(-np.inf, np.inf, (1,), np.float32))
+
+
+def offset() -> EchoEnv:
+    """Return an environment that echoes actions 5, 6 and 7."""
+    return EchoEnv(spaces.Discrete(3, start=5))
+
+
+def joint() -> EchoEnv:
+    """Return an environment that echoes pairs of an action of {0, 1} and one of {10, 11, 12}."""
+    return EchoEnv(spaces.MultiDiscrete(np.array([2, 3]), start=np.array([0, 10])))
+
+
+def binary() -> EchoEnv:
+    """Return an environment that echoes three switches."""
+    return EchoEnv(spaces.MultiBinary(3))
+
+
+def no_environment() -> int:
+    """Return what is no environment."""
+    return 7
+
+
+if "tidemill-tests/Counting-v0" not in gymnasium.registry:
+    gymnasium.register(
+        "tidemill-tests/Counting-v0", entry_point=f"{__name__}:CountingEnv", max_episode_steps=7
+    )

@@ -1,0 +1,231 @@
+"""Gymnasium environments, against loops written out here."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+
+from tests.envs_for_tests import CountingEnv, FailingEnv
+from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
+from tidemill.envs.interface import EpisodeSummary
+from tidemill.envs.make import make_env
+from tidemill.envs.settings import EnvSettings
+from tidemill.errors import FatalError, InvalidArgument
+
+COUNTING = "tests.envs_for_tests:counting"
+
+
+def test_stream_of_a_terminating_episode_is_exact() -> None:
+    """Two-step episodes give first, last and final rows in the order that windows rely on."""
+    env = make_env(EnvSettings(COUNTING, {"length": 2}), 1, training=True)
+    first = env.reset(0)
+    ticks = [env.step(np.array([1])) for _ in range(5)]
+    assert first.tolist() == [[0, 0]]
+    assert [tick.observation[0].tolist() for tick in ticks] == [[0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+    assert [float(tick.reward[0]) for tick in ticks] == [1, 2, 0, 1, 2]
+    assert [bool(tick.terminated[0]) for tick in ticks] == [False, True, False, False, True]
+    assert [bool(tick.was_reset[0]) for tick in ticks] == [False, False, True, False, False]
+    assert [bool(tick.is_first[0]) for tick in ticks] == [False, False, True, False, False]
+    assert [tick.episodes for tick in ticks] == [
+        (),
+        (EpisodeSummary(0, 3.0, 2, terminated=True),),
+        (),
+        (),
+        (EpisodeSummary(0, 3.0, 2, terminated=True),),
+    ]
+
+
+def test_truncated_episode_is_summarised_as_not_terminated() -> None:
+    """A truncation sets `truncated` alone, and the summary says that the episode did not end by itself."""
+    env = make_env(EnvSettings(COUNTING, {"length": 1, "end": "truncated"}), 2, training=True)
+    env.reset(0)
+    tick = env.step(np.array([0, 0]))
+    assert tick.truncated.all()
+    assert not tick.terminated.any()
+    assert tick.episodes == (
+        EpisodeSummary(0, 1.0, 1, terminated=False),
+        EpisodeSummary(1, 1.0, 1, terminated=False),
+    )
+
+
+@pytest.mark.parametrize("env_id", [COUNTING, "tests.envs_for_tests:tidemill-tests/Counting-v0"])
+def test_max_episode_steps_truncates_in_training_only(env_id: str) -> None:
+    """Training is cut after `max_episode_steps`; evaluation goes on to the environment's own end."""
+    settings = EnvSettings(env_id, {"length": 6}, max_episode_steps=3)
+    for training, length, terminated in ((True, 3, False), (False, 6, True)):
+        env = make_env(settings, 1, training=training)
+        env.reset(0)
+        episodes = [episode for _ in range(6) for episode in env.step(np.array([0])).episodes]
+        assert (episodes[0].length, episodes[0].terminated) == (length, terminated)
+
+
+def test_registered_limit_of_the_environment_is_kept_by_default() -> None:
+    """An environment registered with 7 steps at most is truncated there."""
+    env = make_env(
+        EnvSettings("tests.envs_for_tests:tidemill-tests/Counting-v0", {"length": 50}), 1, training=True
+    )
+    env.reset(0)
+    ticks = [env.step(np.array([0])) for _ in range(7)]
+    assert [bool(tick.truncated[0]) for tick in ticks] == [False] * 6 + [True]
+
+
+def test_lander_equals_single_environments_stepped_by_hand() -> None:
+    """Observations and returns are bit-equal to plain gymnasium environments with seeds s, s+1, s+2."""
+    num_envs, num_ticks, seed = 3, 700, 11
+    actions = np.random.default_rng(1).uniform(-1, 1, (num_ticks, num_envs, 2)).astype(np.float32)
+    env = make_env(EnvSettings("LunarLanderContinuous-v3"), num_envs, training=True)
+    first = env.reset(seed)
+    ticks = [env.step(action) for action in actions]
+    for index in range(num_envs):
+        observations, returns = lander_by_hand(seed + index, actions[:, index])
+        ours = [first[index], *(tick.observation[index] for tick in ticks)]
+        assert np.array_equal(np.stack(ours), np.stack(observations))
+        summaries = [e.episode_return for tick in ticks for e in tick.episodes if e.env_index == index]
+        assert summaries == returns
+        assert len(returns) >= 3
+
+
+def lander_by_hand(seed: int, actions: np.ndarray) -> tuple[list[np.ndarray], list[float]]:
+    """Return the observations and the returns of one environment that is reset by the step after an end."""
+    env = gymnasium.make("LunarLanderContinuous-v3")
+    observation, _ = env.reset(seed=seed)
+    observations, returns, total, ended = [observation], [], 0.0, False
+    for action in actions:
+        if ended:
+            observation, _ = env.reset()
+            total, ended = 0.0, False
+        else:
+            observation, reward, terminated, truncated, _ = env.step(action)
+            total += float(reward)
+            ended = terminated or truncated
+            returns += [total] if ended else []
+        observations.append(observation)
+    return observations, returns
+
+
+def test_spec_of_lander_is_continuous_in_float32() -> None:
+    """LunarLanderContinuous has 8 numbers to observe, 2 to act with, and no frame stack."""
+    spec = make_env(EnvSettings("LunarLanderContinuous-v3"), 1, training=True).spec
+    assert (spec.observation_shape, spec.observation_dtype, spec.frame_stack) == ((8,), "float32", 1)
+    assert (spec.num_actions, spec.action_shape) == (0, (2,))
+
+
+@pytest.mark.parametrize(
+    "how, message",
+    [
+        ("raise", "environment 1 at step 3 of its episode raised RuntimeError: the simulator broke"),
+        (
+            "observation",
+            r"environment 1 at step 3 of its episode returned a non-finite observation: \[nan nan\]",
+        ),
+        ("reward", "environment 1 at step 3 of its episode returned a non-finite reward: nan"),
+    ],
+)
+def test_failure_of_an_environment_is_told_with_its_place(how: str, message: str) -> None:
+    """What goes wrong in one environment of a batch names that environment and the step of its episode."""
+    envs = iter([CountingEnv(length=100), FailingEnv(3, how)])
+    env = GymnasiumVectorEnv(lambda: next(envs), 2)
+    env.reset(0)
+    for _ in range(2):
+        env.step(np.array([0, 0]))
+    with pytest.raises(FatalError, match=message):
+        env.step(np.array([0, 0]))
+
+
+@pytest.mark.parametrize(
+    "how, message",
+    [
+        ("raise", "environment 0 at step 0 of its episode raised RuntimeError"),
+        ("observation", "environment 0 at step 0 of its episode returned a non-finite observation"),
+        ("shape", r"returned an observation of shape \(1,\), allowed by its observation space: \(2,\)"),
+    ],
+)
+def test_failure_at_reset_is_told_with_its_place(how: str, message: str) -> None:
+    """An environment that already fails at its first reset is named too."""
+    env = make_env(EnvSettings("tests.envs_for_tests:failing", {"step": 0, "how": how}), 2, training=True)
+    with pytest.raises(FatalError, match=message):
+        env.reset(0)
+
+
+def test_continuous_actions_are_scaled_to_the_bounds() -> None:
+    """-1 is the lower bound, 1 the upper one, 0 their middle; what lies outside is clipped."""
+    env = make_env(EnvSettings("tests.envs_for_tests:scaled"), 4, training=True)
+    env.reset(0)
+    tick = env.step(np.array([[-1, -1], [1, 1], [0, 0.5], [-3, 3]], np.float32))
+    assert tick.observation.tolist() == [[0, -4], [10, -2], [5, -2.5], [0, -2]]
+    assert tick.observation.dtype == np.float32
+
+
+def test_non_finite_action_is_refused() -> None:
+    """NaN from a broken policy is blamed on the action, not on the environment."""
+    env = make_env(EnvSettings("tests.envs_for_tests:scaled"), 1, training=True)
+    env.reset(0)
+    with pytest.raises(InvalidArgument, match=r"actions are .*nan.*allowed: finite numbers"):
+        env.step(np.array([[np.nan, 0]], np.float32))
+
+
+@pytest.mark.parametrize(
+    "name, num_actions, action, arrives",
+    [
+        ("offset", 3, 0, [5]),
+        ("offset", 3, 2, [7]),
+        ("joint", 6, 0, [0, 10]),
+        ("joint", 6, 2, [0, 12]),
+        ("joint", 6, 4, [1, 11]),
+        ("binary", 8, 6, [1, 1, 0]),
+    ],
+)
+def test_discrete_action_arrives_in_the_spaces_own_terms(
+    name: str, num_actions: int, action: int, arrives: list[int]
+) -> None:
+    """Offsets are added, and joint actions are the digits of a number, the last one fastest."""
+    env = make_env(EnvSettings(f"tests.envs_for_tests:{name}"), 1, training=True)
+    env.reset(0)
+    assert env.spec.num_actions == num_actions
+    assert env.step(np.array([action])).observation[0].tolist() == arrives
+
+
+@pytest.mark.parametrize("action", [-1, 3])
+def test_discrete_action_outside_the_space_is_refused(action: int) -> None:
+    """An action that does not exist is refused with its value and the range, instead of wrapping around."""
+    env = make_env(EnvSettings("tests.envs_for_tests:offset"), 1, training=True)
+    env.reset(0)
+    with pytest.raises(InvalidArgument, match=rf"actions are \[{action}\], allowed: 0 to 2"):
+        env.step(np.array([action]))
+
+
+def test_flatten_makes_one_vector_of_a_dict() -> None:
+    """A place of 3 and two speeds become five numbers, the place one-hot."""
+    env = make_env(EnvSettings("tests.envs_for_tests:dictionary", flatten=True), 1, training=True)
+    assert env.spec.observation_shape == (5,)
+    assert env.reset(0).tolist() == [[0, 1, 0, 0.5, -0.5]]
+
+
+def test_flatten_makes_a_discrete_observation_one_hot() -> None:
+    """Place 2 of 4 is (0, 0, 1, 0), in float32."""
+    env = make_env(EnvSettings("tests.envs_for_tests:place", flatten=True), 1, training=True)
+    observation = env.reset(0)
+    assert observation.tolist() == [[0, 0, 1, 0]]
+    assert observation.dtype == np.float32
+
+
+def test_image_stays_bytes() -> None:
+    """An image of bytes is stored as it is, not as floats."""
+    env = make_env(EnvSettings("tests.envs_for_tests:image"), 1, training=True)
+    assert (env.spec.observation_shape, env.spec.observation_dtype) == ((2, 3), "uint8")
+    assert env.reset(0).tolist() == [[[0, 1, 2], [3, 4, 5]]]
+
+
+def test_render_returns_a_picture_only_if_asked_for_when_made() -> None:
+    """CartPole made with `render=True` shows 400x600 pixels; made without, nothing, and CountingEnv never."""
+    env = make_env(EnvSettings("CartPole-v1"), 2, training=False, render=True)
+    env.reset(0)
+    picture = env.render(1)
+    assert picture is not None
+    assert picture.shape == (400, 600, 3)
+    assert picture.dtype == np.uint8
+    env.close()
+    env.close()
+    assert make_env(EnvSettings("CartPole-v1"), 1, training=False).render() is None
+    assert make_env(EnvSettings(COUNTING), 1, training=False, render=True).render() is None
