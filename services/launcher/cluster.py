@@ -15,6 +15,7 @@ from services.launcher.health import until_serving
 from services.launcher.run_folder import RunFolder
 from services.launcher.service_spec import ServiceSpec
 from services.launcher.supervisor import Action, Outcome, Phase, Supervisor, Verb, describe_exit
+from tidemill.errors import TidemillError
 
 _LOG_LINES = 8
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -139,7 +140,11 @@ class Cluster:
         task.add_done_callback(self._exit_tasks.discard)
 
     async def _watch_health(self, spec: ServiceSpec, child: Child) -> None:
-        await until_serving(spec.health_address)
+        try:
+            await until_serving(spec.health_address)
+        except TidemillError as error:  # it will count as not healthy in time
+            self._reporter.event(f"{spec.name} does not tell its health: {error}")
+            return
         self._events.put_nowait(_Serving(spec.name, child))
 
     async def _watch_exit(self, name: str, child: Child) -> None:

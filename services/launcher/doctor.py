@@ -113,9 +113,7 @@ def _port(name: str, address: str) -> Finding:
 def _sockets() -> list[Finding]:
     folder = tempfile.gettempdir()
     if len(folder) > 60:  # a socket's path may have 107 bytes
-        return [
-            Finding("FAIL", f"a long path for sockets: {folder}", "set TMPDIR to a shorter one")
-        ]
+        return [Finding("FAIL", f"a long path for sockets: {folder}", "set TMPDIR to a shorter one")]
     return [Finding("ok", f"sockets of `tidemill train` in {folder}")]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -67,7 +68,7 @@ class _Call:
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every handler in a `_Call`; streaming handlers must be async generators."""
+    """Wraps every handler in a `_Call`; a streaming handler is an async generator or a coroutine."""
 
     async def intercept_service(
         self,
@@ -127,5 +128,6 @@ def _wrap(handler: Any, labels: tuple[str, str, str]) -> Any:  # noqa: ANN401
         "server_stream": grpc.unary_stream_rpc_method_handler,
         "bidi_stream": grpc.stream_stream_rpc_method_handler,
     }[labels[0]]
-    behaviour = stream if handler.response_streaming else answer
+    # A streaming handler may also be a coroutine that writes to its context, as the health service's Watch is.
+    behaviour = stream if inspect.isasyncgenfunction(method) else answer
     return make(behaviour, handler.request_deserializer, handler.response_serializer)

@@ -1,0 +1,53 @@
+"""A process that behaves as a service does toward its launcher, and as badly as a test asks for."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from tidemill import process
+from tidemill.rpc.background import BackgroundServer
+from tidemill.rpc.settings import ServerSettings
+
+
+def main() -> int:
+    """Serve health at an address until SIGTERM, or end as told by the options."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--journal", type=Path, required=True, help="every start and end is appended here")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--exit-code", type=int, help="end with this code instead of serving")
+    parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
+    parser.add_argument(
+        "--result", type=Path, help="write this file and end on SIGUSR1, as the evaluator does"
+    )
+    options = parser.parse_args()
+    stop = process.stop_event()
+    finish = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: (finish.set(), stop.set()))
+    if options.deaf:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _note(options, "start")
+    if options.exit_code is not None:
+        print(f"{options.name}: the last words", file=sys.stderr)
+        return int(options.exit_code)
+    with BackgroundServer(options.name, ServerSettings(address=options.address, grace_s=0.5)) as server:
+        server.start()
+        server.set_serving(True)
+        stop.wait()
+    if finish.is_set() and options.result:
+        options.result.write_text("{}")
+    _note(options, "end")
+    return 0
+
+
+def _note(options: argparse.Namespace, what: str) -> None:
+    with options.journal.open("a") as journal:
+        journal.write(f"{options.name} {what}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(process.run("stand-in", main))

@@ -1,0 +1,186 @@
+"""The launcher's cluster over stand-in processes: what it starts, restarts and ends, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from services.launcher.addresses import make_socket_folder, remove_socket_folder
+from services.launcher.cluster import Cluster
+from services.launcher.run_folder import RunFolder
+from services.launcher.service_spec import ServiceSpec
+from services.launcher.supervisor import Outcome, Supervisor
+from tidemill.config.run import RunSettings
+from tidemill.config.sections import RunConfig
+from tidemill.config.services import LauncherSettings
+
+pytestmark = pytest.mark.process
+
+_SETTINGS = LauncherSettings(
+    restart_backoff_s=0.05, max_restarts=2, start_timeout_s=30.0, stop_timeout_s=10.0
+)
+_BOUND_S = 60.0
+
+
+class Recorder:
+    """Remembers every event, and can be waited on for one."""
+
+    def __init__(self) -> None:
+        """Start with nothing seen."""
+        self.events: list[tuple[str, Sequence[str]]] = []
+        self._changed = asyncio.Condition()
+
+    def event(self, message: str, details: Sequence[str] = ()) -> None:
+        """Remember."""
+        self.events.append((message, details))
+        asyncio.get_running_loop().create_task(self._notify())
+
+    async def until(self, is_reached: Callable[[list[str]], bool]) -> None:
+        """Wait until the messages so far satisfy a condition."""
+        async with self._changed:
+            await asyncio.wait_for(self._changed.wait_for(lambda: is_reached(self.messages)), _BOUND_S)
+
+    @property
+    def messages(self) -> list[str]:
+        """Every message so far."""
+        return [message for message, _ in self.events]
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+class Scene:
+    """A run folder, sockets and a journal for a cluster of stand-ins."""
+
+    def __init__(self, path: Path, sockets: Path) -> None:
+        """Make the run's folder below `path`."""
+        self.folder = RunFolder.create(RunConfig(run=RunSettings(root=str(path), name="scene")), again=False)
+        self.journal = path / "journal"
+        self.journal.touch()
+        self._sockets = sockets
+
+    def spec(self, name: str, *options: str, kind: str = "", after: tuple[str, ...] = ()) -> ServiceSpec:
+        """Return a stand-in for a service."""
+        address = f"unix://{self._sockets}/{name}.sock"
+        arguments = ("--address", address, "--journal", str(self.journal), "--name", name, *options)
+        return ServiceSpec(name, kind or name, "tests.process.stand_in", arguments, address, after)
+
+    def cluster_of(self, *specs: ServiceSpec) -> tuple[Cluster, Recorder]:
+        """Return a cluster of these services that tells a recorder."""
+        recorder = Recorder()
+        return Cluster(Supervisor(specs, _SETTINGS), self.folder, recorder), recorder
+
+    def journal_lines(self) -> list[str]:
+        """Return what the stand-ins wrote, in order."""
+        return self.journal.read_text().splitlines()
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    """A fresh scene; its folder is unlocked and its sockets removed afterwards."""
+    sockets = make_socket_folder()
+    made = Scene(tmp_path, sockets)
+    yield made
+    made.folder.close()
+    remove_socket_folder(sockets)
+
+
+async def _ready(recorder: Recorder, *names: str) -> None:
+    await recorder.until(lambda messages: all(f"{name} is ready" in messages for name in names))
+
+
+async def test_cluster_ends_writers_before_servers_on_sigterm(scene: Scene) -> None:
+    """Actors end first, then the learner, the evaluator, and last the servers they talk to; nothing is left."""
+    cluster, recorder = scene.cluster_of(
+        scene.spec("replay"),
+        scene.spec("learner"),
+        scene.spec("actor-0", kind="actor"),
+        scene.spec("evaluator"),
+    )
+    running = asyncio.create_task(cluster.run())
+    await _ready(recorder, "replay", "learner", "actor-0", "evaluator")
+    pids = [pid for name in ("replay", "learner", "actor-0", "evaluator") if (pid := cluster.pid_of(name))]
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(running, _BOUND_S) == Outcome(0, "stopped as asked")
+    ends = [line.split()[0] for line in scene.journal_lines() if line.endswith(" end")]
+    assert ends == ["actor-0", "learner", "evaluator", "replay"]
+    assert len(pids) == 4
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+async def test_cluster_restarts_a_killed_service_and_shows_why(scene: Scene) -> None:
+    """A service killed by a signal is started again after the backoff, and the reason is told."""
+    cluster, recorder = scene.cluster_of(scene.spec("replay"))
+    running = asyncio.create_task(cluster.run())
+    await _ready(recorder, "replay")
+    first = cluster.pid_of("replay")
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    await recorder.until(lambda messages: messages.count("replay is ready") == 2)
+    assert cluster.pid_of("replay") != first
+    assert any("was killed by signal 9" in message for message in recorder.messages)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert (await asyncio.wait_for(running, _BOUND_S)).exit_code == 0
+
+
+async def test_cluster_gives_up_on_a_service_that_always_fails_and_ends_the_others(scene: Scene) -> None:
+    """After max_restarts the run ends with exit code 1, the reason and the last log lines."""
+    cluster, recorder = scene.cluster_of(scene.spec("replay"), scene.spec("learner", "--exit-code", "1"))
+    outcome = await asyncio.wait_for(cluster.run(), _BOUND_S)
+    assert outcome == Outcome(1, "learner ended with exit code 1, after 2 restarts within ten minutes")
+    assert scene.journal_lines().count("learner start") == 3
+    assert any("learner: the last words" in details for _, details in recorder.events)
+    assert cluster.pid_of("replay") is None
+
+
+async def test_cluster_ends_at_once_when_a_service_refuses_its_settings(scene: Scene) -> None:
+    """Exit code 2 would come again at every restart: the run ends with 2 after one start."""
+    cluster, _ = scene.cluster_of(scene.spec("learner", "--exit-code", "2"))
+    assert (await asyncio.wait_for(cluster.run(), _BOUND_S)).exit_code == 2
+    assert scene.journal_lines().count("learner start") == 1
+
+
+async def test_cluster_starts_a_service_only_after_those_it_follows(scene: Scene) -> None:
+    """`after` is a dependency on health, not on the order of the list."""
+    cluster, recorder = scene.cluster_of(scene.spec("evaluator", after=("learner",)), scene.spec("learner"))
+    running = asyncio.create_task(cluster.run())
+    await _ready(recorder, "evaluator", "learner")
+    assert recorder.messages.index("learner is ready") < recorder.messages.index("evaluator is ready")
+    assert scene.journal_lines()[0] == "learner start"
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, _BOUND_S)
+
+
+async def test_cluster_asks_for_the_final_evaluation_when_the_learner_has_finished(scene: Scene) -> None:
+    """A learner that ends by itself ends the actors; the evaluator finishes, writes its result, and the run is over."""
+    result = scene.folder.path / "result.json"
+    cluster, recorder = scene.cluster_of(
+        scene.spec("learner"),
+        scene.spec("actor-0", kind="actor"),
+        scene.spec("evaluator", "--result", str(result)),
+    )
+    running = asyncio.create_task(cluster.run())
+    await _ready(recorder, "learner", "actor-0", "evaluator")
+    learner = cluster.pid_of("learner")
+    assert learner is not None
+    os.kill(learner, signal.SIGTERM)
+    assert await asyncio.wait_for(running, _BOUND_S) == Outcome(0, "finished")
+    assert result.exists()
+
+
+async def test_cluster_kills_what_ignores_sigterm_when_asked_twice(scene: Scene) -> None:
+    """The second Ctrl-C waits for nobody."""
+    cluster, recorder = scene.cluster_of(scene.spec("replay", "--deaf"))
+    running = asyncio.create_task(cluster.run())
+    await _ready(recorder, "replay")
+    os.kill(os.getpid(), signal.SIGINT)
+    await recorder.until(lambda messages: any(message.startswith("stopping") for message in messages))
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.wait_for(running, _BOUND_S)
+    assert cluster.pid_of("replay") is None
