@@ -111,7 +111,7 @@ class ActorSettings:
     threads: int = 1
     """Threads torch computes with, at least 1."""
     max_unacknowledged_chunks: int = 256
-    """Chunks sent or to be sent before the actor waits for the replay service; at least one an environment."""
+    """Chunks sent or queued before the actor waits for the replay service; at least one an environment."""
     max_env_steps_per_s: float = 0.0
     """Most agent decisions a second, all environments together; 0 means no limit."""
     log_every_s: float = 10.0
@@ -153,7 +153,7 @@ class EvaluatorSettings:
     start_env_steps: int = 0
     """Agent decisions before the first evaluation; earlier parameters are not evaluated."""
     confirm_episodes: int = 100
-    """Fresh episodes on other seeds whose mean must reach the target too before the run ends; 0 skips them."""
+    """Fresh episodes on other seeds whose mean must reach the target too before the run ends; 0 skips."""
     video: bool = True
     """Whether a video of the best policy is recorded at the end."""
     video_max_steps: int = 2_000
