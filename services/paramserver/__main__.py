@@ -12,13 +12,12 @@ import structlog
 
 from services.paramserver.announcer import Announcer
 from services.paramserver.metrics import Metrics
-from services.paramserver.servicer import FULL_SERVICE_NAME, ParamServicer
+from services.paramserver.servicer import ParamServicer
 from services.paramserver.version_store import VersionStore
 from services.paramserver.writer import Writer
 from tidemill import process
 from tidemill.config.load import load
 from tidemill.config.sections import ParamServerConfig
-from tidemill.params.v1 import params_pb2_grpc
 from tidemill.rpc.server import RpcServer
 from tidemill.telemetry import configure_logging, serve_metrics
 
@@ -52,10 +51,10 @@ async def _serve(config: ParamServerConfig) -> None:
     metrics = Metrics(lambda: store.catalog)
     metrics.corrupt_versions.inc(store.corrupt_versions)
     servicer = ParamServicer(store, writer, announcer, metrics)
-    params_pb2_grpc.add_ParamServiceServicer_to_server(servicer, server.grpc)
-    server.announce(FULL_SERVICE_NAME)
+    servicer.add_to(server)
+    metrics_address = serve_metrics(settings.server)
     log = structlog.get_logger()
-    log.info("serving", address=await server.start(), metrics=serve_metrics(settings.server))
+    log.info("serving", address=await server.start(), metrics=metrics_address)
     await server.set_serving(True)
     await process.stop_requested()
     await server.set_serving(False)

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 from services.paramserver.draft import Draft
 from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound
 from tidemill.params.version import LATEST, Version, check_tag
-
-_NONE: Mapping[int, Version] = MappingProxyType({})
-_NO_TAGS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -29,8 +25,8 @@ class Catalog:
         high_water: Greatest version number ever taken; the next version gets the number after it.
     """
 
-    versions: Mapping[int, Version] = field(default=_NONE)
-    tags: Mapping[str, int] = field(default=_NO_TAGS)
+    versions: Mapping[int, Version] = field(default_factory=dict)
+    tags: Mapping[str, int] = field(default_factory=dict)
     generation: int = 0
     high_water: int = 0
 

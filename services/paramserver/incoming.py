@@ -75,7 +75,9 @@ class Incoming:
     def discard(self) -> None:
         """Close and remove the files that were not moved elsewhere. May be called twice."""
         for part in self._parts:
-            part.discard()
+            part.close()
+        for part in self._parts:
+            remove(part.path)
 
 
 class _Part:
@@ -102,9 +104,8 @@ class _Part:
         if self._digest.digest() != self.encoding.sha256:
             raise DataLoss(f"the {self.encoding.precision.value} encoding does not match its SHA-256")
         sync_file(self._file)
-        self._file.close()
+        self.close()
 
-    def discard(self) -> None:
-        """Close and remove."""
+    def close(self) -> None:
+        """Close the file. May be called twice."""
         self._file.close()
-        remove(self.path)

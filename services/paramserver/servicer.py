@@ -29,8 +29,9 @@ from tidemill.params.codec import (
 from tidemill.params.v1 import params_pb2 as pb
 from tidemill.params.v1 import params_pb2_grpc
 from tidemill.params.version import LATEST, Precision, Version, check_tag
+from tidemill.rpc.server import RpcServer
 
-FULL_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ParamService"].full_name
+_FULL_NAME = pb.DESCRIPTOR.services_by_name["ParamService"].full_name
 
 MAX_WAIT_S = 300.0
 """Longest wait of a fetch, in seconds."""
@@ -45,6 +46,11 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
 
     def __init__(self, store: VersionStore, writer: Writer, announcer: Announcer, metrics: Metrics) -> None:
         self._store, self._writer, self._announcer, self._metrics = store, writer, announcer, metrics
+
+    def add_to(self, server: RpcServer) -> None:
+        """Let a server answer with this servicer."""
+        params_pb2_grpc.add_ParamServiceServicer_to_server(self, server.grpc)
+        server.announce(_FULL_NAME)
 
     async def OpenGeneration(
         self, request: pb.OpenGenerationRequest, context: Context
@@ -86,10 +92,8 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
             try:
                 if not blob.in_memory:
                     await self._verify(version, blob)
-                encoding = pack_encoding(blob.encoding)
-                yield pb.FetchResponse(
-                    header=pb.FetchHeader(version=pack_version(version), encoding=encoding)
-                )
+                header = pb.FetchHeader(version=pack_version(version), encoding=pack_encoding(blob.encoding))
+                yield pb.FetchResponse(header=header)
                 async for piece in self._read(blob):
                     yield pb.FetchResponse(piece=piece)
             finally:

@@ -69,6 +69,7 @@ class Writer:
             ResourceExhausted: An encoding is too large, or the disk is full; nothing was stored.
             Unavailable: The publisher sent nothing for too long.
         """
+        self._store.check(draft)  # a stale publisher need not wait for its turn to learn so
         async with self._publishing:
             repeated = self._store.check(draft)
             if repeated is not None:

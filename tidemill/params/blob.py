@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 
 import numpy as np
@@ -27,7 +28,7 @@ def pack(
 
     Args:
         state: Arrays by name, any numeric dtype and shape.
-        metadata: What they are; written into the file's header as text, so that the file explains itself.
+        metadata: What they are; written into the file's header as JSON, so that the file explains itself.
         max_bytes: Largest total size of the arrays, in bytes.
 
     Raises:
@@ -37,7 +38,8 @@ def pack(
     size_bytes = sum(array.nbytes for array in state.values())
     if size_bytes > max_bytes:
         raise ResourceExhausted(f"the parameters are {size_bytes} bytes, allowed: {max_bytes}")
-    described = {name: str(value) for name, value in dataclasses.asdict(metadata or ParamsMetadata()).items()}
+    # One key, because safetensors writes several in random order, and equal parameters shall be equal bytes.
+    described = {"params": json.dumps(dataclasses.asdict(metadata or ParamsMetadata()))}
     # safetensors stores an array's memory as it lies, so a transposed view must be made contiguous first.
     contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in state.items()}
     try:

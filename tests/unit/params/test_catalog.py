@@ -1,0 +1,133 @@
+"""Who may publish, where tags point, and what is kept."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.paramserver.catalog import Catalog
+from services.paramserver.draft import Draft
+from tests.unit.params.publishing import METADATA, NOON, draft_of, encoding
+from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
+from tidemill.params.version import Encoding, Precision, Version
+
+
+def _version(number: int, *, generation: int = 1) -> Version:
+    return Version(number, number - 1, generation, NOON, METADATA, (encoding(b"%d" % number),))
+
+
+def _catalog(*numbers: int, generation: int = 1) -> Catalog:
+    catalog = Catalog(generation=generation)
+    for number in numbers:
+        catalog = catalog.with_version(_version(number))
+    return catalog
+
+
+def test_publisher_with_the_newest_base_and_generation_is_accepted() -> None:
+    """The current publisher may build on the newest version, 0 standing for none."""
+    Catalog(generation=1).check_publisher(draft_of(b"a"))
+    _catalog(1, 2).check_publisher(draft_of(b"a", base_version=2))
+
+
+def test_superseded_generation_is_refused() -> None:
+    """A newer publisher shuts out the older one, whatever it builds on."""
+    with pytest.raises(FailedPrecondition, match="generation 1 was superseded by 2"):
+        _catalog(1, generation=2).check_publisher(draft_of(b"a", base_version=1))
+
+
+def test_generation_that_was_not_handed_out_is_invalid() -> None:
+    """Nobody can make up a generation."""
+    with pytest.raises(InvalidArgument, match="generation is 3"):
+        _catalog(1, generation=2).check_publisher(draft_of(b"a", generation=3, base_version=1))
+
+
+@pytest.mark.parametrize("base_version", [0, 1, 3])
+def test_base_that_is_not_the_newest_is_refused(base_version: int) -> None:
+    """A publisher that missed a version, or knows one that is lost, is told the newest."""
+    with pytest.raises(
+        FailedPrecondition, match=f"base_version is {base_version}, but the newest version is 2"
+    ):
+        _catalog(1, 2).check_publisher(draft_of(b"a", base_version=base_version))
+
+
+def test_repeat_of_the_newest_version_is_recognised() -> None:
+    """Same generation, base and checksums are the same publish; any difference makes another."""
+    catalog = _catalog(1, 2)
+    assert catalog.repeated(draft_of(b"2", base_version=1)) == _version(2)
+    assert catalog.repeated(draft_of(b"x", base_version=1)) is None
+    assert catalog.repeated(draft_of(b"2", base_version=2)) is None
+    assert catalog.repeated(draft_of(b"2", base_version=1, generation=2)) is None
+    assert catalog.repeated(draft_of(b"1")) is None
+    assert Catalog().repeated(draft_of(b"1")) is None
+
+
+def test_tag_points_where_it_was_set_and_latest_at_the_newest() -> None:
+    """`latest` needs no setting and moves by itself."""
+    catalog = _catalog(1, 2).with_tag("best", 1)
+    assert catalog.tagged("best") == _version(1)
+    assert catalog.tagged("latest") == _version(2)
+    assert catalog.tagged("other") is None
+    assert catalog.all_tags == {"best": 1, "latest": 2}
+    assert Catalog().all_tags == {}
+
+
+@pytest.mark.parametrize("tag", ["", "latest", "Best", "1st", "a/b", "..", "a" * 64, "best\n"])
+def test_bad_tag_is_invalid(tag: str) -> None:
+    """Names that are malformed, or `latest`, cannot be set."""
+    with pytest.raises(InvalidArgument, match="tag is"):
+        _catalog(1).with_tag(tag, 1)
+
+
+def test_tag_on_a_missing_version_is_not_found() -> None:
+    """The message names the version and the newest one."""
+    with pytest.raises(NotFound, match="no version 7; the newest is 2"):
+        _catalog(1, 2).with_tag("best", 7)
+    with pytest.raises(NotFound, match="none yet"):
+        Catalog().with_tag("best", 1)
+
+
+@given(
+    numbers=st.sets(st.integers(1, 30)),
+    tagged=st.lists(st.integers(1, 30), max_size=3),
+    keep_versions=st.integers(1, 10),
+)
+def test_retention_keeps_the_newest_and_the_tagged(
+    numbers: set[int], tagged: list[int], keep_versions: int
+) -> None:
+    """Exactly the versions that are neither tagged nor among the newest N expire."""
+    catalog = _catalog(*sorted(numbers))
+    for i, number in enumerate(tagged):
+        if number in numbers:
+            catalog = catalog.with_tag(f"t{i}", number)
+    expired = catalog.expired(keep_versions)
+    left = catalog.without(expired)
+    for number in numbers:
+        newer = sum(other > number for other in numbers)
+        assert (number in left.versions) == (newer < keep_versions or number in catalog.tags.values())
+    assert left.newest == catalog.newest
+    assert left.all_tags == catalog.all_tags
+
+
+@pytest.mark.parametrize(
+    "draft, reason",
+    [
+        (draft_of(b"a", generation=0), "generation is 0"),
+        (Draft(1, 0, METADATA, ()), "encodings is"),
+        (Draft(1, 0, METADATA, (encoding(b"a", Precision.HALF),)), "full precision first"),
+        (Draft(1, 0, METADATA, (encoding(b"a"), encoding(b"b"))), "at most once"),
+        (draft_of(b""), "size_bytes is 0"),
+        (Draft(1, 0, METADATA, (Encoding(Precision.FULL, 1, b"short"),)), "32 bytes"),
+    ],
+)
+def test_draft_out_of_range_is_invalid(draft: Draft, reason: str) -> None:
+    """Each wrong field is named with its value."""
+    with pytest.raises(InvalidArgument, match=reason):
+        draft.check(10)
+
+
+def test_draft_over_the_size_limit_is_refused_by_its_declared_size() -> None:
+    """Nothing is received for it, so its size alone decides."""
+    draft_of(b"a" * 10).check(10)
+    with pytest.raises(ResourceExhausted, match=r"size_bytes is 11, allowed: .* 10"):
+        draft_of(b"a" * 11).check(10)

@@ -1,0 +1,239 @@
+"""What a restart makes of torn, flipped, missing and unfinished files, and of crashes at any moment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from services.paramserver.durable import seal, unseal
+from services.paramserver.version_store import VersionStore
+from tests.unit.params.publishing import OpenStore, names, publish, read, small_store
+from tidemill.errors import DataLoss
+from tidemill.params.version import Precision
+
+
+def _three_versions(folder: Path) -> None:
+    store = small_store(folder)
+    for blob in (b"one", b"two", b"three"):
+        publish(store, blob, b"half")
+    store.set_tag("best", 2)
+    store.close()
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _tear(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _remove(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("kind", ["json", "full.safetensors", "half.safetensors"])
+@pytest.mark.parametrize("damage", [_flip, _tear, _empty, _remove])
+def test_damaged_newest_version_is_skipped_and_its_number_never_reused(
+    tmp_path: Path, open_store: OpenStore, kind: str, damage: Callable[[Path], None]
+) -> None:
+    """The version before is the newest again; the next publish takes a number never seen."""
+    _three_versions(tmp_path)
+    damage(tmp_path / f"0000000003.{kind}")
+    store = open_store(tmp_path)
+    assert store.catalog.newest is not None
+    assert store.catalog.newest.version == 2
+    assert read(store, 2) == b"two"
+    assert publish(store, b"four").version == 4
+    if (kind, damage) != (
+        "json",
+        _remove,
+    ):  # without its description a version cannot be told from an unfinished one
+        assert store.corrupt_versions == 1
+        assert (tmp_path / "damaged").is_dir()
+
+
+def test_damage_is_counted_once_and_the_number_stays_taken(tmp_path: Path, open_store: OpenStore) -> None:
+    """A second restart finds a clean folder."""
+    _three_versions(tmp_path)
+    _flip(tmp_path / "0000000003.json")
+    open_store(tmp_path).close()
+    store = open_store(tmp_path)
+    assert store.corrupt_versions == 0
+    assert publish(store, b"four").version == 4
+
+
+def test_newest_files_that_vanish_do_not_free_their_number(tmp_path: Path, open_store: OpenStore) -> None:
+    """The state remembers the greatest number even when no file bears it any more."""
+    _three_versions(tmp_path)
+    for path in tmp_path.glob("0000000003.*"):
+        path.unlink()
+    store = open_store(tmp_path)
+    assert publish(store, b"four").version == 4
+
+
+@pytest.mark.parametrize("copy", ["state.json", "state.copy.json"])
+@pytest.mark.parametrize("damage", [_flip, _tear, _empty, _remove])
+def test_one_damaged_copy_of_the_state_loses_nothing(
+    tmp_path: Path, open_store: OpenStore, copy: str, damage: Callable[[Path], None]
+) -> None:
+    """Tags, generation and numbers come from the other copy, and both are whole again."""
+    _three_versions(tmp_path)
+    damage(tmp_path / copy)
+    store = open_store(tmp_path)
+    assert store.catalog.all_tags == {"best": 2, "latest": 3}
+    assert store.catalog.generation == 1
+    assert store.corrupt_versions == (0 if damage is _remove else 1)
+    store.open_generation()
+    assert len({(tmp_path / name).read_bytes() for name in ("state.json", "state.copy.json")}) == 1
+
+
+def test_losing_both_copies_of_the_state_keeps_versions_and_shuts_out_old_publishers(
+    tmp_path: Path, open_store: OpenStore
+) -> None:
+    """Only tags are lost; a generation that may have been handed out is skipped."""
+    _three_versions(tmp_path)
+    for name in ("state.json", "state.copy.json"):
+        _flip(tmp_path / name)
+    store = open_store(tmp_path)
+    assert store.corrupt_versions == 2
+    assert store.catalog.all_tags == {"latest": 3}
+    assert store.open_generation().generation == 3
+    assert publish(store, b"four").version == 4
+
+
+def test_tag_on_a_damaged_version_is_dropped(tmp_path: Path, open_store: OpenStore) -> None:
+    """A tag never points at something that cannot be served."""
+    _three_versions(tmp_path)
+    _flip(tmp_path / "0000000002.full.safetensors")
+    assert open_store(tmp_path).catalog.all_tags == {"latest": 3}
+
+
+def test_version_damaged_while_the_server_runs_is_not_served(tmp_path: Path, open_store: OpenStore) -> None:
+    """Checksums are compared on every read from disk, before the first byte is given out."""
+    store = open_store(tmp_path)
+    publish(store, b"one")
+    publish(store, b"two")
+    _flip(tmp_path / "0000000001.full.safetensors")
+    with pytest.raises(DataLoss, match="does not match its SHA-256"):
+        read(store, 1)
+    _tear(tmp_path / "0000000001.full.safetensors")
+    with pytest.raises(DataLoss, match="has 1 of 3 bytes"):
+        read(store, 1)
+
+
+def test_unfinished_files_are_removed_and_strangers_left_alone(tmp_path: Path, open_store: OpenStore) -> None:
+    """Leftovers of a crash go; files the store did not make stay."""
+    _three_versions(tmp_path)
+    before = names(tmp_path)
+    for name in ("incoming/full.safetensors", "0000000004.full.safetensors", "0000000004.json.tmp"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "notes.txt").write_text("mine")
+    store = open_store(tmp_path)
+    assert names(tmp_path) == before | {"notes.txt"}
+    assert store.corrupt_versions == 0
+    assert publish(store, b"four").version in (4, 5)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"null", b"[]", b"{}", b'{"sha256": 1, "content": 2}', b"\xff", b"[" * 9999]
+)
+def test_what_is_not_sealed_is_damage(data: bytes) -> None:
+    """Any bytes at all are either a sealed document or `DataLoss`."""
+    with pytest.raises(DataLoss):
+        unseal(data)
+    assert unseal(seal({"a": [1, "é"]})) == {"a": [1, "é"]}
+
+
+class _Crash(BaseException):
+    """The process ends here."""
+
+
+def _crash_at(monkeypatch: pytest.MonkeyPatch, moment: int) -> list[int]:
+    """Raise `_Crash` instead of the `moment`-th flush, rename or removal; count them."""
+    calls = [0]
+
+    def counted(original: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **named: object) -> object:
+            calls[0] += 1
+            if calls[0] >= moment:  # what is dead does nothing more
+                raise _Crash
+            return original(*arguments, **named)
+
+        return call
+
+    monkeypatch.setattr(os, "fsync", counted(os.fsync))
+    for name in ("replace", "unlink"):
+        monkeypatch.setattr(Path, name, counted(getattr(Path, name)))
+    return calls
+
+
+def _crash_while(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, change: Callable[[VersionStore], object], moment: int
+) -> bool:
+    """Run a change on the folder's store and crash in it; return whether it ended first."""
+    store = small_store(folder, keep_versions=2)
+    with monkeypatch.context() as patches:
+        _crash_at(patches, moment)
+        try:
+            change(store)
+        except _Crash:
+            store.close()
+            return False
+    store.close()
+    return True
+
+
+def test_crash_at_any_moment_of_a_publish_leaves_the_old_or_the_new_version(
+    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each crash the newest version is whole, is no older than acknowledged, and nothing is damaged."""
+    store = open_store(tmp_path, keep_versions=2)
+    newest = publish(store, b"0", b"h").version
+    store.close()
+    survivors = set()
+    for moment in range(1, 100):
+        change = partial(publish, full=b"%d" % moment, half=b"h")
+        ended = _crash_while(monkeypatch, tmp_path, change, moment)
+        store = open_store(tmp_path, keep_versions=2)
+        assert store.corrupt_versions == 0
+        assert store.catalog.newest is not None
+        found = store.catalog.newest.version
+        assert found >= newest + ended
+        content = read(store, found)
+        assert (content == b"%d" % moment) == (found > newest)
+        assert read(store, found, Precision.HALF) == b"h"
+        survivors.add(found > newest)
+        newest = found
+        store.close()
+        if ended:
+            break
+    assert ended
+    assert survivors == {False, True}
+
+
+def test_crash_at_any_moment_of_a_new_generation_never_repeats_one(
+    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A generation that was answered is never handed out again."""
+    answered = 0
+    for moment in range(1, 20):
+        ended = _crash_while(monkeypatch, tmp_path, lambda s: s.open_generation(), moment)
+        store = open_store(tmp_path)
+        generation = store.open_generation().generation
+        assert generation > answered + ended
+        answered = generation
+        store.close()
+        if ended:
+            break
+    assert ended

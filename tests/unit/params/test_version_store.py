@@ -1,0 +1,256 @@
+"""The version store: what is stored, kept, forgotten and remembered by a restart."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.paramserver import version_store
+from tests.unit.params.publishing import (
+    METADATA,
+    NOON,
+    OpenStore,
+    draft_of,
+    names,
+    publish,
+    read,
+    small_store,
+    store_draft,
+)
+from tidemill.errors import DataLoss, FailedPrecondition, FatalError, InvalidArgument, NotFound
+from tidemill.params.version import Precision
+
+
+def test_published_version_reads_back_with_its_description(tmp_path: Path, open_store: OpenStore) -> None:
+    """Bytes, metadata, base, generation and time are those of the publish."""
+    store = open_store(tmp_path)
+    version = publish(store, b"full", b"half")
+    assert (version.version, version.base_version, version.generation) == (1, 0, 1)
+    assert (version.created, version.metadata) == (NOON, METADATA)
+    assert read(store, 1) == b"full"
+    assert read(store, 1, Precision.HALF) == b"half"
+    assert names(tmp_path) == {
+        "0000000001.json",
+        "0000000001.full.safetensors",
+        "0000000001.half.safetensors",
+    }
+
+
+def test_missing_half_is_answered_with_full(tmp_path: Path, open_store: OpenStore) -> None:
+    """A version without the wanted encoding gives its full one."""
+    store = open_store(tmp_path)
+    publish(store, b"full")
+    blob = store.open(1, Precision.HALF)
+    assert (blob.encoding.precision, blob.read(10)) == (Precision.FULL, b"full")
+
+
+def test_restart_restores_everything(tmp_path: Path, open_store: OpenStore) -> None:
+    """Versions, tags, generation and numbers are the same after a restart."""
+    store = open_store(tmp_path)
+    for blob in (b"1", b"2", b"3"):
+        publish(store, blob)
+    store.set_tag("best", 2)
+    store.open_generation()
+    before = store.catalog
+    store.close()
+    again = open_store(tmp_path)
+    assert again.catalog == before
+    assert again.corrupt_versions == 0
+    assert publish(again, b"4").version == 4
+
+
+def test_newest_version_is_read_from_memory_and_others_from_disk(
+    tmp_path: Path, open_store: OpenStore
+) -> None:
+    """Memory holds one version, also after a restart."""
+    store = open_store(tmp_path)
+    publish(store, b"old")
+    publish(store, b"new", b"hn")
+    for _ in range(2):
+        assert store.open(2, Precision.FULL).in_memory
+        assert store.open(2, Precision.HALF).in_memory
+        blob = store.open(1, Precision.FULL)
+        assert not blob.in_memory
+        blob.close()
+        store.close()
+        store = open_store(tmp_path)
+
+
+def test_large_version_is_not_held_in_memory(
+    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version over the cache's limit is read from disk, newest or not."""
+    monkeypatch.setattr(version_store, "MAX_CACHED_BYTES", 4)
+    store = open_store(tmp_path)
+    publish(store, b"abcde")
+    blob = store.open(1, Precision.FULL)
+    assert not blob.in_memory
+    blob.close()
+    assert read(store, 1) == b"abcde"
+
+
+def test_old_versions_are_removed_but_tagged_ones_stay(tmp_path: Path, open_store: OpenStore) -> None:
+    """The newest two and the tagged one are kept; a tag that moves on lets its version go."""
+    store = open_store(tmp_path, keep_versions=2)
+    publish(store, b"1")
+    store.set_tag("best", 1)
+    for blob in (b"2", b"3", b"4"):
+        publish(store, blob)
+    assert list(store.catalog.versions) == [1, 3, 4]
+    store.set_tag("best", 3)
+    assert list(store.catalog.versions) == [3, 4]
+    assert {name[:10] for name in names(tmp_path)} == {"0000000003", "0000000004"}
+    with pytest.raises(NotFound, match="no version 1"):
+        store.open(1, Precision.FULL)
+
+
+def test_open_version_can_be_read_after_it_was_removed(tmp_path: Path, open_store: OpenStore) -> None:
+    """A slow reader gets every byte of a version that retention removes meanwhile."""
+    store = open_store(tmp_path, keep_versions=1)
+    publish(store, b"first")
+    publish(store, b"second")
+    store.close()
+    store = open_store(tmp_path, keep_versions=2)
+    publish(store, b"third")
+    blob = store.open(2, Precision.FULL)
+    blob.verify()
+    publish(store, b"fourth")
+    assert 2 not in store.catalog.versions
+    assert blob.read(100) == b"second"
+    blob.close()
+
+
+def test_generations_grow_across_restarts(tmp_path: Path, open_store: OpenStore) -> None:
+    """Each open hands out a number never seen before."""
+    store = open_store(tmp_path)
+    assert [store.open_generation().generation for _ in range(2)] == [1, 2]
+    store.close()
+    assert open_store(tmp_path).open_generation().generation == 3
+
+
+def test_publisher_superseded_while_it_sends_is_refused_at_the_end(
+    tmp_path: Path, open_store: OpenStore
+) -> None:
+    """The bytes of the older publisher leave nothing."""
+    store = open_store(tmp_path)
+    store.open_generation()
+    incoming = store.begin(draft_of(b"full"))
+    incoming.write(b"full")
+    store.open_generation()
+    with pytest.raises(FailedPrecondition, match="superseded"):
+        store.commit(incoming, NOON)
+    incoming.discard()
+    assert names(tmp_path) == set()
+    assert store.catalog.newest is None
+
+
+def test_repeated_publish_is_answered_with_the_stored_version(tmp_path: Path, open_store: OpenStore) -> None:
+    """The check finds the version a lost answer was about, even after a restart."""
+    store = open_store(tmp_path)
+    store.open_generation()
+    draft = draft_of(b"full", b"half")
+    version = store_draft(store, draft, b"fullhalf")
+    assert store.check(draft) == version
+    store.close()
+    assert open_store(tmp_path).check(draft) == version
+
+
+@pytest.mark.parametrize(
+    "data, error",
+    [
+        (b"fullhal", InvalidArgument),
+        (b"fullhalff", InvalidArgument),
+        (b"", InvalidArgument),
+        (b"fullhalF", DataLoss),
+        (b"Fullhalf", DataLoss),
+    ],
+)
+def test_bytes_that_are_not_as_declared_leave_nothing(
+    tmp_path: Path, open_store: OpenStore, data: bytes, error: type
+) -> None:
+    """Too few, too many or changed bytes are refused; the next publish works."""
+    store = open_store(tmp_path)
+    store.open_generation()
+    with pytest.raises(error):
+        store_draft(store, draft_of(b"full", b"half"), data)
+    assert names(tmp_path) == set()
+    assert publish(store, b"full", b"half").version == 1
+
+
+@given(cuts=st.lists(st.integers(0, 8), max_size=4))
+def test_pieces_may_be_cut_anywhere(cuts: list[int]) -> None:
+    """The bytes of two encodings are the same however they were cut into pieces."""
+    with TemporaryDirectory() as folder, mock.patch("os.fsync"):
+        store = small_store(Path(folder))
+        store.open_generation()
+        incoming = store.begin(draft_of(b"full", b"half"))
+        edges = [0, *sorted(cuts), 8]
+        for start, end in itertools.pairwise(edges):
+            incoming.write(b"fullhalf"[start:end])
+        store.commit(incoming, NOON)
+        assert (read(store, 1), read(store, 1, Precision.HALF)) == (b"full", b"half")
+        store.close()
+
+
+def test_folder_serves_one_server_only(tmp_path: Path, open_store: OpenStore) -> None:
+    """A second server on the folder is refused until the first closes."""
+    store = open_store(tmp_path)
+    with pytest.raises(FatalError, match="another parameter server uses"):
+        open_store(tmp_path)
+    store.close()
+    open_store(tmp_path).close()
+
+
+def test_folder_that_cannot_be_made_is_fatal(tmp_path: Path, open_store: OpenStore) -> None:
+    """The message names the folder."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FatalError, match=r"cannot use the folder .*file"):
+        open_store(tmp_path / "file" / "params")
+
+
+_STEPS = st.lists(
+    st.one_of(
+        st.just(("publish", 0)),
+        st.tuples(st.just("tag"), st.integers(1, 12)),
+        st.just(("open", 0)),
+        st.just(("restart", 0)),
+    ),
+    max_size=12,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(steps=_STEPS, keep_versions=st.integers(1, 4))
+def test_any_history_keeps_its_promises(steps: list[tuple[str, int]], keep_versions: int) -> None:
+    """Numbers only grow, restarts change nothing, every listed version reads back, no other file is left."""
+    with TemporaryDirectory() as name, mock.patch("os.fsync"):
+        folder = Path(name)
+        store = small_store(folder, keep_versions=keep_versions)
+        blobs: dict[int, bytes] = {}
+        for action, number in steps:
+            before = store.catalog
+            if action == "publish":
+                blob = f"blob {len(blobs)}".encode()
+                version = publish(store, blob).version
+                assert version > max(blobs, default=0)
+                blobs[version] = blob
+            elif action == "tag" and number in before.versions:
+                store.set_tag("best", number)
+            elif action == "open":
+                assert store.open_generation().generation == before.generation + 1
+            elif action == "restart":
+                store.close()
+                store = small_store(folder, keep_versions=keep_versions)
+                assert store.catalog == before
+        held = store.catalog.versions
+        expected = {*sorted(blobs)[-keep_versions:], *store.catalog.tags.values()}
+        assert set(held) == expected
+        assert {number: read(store, number) for number in held} == {n: blobs[n] for n in expected}
+        assert {name[:10] for name in names(folder)} == {f"{number:010d}" for number in expected}
+        store.close()
