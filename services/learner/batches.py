@@ -73,11 +73,11 @@ class Batches:
             TidemillError: What ended a decoding thread, such as a table of another configuration.
         """
         if not self._current:
-            if self._error is not None:
-                raise self._error
             try:
                 self._current.extend(self._ready.get(block=timeout_s > 0, timeout=timeout_s))
             except queue.Empty:
+                if self._error is not None:
+                    raise self._error from None
                 return None
         return self._current.popleft()
 

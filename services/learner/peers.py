@@ -6,15 +6,17 @@ import threading
 import time
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tidemill.errors import Unavailable
 from tidemill.rpc.channel import open_channel
 
 _POLL_S = 0.5
+_ABSENT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 
 
 def wait_for_peer(setting: str, address: str, timeout_s: float, stop: threading.Event) -> bool:
-    """Wait until a service accepts connections; return False if `stop` was set first.
+    """Wait until a service answers; return False if `stop` was set first.
 
     Args:
         setting: Where its address is set, for the message, e.g. `cluster.replay`.
@@ -23,19 +25,25 @@ def wait_for_peer(setting: str, address: str, timeout_s: float, stop: threading.
         stop: Ends the wait when set.
 
     Raises:
-        Unavailable: Nothing accepted connections in time; the message names setting and address.
+        Unavailable: Nothing answered in time; the message names setting and address.
     """
     deadline = time.monotonic() + timeout_s
     with open_channel(address) as channel:
-        ready = grpc.channel_ready_future(channel)
         while not stop.is_set():
-            try:
-                ready.result(timeout=min(_POLL_S, max(deadline - time.monotonic(), 0.0)))
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
+                reason = f"nothing answers at {setting} ({address}) after {timeout_s:g} s"
+                raise Unavailable(f"{reason}: is the service running?")
+            if _answers(channel, min(_POLL_S, remaining_s)):
                 return True
-            except grpc.FutureTimeoutError:
-                if time.monotonic() >= deadline:
-                    ready.cancel()
-                    reason = f"nothing answers at {setting} ({address}) after {timeout_s:g} s"
-                    raise Unavailable(f"{reason}: is the service running?") from None
-        ready.cancel()
-        return False
+    return False
+
+
+def _answers(channel: grpc.Channel, timeout_s: float) -> bool:
+    """Return whether any server answers, healthy or not."""
+    stub = health_pb2_grpc.HealthStub(channel)
+    try:
+        stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s, wait_for_ready=True)
+    except grpc.RpcError as error:
+        return error.code() not in _ABSENT
+    return True

@@ -1,0 +1,146 @@
+"""Stand-ins for the parts around a learner, with no network and no time of their own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.learner.decoder import Batch
+from services.learner.transfer import Transferred
+from tidemill.replay.batch import SampledBatch
+from tidemill.rl.agents.interface import Update
+from tidemill.types import Signature, WindowSpec
+
+
+class Clock:
+    """Time that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        """Return the time in seconds."""
+        return self.now
+
+
+class FakeAgent:
+    """Its one weight grows by 1 an update; its priorities are the weights it was given."""
+
+    window = WindowSpec(history=0, steps=1)
+
+    def __init__(self, size: int = 2) -> None:
+        self.weight = torch.zeros(size)
+        self.batches: list[Mapping[str, Tensor]] = []
+
+    def extra_columns(self) -> Signature:
+        """Return none."""
+        return ()
+
+    def decode(
+        self, columns: Mapping[str, NDArray[Any]], index: NDArray[np.int64]
+    ) -> dict[str, NDArray[Any]]:
+        """Return the reward of each item's first step."""
+        return {"reward": columns["reward"][index[:, 0]]}
+
+    def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
+        """Count the update."""
+        self.batches.append(batch)
+        self.weight += 1
+        return Update(weight, {"loss": self.weight[0].clone()})
+
+    def policy_state(self) -> dict[str, Tensor]:
+        """Return a copy of the weight."""
+        return {"weight": self.weight.clone()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the weight itself."""
+        return {"weight": self.weight}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take a weight."""
+        self.weight.copy_(state["weight"])
+
+
+class FakeSource:
+    """Hands out the batches it was given, then none."""
+
+    def __init__(self, *batches: Batch) -> None:
+        self.batches = deque(batches)
+        self.empty_takes = 0
+
+    def take(self, timeout_s: float) -> Batch | None:
+        """Return the next batch."""
+        if self.batches:
+            return self.batches.popleft()
+        self.empty_takes += timeout_s > 0
+        return None
+
+
+class FakePriorities:
+    """Remembers what it was offered."""
+
+    def __init__(self) -> None:
+        self.keys: list[int] = []
+        self.flushes = 0
+
+    def offer(self, keys: NDArray[np.uint64], priority: Tensor) -> None:
+        """Remember the keys."""
+        self.keys += keys.tolist()
+
+    def flush(self) -> None:
+        """Count."""
+        self.flushes += 1
+
+
+class FakePublisher:
+    """Acknowledges at once; remembers the agent's weight at each publish."""
+
+    def __init__(self, agent: FakeAgent) -> None:
+        self._agent = agent
+        self.published: list[float] = []
+        self.error: Exception | None = None
+
+    @property
+    def version(self) -> int:
+        """Return the number of publishes."""
+        return len(self.published)
+
+    def publish(self) -> None:
+        """Remember."""
+        self.check()
+        self.published.append(float(self._agent.weight[0]))
+
+    def check(self) -> None:
+        """Raise what the test set."""
+        if self.error is not None:
+            raise self.error
+
+
+def batch(*keys: int) -> Batch:
+    """Return a batch of items with these keys."""
+    weight = torch.ones(len(keys))
+    return Batch({}, weight, np.array(keys, np.uint64), Transferred({}), 10, 0.0, 0.0)
+
+
+def sample(rewards: list[float], *, env_steps: int = 0, first_key: int = 1, items: int = 10) -> SampledBatch:
+    """Return a sample without columns; its items' probabilities count up from 0.1."""
+    count = len(rewards)
+    return SampledBatch(
+        keys=np.arange(first_key, first_key + count, dtype=np.uint64),
+        probabilities=np.arange(1, count + 1) / 10.0,
+        first_rows=np.arange(count, dtype=np.int64),
+        lengths=np.full(count, 2, np.int64),
+        payloads=(),
+        step_counts=np.array([count + 1], np.int64),
+        params_versions=np.array([4], np.uint64),
+        blocks=(),
+        table_items=items,
+        priority_mass=1.0,
+        env_steps=env_steps,
+    )

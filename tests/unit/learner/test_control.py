@@ -1,0 +1,78 @@
+"""Requests to the training thread."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from services.learner.control import Control
+from tidemill.errors import FailedPrecondition
+
+
+def test_pause_and_resume_are_seen() -> None:
+    """The training thread reads what was asked last."""
+    control = Control(threading.Event())
+    states = [control.paused]
+    for request in (control.pause, control.pause, control.resume):
+        request()
+        states.append(control.paused)
+    assert states == [False, True, True, False]
+
+
+def test_first_reason_to_stop_is_kept() -> None:
+    """What ended the run is what is told, not what came after."""
+    control = Control(threading.Event())
+    assert control.stop_reason is None
+    control.stop("target reached")
+    control.stop("too late")
+    assert control.stop_reason == "target reached"
+
+
+def test_signal_stops_as_a_call_does() -> None:
+    """SIGTERM only sets an event; the training thread finds it."""
+    signalled = threading.Event()
+    control = Control(signalled)
+    signalled.set()
+    assert control.stop_reason == "a signal asked"
+    with pytest.raises(FailedPrecondition, match="stopping: a signal asked"):
+        control.pause()
+
+
+def test_requests_while_stopping_are_refused() -> None:
+    """Nothing is accepted that could no longer be carried out."""
+    control = Control(threading.Event())
+    control.stop("over")
+    for request in (control.pause, control.resume, control.request_checkpoint):
+        with pytest.raises(FailedPrecondition, match="the learner is stopping: over"):
+            request()
+
+
+def test_checkpoint_requests_are_handed_over_in_order() -> None:
+    """Each request is answered once, by whoever took it."""
+    control = Control(threading.Event())
+    first, second = control.request_checkpoint(), control.request_checkpoint()
+    assert control.take_checkpoint_request() is first
+    assert control.take_checkpoint_request() is second
+    assert control.take_checkpoint_request() is None
+
+
+def test_close_answers_waiting_requests() -> None:
+    """A caller that waits for a checkpoint is not left waiting when the learner ends."""
+    control = Control(threading.Event())
+    request = control.request_checkpoint()
+    control.close()
+    with pytest.raises(FailedPrecondition):
+        request.result(timeout=0)
+
+
+@pytest.mark.parametrize("method", ["resume", "stop", "request_checkpoint"])
+def test_wait_ends_with_a_request(method: str) -> None:
+    """A paused training thread reacts at once, not after its timeout."""
+    control = Control(threading.Event())
+    control.pause()
+    caller = threading.Timer(0.05, lambda: getattr(control, method)(*(["x"] if method == "stop" else [])))
+    caller.start()
+    control.wait(30.0)
+    caller.join(5)
+    assert not control.paused or control.stop_reason or control.take_checkpoint_request()

@@ -1,0 +1,43 @@
+"""Counters that survive restarts of the learner and of the replay service."""
+
+from __future__ import annotations
+
+from services.learner.counters import Counters
+
+
+def test_env_steps_follow_the_server() -> None:
+    """While the service lives, its count is the count."""
+    counters = Counters()
+    for count in (0, 10, 10, 25):
+        counters.observe_env_steps(count)
+    assert counters.env_steps == 25
+
+
+def test_env_steps_go_on_when_the_server_starts_empty() -> None:
+    """25 steps before a restart and 3 after it are 28; a second restart adds again."""
+    counters = Counters()
+    for count in (25, 3, 7, 2):
+        counters.observe_env_steps(count)
+    assert counters.env_steps == 25 + 7 + 2
+
+
+def test_restored_counters_go_on_where_they_were() -> None:
+    """A new process on the same service counts neither twice nor anew."""
+    before = Counters(learner_steps=9, version=4, generation=2)
+    for count in (25, 3):
+        before.observe_env_steps(count)
+    after = Counters(generation=3)
+    after.load_state(before.state())
+    assert (after.learner_steps, after.version, after.env_steps, after.generation) == (9, 4, 28, 3)
+    after.observe_env_steps(5)
+    assert after.env_steps == 30
+
+
+def test_learner_and_server_restarted_together_add_up() -> None:
+    """The restored count of the old service is the base of the new one's."""
+    before = Counters()
+    before.observe_env_steps(25)
+    after = Counters()
+    after.load_state(before.state())
+    after.observe_env_steps(1)
+    assert after.env_steps == 26

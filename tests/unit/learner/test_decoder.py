@@ -1,0 +1,79 @@
+"""From a raw sample to batches: which item goes where, and with which weight."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from services.learner.counters import Counters
+from services.learner.decoder import Batch, Decoder
+from services.learner.transfer import Transfer, device_of
+from tests.unit.learner.fakes import FakeAgent, sample
+from tidemill import codec
+from tidemill.config.table import TableSettings
+from tidemill.replay.batch import SampledBatch
+from tidemill.types import ColumnSpec, Signature
+
+_SIGNATURE = (ColumnSpec("reward", "float32", ()),)
+_REWARDS = [10.0, 11.0, 12.0, 13.0, 14.0, 15.0]
+
+
+@pytest.fixture(autouse=True)
+def rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples whose row r has reward `_REWARDS[r]`, without going through blocks of bytes."""
+
+    def decode(signature: Signature, found: SampledBatch, length: int) -> codec.DecodedBatch:
+        assert (signature, length) == (_SIGNATURE, 2)
+        index = found.first_rows[:, None] + np.arange(length)
+        return codec.DecodedBatch({"reward": np.array([*_REWARDS, 0.0], np.float32)}, index)
+
+    monkeypatch.setattr(codec, "decode", decode)
+
+
+def _decode(settings: TableSettings, *, splits: int, learner_steps: int = 0) -> list[Batch]:
+    counters = Counters(learner_steps=learner_steps)
+    transfer = Transfer(device_of("cpu"))
+    decoder = Decoder(FakeAgent(), _SIGNATURE, settings, counters, transfer, splits=splits)
+    return decoder.decode(sample(_REWARDS), received_at=7.0)
+
+
+def test_one_batch_keeps_the_order_of_its_sample() -> None:
+    """Keys and columns stay side by side."""
+    (batch,) = _decode(TableSettings(), splits=1)
+    assert batch.columns["reward"].tolist() == _REWARDS
+    assert batch.keys.tolist() == [1, 2, 3, 4, 5, 6]
+    assert (batch.table_items, batch.params_version, batch.received_at) == (10, 4.0, 7.0)
+
+
+def test_items_are_dealt_out_to_batches_in_turn() -> None:
+    """Two batches get every other item, so that neither is the lower half of a sampler's strata."""
+    first, second = _decode(TableSettings(), splits=2)
+    assert first.keys.tolist() == [1, 3, 5]
+    assert first.columns["reward"].tolist() == [10, 12, 14]
+    assert second.keys.tolist() == [2, 4, 6]
+    assert second.columns["reward"].tolist() == [11, 13, 15]
+    assert set(first.columns) == {"reward"}
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "fifo"])
+def test_other_samplers_have_weight_one(sampler: str) -> None:
+    """Only a prioritized sampler is corrected for."""
+    (batch,) = _decode(TableSettings(sampler=sampler), splits=1)  # type: ignore[arg-type]
+    assert batch.weight.tolist() == [1.0] * 6
+
+
+def test_weights_are_scaled_within_each_batch() -> None:
+    """With beta = 1 the probabilities 0.1, 0.3, 0.5 give 1, 1/3, 1/5; and 0.2, 0.4, 0.6 give 1, 1/2, 1/3."""
+    settings = TableSettings(sampler="prioritized", importance_exponent=1.0)
+    first, second = _decode(settings, splits=2)
+    assert first.weight.tolist() == pytest.approx([1, 1 / 3, 1 / 5])
+    assert second.weight.tolist() == pytest.approx([1, 1 / 2, 1 / 3])
+
+
+def test_exponent_follows_the_learner_steps() -> None:
+    """Half-way from 0 to 1 it is 1/2: probabilities 0.1 and 0.4 give 1 and 1/2."""
+    settings = TableSettings(
+        sampler="prioritized", importance_exponent=0.0, importance_exponent_final=1.0, importance_steps=100
+    )
+    (batch,) = _decode(settings, splits=1, learner_steps=50)
+    assert batch.weight[[0, 3]].tolist() == pytest.approx([1, 1 / 2])

@@ -1,0 +1,138 @@
+"""The control API over a real connection."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from services.learner import servicer
+from services.learner.control import Control
+from services.learner.servicer import LearnerServicer
+from tidemill.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
+from tidemill.learner.client import LearnerClient
+from tidemill.learner.status import LearnerState, LearnerStatus, SavedCheckpoint
+from tidemill.learner.v1 import learner_pb2 as pb
+from tidemill.rpc.background import BackgroundServer
+from tidemill.rpc.settings import ServerSettings
+
+_STATUS = LearnerStatus(
+    state=LearnerState.TRAINING,
+    learner_steps=7,
+    env_steps=28,
+    steps_per_s=3.5,
+    wait_fraction=0.25,
+    params_version=2,
+    generation=3,
+    checkpoint_steps=5,
+    table_items=11,
+    metrics={"critic_loss": 0.5},
+    uptime_s=9.0,
+    max_learner_steps=100,
+    restored="checkpoint-00000001",
+)
+
+
+@pytest.fixture
+def control() -> Control:
+    """The requests of a learner that has no training thread."""
+    return Control(threading.Event())
+
+
+@pytest.fixture
+def client(control: Control) -> Iterator[LearnerClient]:
+    """A client of a served control API."""
+    with BackgroundServer("learner", ServerSettings(grace_s=0.2)) as server:
+        LearnerServicer(control, lambda: _STATUS).add_to(server.server)
+        with LearnerClient(server.start(), deadline_s=10) as connected:
+            yield connected
+
+
+def test_status_arrives_whole(client: LearnerClient) -> None:
+    """Every field survives the wire."""
+    assert client.get_status() == _STATUS
+
+
+@pytest.mark.parametrize("state", list(LearnerState))
+def test_states_are_those_of_the_contract(state: LearnerState) -> None:
+    """Each state has a name in the proto."""
+    expected = "UNSPECIFIED" if state is LearnerState.UNKNOWN else state.name
+    packed = servicer._pack(replace(_STATUS, state=state))
+    assert pb.LearnerState.Name(packed.state) == f"LEARNER_STATE_{expected}"
+
+
+def test_pause_and_resume_reach_the_training_thread(client: LearnerClient, control: Control) -> None:
+    """What the training thread reads changes with the calls."""
+    client.pause()
+    assert control.paused
+    client.resume()
+    assert not control.paused
+
+
+def test_stop_gives_its_reason(client: LearnerClient, control: Control) -> None:
+    """It is answered at once, and later requests are refused."""
+    client.stop("target reached")
+    assert control.stop_reason == "target reached"
+    with pytest.raises(FailedPrecondition, match="stopping: target reached"):
+        client.pause()
+    with pytest.raises(FailedPrecondition):
+        client.save_checkpoint()
+
+
+def test_overlong_reason_is_refused(client: LearnerClient, control: Control) -> None:
+    """Nothing is stopped by a malformed request."""
+    with pytest.raises(InvalidArgument, match="1001 characters"):
+        client.stop("x" * 1001)
+    assert control.stop_reason is None
+
+
+def _answer(control: Control, result: SavedCheckpoint | Exception) -> threading.Thread:
+    def serve() -> None:
+        waiting = threading.Event()
+        for _ in range(1_000):
+            if (request := control.take_checkpoint_request()) is not None:
+                if isinstance(result, Exception):
+                    request.set_exception(result)
+                else:
+                    request.set_result(result)
+                return
+            waiting.wait(0.01)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_checkpoint_is_answered_with_its_path(client: LearnerClient, control: Control) -> None:
+    """The call ends when the training thread's part has."""
+    thread = _answer(control, SavedCheckpoint("/runs/x/c", 7))
+    assert client.save_checkpoint() == SavedCheckpoint("/runs/x/c", 7)
+    thread.join(10)
+
+
+def test_full_disk_reaches_the_caller(client: LearnerClient, control: Control) -> None:
+    """As RESOURCE_EXHAUSTED, with the reason."""
+    thread = _answer(control, ResourceExhausted("cannot write c: No space left on device"))
+    with pytest.raises(ResourceExhausted, match="No space left"):
+        client.save_checkpoint()
+    thread.join(10)
+
+
+def test_checkpoint_nobody_makes_is_not_waited_for_forever(
+    client: LearnerClient, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait is bounded, and the request is withdrawn."""
+    monkeypatch.setattr(servicer, "CHECKPOINT_TIMEOUT_S", 0.1)
+    with pytest.raises(Unavailable, match=r"no checkpoint within 0\.1 s"):
+        client.save_checkpoint()
+    request = control.take_checkpoint_request()
+    assert request is not None
+    assert request.cancelled()
+
+
+def test_absent_learner_is_unavailable_within_the_deadline() -> None:
+    """A call to an address where nothing listens ends."""
+    with LearnerClient("127.0.0.1:1", deadline_s=0.5) as client, pytest.raises(Unavailable):
+        client.get_status()

@@ -1,0 +1,81 @@
+"""The table a run asks for, in numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.learner.table import create_table, table_config
+from tests.unit.learner.fakes import FakeAgent
+from tidemill.config.services import LearnerSettings
+from tidemill.config.table import TableSettings
+from tidemill.errors import AlreadyExists, FatalError
+from tidemill.replay.table_config import SelectorKind, TableConfig
+from tidemill.types import ColumnSpec, EnvSpec, Signature, WindowSpec
+
+_SPEC = EnvSpec((8,), "float32", action_shape=(2,))
+
+
+class _Agent(FakeAgent):
+    window = WindowSpec(history=3, steps=3, stride=2)
+
+    def extra_columns(self) -> Signature:
+        return (ColumnSpec("log_prob", "float32", ()),)
+
+
+def _config(table: TableSettings, learner: LearnerSettings, batch_size: int = 128) -> TableConfig:
+    return table_config(table, learner, _Agent(), _SPEC, batch_size)
+
+
+def test_table_has_the_columns_and_lengths_the_agent_needs() -> None:
+    """The signature is the environment's plus the agent's; an item is history + steps + 1 = 7 steps."""
+    config = _config(TableSettings(name="main", max_items=5_000), LearnerSettings())
+    names = [column.name for column in config.signature]
+    assert names == ["observation", "action", "reward", "terminated", "truncated", "is_first", "log_prob"]
+    assert (config.name, config.max_items, config.max_item_steps) == ("main", 5_000, 7)
+    assert config.max_times_sampled == 0
+
+
+def test_ratio_is_in_samples_an_insert() -> None:
+    """0.25 updates of 128 items a decision, one item every 2 decisions: 64 samples an insert."""
+    limiter = _config(TableSettings(min_size=500), LearnerSettings(updates_per_env_step=0.25)).rate_limiter
+    assert limiter.min_size == 500
+    assert limiter.samples_per_insert == pytest.approx(64.0)
+    assert limiter.error_buffer == pytest.approx(100 * 128)
+
+
+def test_error_buffer_is_never_less_than_one_sample_call() -> None:
+    """A buffer of 2 updates must still let a call of 8 batches through."""
+    table = TableSettings(error_buffer_updates=2)
+    limiter = _config(table, LearnerSettings(batches_per_sample=8)).rate_limiter
+    assert limiter.error_buffer == 8 * 128
+
+
+def test_no_ratio_means_no_buffer() -> None:
+    """`updates_per_env_step` 0 trains as fast as possible once `min_size` is reached."""
+    limiter = _config(TableSettings(), LearnerSettings(updates_per_env_step=0)).rate_limiter
+    assert (limiter.samples_per_insert, limiter.error_buffer, limiter.min_size) == (0.0, 0.0, 1_000)
+
+
+def test_sampler_follows_the_settings() -> None:
+    """Only the prioritized sampler has an exponent; a FIFO table hands each item out once."""
+    learner = LearnerSettings()
+    prioritized = _config(TableSettings(sampler="prioritized", priority_exponent=0.5), learner)
+    assert (prioritized.sampler.kind, prioritized.sampler.priority_exponent) == (
+        SelectorKind.PRIORITIZED,
+        0.5,
+    )
+    assert _config(TableSettings(), learner).sampler.kind is SelectorKind.UNIFORM
+    fifo = _config(TableSettings(sampler="fifo"), learner)
+    assert (fifo.sampler.kind, fifo.max_times_sampled) == (SelectorKind.FIFO, 1)
+
+
+class _TakenName:
+    def create_table(self, config: TableConfig) -> bool:
+        raise AlreadyExists("table 'replay' has other columns")
+
+
+def test_name_taken_by_another_run_is_fatal_and_says_what_to_do() -> None:
+    """The message keeps the server's reason and names the way out."""
+    config = _config(TableSettings(), LearnerSettings())
+    with pytest.raises(FatalError, match=r"other columns.*choose another table\.name"):
+        create_table(_TakenName(), config)  # type: ignore[arg-type]

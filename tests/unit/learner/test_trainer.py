@@ -1,0 +1,226 @@
+"""The training loop with every part around it under control."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.learner.checkpoint import CheckpointStore
+from services.learner.checkpointer import Checkpointer
+from services.learner.control import Control
+from services.learner.counters import Counters
+from services.learner.progress import Progress
+from services.learner.resume import Resumable
+from services.learner.trainer import Limits, Outlets, Trainer
+from tests.unit.learner.fakes import (
+    Clock,
+    FakeAgent,
+    FakePriorities,
+    FakePublisher,
+    FakeSource,
+    batch,
+)
+from tidemill.errors import FatalError
+from tidemill.learner.status import LearnerState
+from tidemill.params.publisher import StalePublisher
+
+_WAIT_S = 10.0
+
+
+class _Scene:
+    """A trainer and its surroundings; its thread is the test's unless `start` is called."""
+
+    def __init__(self, folder: Path, limits: Limits, batches: int = 0) -> None:
+        self.agent, self.source = FakeAgent(), FakeSource(*(batch(key) for key in range(1, batches + 1)))
+        self.priorities, self.publisher = FakePriorities(), FakePublisher(self.agent)
+        self.control, self.counters, self.clock = Control(threading.Event()), Counters(), Clock()
+        self.progress = Progress(self.counters, log_every_s=10.0, clock=self.clock)
+        resumable = Resumable(self.agent, self.counters, algorithm="fake", config_digest="")
+        self.checkpointer = Checkpointer(
+            CheckpointStore(folder, keep=2), resumable.capture, every_s=0.0, steps=0, clock=self.clock
+        )
+        self.trainer = Trainer(
+            self.agent,
+            self.source,
+            Outlets(self.priorities, self.publisher, self.checkpointer),
+            self.control,
+            self.counters,
+            self.progress,
+            limits,
+            self.clock,
+        )
+        self.reason: str | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        self.reason = self.trainer.run()
+
+    def await_state(self, state: LearnerState) -> None:
+        """Wait until the trainer reports a state."""
+        event = threading.Event()
+        for _ in range(int(_WAIT_S / 0.01)):
+            if self.progress.state is state:
+                return
+            event.wait(0.01)
+        raise AssertionError(f"still {self.progress.state}")
+
+    def end(self) -> None:
+        """Stop and wait for the thread."""
+        self.control.stop("test over")
+        if self.thread.ident is not None:
+            self.thread.join(_WAIT_S)
+            assert not self.thread.is_alive()
+        self.checkpointer.close()
+
+
+@pytest.fixture
+def scenes(tmp_path: Path) -> Iterator[list[_Scene]]:
+    """Scenes to end with the test."""
+    made: list[_Scene] = []
+    yield made
+    for scene in made:
+        scene.end()
+
+
+def _scene(scenes: list[_Scene], folder: Path, limits: Limits, batches: int = 0) -> _Scene:
+    scenes.append(_Scene(folder, limits, batches))
+    return scenes[-1]
+
+
+def test_training_ends_at_the_step_limit(tmp_path: Path, scenes: list[_Scene]) -> None:
+    """Exactly `max_learner_steps` updates are made, though more batches wait."""
+    scene = _scene(scenes, tmp_path, Limits(max_learner_steps=5), batches=9)
+    assert scene.trainer.run() == "run.max_learner_steps (5) reached"
+    assert scene.counters.learner_steps == 5
+    assert len(scene.agent.batches) == 5
+    assert scene.priorities.keys == [1, 2, 3, 4, 5]
+
+
+def test_training_ends_at_the_env_step_limit(tmp_path: Path, scenes: list[_Scene]) -> None:
+    """Agent decisions are those the replay service reported, earlier lives included."""
+    scene = _scene(scenes, tmp_path, Limits(max_env_steps=30), batches=1)
+    scene.counters.observe_env_steps(20)
+    scene.counters.observe_env_steps(10)
+    assert scene.trainer.run() == "run.max_env_steps (30) reached"
+    assert scene.counters.learner_steps == 0
+
+
+def test_limit_reached_before_a_resume_ends_at_once(tmp_path: Path, scenes: list[_Scene]) -> None:
+    """A finished run that is resumed makes no further update."""
+    scene = _scene(scenes, tmp_path, Limits(max_learner_steps=5), batches=1)
+    scene.counters.learner_steps = 5
+    scene.trainer.run()
+    assert scene.agent.batches == []
+
+
+def test_parameters_are_published_every_k_steps(tmp_path: Path, scenes: list[_Scene]) -> None:
+    """At steps 3, 6 and 9 of 10, with the parameters of those steps."""
+    scene = _scene(scenes, tmp_path, Limits(max_learner_steps=10, publish_every=3), batches=10)
+    scene.trainer.run()
+    assert scene.publisher.published == [3.0, 6.0, 9.0]
+    assert scene.counters.version == 3
+
+
+def test_publishing_goes_on_from_the_restored_step(tmp_path: Path, scenes: list[_Scene]) -> None:
+    """The rhythm counts all steps of the run, not those of the process."""
+    scene = _scene(scenes, tmp_path, Limits(max_learner_steps=7, publish_every=3), batches=10)
+    scene.counters.learner_steps = 5
+    scene.trainer.run()
+    assert scene.publisher.published == [1.0]
+
+
+def test_table_without_priorities_gets_none(tmp_path: Path, scenes: list[_Scene]) -> None:
+    """For a uniform table nothing is collected."""
+    scene = _scene(scenes, tmp_path, Limits(max_learner_steps=2), batches=2)
+    outlets = Outlets(None, scene.publisher, scene.checkpointer)
+    Trainer(
+        scene.agent,
+        scene.source,
+        outlets,
+        scene.control,
+        scene.counters,
+        scene.progress,
+        Limits(2),
+        scene.clock,
+    ).run()
+    assert scene.priorities.keys == []
+
+
+def test_missing_batches_are_waited_for_until_stopped(tmp_path: Path, scenes: list[_Scene]) -> None:
+    """The state is WAITING, collected priorities are sent meanwhile, and `stop` ends it within a poll."""
+    scene = _scene(scenes, tmp_path, Limits(), batches=2)
+    scene.thread.start()
+    scene.await_state(LearnerState.WAITING)
+    scene.end()
+    assert scene.reason == "test over"
+    assert scene.counters.learner_steps == 2
+    assert scene.priorities.flushes > 0
+
+
+def test_pause_holds_training_and_resume_lets_it_go_on(tmp_path: Path, scenes: list[_Scene]) -> None:
+    """While paused no step is taken though batches wait; afterwards all are."""
+    scene = _scene(scenes, tmp_path, Limits(max_learner_steps=3), batches=3)
+    scene.control.pause()
+    scene.thread.start()
+    scene.await_state(LearnerState.PAUSED)
+    assert scene.counters.learner_steps == 0
+    scene.control.resume()
+    scene.thread.join(_WAIT_S)
+    assert scene.counters.learner_steps == 3
+
+
+def test_checkpoint_is_made_while_paused(tmp_path: Path, scenes: list[_Scene]) -> None:
+    """A request does not wait for training to go on."""
+    scene = _scene(scenes, tmp_path, Limits(), batches=0)
+    scene.counters.learner_steps = 4
+    scene.control.pause()
+    scene.thread.start()
+    saved = scene.control.request_checkpoint().result(_WAIT_S)
+    assert saved.learner_steps == 4
+
+
+def test_stop_ends_a_pause(tmp_path: Path, scenes: list[_Scene]) -> None:
+    """A paused learner can be stopped."""
+    scene = _scene(scenes, tmp_path, Limits())
+    scene.control.pause()
+    scene.thread.start()
+    scene.await_state(LearnerState.PAUSED)
+    scene.end()
+    assert scene.reason == "test over"
+
+
+def test_newer_learner_ends_training_even_without_data(tmp_path: Path, scenes: list[_Scene]) -> None:
+    """A superseded learner does not stay, neither while it waits nor while it is paused."""
+    scene = _scene(scenes, tmp_path, Limits())
+    scene.publisher.error = StalePublisher("generation 1 was superseded by 2")
+    with pytest.raises(StalePublisher):
+        scene.trainer.run()
+    scene.control.pause()
+    with pytest.raises(StalePublisher):
+        scene.trainer.run()
+
+
+class _Broken(FakePriorities):
+    def offer(self, keys: object, priority: object) -> None:
+        raise FatalError("training has diverged")
+
+
+def test_fault_of_a_part_ends_training(tmp_path: Path, scenes: list[_Scene]) -> None:
+    """What a background thread reports comes out of `run`."""
+    scene = _scene(scenes, tmp_path, Limits(), batches=1)
+    outlets = Outlets(_Broken(), scene.publisher, scene.checkpointer)
+    trainer = Trainer(
+        scene.agent,
+        scene.source,
+        outlets,
+        scene.control,
+        scene.counters,
+        scene.progress,
+        Limits(),
+        scene.clock,
+    )
+    with pytest.raises(FatalError, match="diverged"):
+        trainer.run()
