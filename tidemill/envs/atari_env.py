@@ -156,7 +156,7 @@ class AleVectorEnv:
         stacked, raw_reward, game_over, truncated, info = self._ale.step(action)
         if self._camera is not None:
             self._pictures = self._camera.step(action)[0]
-        raw_reward = raw_reward * ~was_reset  # ale-py may repeat the last reward when it resets
+        raw_reward = raw_reward * ~was_reset  # what comes with a reset is no reward
         life_lost = self._life_losses(info["lives"], was_reset)
         self._ended = game_over | truncated
         self._counter.add(raw_reward, was_reset)
