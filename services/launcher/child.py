@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 
 from services.launcher.service_spec import ServiceSpec
@@ -28,12 +29,12 @@ class Child:
         self._process, self._log_file = process, log_file
 
     @classmethod
-    async def start(cls, spec: ServiceSpec, log_file: Path) -> Child:
-        """Start `python -m MODULE ARGUMENTS`, its output appended to the log file.
+    async def start(cls, spec: ServiceSpec, log_file: Path, variables: Mapping[str, str]) -> Child:
+        """Start `python -m MODULE ARGUMENTS` with more environment variables, its output added to a log file.
 
         Called on the main thread only: the kernel ends the child when the thread that started it ends.
         """
-        environment = os.environ | {PARENT_VARIABLE: str(os.getpid())}
+        environment = os.environ | {PARENT_VARIABLE: str(os.getpid()), **variables}
         with log_file.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,

@@ -17,6 +17,10 @@ from services.launcher.service_spec import ServiceSpec
 from services.launcher.supervisor import Action, Outcome, Phase, Supervisor, Verb, describe_exit
 from tidemill.errors import TidemillError
 
+SESSION_VARIABLE = "TIDEMILL_SESSION_START_S"
+"""Tells the processes when the launcher started them, on the system's monotonic clock: training time counts
+from then, over every restart of the process that counts it."""
+
 _LOG_LINES = 8
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -62,6 +66,7 @@ class Cluster:
         self._health_tasks: dict[str, asyncio.Task[None]] = {}
         self._exit_tasks: set[asyncio.Task[None]] = set()
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
+        self._started_s = time.monotonic()
 
     def pid_of(self, name: str) -> int | None:
         """Return the process id of a service; None while it has no process."""
@@ -133,7 +138,8 @@ class Cluster:
                 self._children[spec.name].send(action.verb.value)
 
     async def _start(self, spec: ServiceSpec) -> None:
-        child = await Child.start(spec, self._folder.log_file(spec.name))
+        log_file = self._folder.log_file(spec.name)
+        child = await Child.start(spec, log_file, {SESSION_VARIABLE: repr(self._started_s)})
         self._children[spec.name] = child
         self._health_tasks[spec.name] = asyncio.create_task(self._watch_health(spec, child))
         self._exit_tasks.add(task := asyncio.create_task(self._watch_exit(spec.name, child)))

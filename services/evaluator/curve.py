@@ -1,0 +1,53 @@
+"""plots/learning_curve.png: mean evaluation return over agent decisions and over training time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from tidemill.scores import Score
+
+
+def draw_curve(scores: Sequence[Score], file: Path, *, title: str, target: float | None = None) -> None:
+    """Draw the evaluations of a run; the file is replaced whole.
+
+    Args:
+        scores: Rows of scores.csv, at least one.
+        file: Where the PNG is written.
+        title: Above the plot.
+        target: Drawn as a line, if there is one.
+    """
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    _draw(left, [score.env_steps for score in scores], scores, target)
+    _draw(right, [score.wall_s for score in scores], scores, target)
+    left.set_xlabel("agent decisions")
+    right.set_xlabel("training time (s)")
+    left.set_ylabel("return of an episode")
+    left.legend(loc="lower right")
+    figure.suptitle(title)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f".{file.name}")
+    FigureCanvasAgg(figure)
+    figure.savefig(draft, format="png", dpi=110)
+    draft.replace(file)
+
+
+def _draw(axes: Axes, x: Sequence[float], scores: Sequence[Score], target: float | None) -> None:
+    means = [score.mean for score in scores]
+    low = [score.mean - score.std for score in scores]
+    high = [score.mean + score.std for score in scores]
+    best = max(range(len(scores)), key=lambda i: scores[i].mean)
+    axes.fill_between(
+        x, low, high, alpha=0.2, linewidth=0, color="tab:blue", label="± one standard deviation"
+    )
+    axes.plot(x, means, color="tab:blue", marker=".", label=f"mean of {scores[-1].episodes} episodes")
+    axes.plot(x[best], means[best], "*", color="tab:orange", markersize=12, label=f"best: {means[best]:.1f}")
+    if target is not None:
+        axes.axhline(target, color="tab:green", linestyle="--", linewidth=1, label=f"target: {target:g}")
+    axes.grid(alpha=0.3)
+    axes.margins(x=0.02)

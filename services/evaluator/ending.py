@@ -1,0 +1,65 @@
+"""When a run is over, and with which verdict. Pure decisions over numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidemill.config.run import RunSettings
+from tidemill.params.version import ParamsMetadata
+
+CONFIRMATION_SEED_OFFSET = 1_000_000
+"""Confirmations play seeds this far above those of the evaluations; training seeds lie far beyond both."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why a run ends.
+
+    Attributes:
+        solved: Whether the target was reached, and confirmed if that was asked for.
+        reason: In words.
+        version: Version whose evaluation decided; None if there was none.
+    """
+
+    solved: bool
+    reason: str
+    version: int | None
+
+
+def limit_reached(run: RunSettings, metadata: ParamsMetadata, wall_s: float) -> str:
+    """Return which limit of the run is reached, in words; empty if none is.
+
+    Args:
+        run: The limits.
+        metadata: Of the newest parameters.
+        wall_s: Seconds of training so far.
+    """
+    if run.max_learner_steps and metadata.learner_steps >= run.max_learner_steps:
+        return f"run.max_learner_steps ({run.max_learner_steps:,}) reached"
+    if run.max_env_steps and metadata.env_steps >= run.max_env_steps:
+        return f"run.max_env_steps ({run.max_env_steps:,}) reached"
+    if run.max_wall_s and wall_s >= run.max_wall_s:
+        return f"run.max_wall_s ({run.max_wall_s:g}) reached"
+    return ""
+
+
+def reaches_target(run: RunSettings, mean: float) -> bool:
+    """Return whether a mean return is what the run is after."""
+    return run.target_return is not None and mean >= run.target_return
+
+
+def evaluation_seeds(first: int, episodes: int) -> range:
+    """Return the seeds of every evaluation: the same ones, so that versions are compared on equal terms."""
+    return range(first, first + episodes)
+
+
+def confirmation_seeds(first: int, episodes: int, confirmations: int) -> range:
+    """Return seeds that nothing was ever measured on.
+
+    Args:
+        first: First seed of the evaluations.
+        episodes: Episodes of one confirmation.
+        confirmations: How many confirmations the run has had before.
+    """
+    start = first + CONFIRMATION_SEED_OFFSET + confirmations * episodes
+    return range(start, start + episodes)

@@ -1,0 +1,172 @@
+"""The evaluator's loop: newest version, evaluation, verdict; until the run is over."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+
+from services.evaluator import metrics
+from services.evaluator.ending import (
+    Ending,
+    confirmation_seeds,
+    evaluation_seeds,
+    limit_reached,
+    reaches_target,
+)
+from services.evaluator.params_source import BEST, EVALUATED, ParamsSource
+from services.evaluator.protocol import Evaluation
+from services.evaluator.records import Records
+from services.evaluator.tester import Tester
+from tidemill.config.sections import EvaluatorConfig
+from tidemill.params.version import Params, ParamsMetadata
+from tidemill.scores import Score
+
+_log = structlog.get_logger()
+
+_PAUSE_S = 0.25
+_NOT_CONFIRMED = "the mean reached the target, but fresh episodes did not bear it out"
+
+
+class Evaluator:
+    """Measures version after version. One thread; `stop` and `finish` are set from outside."""
+
+    def __init__(
+        self,
+        config: EvaluatorConfig,
+        source: ParamsSource,
+        tester: Tester,
+        records: Records,
+        *,
+        stop: threading.Event,
+        finish: threading.Event,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Put the parts together.
+
+        Args:
+            config: Settings of the run and of the evaluation.
+            source: Where parameters come from.
+            tester: Plays them.
+            records: Where scores go.
+            stop: End now, without a result.
+            finish: Training has ended: evaluate the newest version, then end with a result.
+            now: Monotonic time in seconds.
+        """
+        self._config, self._source, self._tester, self._records = config, source, tester, records
+        self._stop, self._finish, self._now = stop, finish, now
+        self._due_s = now()
+
+    def run(self) -> Ending | None:
+        """Evaluate until the run is over; return how it ended, or None if it was stopped."""
+        seen = self._records.scores.last_version
+        while not self._stop.is_set():
+            if reason := self._over(ParamsMetadata()):
+                return self._end(reason)
+            params = self._next(seen)
+            if params is None:
+                continue
+            if reason := self._over(params.version.metadata):
+                return self._end(reason)
+            seen = params.number
+            if ending := self._evaluate(params):
+                return ending
+        return None
+
+    def _over(self, metadata: ParamsMetadata) -> str:
+        """Return why the run is over, whatever its scores; empty while it goes on."""
+        if self._finish.is_set():
+            return "training has ended"
+        return limit_reached(self._config.run, metadata, self._records.clock.wall_s())
+
+    def _next(self, seen: int) -> Params | None:
+        """Return the newest version when the next evaluation is due; None now and then before that."""
+        if self._now() < self._due_s:
+            self._stop.wait(min(self._due_s - self._now(), _PAUSE_S))
+            return None
+        params = self._source.newer_than(seen)
+        if params is None:
+            return None
+        metadata = params.version.metadata
+        is_early = metadata.env_steps < self._config.evaluator.start_env_steps
+        if is_early and not self._over(metadata):
+            self._stop.wait(_PAUSE_S)
+            return None
+        return params
+
+    def _evaluate(self, params: Params) -> Ending | None:
+        """Evaluate a version; return how the run ends if it is solved."""
+        self._due_s = self._now() + self._config.evaluator.min_interval_s
+        score = self._measure(params, lambda: self._stop.is_set() or self._finish.is_set())
+        if score is None or not reaches_target(self._config.run, score.mean):
+            return None
+        if self._is_confirmed(params):
+            return self._solved(params)
+        _log.info(_NOT_CONFIRMED, version=params.number, mean=round(score.mean, 1))
+        return None
+
+    def _end(self, reason: str) -> Ending | None:
+        """Measure the newest version, unless that was done; return how the run ends, None if stopped."""
+        params = self._source.newest()
+        if params is None:
+            return Ending(False, f"{reason}; no parameters could be evaluated", None)
+        score = self._records.scores.of_version(params.number)
+        if score is None:
+            score = self._measure(params, self._stop.is_set)
+        if score is None:
+            return None
+        if not reaches_target(self._config.run, score.mean):
+            return Ending(False, reason, params.number)
+        if self._records.confirmations.of_version(params.number) is None and self._is_confirmed(params):
+            return self._solved(params)
+        return None if self._stop.is_set() else Ending(False, f"{reason}; {_NOT_CONFIRMED}", params.number)
+
+    def _measure(self, params: Params, is_stopped: Callable[[], bool]) -> Score | None:
+        """Evaluate a version and record it; None if it was stopped."""
+        settings = self._config.evaluator
+        self._source.tag(EVALUATED, params.number)
+        started_s = self._now()
+        evaluation = self._tester.test(params, evaluation_seeds(settings.seed, settings.episodes), is_stopped)
+        if evaluation is None:
+            return None
+        score = self._records.add(evaluation, params.version)
+        best = self._records.best() or score
+        metrics.observe(score, best.mean, self._now() - started_s)
+        self._source.tag(BEST, best.params_version)
+        self._log(score, evaluation, self._now() - started_s)
+        return score
+
+    def _is_confirmed(self, params: Params) -> bool:
+        """Play fresh episodes and record them; return whether their mean reaches the target too."""
+        settings, before = self._config.evaluator, len(self._records.confirmations.rows)
+        if not settings.confirm_episodes:
+            return True
+        seeds = confirmation_seeds(settings.seed, settings.confirm_episodes, before)
+        evaluation = self._tester.test(params, seeds, self._stop.is_set)
+        if evaluation is None:
+            return False
+        score = self._records.add_confirmation(evaluation, params.version)
+        holds = reaches_target(self._config.run, score.mean)
+        metrics.EPISODES.inc(score.episodes)
+        metrics.CONFIRMATIONS.labels("held" if holds else "failed").inc()
+        return holds
+
+    def _solved(self, params: Params) -> Ending:
+        self._source.tag(BEST, params.number)
+        target = self._config.run.target_return
+        return Ending(True, f"a mean return of {target:g} was reached", params.number)
+
+    def _log(self, score: Score, evaluation: Evaluation, seconds: float) -> None:
+        _log.info(
+            "evaluated",
+            version=score.params_version,
+            mean=round(score.mean, 1),
+            std=round(score.std, 1),
+            min=round(score.min, 1),
+            max=round(score.max, 1),
+            env_steps=score.env_steps,
+            mean_length=round(float(evaluation.lengths.mean()), 1),
+            seconds=round(seconds, 2),
+        )

@@ -1,0 +1,94 @@
+"""Where the evaluator's parameters come from, and where its verdict on them goes: the tags."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import structlog
+
+from tidemill.errors import TidemillError, Unavailable
+from tidemill.params.client import ParamsClient
+from tidemill.params.version import LATEST, Params
+
+BEST = "best"
+EVALUATED = "evaluated"
+"""Keeps the version that is being evaluated from being removed before it can be tagged as the best."""
+
+_WAIT_S = 0.5
+
+_log = structlog.get_logger()
+
+
+class ParamsSource:
+    """Fetches the newest version when it is wanted, full precision; waits for a server that is away."""
+
+    def __init__(self, address: str, stop: threading.Event, *, connect_timeout_s: float) -> None:
+        """Prepare; nothing is contacted yet.
+
+        Args:
+            address: Address of the parameter server.
+            stop: Ends every wait.
+            connect_timeout_s: How long the server may be away at the start, in seconds.
+        """
+        self._client = ParamsClient(address)
+        self._stop = stop
+        self._connect_timeout_s = connect_timeout_s
+        self._is_away = False
+
+    def connect(self) -> None:
+        """Wait until the server answers, or `stop`.
+
+        Raises:
+            Unavailable: it did not within the connect timeout.
+        """
+        deadline_s = time.monotonic() + self._connect_timeout_s
+        while not self._stop.is_set():
+            try:
+                self._client.list_versions()
+                return
+            except Unavailable:
+                if time.monotonic() > deadline_s:
+                    raise
+                self._stop.wait(_WAIT_S)
+
+    def newer_than(self, number: int) -> Params | None:
+        """Return the newest version if it is newer than `number`, else None after half a second."""
+        try:
+            params = self._client.fetch(LATEST, newer_than=number, wait_s=_WAIT_S)
+        except TidemillError as error:
+            if not self._is_away:
+                _log.warning("cannot fetch parameters, trying on", reason=str(error))
+            self._is_away = True
+            self._stop.wait(_WAIT_S)
+            return None
+        self._is_away = False
+        return params
+
+    def newest(self) -> Params | None:
+        """Return the newest version; None if there is none, or no server."""
+        return self._fetch(LATEST)
+
+    def best(self) -> Params | None:
+        """Return the version tagged as the best; None if it cannot be had."""
+        return self._fetch(BEST)
+
+    def tag(self, tag: str, number: int) -> bool:
+        """Point a tag at a version; return whether it worked. Evaluations go on without."""
+        try:
+            self._client.set_tag(tag, number)
+        except TidemillError as error:
+            _log.warning("cannot set a tag", tag=tag, version=number, reason=str(error))
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def _fetch(self, selector: str) -> Params | None:
+        try:
+            return self._client.fetch(selector)
+        except TidemillError as error:
+            _log.warning("cannot fetch parameters", tag=selector, reason=str(error))
+            return None

@@ -1,0 +1,69 @@
+"""Everything the evaluator writes while the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from services.evaluator.board import Board
+from services.evaluator.ending import reaches_target
+from services.evaluator.protocol import Evaluation
+from services.evaluator.score_log import ScoreLog, score_of
+from services.evaluator.wall_clock import WallClock, session_start_s
+from tidemill.config.run import RunSettings
+from tidemill.params.version import Version
+from tidemill.scores import Score
+
+
+class Records:
+    """scores.csv, confirmations.csv, TensorBoard and the run's clock."""
+
+    def __init__(self, run: RunSettings, now: Callable[[], float]) -> None:
+        """Take up the records of the run's folder, which is made if there is none.
+
+        Args:
+            run: The run; its target says which confirmations held.
+            now: Monotonic time in seconds.
+
+        Raises:
+            DataLoss: a file holds something else.
+        """
+        folder = run.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run = run
+        self.clock = WallClock(folder / "wall_clock.json", session_start_s(now), now)
+        self.scores = ScoreLog(folder / "scores.csv")
+        self.confirmations = ScoreLog(folder / "confirmations.csv")
+        self._board = Board(folder / "tensorboard" / "evaluator")
+
+    def add(self, evaluation: Evaluation, version: Version) -> Score:
+        """Record an evaluation that ended now."""
+        score = score_of(evaluation, version, self.clock.wall_s())
+        self.scores.append(score)
+        self.clock.save()
+        self._write_board("evaluation", score, float(evaluation.lengths.mean()))
+        return score
+
+    def add_confirmation(self, evaluation: Evaluation, version: Version) -> Score:
+        """Record a confirmation that ended now, whether or not its mean reached the target."""
+        score = score_of(evaluation, version, self.clock.wall_s())
+        self.confirmations.append(score)
+        self._write_board("confirmation", score, float(evaluation.lengths.mean()))
+        return score
+
+    def best(self) -> Score | None:
+        """Return the best evaluation: one whose version was confirmed before all others, then by mean."""
+        confirmed = {
+            row.params_version for row in self.confirmations.rows if reaches_target(self._run, row.mean)
+        }
+        rows = self.scores.rows
+        return max(rows, key=lambda row: (row.params_version in confirmed, row.mean), default=None)
+
+    def close(self) -> None:
+        """Keep the clock and close the files."""
+        self.clock.save()
+        self._board.close()
+
+    def _write_board(self, group: str, score: Score, length: float) -> None:
+        scalars = {"return_mean": score.mean, "return_std": score.std, "return_min": score.min}
+        scalars |= {"return_max": score.max, "episode_length": length, "params_version": score.params_version}
+        self._board.write({f"{group}/{name}": value for name, value in scalars.items()}, score.env_steps)

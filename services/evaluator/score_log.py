@@ -1,0 +1,78 @@
+"""Appends evaluations to a file that survives restarts."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import os
+from pathlib import Path
+
+from services.evaluator.protocol import Evaluation
+from tidemill.params.version import Version
+from tidemill.scores import COLUMNS, Score, read_scores
+
+
+class ScoreLog:
+    """scores.csv, or another file of the same columns. A row is on disk before `append` returns."""
+
+    def __init__(self, file: Path) -> None:
+        """Read the rows that are there; a torn last line is cut off.
+
+        Raises:
+            DataLoss: the file holds something else.
+        """
+        self._file = file
+        self._rows = read_scores(file)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not self._rows or not file.read_bytes().endswith(b"\n"):
+            self._rewrite()
+
+    @property
+    def rows(self) -> tuple[Score, ...]:
+        """Every row, oldest first."""
+        return tuple(self._rows)
+
+    @property
+    def last_version(self) -> int:
+        """Greatest version in the file; 0 for none."""
+        return max((row.params_version for row in self._rows), default=0)
+
+    def of_version(self, version: int) -> Score | None:
+        """Return the newest row of a version; None if it was not evaluated."""
+        return next((row for row in reversed(self._rows) if row.params_version == version), None)
+
+    def append(self, score: Score) -> None:
+        """Add a row."""
+        with self._file.open("a", encoding="utf-8", newline="") as file:
+            file.write(_line(dataclasses.astuple(score)))
+            file.flush()
+            os.fsync(file.fileno())
+        self._rows.append(score)
+
+    def _rewrite(self) -> None:
+        draft = self._file.with_suffix(".tmp")
+        lines = [_line(COLUMNS), *(_line(dataclasses.astuple(row)) for row in self._rows)]
+        draft.write_text("".join(lines), encoding="utf-8")
+        draft.replace(self._file)
+
+
+def score_of(evaluation: Evaluation, version: Version, wall_s: float) -> Score:
+    """Return an evaluation of a version as a row."""
+    return Score(
+        wall_s=round(wall_s, 3),
+        learner_steps=version.metadata.learner_steps,
+        env_steps=version.metadata.env_steps,
+        params_version=version.version,
+        episodes=len(evaluation.returns),
+        mean=evaluation.mean,
+        std=evaluation.std,
+        min=float(evaluation.returns.min()),
+        max=float(evaluation.returns.max()),
+    )
+
+
+def _line(cells: tuple[object, ...]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(cells)
+    return line.getvalue()

@@ -1,0 +1,95 @@
+"""A video of one episode: MP4, H.264, in the pixel format every player and browser shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.evaluator.protocol import Act, Slot
+from tidemill.envs.interface import EpisodeSummary, VectorEnv
+from tidemill.errors import FatalError
+
+FRAMES_PER_S = 30
+"""Pictures a second, one picture a decision."""
+
+
+def record_video(env: VectorEnv, act: Act, seed: int, file: Path, *, max_steps: int) -> EpisodeSummary | None:
+    """Play one episode and write its video; the file is replaced whole.
+
+    Args:
+        env: A batch of one, made with `render=True`; closed afterwards.
+        act: The policy.
+        seed: Of the episode.
+        file: Where the MP4 is written.
+        max_steps: Longest video, in agent decisions.
+
+    Returns:
+        The episode's summary; None if the video ended before it.
+
+    Raises:
+        FatalError: The environment has no pictures, or the encoder failed.
+    """
+    episode = _Episode(env, act, seed, max_steps)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f".{file.name}")
+    try:
+        _encode(episode.pictures(), draft)
+    except OSError as error:
+        raise FatalError(f"the video could not be encoded: {error}") from error
+    finally:
+        env.close()
+    draft.replace(file)
+    return episode.summary
+
+
+class _Episode:
+    """One episode as a sequence of pictures."""
+
+    def __init__(self, env: VectorEnv, act: Act, seed: int, max_steps: int) -> None:
+        self._env, self._act, self._seed, self._max_steps = env, act, seed, max_steps
+        self.summary: EpisodeSummary | None = None
+
+    def pictures(self) -> Iterator[NDArray[np.uint8]]:
+        """Yield the pictures, uint8 [H, W, 3], that of the episode's end included."""
+        slot = Slot(self._env)
+        observation = slot.start(self._seed)
+        yield self._picture()
+        for _ in range(self._max_steps):
+            observation, self.summary = slot.step(self._act(observation))
+            yield self._picture()
+            if self.summary is not None:
+                return
+
+    def _picture(self) -> NDArray[np.uint8]:
+        picture = self._env.render()
+        if picture is None:
+            raise FatalError("this environment has no pictures")
+        height, width = picture.shape[0] // 2 * 2, picture.shape[1] // 2 * 2
+        return np.ascontiguousarray(picture[:height, :width])  # 4:2:0 colour needs even sides
+
+
+def _encode(pictures: Iterator[NDArray[np.uint8]], file: Path) -> None:
+    import imageio_ffmpeg
+
+    first = next(pictures)
+    writer: Any = imageio_ffmpeg.write_frames(
+        str(file),
+        (first.shape[1], first.shape[0]),
+        fps=FRAMES_PER_S,
+        codec="libx264",
+        pix_fmt_out="yuv420p",
+        macro_block_size=2,
+        quality=7,
+        output_params=["-movflags", "+faststart"],
+    )
+    writer.send(None)
+    try:
+        writer.send(first)
+        for picture in pictures:
+            writer.send(picture)
+    finally:
+        writer.close()
