@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 
 class FrameStack:
@@ -19,7 +21,7 @@ class FrameStack:
         self, num_envs: int, stack: int, shape: tuple[int, ...], dtype: DTypeLike = np.uint8
     ) -> None:
         """Make an empty stack; the first `push` must be of first observations only."""
-        assert num_envs >= 1 and stack >= 1, f"num_envs {num_envs} and stack {stack} must be at least 1"
+        assert min(num_envs, stack) >= 1, f"num_envs {num_envs} and stack {stack} must be at least 1"
         self._stack = stack
         self._frames: Array = np.zeros((num_envs, stack, *shape), dtype=dtype)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 
 class TDLoss(NamedTuple):
@@ -51,16 +51,22 @@ def td_loss(prediction: Tensor, target: Tensor, weight: Tensor, huber: bool) -> 
     """Return the weighted mean of a squared (halved) or Huber (threshold 1) error; all arguments [B]."""
     _assert_rank(1, prediction=prediction, target=target, weight=weight)
     if huber:
-        per_sample = F.smooth_l1_loss(prediction, target, reduction="none")
+        per_sample = functional.smooth_l1_loss(prediction, target, reduction="none")
     else:
         per_sample = 0.5 * (prediction - target).square()
     return TDLoss((weight * per_sample).mean(), (target - prediction).detach())
 
 
 def soft_q_target(
-    n_step_return: Tensor, bootstrap_discount: Tensor, bootstrap_q: Tensor, log_prob: Tensor, temperature: Tensor
+    n_step_return: Tensor,
+    bootstrap_discount: Tensor,
+    bootstrap_q: Tensor,
+    log_prob: Tensor,
+    temperature: Tensor,
 ) -> Tensor:
-    """Return R + discount * (min of both Q(s', a') - temperature * log pi(a'|s')), [B] (Haarnoja 2018, eq. 3).
+    """Return R + discount * (min of both Q(s', a') - temperature * log pi(a'|s')), [B].
+
+    It is the target of Haarnoja et al. 2018, eq. 3, without a gradient.
 
     Args:
         n_step_return: Discounted sum of rewards, [B].

@@ -27,7 +27,7 @@ def td_error_priority(
         gamma: Discount of one step.
     """
     assert q_taken.shape == q_max.shape == reward.shape == terminated.shape == truncated.shape
-    assert q_taken.ndim == 2 and len(q_taken) >= 2, f"q_taken {q_taken.shape} must be [n + 1, N] with n >= 1"
+    assert q_taken.ndim == 2, f"q_taken {q_taken.shape} must be [n + 1, N] with n >= 1"
     target = n_step(reward[:-1].T, terminated[:-1].T, truncated[:-1].T, gamma)
     bootstrap = q_max[target.bootstrap_index, np.arange(q_max.shape[1])]
     # where, not a product: the row after a terminated step may be of another episode, and anything

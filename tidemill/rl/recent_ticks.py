@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 
 class RecentTicks:
     """A window of the newest `length` rows of each of `num_envs` streams, all columns side by side."""
 
     def __init__(self, length: int, num_envs: int) -> None:
-        assert length >= 1 and num_envs >= 1, f"length {length} and num_envs {num_envs} must be at least 1"
+        assert min(length, num_envs) >= 1, f"length {length} and num_envs {num_envs} must be at least 1"
         self._length = length
         self._columns: dict[str, Array] = {}
         self._filled = np.zeros(num_envs, dtype=np.int64)

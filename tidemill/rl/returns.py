@@ -36,8 +36,9 @@ def n_step(
         truncated: Whether the same step only cut the episode off, [B, n].
         gamma: Discount of one step, 0..1.
     """
-    assert reward.ndim == 2 and reward.shape == terminated.shape == truncated.shape, (
-        f"reward {reward.shape}, terminated {terminated.shape} and truncated {truncated.shape} must be one [B, n]"
+    assert reward.ndim == 2, f"reward {reward.shape} must be [B, n]"
+    assert reward.shape == terminated.shape == truncated.shape, (
+        "reward, terminated and truncated differ in shape"
     )
     batch, n = reward.shape
     ends = terminated | truncated

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.rl.returns import n_step
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 
 def transitions(
@@ -33,13 +34,13 @@ def transitions(
         `observation` and `bootstrap_observation` [B, ...], or [B, frame_stack, ...] oldest first if
         `frame_stack` > 1; `action` [B, ...]; `n_step_return` and `bootstrap_discount` [B] float32.
     """
-    assert index.ndim == 2 and index.shape[1] == frame_stack + steps, (
-        f"index {index.shape} must be [B, {frame_stack + steps}]"
-    )
+    assert index.shape == (len(index), frame_stack + steps), f"index {index.shape} must be [B, stack + steps]"
     first = frame_stack - 1  # position of the first action
     acting = index[:, first : first + steps]
-    target = n_step(columns["reward"][acting], columns["terminated"][acting], columns["truncated"][acting], gamma)  # type: ignore[arg-type]
-    stack = _StackIndex(columns["is_first"][index], index, frame_stack)  # type: ignore[arg-type]
+    target = n_step(
+        columns["reward"][acting], columns["terminated"][acting], columns["truncated"][acting], gamma
+    )
+    stack = _StackIndex(columns["is_first"][index], index, frame_stack)
     observation = columns["observation"]
     return {
         "observation": observation[stack.at(np.full(len(index), first, dtype=np.int64))],
@@ -63,10 +64,12 @@ class _StackIndex:
     def at(self, position: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return rows [B, frame_stack], oldest first, or [B] without a stack, of `position` [B]."""
         items = np.arange(len(self._index))
+        rows: NDArray[np.int64]
         if self._frame_stack == 1:
-            rows: NDArray[np.int64] = self._index[items, position]
+            rows = self._index[items, position]
             return rows
         oldest = position[:, None] + np.arange(1 - self._frame_stack, 1)  # [B, stack]
         # frames from before the episode become its first observation, as gymnasium's "reset" padding
         clamped = np.maximum(oldest, self._episode_start[items, position][:, None])
-        return self._index[items[:, None], clamped]
+        rows = self._index[items[:, None], clamped]
+        return rows

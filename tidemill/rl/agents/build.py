@@ -4,29 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidemill.errors import ConfigError
+from tidemill.rl.agents.config import AgentConfig, check_fit
 from tidemill.rl.agents.dqn.config import DQNConfig
-from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.exploration import ActorPlace
 from tidemill.types import EnvSpec
 
 if TYPE_CHECKING:
     from tidemill.rl.agents.interface import Agent, Policy
-
-AgentConfig = DQNConfig | SACConfig
-"""Settings of any algorithm."""
-
-
-def check_fit(config: AgentConfig, env_spec: EnvSpec) -> None:
-    """Raise ConfigError if the algorithm cannot act in the environment."""
-    if isinstance(config, DQNConfig) != env_spec.is_discrete:
-        kind = "discrete" if env_spec.is_discrete else "continuous"
-        raise ConfigError(f"algorithm is {config.algorithm!r}, but the environment's actions are {kind}")
-    if isinstance(config, DQNConfig) and config.network != "mlp" and len(env_spec.observation_shape) != 2:
-        raise ConfigError(
-            f"network is {config.network!r}, which takes gray images [H, W], "
-            f"but observations have shape {env_spec.observation_shape}; use 'mlp'"
-        )
 
 
 def build_agent(config: AgentConfig, env_spec: EnvSpec, device: str = "cpu", seed: int = 0) -> Agent:
@@ -37,6 +21,9 @@ def build_agent(config: AgentConfig, env_spec: EnvSpec, device: str = "cpu", see
         env_spec: Shapes of the environment.
         device: A torch device, e.g. `cpu` or `cuda:0`.
         seed: Of the initial parameters and of any noise inside updates.
+
+    Raises:
+        ConfigError: The algorithm cannot act in such an environment.
     """
     import torch
 
@@ -51,7 +38,11 @@ def build_agent(config: AgentConfig, env_spec: EnvSpec, device: str = "cpu", see
 
 
 def build_policy(
-    config: AgentConfig, env_spec: EnvSpec, device: str = "cpu", seed: int = 0, place: ActorPlace | None = None
+    config: AgentConfig,
+    env_spec: EnvSpec,
+    device: str = "cpu",
+    seed: int = 0,
+    place: ActorPlace | None = None,
 ) -> Policy:
     """Return the acting side of an algorithm, with random parameters until its first `load`.
 
@@ -61,6 +52,9 @@ def build_policy(
         device: A torch device, e.g. `cpu`.
         seed: Of the exploration, so two actors need two seeds.
         place: Which environments of the cluster this actor steps; a ladder of epsilons needs it.
+
+    Raises:
+        ConfigError: The algorithm cannot act in such an environment.
     """
     import torch
 

@@ -75,7 +75,10 @@ class Agent(Protocol):
         """Return copies of the tensors that `Policy.load` wants, on the agent's device."""
 
     def state_dict(self) -> State:
-        """Return all that is needed to go on exactly; its tensors are the agent's own, so store before the next update."""
+        """Return all that is needed to go on exactly.
+
+        Its tensors are the agent's own: store or copy them before the next update.
+        """
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned; raises InvalidArgument if it does not fit."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ class MLP(nn.Module):
     def __init__(self, inputs: int, hidden_sizes: Sequence[int], rng: torch.Generator) -> None:
         super().__init__()
         widths = (inputs, *hidden_sizes)
-        self.layers = nn.ModuleList(linear(a, b, rng) for a, b in zip(widths, widths[1:], strict=False))
+        self.layers = nn.ModuleList(linear(a, b, rng) for a, b in pairwise(widths))
         self.outputs = widths[-1]
 
     def forward(self, observation: Tensor) -> Tensor:

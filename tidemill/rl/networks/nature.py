@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tidemill.errors import InvalidArgument
 from tidemill.rl.networks.mlp import MLP, initialise_linear
 
 LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
@@ -23,7 +22,11 @@ class NatureCNN(nn.Module):
     """
 
     def __init__(
-        self, image_shape: tuple[int, int, int], hidden_sizes: tuple[int, ...], group_norm: bool, rng: torch.Generator
+        self,
+        image_shape: tuple[int, int, int],
+        hidden_sizes: tuple[int, ...],
+        group_norm: bool,
+        rng: torch.Generator,
     ) -> None:
         super().__init__()
         channels, height, width = image_shape
@@ -34,8 +37,6 @@ class NatureCNN(nn.Module):
                 layers.append(nn.GroupNorm(GROUPS, outputs))
             layers.append(nn.ReLU(inplace=True))
             channels, height, width = outputs, (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        if height < 1 or width < 1:
-            raise InvalidArgument(f"a nature network needs images of at least 36x36, got {image_shape[1:]}")
         self.convolutions = nn.Sequential(*layers)
         self.torso = MLP(channels * height * width, hidden_sizes, rng)
         self.outputs = self.torso.outputs
@@ -53,7 +54,9 @@ def _convolution(
 ) -> nn.Conv2d:
     layer = nn.Conv2d(inputs, outputs, kernel, stride, bias=bias)
     unused = torch.empty(outputs)
-    initialise_linear(layer.weight, unused if layer.bias is None else layer.bias, inputs * kernel * kernel, rng)
+    initialise_linear(
+        layer.weight, unused if layer.bias is None else layer.bias, inputs * kernel * kernel, rng
+    )
     return layer
 
 

@@ -31,7 +31,12 @@ class QNetwork(nn.Module):
     """A torso and a plain or dueling head: observations [B, ...] -> Q [B, A]."""
 
     def __init__(
-        self, env_spec: EnvSpec, network: str, hidden_sizes: tuple[int, ...], dueling: bool, rng: torch.Generator
+        self,
+        env_spec: EnvSpec,
+        network: str,
+        hidden_sizes: tuple[int, ...],
+        dueling: bool,
+        rng: torch.Generator,
     ) -> None:
         super().__init__()
         self.torso = _torso(env_spec, network, hidden_sizes, rng)
@@ -44,9 +49,12 @@ class QNetwork(nn.Module):
         return q
 
 
-def _torso(env_spec: EnvSpec, network: str, hidden_sizes: tuple[int, ...], rng: torch.Generator) -> MLP | NatureCNN:
+def _torso(
+    env_spec: EnvSpec, network: str, hidden_sizes: tuple[int, ...], rng: torch.Generator
+) -> MLP | NatureCNN:
     shape = env_spec.observation_shape
     if network == "mlp":
         return MLP(math.prod(shape) * env_spec.frame_stack, hidden_sizes, rng)
-    # a gray image's channels are its frames; the config checked that it is one
-    return NatureCNN((env_spec.frame_stack, *shape[-2:]), hidden_sizes, network == "nature_group_norm", rng)
+    height, width = shape
+    image = (env_spec.frame_stack, height, width)  # a gray image's channels are its frames
+    return NatureCNN(image, hidden_sizes, network == "nature_group_norm", rng)

@@ -6,8 +6,8 @@ import math
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tidemill.rl.networks.mlp import MLP, linear
 
@@ -42,11 +42,12 @@ def sample(gaussian: Gaussian, noise: Tensor) -> tuple[Tensor, Tensor]:
 
     Uses log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which is exact for large u.
     """
-    assert gaussian.mean.ndim == 2 and gaussian.mean.shape == noise.shape
+    assert gaussian.mean.ndim == 2, f"mean {tuple(gaussian.mean.shape)} must be [B, A]"
+    assert gaussian.mean.shape == noise.shape, "mean and noise differ in shape"
     raw = torch.addcmul(gaussian.mean, gaussian.log_std.exp(), noise)
     # the density of `raw`, with (raw - mean) / std = noise, less the log of the squash's slope
     log_density = -0.5 * noise.square() - gaussian.log_std - 0.5 * math.log(2.0 * math.pi)
-    log_slope = 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw))
+    log_slope = 2.0 * (math.log(2.0) - raw - functional.softplus(-2.0 * raw))
     return torch.tanh(raw), (log_density - log_slope).sum(dim=-1)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 
@@ -24,7 +26,7 @@ class TwinCritic(nn.Module):
         widths = (inputs, *hidden_sizes)
         self.weights = nn.ParameterList()  # each [2, in, out]
         self.biases = nn.ParameterList()  # each [2, 1, out]
-        for a, b in zip(widths, widths[1:], strict=False):
+        for a, b in pairwise(widths):
             weight, bias = torch.empty(TWINS, a, b), torch.empty(TWINS, 1, b)
             initialise_linear(weight, bias, a, rng)
             self.weights.append(nn.Parameter(weight))

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.rl import losses, optimizer_state
+from tidemill.rl import losses
+from tidemill.rl.adam import Adam
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.networks.q_network import QNetwork
@@ -27,13 +28,13 @@ class DQNAgent:
         self.window = config.window(env_spec.frame_stack)
         self._online = _network(config, env_spec, seed).to(device)
         self._target = _network(config, env_spec, seed).to(device).requires_grad_(False)
-        self._optimizer = torch.optim.Adam(
+        self._optimizer = Adam(
             self._online.parameters(),
-            lr=config.learning_rate,
-            eps=config.adam_epsilon,
+            config.learning_rate,
+            epsilon=config.adam_epsilon,
             weight_decay=config.weight_decay,
-            fused=True,
         )
+        self._target_parameters: list[Tensor] = list(self._target.parameters())
         self._updates = 0
 
     def extra_columns(self) -> Signature:
@@ -48,17 +49,23 @@ class DQNAgent:
         """Take one gradient step on the TD loss and move the target network if it is time."""
         q = self._online(batch["observation"])
         prediction = q.gather(1, batch["action"][:, None]).squeeze(1)
-        result = losses.td_loss(prediction, self._td_target(batch), weight, huber=self._config.loss == "huber")
-        self._optimizer.zero_grad(set_to_none=True)
-        result.loss.backward()
-        metrics = {"loss": result.loss.detach(), "q": prediction.detach().mean()}
-        if self._config.max_grad_norm:
-            parameters = list(self._online.parameters())
-            metrics["grad_norm"] = torch.nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm)
-        self._optimizer.step()
+        result = losses.td_loss(
+            prediction, self._td_target(batch), weight, huber=self._config.loss == "huber"
+        )
+        gradients = torch.autograd.grad(result.loss, self._optimizer.parameters)
+        grad_norm = self._clip(gradients)
+        self._optimizer.step(gradients)
         self._updates += 1
         self._move_target()
+        metrics = {"loss": result.loss.detach(), "q": prediction.detach().mean(), "grad_norm": grad_norm}
         return Update(result.td_error.abs(), metrics)
+
+    def _clip(self, gradients: tuple[Tensor, ...]) -> Tensor:
+        """Scale the gradients in place to a norm of `max_grad_norm` at most; return the norm before, []."""
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        if self._config.max_grad_norm:
+            torch._foreach_mul_(gradients, (self._config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        return norm
 
     @torch.no_grad()
     def _td_target(self, batch: Mapping[str, Tensor]) -> Tensor:
@@ -71,11 +78,11 @@ class DQNAgent:
 
     @torch.no_grad()
     def _move_target(self) -> None:
-        target, online = list(self._target.parameters()), list(self._online.parameters())
+        online = self._optimizer.parameters
         if self._config.target_every == 0:
-            torch._foreach_lerp_(target, online, self._config.tau)
+            torch._foreach_lerp_(self._target_parameters, online, self._config.tau)
         elif self._updates % self._config.target_every == 0:
-            torch._foreach_copy_(target, online)
+            torch._foreach_copy_(self._target_parameters, online)
 
     def policy_state(self) -> dict[str, Tensor]:
         """Return copies of the Q-network's parameters."""
@@ -86,7 +93,7 @@ class DQNAgent:
         return {
             "online": dict(self._online.state_dict()),
             "target": dict(self._target.state_dict()),
-            "optimizer": optimizer_state.pack(self._optimizer),
+            "optimizer": self._optimizer.state_dict(),
             "updates": self._updates,
         }
 
@@ -94,7 +101,7 @@ class DQNAgent:
         """Go on exactly where `state_dict` was called."""
         self._online.load_state_dict(state["online"])
         self._target.load_state_dict(state["target"])
-        optimizer_state.restore(self._optimizer, state["optimizer"])
+        self._optimizer.load_state_dict(state["optimizer"])
         self._updates = int(state["updates"])
 
 

@@ -16,7 +16,7 @@ class DQNConfig:
     algorithm: Literal["dqn"] = "dqn"
     """Names these settings; always `dqn`."""
     network: Literal["nature", "nature_group_norm", "mlp"] = "nature"
-    """Torso: three convolutions, the same with group norm, no bias and Xavier weights, or none, for vectors."""
+    """Torso: three convolutions; the same with group norm and Xavier weights; none, for vectors."""
     hidden_sizes: tuple[int, ...] = (512,)
     """Units of each fully connected layer before the head."""
     dueling: bool = True

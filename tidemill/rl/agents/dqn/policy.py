@@ -45,7 +45,9 @@ class DQNPolicy:
     def epsilon(self, env_steps: int, num_envs: int) -> NDArray[np.float64]:
         """Return each environment's epsilon at a step of the whole cluster, [num_envs]."""
         if self._config.exploration == "ladder":
-            assert len(self._ladder) == num_envs, f"placed for {len(self._ladder)} environments, got {num_envs}"
+            assert len(self._ladder) == num_envs, (
+                f"placed for {len(self._ladder)} environments, got {num_envs}"
+            )
             return self._ladder
         c = self._config
         epsilon = epsilon_schedule(env_steps, c.epsilon_start, c.epsilon_final, c.epsilon_decay_steps)
@@ -63,8 +65,14 @@ class DQNPolicy:
 
     def first_priority(self, ticks: Mapping[str, Array]) -> NDArray[np.float32]:
         """Return |n-step TD error| of the windows that start at the oldest tick, [N]."""
-        names = ("q_taken", "q_max", "reward", "terminated", "truncated")
-        return td_error_priority(*(ticks[name] for name in names), gamma=self._config.gamma)
+        return td_error_priority(
+            ticks["q_taken"],
+            ticks["q_max"],
+            ticks["reward"],
+            ticks["terminated"],
+            ticks["truncated"],
+            gamma=self._config.gamma,
+        )
 
     def _epsilon_greedy(self, q: NDArray[np.float32], epsilon: NDArray[np.float64]) -> NDArray[np.int64]:
         explores = self._rng.random(len(q)) < epsilon

@@ -43,7 +43,7 @@ class SACConfig:
     actor_every: int = 1
     """Updates of the critics for each one of the actor and the temperature."""
     policy_average: float = 0.0
-    """Decay per update of the averaged actor that evaluation uses, e.g. 0.999; 0 evaluates the actor itself."""
+    """Decay per update of the averaged actor that is evaluated, e.g. 0.999; 0 evaluates the actor itself."""
     random_steps: int = 10_000
     """Environment steps of the whole cluster for which actions are uniformly random."""
 
@@ -58,7 +58,9 @@ class SACConfig:
         require(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
         require(self.n_step >= 1, "n_step", self.n_step, "at least 1")
         require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
-        require(self.temperature in ("learned", "fixed"), "temperature", self.temperature, "'learned' or 'fixed'")
+        require(
+            self.temperature in ("learned", "fixed"), "temperature", self.temperature, "'learned' or 'fixed'"
+        )
         start = self.initial_temperature
         require(math.isfinite(start) and start > 0, "initial_temperature", start, "positive and finite")
         require(self.actor_every >= 1, "actor_every", self.actor_every, "at least 1")
