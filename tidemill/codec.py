@@ -42,7 +42,8 @@ def encode(signature: Signature, columns: Mapping[str, Array], acceleration: int
     Raises:
         InvalidArgument: a column is missing, or has another dtype, shape or number of steps.
     """
-    raise NotImplementedError
+    steps = len(next(iter(columns.values()), ()))
+    return tuple(_encode_column(spec, columns, steps, acceleration) for spec in signature)
 
 
 def decode(signature: Signature, batch: SampledBatch, length: int) -> DecodedBatch:
@@ -54,7 +55,70 @@ def decode(signature: Signature, batch: SampledBatch, length: int) -> DecodedBat
         length: Steps of a full item, the L of `index`.
 
     Raises:
-        DataLoss: a block does not decode to the size the signature says.
+        DataLoss: a block does not decode to the size the signature says, or an item lies outside the rows.
         InvalidArgument: an item is longer than `length`.
     """
-    raise NotImplementedError
+    rows = int(batch.step_counts.sum())
+    if len(batch.blocks) != len(signature):
+        raise DataLoss(f"the batch has {len(batch.blocks)} columns, the signature {len(signature)}")
+    columns = {
+        spec.name: _decode_column(spec, blocks, batch.step_counts, rows)
+        for spec, blocks in zip(signature, batch.blocks, strict=True)
+    }
+    return DecodedBatch(columns, _index(batch.first_rows, batch.lengths, length, rows))
+
+
+def _encode_column(spec: ColumnSpec, columns: Mapping[str, Array], steps: int, acceleration: int) -> bytes:
+    array = columns.get(spec.name)
+    if array is None:
+        raise InvalidArgument(f"column {spec.name!r} is missing, got {sorted(columns)}")
+    if array.dtype != spec.dtype or array.shape != (steps, *spec.shape):
+        raise InvalidArgument(
+            f"column {spec.name!r} is {array.dtype} {array.shape}, must be {spec.dtype} {(steps, *spec.shape)}"
+        )
+    if spec.codec is Codec.RAW:
+        return array.tobytes()
+    raw = np.ascontiguousarray(array).data.cast("B")
+    block: bytes = lz4.block.compress(raw, store_size=False, acceleration=acceleration)
+    return block
+
+
+def _decode_column(spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64], rows: int) -> Array:
+    if spec.codec is Codec.RAW:
+        _expect_bytes(spec, len(blocks.data), rows * spec.step_bytes)
+        return np.frombuffer(blocks.data, dtype=spec.dtype).reshape(rows, *spec.shape)
+    if len(blocks.sizes) != len(step_counts) or int(blocks.sizes.sum()) != len(blocks.data):
+        raise DataLoss(f"the blocks of column {spec.name!r} do not add up to its {len(blocks.data)} bytes")
+    array = np.empty((rows, *spec.shape), dtype=spec.dtype)
+    _decompress(spec, blocks, step_counts, array)
+    return array
+
+
+def _decompress(spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64], array: Array) -> None:
+    """Fill `array` chunk by chunk; LZ4 lets other threads run meanwhile."""
+    source, target = memoryview(blocks.data), array.data.cast("B")
+    start, filled = 0, 0
+    for size, steps in zip(blocks.sizes.tolist(), step_counts.tolist(), strict=True):
+        raw_bytes = steps * spec.step_bytes
+        try:
+            raw = lz4.block.decompress(source[start : start + size], uncompressed_size=raw_bytes)
+        except lz4.block.LZ4BlockError as error:
+            raise DataLoss(f"a block of column {spec.name!r} is damaged: {error}") from error
+        _expect_bytes(spec, len(raw), raw_bytes)
+        target[filled : filled + raw_bytes] = raw
+        start, filled = start + size, filled + raw_bytes
+
+
+def _expect_bytes(spec: ColumnSpec, got: int, expected: int) -> None:
+    if got != expected:
+        raise DataLoss(f"column {spec.name!r} has {got} bytes where its signature says {expected}")
+
+
+def _index(first_rows: NDArray[np.int64], lengths: NDArray[np.int64], length: int, rows: int) -> NDArray[np.int64]:
+    if len(lengths) and int(lengths.max()) > length:
+        raise InvalidArgument(f"an item has {int(lengths.max())} steps, more than the {length} asked for")
+    if len(lengths) and int((first_rows + lengths).max()) > rows:
+        raise DataLoss(f"an item ends at row {int((first_rows + lengths).max())} of {rows}")
+    behind = np.arange(length, dtype=np.int64) - (length - lengths)[:, None]
+    index: NDArray[np.int64] = first_rows[:, None] + np.maximum(behind, 0)
+    return index

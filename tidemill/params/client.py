@@ -72,12 +72,13 @@ class ParamsClient:
 
         Args:
             publisher: Who asks, for the server's log, e.g. host name and process id.
-            connect_timeout_s: How long to wait for a server that is not there yet, in seconds.
+            connect_timeout_s: How long to wait for a server that is not there yet, and for its answer, in
+                seconds; 0 does not wait for a server.
         """
         with translated():
             response = self._stub.OpenGeneration(
                 pb.OpenGenerationRequest(publisher=publisher),
-                timeout=max(self._deadline_s, connect_timeout_s),
+                timeout=connect_timeout_s or self._deadline_s,
                 wait_for_ready=connect_timeout_s > 0,
             )
         return Generation(response.generation, response.latest_version)
@@ -195,6 +196,7 @@ class ParamsClient:
         if first is None or not first.HasField("header"):
             raise DataLoss("a fetch began without its header")
         if first.header.not_newer:
+            next(responses, None)  # the end of the call
             return None
         version, encoding = unpack_version(first.header.version), unpack_encoding(first.header.encoding)
         if encoding.size_bytes > self._max_blob_bytes:

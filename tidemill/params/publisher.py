@@ -11,7 +11,7 @@ from typing import Self
 import structlog
 
 from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unimplemented
-from tidemill.params.backoff import Backoff
+from tidemill.backoff import Backoff
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import ParamsMetadata, Precision
 

@@ -15,7 +15,7 @@ from tidemill.errors import (
     TidemillError,
     Unimplemented,
 )
-from tidemill.params.backoff import Backoff
+from tidemill.backoff import Backoff
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import LATEST, Params, Precision, check_tag
 

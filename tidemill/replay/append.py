@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from tidemill.errors import FailedPrecondition
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.backoff import Backoff
+from tidemill.errors import FailedPrecondition, Unavailable
+from tidemill.replay import wire
 from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.replay.reconnect import Reconnecting
+from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.replay.v1 import replay_pb2_grpc
+from tidemill.rpc.channel import open_channel
 from tidemill.types import Signature
+
+_POLL_S = 0.2
+"""How soon a waiting owner notices that it shall stop."""
 
 
 class StreamRestarted(FailedPrecondition):
@@ -54,11 +70,32 @@ class Appender:
             max_unacknowledged_chunks: Chunks that may be unacknowledged before `append` waits.
             stop: Ends every wait when set.
         """
-        raise NotImplementedError
+        self._open = pb.AppendRequest(
+            open=pb.AppendOpen(
+                actor_id=actor_id,
+                env_count=env_count,
+                tables=tables,
+                signature=wire.pack_signature(signature),
+                chunk_length=chunk_length,
+            )
+        )
+        self._limit, self._stop = max_unacknowledged_chunks, stop or threading.Event()
+        self._changed = threading.Condition()  # guards everything below
+        self._pending: deque[_Message] = deque()  # unacknowledged, in order
+        self._pending_chunks = 0
+        self._sent = 0  # how many of them the present call was given
+        self._call_number = 0  # a request generator of an older call ends
+        self._call: grpc.Call | None = None
+        self._connected = self._restarted = False
+        self._epoch = self._env_steps = self._restarts = self._dropped_chunks = 0
+        self._blocked_s = 0.0
+        self._error: BaseException | None = None
+        self._channel = open_channel(address)
+        self._stub = replay_pb2_grpc.ReplayServiceStub(self._channel)
+        self._connection = Reconnecting(f"append-{actor_id}", address, self._converse, self._fail)
+        self._connection.start()
 
-    def append(
-        self, chunks: Sequence[Chunk], items: Sequence[ItemBatch] = (), timeout_s: float | None = None
-    ) -> bool:
+    def append(self, chunks: Sequence[Chunk], items: Sequence[ItemBatch] = (), timeout_s: float | None = None) -> bool:
         """Queue chunks and the items that end in them; wait while too much is unacknowledged.
 
         One call becomes one message: it is stored whole or not at all.
@@ -76,50 +113,151 @@ class Appender:
             Unavailable: `timeout_s` passed; nothing was taken.
             TidemillError: the server refused the streams for good.
         """
-        raise NotImplementedError
+        message = _Message.of(chunks, items)
+        with self._changed:
+            if not self._wait_for_room(message.chunks, timeout_s):
+                return False
+            self._pending.append(message)
+            self._pending_chunks += message.chunks
+            self._changed.notify_all()
+        return True
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything is acknowledged; return False if that took longer than `timeout_s` seconds."""
-        raise NotImplementedError
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pending or self._error is not None, timeout_s)
+            self._raise()
+            return not self._pending
 
     def close(self) -> None:
         """End the call and the thread without waiting for acknowledgements. May be called twice."""
-        raise NotImplementedError
+        with self._changed:
+            self._call_number += 1
+            self._connection.closed.set()
+            if self._call is not None:
+                self._call.cancel()
+            self._changed.notify_all()
+        self._connection.close()
+        self._channel.close()
 
     @property
     def epoch(self) -> int:
         """Epoch of the streams; 0 before the first connection."""
-        raise NotImplementedError
+        return self._epoch
 
     @property
     def env_steps(self) -> int:
         """Agent decisions stored by the server, of all actors, as of the newest acknowledgement."""
-        raise NotImplementedError
+        return self._env_steps
 
     @property
     def unacknowledged_chunks(self) -> int:
         """Chunks queued or sent and not yet acknowledged."""
-        raise NotImplementedError
+        return self._pending_chunks
 
     @property
     def blocked_s(self) -> float:
         """Seconds the owner has waited in `append` so far."""
-        raise NotImplementedError
+        return self._blocked_s
 
     @property
     def restarts(self) -> int:
         """How often the server lost the streams."""
-        raise NotImplementedError
+        return self._restarts
 
     @property
     def dropped_chunks(self) -> int:
         """Chunks dropped because the server lost the streams before it acknowledged them."""
-        raise NotImplementedError
+        return self._dropped_chunks
 
     @property
     def connected(self) -> bool:
         """Whether the server has accepted the streams on the present connection."""
-        raise NotImplementedError
+        return self._connected
+
+    def _wait_for_room(self, chunks: int, timeout_s: float | None) -> bool:
+        started = time.monotonic()
+        try:
+            while True:
+                self._raise()
+                if self._restarted:
+                    self._restarted = False
+                    raise StreamRestarted("the replay service no longer knows this actor's streams")
+                # a call larger than the limit goes alone: it could never be sent otherwise
+                if not self._pending or self._pending_chunks + chunks <= self._limit:
+                    return True
+                if self._stop.is_set() or self._connection.closed.is_set():
+                    return False
+                waited_s = time.monotonic() - started
+                if timeout_s is not None and waited_s >= timeout_s:
+                    raise Unavailable(
+                        f"the replay service did not acknowledge {self._pending_chunks} chunks within {timeout_s:g} s"
+                    )
+                self._changed.wait(_POLL_S if timeout_s is None else min(_POLL_S, timeout_s - waited_s))
+        finally:
+            self._blocked_s += time.monotonic() - started
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def _converse(self, backoff: Backoff) -> None:
+        """Hold one call: open, send what is pending, take acknowledgements until it ends."""
+        with self._changed:
+            self._call_number += 1
+            number, self._sent = self._call_number, 0
+            if self._connection.closed.is_set():
+                return
+            call = self._call = self._stub.Append(self._requests(number))
+        try:
+            for response in call:
+                backoff.reset()
+                self._acknowledge(response)
+        finally:
+            with self._changed:
+                self._call, self._connected = None, False
+                self._call_number += 1
+                self._changed.notify_all()
+            call.cancel()
+
+    def _requests(self, number: int) -> Iterator[pb.AppendRequest]:
+        """Yield the messages of one call, in gRPC's own thread."""
+        self._open.open.epoch = self._epoch
+        yield self._open
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._call_number != number or self._has_unsent())
+                if self._call_number != number:
+                    return
+                message = self._pending[self._sent]
+                self._sent += 1
+            yield message.request
+
+    def _has_unsent(self) -> bool:
+        return self._connected and self._sent < len(self._pending)
+
+    def _acknowledge(self, response: pb.AppendResponse) -> None:
+        next_steps = np.array(response.next_steps, dtype=np.int64)
+        with self._changed:
+            if self._epoch not in (0, response.epoch):
+                self._drop_streams()
+            self._epoch, self._env_steps = response.epoch, response.env_steps
+            while self._pending and self._pending[0].is_stored(next_steps):
+                self._pending_chunks -= self._pending.popleft().chunks
+                self._sent = max(self._sent - 1, 0)
+            self._connected = True
+            self._changed.notify_all()
+
+    def _drop_streams(self) -> None:
+        self._restarts += 1
+        self._dropped_chunks += self._pending_chunks
+        self._pending.clear()
+        self._pending_chunks, self._sent, self._restarted = 0, 0, True
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -128,3 +266,33 @@ class Appender:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Close."""
         self.close()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Message:
+    """One call of `append`, packed.
+
+    Attributes:
+        request: What is sent.
+        env_index: Stream of each chunk, [C].
+        end_step: The step after each chunk's last, [C].
+    """
+
+    request: pb.AppendRequest
+    env_index: NDArray[np.int64]
+    end_step: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk], items: Sequence[ItemBatch]) -> Self:
+        env_index = np.array([chunk.env_index for chunk in chunks], dtype=np.int64)
+        end_step = np.array([chunk.first_step + chunk.step_count for chunk in chunks], dtype=np.int64)
+        return cls(pb.AppendRequest(data=wire.pack_append(chunks, items)), env_index, end_step)
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks."""
+        return len(self.env_index)
+
+    def is_stored(self, next_steps: NDArray[np.int64]) -> bool:
+        """Return whether a server that wants `next_steps` has all of it."""
+        return bool((next_steps[self.env_index] >= self.end_step).all())

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+import grpc
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from tidemill.errors import Unavailable
 from tidemill.replay.table_config import TableConfig, TableDescription
+from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.replay.v1 import replay_pb2_grpc
+from tidemill.replay.wire import pack_config, unpack_description
+from tidemill.rpc.channel import DEADLINE_S, open_channel
+from tidemill.rpc.status import translated
 
 
 class ReplayClient:
@@ -19,45 +25,72 @@ class ReplayClient:
     and otherwise the `TidemillError` that the service answered. Safe to call from several threads.
     """
 
-    def __init__(self, address: str, *, deadline_s: float = 10.0) -> None:
+    def __init__(self, address: str, *, deadline_s: float = DEADLINE_S) -> None:
         """Open a channel; it connects on first use."""
-        raise NotImplementedError
+        self._address = address
+        self._deadline_s = deadline_s
+        self._channel = open_channel(address)
+        self._stub = replay_pb2_grpc.ReplayServiceStub(self._channel)
 
     def create_table(self, config: TableConfig) -> bool:
         """Create a table; return False when an equal one existed. AlreadyExists: the name has another configuration."""
-        raise NotImplementedError
+        request = pb.CreateTableRequest(config=pack_config(config))
+        with translated():
+            return self._stub.CreateTable(request, timeout=self._deadline_s).created
 
     def list_tables(self) -> tuple[TableDescription, ...]:
         """Return every table in order of name."""
-        raise NotImplementedError
+        with translated():
+            response = self._stub.ListTables(pb.ListTablesRequest(), timeout=self._deadline_s)
+        return tuple(unpack_description(table) for table in response.tables)
 
     def describe_table(self, name: str) -> TableDescription:
         """Return one table. NotFound: no such table."""
-        raise NotImplementedError
+        with translated():
+            response = self._stub.DescribeTable(pb.DescribeTableRequest(name=name), timeout=self._deadline_s)
+        return unpack_description(response.table)
 
     def reset_table(self, name: str) -> int:
         """Remove every item; return how many there were. NotFound: no such table."""
-        raise NotImplementedError
+        with translated():
+            return self._stub.ResetTable(pb.ResetTableRequest(name=name), timeout=self._deadline_s).removed
 
-    def update_priorities(self, table: str, keys: NDArray[np.uint64], priorities: ArrayLike) -> int:
-        """Set priorities; return how many keys were in the table. InvalidArgument: one is negative or not finite."""
-        raise NotImplementedError
+    def update_priorities(self, table: str, keys: ArrayLike, priorities: ArrayLike) -> int:
+        """Set priorities [N] of items by key [N]; return how many keys were in the table.
 
-    def delete_items(self, table: str, keys: Sequence[int] | NDArray[np.uint64]) -> int:
-        """Remove items; return how many keys were in the table."""
-        raise NotImplementedError
+        Raises:
+            InvalidArgument: a priority is negative or not finite; none was set.
+            NotFound: no such table.
+        """
+        request = pb.UpdatePrioritiesRequest(
+            table=table,
+            keys=np.asarray(keys, dtype=np.uint64).tolist(),
+            priorities=np.asarray(priorities, dtype=np.float64).tolist(),
+        )
+        with translated():
+            return self._stub.UpdatePriorities(request, timeout=self._deadline_s).updated
+
+    def delete_items(self, table: str, keys: ArrayLike) -> int:
+        """Remove items by key [N]; return how many were in the table. NotFound: no such table."""
+        request = pb.DeleteItemsRequest(table=table, keys=np.asarray(keys, dtype=np.uint64).tolist())
+        with translated():
+            return self._stub.DeleteItems(request, timeout=self._deadline_s).deleted
 
     def checkpoint(self) -> int:
         """Write priorities and counters to disk; return the snapshot's number. An in-memory service refuses."""
-        raise NotImplementedError
+        with translated():
+            return self._stub.Checkpoint(pb.CheckpointRequest(), timeout=self._deadline_s).snapshot
 
     def wait_for_ready(self, timeout_s: float) -> None:
         """Wait until the service accepts connections. Unavailable: it did not within `timeout_s` seconds."""
-        raise NotImplementedError
+        try:
+            grpc.channel_ready_future(self._channel).result(timeout_s)
+        except grpc.FutureTimeoutError:
+            raise Unavailable(f"no replay service at {self._address} within {timeout_s} s") from None
 
     def close(self) -> None:
         """Close the channel. May be called twice."""
-        raise NotImplementedError
+        self._channel.close()
 
     def __enter__(self) -> Self:
         """Return itself."""

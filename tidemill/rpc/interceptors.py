@@ -18,9 +18,7 @@ from tidemill.rpc.status import to_status
 
 _LABELS = ("grpc_type", "grpc_service", "grpc_method")
 _STARTED = Counter("grpc_server_started_total", "Calls started on the server.", _LABELS)
-_HANDLED = Counter(
-    "grpc_server_handled_total", "Calls ended on the server, by code.", (*_LABELS, "grpc_code")
-)
+_HANDLED = Counter("grpc_server_handled_total", "Calls ended on the server, by code.", (*_LABELS, "grpc_code"))
 _SECONDS = Histogram("grpc_server_handling_seconds", "Duration of a call until its status is sent.", _LABELS)
 _RECEIVED = Counter("grpc_server_msg_received_total", "Messages received on streams and calls.", _LABELS)
 _SENT = Counter("grpc_server_msg_sent_total", "Messages sent on streams and calls.", _LABELS)
@@ -50,9 +48,7 @@ class _Call:
         else:
             self._code = "INTERNAL"
             _log.error("call failed", method="/".join(self._labels[1:]), exc_info=error)
-            await self._context.abort(
-                grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}: {error}"
-            )
+            await self._context.abort(grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}: {error}")
         raise error
 
     def end(self) -> None:
