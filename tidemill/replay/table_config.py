@@ -13,7 +13,7 @@ from tidemill.errors import InvalidArgument
 from tidemill.types import ColumnSpec, Signature
 
 DTYPES = frozenset(
-    "bool uint8 int8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64".split()
+    ("bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
 )
 """NumPy dtypes a column may have."""
 
@@ -88,6 +88,11 @@ class RateLimiterConfig:
         if not (math.isfinite(buffer) and (buffer > 0) == (ratio > 0) and buffer >= 0):
             raise InvalidArgument(
                 f"error_buffer is {buffer}, must be finite, positive with samples_per_insert and 0 without it"
+            )
+        if self.queue_size and ratio:
+            raise InvalidArgument(
+                f"queue_size is {self.queue_size} and samples_per_insert is {ratio}, only one may be set: "
+                "the two together could block inserts and samples at once"
             )
         if self.queue_size and self.queue_size < self.min_size:
             raise InvalidArgument(f"queue_size is {self.queue_size}, must be 0 or at least min_size ({self.min_size})")

@@ -1,0 +1,108 @@
+"""The first-in-first-out and last-in-first-out selectors."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+_GONE = -1
+
+
+class InsertionOrder:
+    """Picks the oldest item, or the newest; see `Selector`.
+
+    Items stand in a ring in the order they came; one that leaves from the middle leaves a gap, which is skipped.
+    """
+
+    random = False
+
+    def __init__(self, capacity: int, *, newest_first: bool) -> None:
+        """Create an empty selector for slots 0 .. capacity - 1."""
+        self._newest_first = newest_first
+        self._ring = np.zeros(capacity + capacity // 4 + 64, dtype=np.int32)  # room for a quarter of gaps
+        self._entry = np.zeros(capacity, dtype=np.int32)  # of each item in `_ring`
+        self._head = 0  # entries head .. tail - 1 are in use, counted without end
+        self._tail = 0
+        self._count = 0
+
+    @property
+    def mass(self) -> float:
+        """The number of items."""
+        return float(self._count)
+
+    @property
+    def pickable(self) -> int:
+        """The number of items."""
+        return self._count
+
+    def can_pick(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return True for all."""
+        return np.ones(len(slots), dtype=np.bool_)
+
+    def insert(self, slots: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:  # noqa: ARG002 - the interface's
+        """Add items, the first of `slots` being the oldest."""
+        if self._tail + len(slots) - self._head > len(self._ring):
+            self._close_gaps()
+        self._append(slots)
+        self._count += len(slots)
+
+    def update(self, slots: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
+        """Do nothing: priorities do not matter here."""
+
+    def remove(self, slots: NDArray[np.int64]) -> None:
+        """Remove items."""
+        self._ring[self._entry[slots]] = _GONE
+        self._count -= len(slots)
+        if self._count == 0:
+            self._head = self._tail
+        elif self._newest_first:
+            self._tail = self._skip(self._tail - 1, -1) + 1
+        else:
+            self._head = self._skip(self._head, 1)
+
+    def weights(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return 1 for all."""
+        return np.ones(len(slots))
+
+    def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Pick the same first item `count` times."""
+        return np.repeat(self.take(1, rng), count)
+
+    def take(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:  # noqa: ARG002 - the interface's
+        """Pick items in order."""
+        count = min(count, self._count)
+        reach = count
+        while True:
+            slots = self._in_order(reach)
+            slots = slots[slots != _GONE]
+            if len(slots) >= count:
+                return slots[:count].astype(np.int64)
+            reach *= 2
+
+    def _in_order(self, reach: int) -> NDArray[np.int32]:
+        """Return the next `reach` entries in the order of picks, gaps included."""
+        reach = min(reach, self._tail - self._head)
+        if self._newest_first:
+            return self._ring[np.arange(self._tail - 1, self._tail - 1 - reach, -1) % len(self._ring)]
+        return self._ring[np.arange(self._head, self._head + reach) % len(self._ring)]
+
+    def _skip(self, entry: int, step: int) -> int:
+        """Return the first entry at or after `entry` that is no gap; there must be one."""
+        reach = 64
+        while True:
+            found = np.flatnonzero(self._ring[np.arange(entry, entry + step * reach, step) % len(self._ring)] != _GONE)
+            if len(found):
+                return entry + step * int(found[0])
+            entry += step * reach
+            reach *= 2
+
+    def _close_gaps(self) -> None:
+        entries = self._ring[np.arange(self._head, self._tail) % len(self._ring)]
+        self._head = self._tail = 0
+        self._append(entries[entries != _GONE])
+
+    def _append(self, slots: NDArray[np.integer]) -> None:
+        entries = np.arange(self._tail, self._tail + len(slots)) % len(self._ring)
+        self._ring[entries] = slots
+        self._entry[slots] = entries
+        self._tail += len(slots)

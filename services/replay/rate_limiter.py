@@ -1,0 +1,57 @@
+"""When inserts and samples of a table must wait. Arithmetic only; waiting happens in the gate."""
+
+from __future__ import annotations
+
+from tidemill.replay.table_config import RateLimiterConfig
+
+
+class RateLimiter:
+    """Counts the inserts and samples of one table and judges the next call before it happens.
+
+    A call is admitted whole, whatever its size. With a ratio, the *lead* of the inserts is
+
+        lead = (items inserted beyond min_size) * samples_per_insert - samples
+
+    An insert is admitted while lead <= error_buffer, a sample while lead >= -error_buffer. As the buffer is
+    positive, one of the two always holds, so that the sides cannot wait for each other.
+    """
+
+    def __init__(self, config: RateLimiterConfig) -> None:
+        """Create a limiter of an empty table."""
+        self._config = config
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every call."""
+        self._reached = False  # whether the table has ever held min_size items
+        self._inserts = 0  # beyond min_size
+        self._samples = 0
+
+    @property
+    def lead(self) -> float:
+        """How far the inserts are ahead, in samples; 0 without a ratio or before min_size."""
+        if not (self._reached and self._config.samples_per_insert):
+            return 0.0
+        return self._inserts * self._config.samples_per_insert - self._samples
+
+    def can_insert(self, size: int) -> bool:
+        """Return whether an insert may go on while the table holds `size` items."""
+        if self._config.queue_size and size >= self._config.queue_size:
+            return False
+        return size < self._config.min_size or self.lead <= self._config.error_buffer
+
+    def can_sample(self, size: int) -> bool:
+        """Return whether a sample may go on while the table holds `size` items."""
+        return self._reached and size > 0 and self.lead >= -self._config.error_buffer
+
+    def inserted(self, count: int, size: int) -> None:
+        """Count an insert of `count` items, after which the table holds `size` (or would, were it not full)."""
+        if self._reached:
+            self._inserts += count
+        elif size >= self._config.min_size:
+            self._reached = True
+            self._inserts = size - self._config.min_size
+
+    def sampled(self, count: int) -> None:
+        """Count `count` sampled items."""
+        self._samples += count

@@ -1,0 +1,220 @@
+"""The replay API: unpacks a request, makes one call to the state, packs the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+import numpy as np
+
+from services.replay.append import Appending, plan
+from services.replay.append_check import check_priorities
+from services.replay.calls import Calls
+from services.replay.credit import Credit
+from services.replay.gate import Gate
+from services.replay.pack import pack_sample
+from services.replay.replay import Replay
+from services.replay.table import Sample as Drawn
+from services.replay.table import Table
+from tidemill.errors import InvalidArgument, ResourceExhausted, TidemillError
+from tidemill.replay.table_config import TableDescription, check_signature
+from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.replay.v1 import replay_pb2_grpc
+from tidemill.replay.wire import pack_description, unpack_append, unpack_config, unpack_signature
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+SERVICE = "tidemill.replay.v1.ReplayService"
+_MAX_KEYS = 2**20
+_MAX_BATCH_SIZE = 65_536
+_MESSAGE_MARGIN = 0.9  # of a message may be blocks
+
+
+class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
+    """Serves one `Replay`; calls that must wait do so in its `Gate`."""
+
+    def __init__(self, replay: Replay, gate: Gate, max_message_bytes: int) -> None:
+        """Serve a state.
+
+        Args:
+            replay: The state; nothing else may change it.
+            gate: Where inserts and samples wait.
+            max_message_bytes: Largest message this server can send.
+        """
+        self._replay = replay
+        self._gate = gate
+        self._max_batch_bytes = int(max_message_bytes * _MESSAGE_MARGIN)
+        self._calls = Calls()
+
+    def close(self) -> None:
+        """End the streams in progress, because the server stops."""
+        self._calls.close()
+
+    async def CreateTable(self, request: pb.CreateTableRequest, context: Context) -> pb.CreateTableResponse:
+        """Create a table, or confirm an equal one."""
+        return pb.CreateTableResponse(created=self._replay.create_table(unpack_config(request.config)))
+
+    async def ListTables(self, request: pb.ListTablesRequest, context: Context) -> pb.ListTablesResponse:
+        """Describe every table in order of name."""
+        return pb.ListTablesResponse(tables=[pack_description(self._describe(t)) for t in self._replay.tables])
+
+    async def DescribeTable(self, request: pb.DescribeTableRequest, context: Context) -> pb.DescribeTableResponse:
+        """Describe one table."""
+        table = self._replay.find(request.name)
+        return pb.DescribeTableResponse(table=pack_description(self._describe(table)))
+
+    async def ResetTable(self, request: pb.ResetTableRequest, context: Context) -> pb.ResetTableResponse:
+        """Remove every item of a table and zero its counters."""
+        table = self._replay.find(request.name)
+        removed = table.reset()
+        self._gate.forget_blocked(table)
+        self._gate.changed()
+        return pb.ResetTableResponse(removed=removed)
+
+    async def UpdatePriorities(
+        self, request: pb.UpdatePrioritiesRequest, context: Context
+    ) -> pb.UpdatePrioritiesResponse:
+        """Set priorities by key."""
+        table = self._replay.find(request.table)
+        if len(request.keys) != len(request.priorities):
+            raise InvalidArgument(f"priorities has {len(request.priorities)} entries, keys {len(request.keys)}")
+        keys, priorities = _keys(request.keys), np.array(request.priorities, dtype=np.float64)
+        check_priorities(priorities)
+        updated = table.update_priorities(keys, priorities)
+        self._gate.changed()
+        return pb.UpdatePrioritiesResponse(updated=updated, unknown=len(keys) - updated)
+
+    async def DeleteItems(self, request: pb.DeleteItemsRequest, context: Context) -> pb.DeleteItemsResponse:
+        """Remove items by key."""
+        table = self._replay.find(request.table)
+        keys = _keys(request.keys)
+        deleted = table.delete(keys)
+        self._gate.changed()
+        return pb.DeleteItemsResponse(deleted=deleted, unknown=len(keys) - deleted)
+
+    async def Checkpoint(self, request: pb.CheckpointRequest, context: Context) -> NoReturn:
+        """Refuse: there is nothing on disk."""
+        await context.abort(
+            grpc.StatusCode.UNIMPLEMENTED, "this server keeps its tables in memory only and writes no snapshots"
+        )
+
+    async def Append(
+        self, request_iterator: AsyncIterator[pb.AppendRequest], context: Context
+    ) -> AsyncIterator[pb.AppendResponse]:
+        """Store chunks and items, acknowledging each message once the rate limiters admitted it."""
+        requests = aiter(request_iterator)
+        first = await anext(requests, None)
+        if first is None:
+            return
+        appending = self._open_streams(first)
+        try:
+            with self._calls.running():
+                yield self._acknowledge(appending)
+                async for request in requests:
+                    await self._append(appending, request)
+                    yield self._acknowledge(appending)
+        finally:
+            self._replay.close_streams(appending.epoch)
+
+    async def Sample(
+        self, request_iterator: AsyncIterator[pb.SampleRequest], context: Context
+    ) -> AsyncIterator[pb.SampleResponse]:
+        """Draw batches as credit and the rate limiter allow."""
+        requests = aiter(request_iterator)
+        first = await anext(requests, None)
+        if first is None:
+            return
+        table, batch_size, distinct = self._open_sample(first)
+        credit = Credit(first.credit)
+        reading = asyncio.create_task(_read_credit(requests, credit))
+        try:
+            with self._calls.running():
+                while await credit.take():
+                    sample = await self._gate.sample(
+                        table, batch_size, distinct, lambda: table.sample(batch_size, distinct)
+                    )
+                    yield self._pack(sample)
+        finally:
+            reading.cancel()
+
+    def _describe(self, table: Table) -> TableDescription:
+        replay, counters = self._replay, table.counters
+        return TableDescription(
+            config=table.config,
+            items=table.size,
+            chunk_bytes=replay.chunk_bytes,
+            chunks=replay.chunks,
+            streams=replay.streams.count,
+            inserts=counters.inserts,
+            samples=counters.samples,
+            evictions=counters.evictions,
+            priority_updates=counters.priority_updates,
+            unknown_keys=counters.unknown_keys,
+            insert_blocked=not table.can_insert(),
+            sample_blocked=not table.can_sample(),
+            insert_blocked_s=self._gate.blocked_s(table, "insert"),
+            sample_blocked_s=self._gate.blocked_s(table, "sample"),
+            env_steps=replay.env_steps,
+            priority_mass=table.priority_mass,
+        )
+
+    def _open_streams(self, request: pb.AppendRequest) -> Appending:
+        if request.WhichOneof("message") != "open":
+            raise InvalidArgument("the first message of Append must be `open`")
+        opening = request.open
+        signature = unpack_signature(opening.signature)
+        check_signature(signature)
+        return self._replay.open_streams(
+            opening.actor_id, opening.epoch, opening.env_count, opening.tables, signature, opening.chunk_length
+        )
+
+    async def _append(self, appending: Appending, request: pb.AppendRequest) -> None:
+        if request.WhichOneof("message") != "data":
+            raise InvalidArgument("every message of Append after the first must be `data`")
+        chunks, items = unpack_append(request.data)
+        planned = plan(appending, chunks, items)
+        await self._gate.insert(planned.tables, lambda: self._replay.append(appending, planned, chunks, items))
+
+    def _acknowledge(self, appending: Appending) -> pb.AppendResponse:
+        epoch = appending.epoch
+        return pb.AppendResponse(epoch=epoch.number, next_steps=epoch.next_steps(), env_steps=self._replay.env_steps)
+
+    def _open_sample(self, request: pb.SampleRequest) -> tuple[Table, int, bool]:
+        if not request.HasField("open"):
+            raise InvalidArgument("the first message of Sample must have `open`")
+        opening = request.open
+        if not 1 <= opening.batch_size <= _MAX_BATCH_SIZE:
+            raise InvalidArgument(f"batch_size is {opening.batch_size}, must be 1 .. {_MAX_BATCH_SIZE}")
+        table = self._replay.find(opening.table)
+        table.check_batch_size(opening.batch_size, opening.without_replacement)
+        return table, opening.batch_size, opening.without_replacement
+
+    def _pack(self, sample: Drawn) -> pb.SampleResponse:
+        size = sum(len(column.data) for column in sample.blocks)
+        if size > self._max_batch_bytes:
+            raise ResourceExhausted(
+                f"a batch of {len(sample.keys)} items has {size} bytes, at most {self._max_batch_bytes} fit into a "
+                "message: use a smaller batch_size or a greater max_message_bytes"
+            )
+        return pack_sample(sample, self._replay.env_steps)
+
+
+async def _read_credit(requests: AsyncIterator[pb.SampleRequest], credit: Credit) -> None:
+    try:
+        async for request in requests:
+            if request.HasField("open"):
+                raise InvalidArgument("`open` is set again, must be set in the first message of Sample only")
+            credit.grant(request.credit)
+    except TidemillError as error:
+        credit.close(error)
+    else:
+        credit.close()
+
+
+def _keys(keys: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:  # noqa: ANN401 - a repeated field
+    if len(keys) > _MAX_KEYS:
+        raise InvalidArgument(f"keys has {len(keys)} entries, must have at most {_MAX_KEYS}")
+    return np.array(keys, dtype=np.uint64)

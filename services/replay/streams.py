@@ -1,0 +1,184 @@
+"""The streams of actors: what the server has of each, and what it wants next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.replay.chunk_store import NONE, ChunkStore
+from tidemill.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+
+
+@dataclass(slots=True)
+class Stream:
+    """One stream of an epoch.
+
+    Attributes:
+        number: Its number among all streams the server ever had.
+        next_step: The step the server wants next; all earlier ones are or were stored.
+        ended: Whether a short chunk has ended it.
+        last: Slot of its newest chunk, `NONE` before the first and after the end.
+        tail: Slot of the oldest of its newest chunks that the stream itself holds, `NONE` likewise.
+        tail_step: First step of that chunk.
+    """
+
+    number: int
+    next_step: int = 0
+    ended: bool = False
+    last: int = NONE
+    tail: int = NONE
+    tail_step: int = 0
+
+
+@dataclass(slots=True)
+class Epoch:
+    """The streams of one life of an actor.
+
+    Attributes:
+        actor_id: Name of the actor.
+        number: Number of the epoch; a later one of the same actor is greater.
+        chunk_length: Steps of every chunk but a stream's last.
+        store: Where its chunks are.
+        streams: One for each environment.
+        tail_steps: How many of the newest steps an item of the next chunk may reach back over.
+        current: False once a newer epoch of the actor, or a lack of room, has taken its place.
+        connections: Calls that append to it now.
+        revision: Grows with every change; a plan made at another revision is out of date.
+    """
+
+    actor_id: str
+    number: int
+    chunk_length: int
+    store: ChunkStore
+    streams: list[Stream]
+    tail_steps: int
+    current: bool = True
+    connections: int = 0
+    revision: int = 0
+
+    def next_steps(self) -> list[int]:
+        """Return the step wanted next for each environment."""
+        return [stream.next_step for stream in self.streams]
+
+    def check_current(self) -> None:
+        """Raise FailedPrecondition if a newer epoch of the actor has taken its place."""
+        if not self.current:
+            raise FailedPrecondition(
+                f"epoch {self.number} of actor {self.actor_id!r} was superseded: "
+                "another process appends under the same actor_id"
+            )
+
+    def trim(self, stream: Stream) -> list[int]:
+        """Return the chunks that no item yet to come can reach; the caller releases them."""
+        if stream.ended:
+            return self._take_all(stream)
+        slots = []
+        reach = stream.next_step - self.tail_steps
+        while stream.tail != stream.last and stream.tail_step + self.chunk_length <= reach:
+            slots.append(stream.tail)
+            stream.tail = self.store.next_slot(stream.tail)
+            stream.tail_step += self.chunk_length
+        return slots
+
+    def close(self) -> None:
+        """Let go of every chunk and refuse what still comes."""
+        self.current = False
+        self.revision += 1
+        for stream in self.streams:
+            self.store.release(np.array(self._take_all(stream), dtype=np.int64))
+
+    def _take_all(self, stream: Stream) -> list[int]:
+        slots = []
+        slot = stream.tail
+        while slot != NONE:
+            slots.append(slot)
+            slot = self.store.next_slot(slot)
+        stream.tail = stream.last = NONE
+        return slots
+
+
+class StreamRegistry:
+    """The newest epoch of every actor."""
+
+    def __init__(self, first_epoch: int, max_streams: int) -> None:
+        """Create an empty registry.
+
+        Args:
+            first_epoch: Number of the first epoch, at least 1. A server that forgot its streams must begin above
+                every number it gave before, so that it recognises their epochs as unknown.
+            max_streams: Most streams kept. Beyond, those of actors that are not connected are forgotten, the
+                longest idle first.
+        """
+        self._epochs: dict[str, Epoch] = {}  # the longest idle first
+        self._next_epoch = first_epoch
+        self._next_stream = 0
+        self._max_streams = max_streams
+        self.count = 0
+
+    def open(
+        self, actor_id: str, epoch: int, env_count: int, store: ChunkStore, chunk_length: int, tail_steps: int
+    ) -> Epoch:
+        """Return the epoch to append to: the one named, or a new one if it is 0 or not known (any more).
+
+        Raises:
+            FailedPrecondition: the epoch was superseded by a newer one of the same actor.
+            InvalidArgument: the epoch named has another number of streams, signature or chunk length.
+            ResourceExhausted: there is no room for so many streams.
+        """
+        known = self._epochs.get(actor_id)
+        if epoch == 0 or known is None or epoch > known.number:
+            return self._begin(actor_id, env_count, store, chunk_length, tail_steps)
+        if epoch < known.number:
+            raise FailedPrecondition(
+                f"epoch {epoch} of actor {actor_id!r} was superseded by epoch {known.number}: "
+                "another process appends under the same actor_id"
+            )
+        _check_same(known, env_count, store, chunk_length)
+        known.tail_steps = max(known.tail_steps, tail_steps)
+        self._epochs[actor_id] = self._epochs.pop(actor_id)
+        return known
+
+    def disconnected(self, epoch: Epoch) -> None:
+        """Count one call less that appends to an epoch."""
+        epoch.connections -= 1
+        if epoch.current:
+            self._epochs[epoch.actor_id] = self._epochs.pop(epoch.actor_id)
+
+    def _begin(self, actor_id: str, env_count: int, store: ChunkStore, chunk_length: int, tail_steps: int) -> Epoch:
+        self._make_room(actor_id, env_count)
+        streams = [Stream(self._next_stream + i) for i in range(env_count)]
+        self._next_stream += env_count
+        epoch = Epoch(actor_id, self._next_epoch, chunk_length, store, streams, tail_steps)
+        self._next_epoch += 1
+        self._epochs[actor_id] = epoch
+        self.count += env_count
+        return epoch
+
+    def _make_room(self, actor_id: str, env_count: int) -> None:
+        superseded = self._epochs.get(actor_id)
+        idle = [epoch for epoch in self._epochs.values() if epoch is not superseded and not epoch.connections]
+        leaving = [superseded] if superseded else []
+        while self.count - sum(len(epoch.streams) for epoch in leaving) + env_count > self._max_streams:
+            if not idle:
+                raise ResourceExhausted(
+                    f"env_count is {env_count}: with the {self.count} streams of connected actors "
+                    f"that is more than max_streams ({self._max_streams})"
+                )
+            leaving.append(idle.pop(0))
+        for epoch in leaving:
+            epoch.close()
+            self.count -= len(epoch.streams)
+            del self._epochs[epoch.actor_id]
+
+
+def _check_same(known: Epoch, env_count: int, store: ChunkStore, chunk_length: int) -> None:
+    wanted = {
+        "env_count": (env_count, len(known.streams)),
+        "chunk_length": (chunk_length, known.chunk_length),
+    }
+    for name, (got, had) in wanted.items():
+        if got != had:
+            raise InvalidArgument(f"{name} is {got}, must be {had} as when epoch {known.number} was opened")
+    if store is not known.store:
+        raise InvalidArgument(f"signature differs from the one epoch {known.number} was opened with")

@@ -1,0 +1,195 @@
+"""Domain objects to messages of the replay contract and back, for both ends of the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from tidemill.errors import InvalidArgument
+from tidemill.replay.batch import Blocks, SampledBatch
+from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.replay.table_config import (
+    RateLimiterConfig,
+    SelectorConfig,
+    SelectorKind,
+    TableConfig,
+    TableDescription,
+)
+from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.types import Codec, ColumnSpec, Signature
+
+_CODECS = {Codec.RAW: pb.CODEC_RAW, Codec.LZ4: pb.CODEC_LZ4}
+_SELECTORS = {
+    SelectorKind.UNIFORM: pb.SELECTOR_KIND_UNIFORM,
+    SelectorKind.PRIORITIZED: pb.SELECTOR_KIND_PRIORITIZED,
+    SelectorKind.FIFO: pb.SELECTOR_KIND_FIFO,
+    SelectorKind.LIFO: pb.SELECTOR_KIND_LIFO,
+    SelectorKind.MAX_HEAP: pb.SELECTOR_KIND_MAX_HEAP,
+    SelectorKind.MIN_HEAP: pb.SELECTOR_KIND_MIN_HEAP,
+}
+_CODEC_OF = {message: codec for codec, message in _CODECS.items()}
+_SELECTOR_OF = {message: kind for kind, message in _SELECTORS.items()}
+
+
+def pack_signature(signature: Signature) -> list[pb.Column]:
+    """Return the messages of a signature."""
+    return [
+        pb.Column(name=column.name, dtype=column.dtype, shape=column.shape, codec=_CODECS[column.codec])
+        for column in signature
+    ]
+
+
+def unpack_signature(columns: Iterable[pb.Column]) -> Signature:
+    """Return a signature, unchecked but for its codecs. InvalidArgument: a codec is unknown."""
+    return tuple(ColumnSpec(column.name, column.dtype, tuple(column.shape), _codec(column)) for column in columns)
+
+
+def pack_config(config: TableConfig) -> pb.TableConfig:
+    """Return the message of a table's configuration."""
+    limiter = config.rate_limiter
+    return pb.TableConfig(
+        name=config.name,
+        signature=pack_signature(config.signature),
+        sampler=_pack_selector(config.sampler),
+        remover=_pack_selector(config.remover),
+        max_items=config.max_items,
+        max_bytes=config.max_bytes,
+        rate_limiter=pb.RateLimiter(
+            min_size=limiter.min_size,
+            samples_per_insert=limiter.samples_per_insert,
+            error_buffer=limiter.error_buffer,
+            queue_size=limiter.queue_size,
+        ),
+        max_times_sampled=config.max_times_sampled,
+        max_item_steps=config.max_item_steps,
+    )
+
+
+def unpack_config(message: pb.TableConfig) -> TableConfig:
+    """Return a table's configuration. InvalidArgument: a field is out of range."""
+    limiter = message.rate_limiter
+    return TableConfig(
+        name=message.name,
+        signature=unpack_signature(message.signature),
+        sampler=_unpack_selector("sampler", message.sampler),
+        remover=_unpack_selector("remover", message.remover),
+        max_items=message.max_items,
+        max_bytes=message.max_bytes,
+        rate_limiter=RateLimiterConfig(
+            min_size=max(limiter.min_size, 1),
+            samples_per_insert=limiter.samples_per_insert,
+            error_buffer=limiter.error_buffer,
+            queue_size=limiter.queue_size,
+        ),
+        max_times_sampled=message.max_times_sampled,
+        max_item_steps=message.max_item_steps,
+    )
+
+
+def pack_description(description: TableDescription) -> pb.TableDescription:
+    """Return the message of a table's description."""
+    fields = {name: getattr(description, name) for name in _DESCRIPTION_FIELDS}
+    return pb.TableDescription(
+        config=pack_config(description.config), samples_per_insert=description.samples_per_insert, **fields
+    )
+
+
+def unpack_description(message: pb.TableDescription) -> TableDescription:
+    """Return a table's description."""
+    fields = {name: getattr(message, name) for name in _DESCRIPTION_FIELDS}
+    return TableDescription(config=unpack_config(message.config), **fields)
+
+
+_DESCRIPTION_FIELDS = tuple(name for name in TableDescription.__dataclass_fields__ if name != "config")
+
+
+def pack_append(chunks: Sequence[Chunk], items: Sequence[ItemBatch]) -> pb.AppendData:
+    """Return the message of chunks and the items that end in them."""
+    return pb.AppendData(
+        chunks=[
+            pb.Chunk(
+                env_index=chunk.env_index,
+                first_step=chunk.first_step,
+                step_count=chunk.step_count,
+                decision_count=chunk.decision_count,
+                params_version=chunk.params_version,
+                columns=chunk.blocks,
+            )
+            for chunk in chunks
+        ],
+        items=[
+            pb.ItemBatch(
+                table_index=batch.table_index,
+                chunk_indices=batch.chunk_indices.tolist(),
+                last_offsets=batch.last_offsets.tolist(),
+                lengths=batch.lengths.tolist(),
+                priorities=batch.priorities.tolist(),
+                payloads=batch.payloads,
+            )
+            for batch in items
+        ],
+    )
+
+
+def unpack_append(message: pb.AppendData) -> tuple[list[Chunk], list[ItemBatch]]:
+    """Return the chunks and items of a message, unchecked."""
+    chunks = [
+        Chunk(
+            chunk.env_index,
+            chunk.first_step,
+            chunk.step_count,
+            chunk.decision_count,
+            chunk.params_version,
+            tuple(chunk.columns),
+        )
+        for chunk in message.chunks
+    ]
+    items = [
+        ItemBatch(
+            batch.table_index,
+            np.array(batch.chunk_indices, dtype=np.int64),
+            np.array(batch.last_offsets, dtype=np.int64),
+            np.array(batch.lengths, dtype=np.int64),
+            np.array(batch.priorities, dtype=np.float64),
+            tuple(batch.payloads),
+        )
+        for batch in message.items
+    ]
+    return chunks, items
+
+
+def unpack_sample(message: pb.SampleResponse) -> SampledBatch:
+    """Return a sampled batch, its columns still encoded."""
+    chunks = message.chunks
+    return SampledBatch(
+        keys=np.array(message.keys, dtype=np.uint64),
+        probabilities=np.array(message.probabilities, dtype=np.float64),
+        first_rows=np.array(message.first_rows, dtype=np.int64),
+        lengths=np.array(message.lengths, dtype=np.int64),
+        payloads=tuple(message.payloads),
+        step_counts=np.array(chunks.step_counts, dtype=np.int64),
+        params_versions=np.array(chunks.params_versions, dtype=np.uint64),
+        blocks=tuple(Blocks(column.data, np.array(column.sizes, dtype=np.int64)) for column in chunks.columns),
+        table_items=message.table_items,
+        priority_mass=message.priority_mass,
+        env_steps=message.env_steps,
+    )
+
+
+def _pack_selector(selector: SelectorConfig) -> pb.Selector:
+    return pb.Selector(kind=_SELECTORS[selector.kind], priority_exponent=selector.priority_exponent)
+
+
+def _unpack_selector(name: str, message: pb.Selector) -> SelectorConfig:
+    kind = _SELECTOR_OF.get(message.kind)
+    if kind is None:
+        raise InvalidArgument(f"{name}.kind is {message.kind}, must be one of {sorted(_SELECTOR_OF)}")
+    return SelectorConfig(kind, message.priority_exponent)
+
+
+def _codec(message: pb.Column) -> Codec:
+    codec = _CODEC_OF.get(message.codec)
+    if codec is None:
+        raise InvalidArgument(f"codec of column {message.name!r} is {message.codec}, must be CODEC_RAW or CODEC_LZ4")
+    return codec
