@@ -49,9 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run("evaluator", body)
 
 
-def evaluate(
-    config: EvaluatorConfig, server: BackgroundServer, stop: threading.Event, finish: threading.Event
-) -> None:
+def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.Event, finish: threading.Event) -> None:
     """Put the parts of one evaluator together, evaluate until the run is over, write what remains."""
     records = Records(config.run, time.monotonic)
     timeout_s = config.cluster.connect_timeout_s

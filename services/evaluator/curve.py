@@ -42,9 +42,7 @@ def _draw(axes: Axes, x: Sequence[float], scores: Sequence[Score], target: float
     low = [score.mean - score.std for score in scores]
     high = [score.mean + score.std for score in scores]
     best = max(range(len(scores)), key=lambda i: scores[i].mean)
-    axes.fill_between(
-        x, low, high, alpha=0.2, linewidth=0, color="tab:blue", label="± one standard deviation"
-    )
+    axes.fill_between(x, low, high, alpha=0.2, linewidth=0, color="tab:blue", label="± one standard deviation")
     axes.plot(x, means, color="tab:blue", marker=".", label=f"mean of {scores[-1].episodes} episodes")
     axes.plot(x[best], means[best], "*", color="tab:orange", markersize=12, label=f"best: {means[best]:.1f}")
     if target is not None:

@@ -84,9 +84,7 @@ class Protocol:
         self._make_env, self._num_slots = make_env, num_slots
         self._slots: list[Slot] = []
 
-    def play(
-        self, act: Act, seeds: Sequence[int], is_stopped: Callable[[], bool] = lambda: False
-    ) -> Evaluation | None:
+    def play(self, act: Act, seeds: Sequence[int], is_stopped: Callable[[], bool] = lambda: False) -> Evaluation | None:
         """Play one episode of each seed.
 
         Args:

@@ -52,9 +52,7 @@ class Records:
 
     def best(self) -> Score | None:
         """Return the best evaluation: one whose version was confirmed before all others, then by mean."""
-        confirmed = {
-            row.params_version for row in self.confirmations.rows if reaches_target(self._run, row.mean)
-        }
+        confirmed = {row.params_version for row in self.confirmations.rows if reaches_target(self._run, row.mean)}
         rows = self.scores.rows
         return max(rows, key=lambda row: (row.params_version in confirmed, row.mean), default=None)
 

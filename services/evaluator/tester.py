@@ -40,9 +40,7 @@ class Tester:
         """
         return self._protocol.play(self._act_with(params), seeds, is_stopped)
 
-    def film(
-        self, params: Params, record: Callable[[VectorEnv, Act], EpisodeSummary | None]
-    ) -> EpisodeSummary | None:
+    def film(self, params: Params, record: Callable[[VectorEnv, Act], EpisodeSummary | None]) -> EpisodeSummary | None:
         """Let `record` play these parameters in an environment with pictures."""
         env = make_env(self._config.env, 1, training=False, render=True)
         return record(env, self._act_with(params))
@@ -56,9 +54,7 @@ class Tester:
         try:
             self._policy.load(state)
         except (RuntimeError, KeyError) as error:
-            raise FatalError(
-                f"version {params.number} is of another network than agent.*: {error}"
-            ) from error
+            raise FatalError(f"version {params.number} is of another network than agent.*: {error}") from error
         is_greedy = self._config.evaluator.policy == "greedy"
         return self._policy.greedy if is_greedy else self._policy.evaluate
 

@@ -1,0 +1,120 @@
+"""`tidemill evaluate RUN`: tests the parameters of a run, whether or not it is running, by its own protocol."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from services.evaluator.ending import CONFIRMATION_SEED_OFFSET
+from services.evaluator.params_source import BEST
+from services.evaluator.protocol import Evaluation
+from services.evaluator.tester import Tester
+from tidemill.config.load import from_document, read_document
+from tidemill.config.sections import EvaluatorConfig
+from tidemill.errors import ConfigError, NotFound
+from tidemill.params.stored import read_params
+from tidemill.params.version import LATEST, Params
+from tidemill.process import run, stop_event
+
+_FRESH_SEED_OFFSET = 10 * CONFIRMATION_SEED_OFFSET
+"""Far from every seed of the run's own evaluations and confirmations, and far below the training seeds."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Evaluate the parameters of a run's folder; print what came out and return the exit code."""
+    arguments = _parser().parse_args(sys.argv[1:] if argv is None else list(argv))
+    return run("tidemill evaluate", lambda: _evaluate(arguments))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tidemill evaluate",
+        description="Test the trained policy of a run by the run's own protocol: full episodes, raw reward, "
+        "each seed counted once.",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, for example runs/quickstart")
+    parser.add_argument("--episodes", type=int, metavar="N", help="episodes (default: as the run evaluated)")
+    parser.add_argument(
+        "--tag", metavar="TAG", help="best, latest or a version's number (default: best, or latest without it)"
+    )
+    parser.add_argument("--seed", type=int, metavar="S", help="first seed (default: seeds the run never used)")
+    parser.add_argument("--video", type=Path, metavar="FILE", help="also record an episode as MP4")
+    return parser
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    config = _config_of(arguments.run, arguments.episodes)
+    params = _params_of(arguments.run / "params", arguments.tag)
+    first = config.evaluator.seed + _FRESH_SEED_OFFSET if arguments.seed is None else arguments.seed
+    torch.set_num_threads(config.evaluator.threads)
+    _print_subject(config, params, first)
+    stop = stop_event()
+    with closing(Tester(config)) as tester:
+        evaluation = tester.test(params, range(first, first + config.evaluator.episodes), stop.is_set)
+        if evaluation is None:
+            return 130
+        _print_evaluation(evaluation)
+        if arguments.video:
+            _film(config, tester, params, first, arguments.video)
+    return 0
+
+
+def _config_of(folder: Path, episodes: int | None) -> EvaluatorConfig:
+    file = folder / "config.yaml"
+    if not file.is_file():
+        raise ConfigError(f"{folder} is no run: it has no config.yaml")
+    config = from_document(EvaluatorConfig, read_document(file))
+    if episodes is None:
+        return config
+    if episodes < 1:
+        raise ConfigError(f"--episodes is {episodes}, allowed: at least 1")
+    return dataclasses.replace(config, evaluator=dataclasses.replace(config.evaluator, episodes=episodes))
+
+
+def _params_of(folder: Path, tag: str | None) -> Params:
+    if tag is not None:
+        return read_params(folder, int(tag) if tag.isdigit() else tag)
+    try:
+        return read_params(folder, BEST)
+    except NotFound:
+        return read_params(folder, LATEST)
+
+
+def _print_subject(config: EvaluatorConfig, params: Params, first: int) -> None:
+    metadata = params.version.metadata
+    print(
+        f"version {params.number}: {metadata.algorithm} on {config.env.id}, "
+        f"{metadata.learner_steps:,} gradient steps, {metadata.env_steps:,} agent decisions\n"
+        f"{config.evaluator.episodes} episodes, {config.evaluator.policy}, seeds from {first}",
+        flush=True,
+    )
+
+
+def _print_evaluation(evaluation: Evaluation) -> None:
+    returns = evaluation.returns
+    print(
+        f"mean {evaluation.mean:.2f}  std {evaluation.std:.2f}  min {returns.min():.2f}  "
+        f"max {returns.max():.2f}  median {evaluation.median:.2f}  "
+        f"mean length {evaluation.lengths.mean():.1f}",
+        flush=True,
+    )
+
+
+def _film(config: EvaluatorConfig, tester: Tester, params: Params, seed: int, file: Path) -> None:
+    from services.evaluator.video import record_video
+
+    record = partial(record_video, seed=seed, file=file, max_steps=config.evaluator.video_max_steps)
+    summary = tester.film(params, record)
+    played = f"an episode of return {summary.episode_return:.2f}" if summary else "a part of an episode"
+    print(f"video of {played}: {file}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

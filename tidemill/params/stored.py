@@ -1,0 +1,108 @@
+"""Reads a parameter server's folder without a server: for looking at a run that has ended.
+
+The files are those services/paramserver writes: NUMBER.json describes a version, NUMBER.full.safetensors and
+NUMBER.half.safetensors are its encodings, state.json and its copy hold the tags. Nothing is ever written here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from tidemill.errors import DataLoss, NotFound
+from tidemill.params.version import LATEST, Encoding, Params, ParamsMetadata, Precision, Version
+
+_STATES = ("state.json", "state.copy.json")
+
+
+def read_params(folder: Path, selector: int | str = LATEST) -> Params:
+    """Return a stored version, full precision.
+
+    Args:
+        folder: The server's folder, RUN/params.
+        selector: Number of a version, or a tag.
+
+    Raises:
+        NotFound: There is no such version or tag; the message names those there are.
+        DataLoss: The files of the version are damaged.
+    """
+    number = selector if isinstance(selector, int) else _number_of(folder, selector)
+    version = _read_version(folder, number)
+    encoding = version.encoding(Precision.FULL)
+    file = folder / f"{number:010d}.{encoding.precision.value}.safetensors"
+    try:
+        blob = file.read_bytes()
+    except FileNotFoundError as error:
+        raise DataLoss(f"version {number} has lost {file}") from error
+    if len(blob) != encoding.size_bytes or hashlib.sha256(blob).digest() != encoding.sha256:
+        raise DataLoss(f"{file} does not match its size and SHA-256")
+    return Params(version, encoding.precision, blob)
+
+
+def _number_of(folder: Path, tag: str) -> int:
+    stored = _stored_numbers(folder)
+    tags = _read_tags(folder) | ({LATEST: stored[-1]} if stored else {})
+    if tag not in tags:
+        known = ", ".join(sorted(tags)) or "none"
+        raise NotFound(f"{folder} has no tag {tag!r}; tags there: {known}; versions: {_listed(stored)}")
+    return tags[tag]
+
+
+def _stored_numbers(folder: Path) -> list[int]:
+    names = (path.stem for path in folder.glob("*.json"))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def _read_tags(folder: Path) -> dict[str, int]:
+    states = []
+    for name in _STATES:
+        with contextlib.suppress(FileNotFoundError, DataLoss):
+            states.append(_unseal(folder / name))
+    newest = max(states, key=lambda state: int(state["sequence"]), default={})
+    return {str(tag): int(number) for tag, number in newest.get("tags", {}).items()}
+
+
+def _read_version(folder: Path, number: int) -> Version:
+    try:
+        document = _unseal(folder / f"{number:010d}.json")
+    except FileNotFoundError as error:
+        raise NotFound(
+            f"{folder} has no version {number}; versions there: {_listed(_stored_numbers(folder))}"
+        ) from error
+    try:
+        return Version(
+            version=document["version"],
+            base_version=document["base_version"],
+            generation=document["generation"],
+            created=datetime.datetime.fromisoformat(document["created"]),
+            metadata=ParamsMetadata(**document["metadata"]),
+            encodings=tuple(
+                Encoding(Precision(item["precision"]), item["size_bytes"], bytes.fromhex(item["sha256"]))
+                for item in document["encodings"]
+            ),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataLoss(f"the description of version {number} has unexpected fields: {error}") from error
+
+
+def _unseal(file: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(file.read_bytes())
+        content = document["content"]
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        is_whole = hashlib.sha256(canonical.encode()).hexdigest() == document["sha256"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataLoss(f"{file} is damaged: {error}") from error
+    if not is_whole or not isinstance(content, dict):
+        raise DataLoss(f"{file} does not match its SHA-256")
+    return content
+
+
+def _listed(numbers: list[int]) -> str:
+    if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers)) or "none"
