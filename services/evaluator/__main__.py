@@ -13,10 +13,10 @@ import structlog
 import torch
 
 from services.evaluator.evaluator import Evaluator
+from services.evaluator.examiner import Examiner
 from services.evaluator.params_source import ParamsSource
 from services.evaluator.records import Records
 from services.evaluator.report import write_report
-from services.evaluator.tester import Tester
 from tidemill.config.load import load
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.process import run, stop_event
@@ -54,12 +54,12 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
     records = Records(config.run, time.monotonic)
     timeout_s = config.cluster.connect_timeout_s
     source = ParamsSource(config.cluster.params, stop, connect_timeout_s=timeout_s)
-    with closing(records), closing(source), closing(Tester(config)) as tester:
+    with closing(records), closing(source), closing(Examiner(config)) as examiner:
         source.connect()
         server.set_serving(True)
-        ending = Evaluator(config, source, tester, records, stop=stop, finish=finish).run()
+        ending = Evaluator(config, source, examiner, records, stop=stop, finish=finish).run()
         if ending is not None:
-            write_report(ending, config, source, tester, records)
+            write_report(ending, config, source, examiner, records)
         server.set_serving(False)
     _log.info("stopped")
 

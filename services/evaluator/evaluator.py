@@ -16,10 +16,10 @@ from services.evaluator.ending import (
     limit_reached,
     reaches_target,
 )
+from services.evaluator.examiner import Examiner
 from services.evaluator.params_source import BEST, EVALUATED, ParamsSource
 from services.evaluator.protocol import Evaluation
 from services.evaluator.records import Records
-from services.evaluator.tester import Tester
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.params.version import Params, ParamsMetadata
 from tidemill.scores import Score
@@ -37,7 +37,7 @@ class Evaluator:
         self,
         config: EvaluatorConfig,
         source: ParamsSource,
-        tester: Tester,
+        examiner: Examiner,
         records: Records,
         *,
         stop: threading.Event,
@@ -49,13 +49,13 @@ class Evaluator:
         Args:
             config: Settings of the run and of the evaluation.
             source: Where parameters come from.
-            tester: Plays them.
+            examiner: Plays them.
             records: Where scores go.
             stop: End now, without a result.
             finish: Training has ended: evaluate the newest version, then end with a result.
             now: Monotonic time in seconds.
         """
-        self._config, self._source, self._tester, self._records = config, source, tester, records
+        self._config, self._source, self._tester, self._records = config, source, examiner, records
         self._stop, self._finish, self._now = stop, finish, now
         self._due_s = now()
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 from services.evaluator.ending import CONFIRMATION_SEED_OFFSET
+from services.evaluator.examiner import Examiner
 from services.evaluator.params_source import BEST
 from services.evaluator.protocol import Evaluation
-from services.evaluator.tester import Tester
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import ConfigError, NotFound
@@ -56,13 +56,13 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     torch.set_num_threads(config.evaluator.threads)
     _print_subject(config, params, first)
     stop = stop_event()
-    with closing(Tester(config)) as tester:
-        evaluation = tester.test(params, range(first, first + config.evaluator.episodes), stop.is_set)
+    with closing(Examiner(config)) as examiner:
+        evaluation = examiner.test(params, range(first, first + config.evaluator.episodes), stop.is_set)
         if evaluation is None:
             return 130
         _print_evaluation(evaluation)
         if arguments.video:
-            _film(config, tester, params, first, arguments.video)
+            _film(config, examiner, params, first, arguments.video)
     return 0
 
 
@@ -107,11 +107,11 @@ def _print_evaluation(evaluation: Evaluation) -> None:
     )
 
 
-def _film(config: EvaluatorConfig, tester: Tester, params: Params, seed: int, file: Path) -> None:
+def _film(config: EvaluatorConfig, examiner: Examiner, params: Params, seed: int, file: Path) -> None:
     from services.evaluator.video import record_video
 
     record = partial(record_video, seed=seed, file=file, max_steps=config.evaluator.video_max_steps)
-    summary = tester.film(params, record)
+    summary = examiner.film(params, record)
     played = f"an episode of return {summary.episode_return:.2f}" if summary else "a part of an episode"
     print(f"video of {played}: {file}")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import structlog
 
 from services.evaluator.ending import Ending
+from services.evaluator.examiner import Examiner
 from services.evaluator.params_source import ParamsSource
 from services.evaluator.records import Records
 from services.evaluator.result import Result, write_result
-from services.evaluator.tester import Tester
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import TidemillError
 
@@ -22,11 +22,11 @@ _log = structlog.get_logger()
 
 
 def write_report(
-    ending: Ending, config: EvaluatorConfig, source: ParamsSource, tester: Tester, records: Records
+    ending: Ending, config: EvaluatorConfig, source: ParamsSource, examiner: Examiner, records: Records
 ) -> Result:
     """Write what remains; a curve or video that fails is left out and logged, the result never is."""
     curve = draw(config, records)
-    video = film(config, source, tester) if config.evaluator.video else None
+    video = film(config, source, examiner) if config.evaluator.video else None
     result = result_of(ending, config, records, curve=curve, video=video)
     write_result(result, config.run.folder)
     _log.info("run ended", solved=result.solved, reason=result.reason, mean_return=result.mean_return)
@@ -49,7 +49,7 @@ def draw(config: EvaluatorConfig, records: Records) -> str | None:
     return str(CURVE)
 
 
-def film(config: EvaluatorConfig, source: ParamsSource, tester: Tester) -> str | None:
+def film(config: EvaluatorConfig, source: ParamsSource, examiner: Examiner) -> str | None:
     """Record a video of the best policy; return its file in the run's folder, None if there is none."""
     from services.evaluator.video import record_video
 
@@ -59,7 +59,7 @@ def film(config: EvaluatorConfig, source: ParamsSource, tester: Tester) -> str |
     settings, file = config.evaluator, config.run.folder / VIDEO
     record = partial(record_video, seed=settings.seed, file=file, max_steps=settings.video_max_steps)
     try:
-        summary = tester.film(params, record)
+        summary = examiner.film(params, record)
     except TidemillError as error:
         _log.warning("no video", reason=str(error))
         return None

@@ -16,7 +16,7 @@ from tidemill.params.version import Params
 from tidemill.rl.agents.build import build_policy
 
 
-class Tester:
+class Examiner:
     """One policy and the environments it is tested in."""
 
     def __init__(self, config: EvaluatorConfig) -> None:

@@ -1,0 +1,46 @@
+"""When a run is over, and which seeds measure it."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.evaluator.ending import (
+    confirmation_seeds,
+    evaluation_seeds,
+    limit_reached,
+    reaches_target,
+)
+from tidemill.config.run import RunSettings
+from tidemill.params.version import ParamsMetadata
+
+
+@pytest.mark.parametrize(
+    "run, reached",
+    [
+        (RunSettings(), ""),
+        (RunSettings(max_learner_steps=101), ""),
+        (RunSettings(max_learner_steps=100), "run.max_learner_steps (100) reached"),
+        (RunSettings(max_env_steps=1001), ""),
+        (RunSettings(max_env_steps=1000), "run.max_env_steps (1,000) reached"),
+        (RunSettings(max_wall_s=10.5), ""),
+        (RunSettings(max_wall_s=10), "run.max_wall_s (10) reached"),
+    ],
+)
+def test_limit_is_reached_by_the_first_counter_at_its_limit(run: RunSettings, reached: str) -> None:
+    """A limit of 0 is none; a counter at its limit has reached it."""
+    assert limit_reached(run, ParamsMetadata(learner_steps=100, env_steps=1000), 10.0) == reached
+
+
+def test_target_is_reached_at_exactly_the_target_and_never_without_one() -> None:
+    """A run without a target cannot be solved."""
+    assert reaches_target(RunSettings(target_return=200.0), 200.0)
+    assert not reaches_target(RunSettings(target_return=200.0), 199.99)
+    assert not reaches_target(RunSettings(), 1e9)
+
+
+def test_confirmations_never_share_a_seed_with_anything_before() -> None:
+    """Each confirmation plays fresh seeds, none of which an evaluation or an earlier confirmation played."""
+    played = [evaluation_seeds(10_000, 25), *(confirmation_seeds(10_000, 100, n) for n in range(50))]
+    seeds = [seed for group in played for seed in group]
+    assert len(seeds) == len(set(seeds)) == 25 + 50 * 100
+    assert confirmation_seeds(10_000, 100, 2)[0] == 1_010_200

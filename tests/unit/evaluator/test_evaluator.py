@@ -1,0 +1,244 @@
+"""The evaluator's loop over scripted scores: what it evaluates, when it confirms, and how the run ends."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from services.evaluator.ending import Ending
+from services.evaluator.evaluator import Evaluator
+from services.evaluator.examiner import Examiner
+from services.evaluator.params_source import ParamsSource
+from services.evaluator.protocol import Evaluation
+from services.evaluator.records import Records
+from services.evaluator.report import write_report
+from tidemill.config.run import RunSettings
+from tidemill.config.sections import EvaluatorConfig
+from tidemill.config.services import EvaluatorSettings
+from tidemill.params.version import Params, ParamsMetadata, Precision, Version
+
+_CREATED = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+def _params(number: int) -> Params:
+    metadata = ParamsMetadata("sac", "Line-v0", learner_steps=10 * number, env_steps=100 * number)
+    return Params(Version(number, number - 1, 1, _CREATED, metadata, ()), Precision.FULL, b"")
+
+
+@dataclass
+class Source:
+    """Offers versions one after another; the last one stays the newest."""
+
+    numbers: list[int]
+    stop: threading.Event
+    tags: dict[str, int] = field(default_factory=dict)
+    offered: int = 0
+
+    def newer_than(self, number: int) -> Params | None:
+        """Return the next version; ask to stop when there are no more."""
+        for candidate in self.numbers:
+            if candidate > number:
+                self.offered = candidate
+                return _params(candidate)
+        self.stop.set()
+        return None
+
+    def newest(self) -> Params | None:
+        """Return the version offered last."""
+        return _params(self.offered) if self.offered else None
+
+    def best(self) -> Params | None:
+        """There is nothing to film."""
+        return None
+
+    def tag(self, tag: str, number: int) -> bool:
+        """Remember."""
+        self.tags[tag] = number
+        return True
+
+
+@dataclass
+class ScriptedExaminer:
+    """Returns the mean that the script has for a version: first of its evaluation, then of its confirmation."""
+
+    means: dict[int, list[float]]
+    seeds: list[tuple[int, int]] = field(default_factory=list)
+    """First seed and number of episodes of every test."""
+
+    def test(self, params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool]) -> Evaluation | None:
+        """Play nothing."""
+        if is_stopped():
+            return None
+        self.seeds.append((seeds[0], len(seeds)))
+        mean = self.means[params.number].pop(0)
+        return Evaluation(np.full(len(seeds), mean), np.full(len(seeds), 7))
+
+
+@dataclass
+class Scene:
+    """An evaluator with its surroundings."""
+
+    evaluator: Evaluator
+    source: Source
+    examiner: ScriptedExaminer
+    records: Records
+    config: EvaluatorConfig
+    finish: threading.Event
+
+    def report(self, ending: Ending) -> dict[str, Any]:
+        """Write the report of an ending and return result.json."""
+        write_report(ending, self.config, cast(ParamsSource, self.source), cast(Examiner, self.examiner), self.records)
+        self.records.close()
+        result: dict[str, Any] = json.loads((self.config.run.folder / "result.json").read_text())
+        return result
+
+
+def _scene(folder: Path, means: dict[int, list[float]], evaluator: EvaluatorSettings, **run: float) -> Scene:
+    config = EvaluatorConfig(run=RunSettings(root=str(folder), name="scene", **cast(Any, run)), evaluator=evaluator)
+    stop, finish = threading.Event(), threading.Event()
+    source, examiner = Source(sorted(means), stop), ScriptedExaminer(means)
+    ticks = iter(range(1_000_000))
+    records = Records(config.run, lambda: float(next(ticks)))
+    made = Evaluator(
+        config,
+        cast(ParamsSource, source),
+        cast(Examiner, examiner),
+        records,
+        stop=stop,
+        finish=finish,
+        now=lambda: float(next(ticks)),
+    )
+    return Scene(made, source, examiner, records, config, finish)
+
+
+_SETTINGS = EvaluatorSettings(episodes=25, confirm_episodes=100, min_interval_s=0.0, seed=10_000, video=False)
+
+
+def test_evaluator_ends_the_run_when_fresh_episodes_confirm_the_target(tmp_path: Path) -> None:
+    """Version 2 reaches 200 and its 100 fresh episodes do too: solved, and the result says so."""
+    scene = _scene(tmp_path, {1: [50.0], 2: [210.0, 205.0], 3: [999.0]}, _SETTINGS, target_return=200.0)
+    ending = scene.evaluator.run()
+    assert ending == Ending(True, "a mean return of 200 was reached", 2)
+    assert scene.examiner.seeds == [(10_000, 25), (10_000, 25), (1_010_000, 100)]
+    result = scene.report(ending)
+    assert (result["solved"], result["mean_return"], result["confirmed_mean"]) == (True, 210.0, 205.0)
+    assert (result["params_version"], result["env_steps"], result["learner_steps"]) == (2, 200, 20)
+    assert (result["episodes"], result["confirm_episodes"], result["failed_confirmations"]) == (25, 100, 0)
+    assert result["learning_curve"] == "plots/learning_curve.png"
+    assert scene.source.tags["best"] == 2
+
+
+def test_evaluator_goes_on_after_a_confirmation_that_failed(tmp_path: Path) -> None:
+    """A lucky crossing is recorded and training goes on; the next confirmation plays other seeds."""
+    means = {1: [220.0, 150.0], 2: [190.0], 3: [201.0, 202.0]}
+    scene = _scene(tmp_path, means, _SETTINGS, target_return=200.0)
+    ending = scene.evaluator.run()
+    assert ending is not None
+    assert (ending.solved, ending.version) == (True, 3)
+    assert [seeds for seeds in scene.examiner.seeds if seeds[1] == 100] == [(1_010_000, 100), (1_010_100, 100)]
+    assert [row.mean for row in scene.records.confirmations.rows] == [150.0, 202.0]
+    result = scene.report(ending)
+    assert (result["failed_confirmations"], result["evaluations"]) == (1, 3)
+    # The crossing that was luck has the larger mean; the best version is the one that was confirmed.
+    assert (result["best_version"], scene.source.tags["best"]) == (3, 3)
+
+
+def test_evaluator_takes_the_result_at_its_word_without_confirmation(tmp_path: Path) -> None:
+    """confirm_episodes 0 skips it."""
+    settings = EvaluatorSettings(confirm_episodes=0, min_interval_s=0.0, video=False)
+    scene = _scene(tmp_path, {1: [200.0]}, settings, target_return=200.0)
+    ending = scene.evaluator.run()
+    assert ending is not None
+    assert ending.solved
+    assert scene.report(ending)["confirmed_mean"] is None
+
+
+def test_evaluator_measures_the_newest_version_when_a_limit_is_reached(tmp_path: Path) -> None:
+    """The version at run.max_learner_steps is evaluated, and the run ends unsolved with that result."""
+    scene = _scene(tmp_path, {1: [50.0], 4: [120.0]}, _SETTINGS, target_return=200.0, max_learner_steps=40)
+    ending = scene.evaluator.run()
+    assert ending == Ending(False, "run.max_learner_steps (40) reached", 4)
+    result = scene.report(ending)
+    assert (result["solved"], result["mean_return"], result["target_return"]) == (False, 120.0, 200.0)
+    assert result["best_mean"] == 120.0
+
+
+def test_evaluator_can_solve_the_run_in_its_last_evaluation(tmp_path: Path) -> None:
+    """The limit is reached by the version that also reaches the target."""
+    scene = _scene(tmp_path, {4: [250.0, 240.0]}, _SETTINGS, target_return=200.0, max_env_steps=400)
+    ending = scene.evaluator.run()
+    assert ending is not None
+    assert (ending.solved, ending.version) == (True, 4)
+
+
+def test_evaluator_does_not_repeat_the_version_it_measured_last_at_the_end(tmp_path: Path) -> None:
+    """`finish` with nothing new since the last evaluation ends with that evaluation."""
+    scene = _scene(tmp_path, {1: [50.0]}, _SETTINGS)
+    scene.source.newer_than = lambda number, ask=scene.source.newer_than: (  # type: ignore[method-assign, misc]
+        scene.finish.set() if number == 1 else ask(number)
+    )
+    ending = scene.evaluator.run()
+    assert ending == Ending(False, "training has ended", 1)
+    assert scene.examiner.seeds == [(10_000, 25)]
+
+
+def test_evaluator_ends_with_a_result_when_nothing_was_ever_published(tmp_path: Path) -> None:
+    """A run that is over before its first version still says how it ended."""
+    scene = _scene(tmp_path, {}, _SETTINGS)
+    scene.finish.set()
+    ending = scene.evaluator.run()
+    assert ending is not None
+    result = scene.report(ending)
+    assert (result["solved"], result["mean_return"], result["episodes"]) == (False, None, 0)
+    assert result["learning_curve"] is None
+
+
+def test_evaluator_has_no_ending_when_it_is_stopped(tmp_path: Path) -> None:
+    """SIGTERM leaves the run open: no result is written, and it can be resumed."""
+    scene = _scene(tmp_path, {1: [50.0]}, _SETTINGS)
+    assert scene.evaluator.run() is None
+    assert not (tmp_path / "scene" / "result.json").exists()
+
+
+def test_evaluator_does_not_repeat_a_version_after_a_restart(tmp_path: Path) -> None:
+    """A second evaluator on the same folder starts behind the newest version of scores.csv."""
+    scene = _scene(tmp_path, {1: [50.0], 2: [60.0]}, _SETTINGS)
+    scene.evaluator.run()
+    scene.records.close()
+    again = _scene(tmp_path, {1: [0.0], 2: [0.0], 3: [70.0]}, _SETTINGS)
+    again.evaluator.run()
+    assert [(row.params_version, row.mean) for row in again.records.scores.rows] == [
+        (1, 50.0),
+        (2, 60.0),
+        (3, 70.0),
+    ]
+    again.records.close()
+
+
+def test_evaluator_leaves_out_versions_before_start_env_steps(tmp_path: Path) -> None:
+    """Early parameters are not worth an evaluation."""
+    settings = EvaluatorSettings(start_env_steps=250, min_interval_s=0.0, video=False)
+    scene = _scene(tmp_path, {1: [50.0], 2: [50.0], 3: [50.0]}, settings)
+    numbers = iter([1, 2, 3])
+    ask = scene.source.newer_than
+    scene.source.newer_than = lambda number: (  # type: ignore[method-assign]
+        _params(following) if (following := next(numbers, 0)) else ask(9)
+    )
+    scene.evaluator.run()
+    assert [row.params_version for row in scene.records.scores.rows] == [3]
+
+
+@pytest.mark.parametrize("mean", [-10.0, 5.0])
+def test_evaluator_tags_the_best_version_only_when_it_is_better(tmp_path: Path, mean: float) -> None:
+    """The tag moves with a new best mean and stays otherwise."""
+    scene = _scene(tmp_path, {1: [0.0], 2: [mean]}, _SETTINGS)
+    scene.evaluator.run()
+    assert scene.source.tags["best"] == (2 if mean > 0 else 1)

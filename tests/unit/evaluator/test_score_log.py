@@ -1,0 +1,77 @@
+"""scores.csv survives restarts and torn writes."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.evaluator.protocol import Evaluation
+from services.evaluator.score_log import ScoreLog, score_of
+from tidemill.errors import DataLoss
+from tidemill.params.version import ParamsMetadata, Version
+from tidemill.scores import Score, read_scores
+
+_HEADER = "wall_s,learner_steps,env_steps,params_version,episodes,mean,std,min,max\n"
+
+
+def _score(version: int, mean: float = 1.5) -> Score:
+    return Score(2.5, 100 * version, 1000 * version, version, 25, mean, 0.25, -1.0, 3.0)
+
+
+def test_log_writes_one_line_a_score_in_the_documented_columns(tmp_path: Path) -> None:
+    """The file can be read without Tidemill."""
+    log = ScoreLog(tmp_path / "scores.csv")
+    log.append(_score(3))
+    assert (tmp_path / "scores.csv").read_text() == _HEADER + "2.5,300,3000,3,25,1.5,0.25,-1.0,3.0\n"
+
+
+def test_log_goes_on_after_a_restart_and_knows_the_last_version(tmp_path: Path) -> None:
+    """A restarted evaluator neither loses rows nor evaluates a version twice."""
+    first = ScoreLog(tmp_path / "scores.csv")
+    first.append(_score(3))
+    second = ScoreLog(tmp_path / "scores.csv")
+    assert second.last_version == 3
+    second.append(_score(7, mean=-4.0))
+    assert read_scores(tmp_path / "scores.csv") == [_score(3), _score(7, mean=-4.0)]
+    assert second.of_version(7) == _score(7, mean=-4.0)
+    assert second.of_version(4) is None
+
+
+def test_log_cuts_off_a_torn_last_line(tmp_path: Path) -> None:
+    """A row whose writing was cut is evaluated again, and the next row starts on a line of its own."""
+    file = tmp_path / "scores.csv"
+    ScoreLog(file).append(_score(3))
+    file.write_text(file.read_text() + "9.5,400,40")
+    log = ScoreLog(file)
+    assert log.last_version == 3
+    log.append(_score(4))
+    assert read_scores(file) == [_score(3), _score(4)]
+
+
+def test_log_refuses_a_file_of_something_else(tmp_path: Path) -> None:
+    """Nothing is appended to a stranger's file, which stays as it is."""
+    file = tmp_path / "scores.csv"
+    file.write_text("a,b\n1,2\n")
+    with pytest.raises(DataLoss, match="does not start with the columns"):
+        ScoreLog(file)
+    assert file.read_text() == "a,b\n1,2\n"
+
+
+def test_scores_name_the_line_that_is_none(tmp_path: Path) -> None:
+    """A broken line in the middle is told with its number."""
+    file = tmp_path / "scores.csv"
+    file.write_text(_HEADER + "1,2,3\n2.5,300,3000,3,25,1.5,0.25,-1.0,3.0\n")
+    with pytest.raises(DataLoss, match="line 2 is no score"):
+        read_scores(file)
+
+
+def test_score_holds_the_mean_and_the_spread_over_the_sample() -> None:
+    """Returns 1, 2, 3, 6: mean 3, variance (4 + 1 + 0 + 9) / 4."""
+    evaluation = Evaluation(np.array([1.0, 2.0, 3.0, 6.0]), np.array([1, 2, 3, 4]))
+    created = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    version = Version(5, 4, 1, created, ParamsMetadata(learner_steps=50, env_steps=500), ())
+    score = score_of(evaluation, version, wall_s=12.0)
+    assert score == Score(12.0, 50, 500, 5, 4, 3.0, 3.5**0.5, 1.0, 6.0)
