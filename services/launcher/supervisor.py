@@ -220,8 +220,9 @@ class Supervisor:
     def _end(self, outcome: Outcome, now_s: float) -> list[Action]:
         self._outcome = outcome
         for process in self._processes.values():
+            process.deadline_s = None
             if process.phase in (Phase.PENDING, Phase.BACKOFF):
-                process.phase, process.deadline_s = Phase.ENDED, None
+                process.phase = Phase.ENDED
         return self._stop_next(now_s)
 
     def _stop_next(self, now_s: float) -> list[Action]:

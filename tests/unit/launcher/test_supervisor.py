@@ -1,0 +1,223 @@
+"""The launcher's judgement, without a process: starts, restarts, limits, endings and their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from services.launcher.service_spec import ServiceSpec
+from services.launcher.supervisor import Action, Outcome, Phase, Supervisor, Verb, describe_exit
+from tidemill.config.services import LauncherSettings
+
+_SETTINGS = LauncherSettings(max_restarts=3, restart_backoff_s=1.0, start_timeout_s=60.0, stop_timeout_s=20.0)
+
+
+def _spec(name: str, after: tuple[str, ...] = ()) -> ServiceSpec:
+    return ServiceSpec(name, name.partition("-")[0], f"services.{name}", (), "unix:///x", after)
+
+
+def _cluster() -> Supervisor:
+    names = ("replay", "paramserver", "learner", "actor-0", "actor-1")
+    return Supervisor([*map(_spec, names), _spec("evaluator", ("learner",))], _SETTINGS)
+
+
+def _running() -> Supervisor:
+    supervisor = _cluster()
+    supervisor.start(0.0)
+    for name in supervisor.processes:
+        supervisor.on_serving(name, 1.0)
+    return supervisor
+
+
+def _names(actions: Sequence[Action], verb: Verb) -> list[str]:
+    assert {action.verb for action in actions} <= {verb}
+    return [action.service for action in actions]
+
+
+def test_start_begins_with_what_follows_nothing() -> None:
+    """The evaluator waits for the learner to be healthy; everything else starts at once."""
+    supervisor = _cluster()
+    assert _names(supervisor.start(0.0), Verb.START) == [
+        "replay",
+        "paramserver",
+        "learner",
+        "actor-0",
+        "actor-1",
+    ]
+    assert supervisor.on_serving("replay", 1.0) == []
+    assert _names(supervisor.on_serving("learner", 1.0), Verb.START) == ["evaluator"]
+
+
+def test_exit_of_a_running_service_restarts_it_after_the_backoff() -> None:
+    """Killed at 10 s with a backoff of 1 s: started again at 11 s, not before."""
+    supervisor = _running()
+    assert supervisor.on_exit("learner", -9, 10.0) == []
+    process = supervisor.processes["learner"]
+    assert (process.phase, process.reason) == (Phase.BACKOFF, "was killed by signal 9")
+    assert supervisor.next_timer_s() == 11.0
+    assert supervisor.on_timer(10.99) == []
+    assert supervisor.on_timer(11.0) == [Action(Verb.START, "learner")]
+    assert process.restarts_total == 1
+
+
+def test_backoff_doubles_with_each_restart_up_to_thirty_seconds() -> None:
+    """1, 2, 4, 8, 16, 30, 30 seconds."""
+    settings = LauncherSettings(max_restarts=7, restart_backoff_s=1.0, start_timeout_s=60.0)
+    supervisor = Supervisor([_spec("replay")], settings)
+    supervisor.start(0.0)
+    pauses = []
+    for _ in range(7):
+        supervisor.on_exit("replay", 1, 0.0)
+        due_s = supervisor.next_timer_s()
+        assert due_s is not None
+        pauses.append(due_s)
+        supervisor.on_timer(due_s)
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+
+
+def test_restart_limit_ends_the_run_as_failed() -> None:
+    """The fourth exit within ten minutes is one too many for a limit of three."""
+    supervisor = Supervisor([_spec("replay"), _spec("actor-0")], _SETTINGS)
+    supervisor.start(0.0)
+    for now_s in (10.0, 20.0, 30.0):
+        assert supervisor.on_exit("replay", 1, now_s) == []
+        supervisor.on_timer(now_s + 5.0)
+    assert supervisor.on_exit("replay", 1, 40.0) == [Action(Verb.TERMINATE, "actor-0")]
+    assert supervisor.outcome == Outcome(
+        1, "replay ended with exit code 1, after 3 restarts within ten minutes"
+    )
+    assert not supervisor.is_over
+    supervisor.on_exit("actor-0", 0, 41.0)
+    assert supervisor.is_over
+
+
+def test_restarts_older_than_ten_minutes_are_forgotten() -> None:
+    """A service that fails now and then over a long run is restarted every time, with the first backoff."""
+    supervisor = Supervisor([_spec("replay")], _SETTINGS)
+    supervisor.start(0.0)
+    for round_ in range(20):
+        now_s = round_ * 601.0
+        supervisor.on_exit("replay", 1, now_s)
+        assert supervisor.next_timer_s() == now_s + 1.0
+        supervisor.on_timer(now_s + 1.0)
+    assert supervisor.outcome is None
+    assert supervisor.processes["replay"].restarts_total == 20
+
+
+def test_exit_code_two_is_never_restarted() -> None:
+    """Wrong settings stay wrong: the run ends with the code of bad usage."""
+    supervisor = _running()
+    supervisor.on_exit("actor-1", 2, 5.0)
+    assert supervisor.outcome == Outcome(2, "actor-1 refused its settings")
+
+
+def test_service_that_is_not_healthy_in_time_is_killed_and_restarted() -> None:
+    """The reason names the time it had."""
+    supervisor = _cluster()
+    supervisor.start(0.0)
+    assert set(_names(supervisor.on_timer(60.0), Verb.KILL)) == set(supervisor.processes) - {"evaluator"}
+    supervisor.on_exit("replay", -9, 60.5)
+    assert supervisor.processes["replay"].reason == "was not healthy within 60 s"
+    assert supervisor.processes["replay"].phase is Phase.BACKOFF
+
+
+def test_stop_ends_one_group_after_another() -> None:
+    """Actors, then the learner, then the evaluator, then the servers; each group waits for the one before."""
+    supervisor = _running()
+    assert _names(supervisor.on_stop_requested(10.0), Verb.TERMINATE) == ["actor-0", "actor-1"]
+    assert supervisor.on_exit("actor-0", 0, 10.1) == []
+    assert _names(supervisor.on_exit("actor-1", 0, 10.2), Verb.TERMINATE) == ["learner"]
+    assert _names(supervisor.on_exit("learner", 0, 10.3), Verb.TERMINATE) == ["evaluator"]
+    assert _names(supervisor.on_exit("evaluator", 0, 10.4), Verb.TERMINATE) == ["replay", "paramserver"]
+    supervisor.on_exit("replay", 0, 10.5)
+    assert not supervisor.is_over
+    supervisor.on_exit("paramserver", 0, 10.6)
+    assert supervisor.is_over
+    assert supervisor.outcome == Outcome(0, "stopped as asked")
+
+
+def test_stop_kills_what_does_not_end_in_time() -> None:
+    """After stop_timeout_s SIGTERM becomes SIGKILL, and the order goes on."""
+    supervisor = Supervisor([_spec("learner"), _spec("replay")], _SETTINGS)
+    supervisor.start(0.0)
+    supervisor.on_stop_requested(10.0)
+    assert supervisor.next_timer_s() == 30.0
+    assert supervisor.on_timer(30.0) == [Action(Verb.KILL, "learner")]
+    assert supervisor.next_timer_s() is None
+    assert supervisor.on_exit("learner", -9, 30.1) == [Action(Verb.TERMINATE, "replay")]
+
+
+def test_stop_asked_twice_kills_everything() -> None:
+    """The second Ctrl-C does not wait for an order."""
+    supervisor = _running()
+    supervisor.on_stop_requested(10.0)
+    assert set(_names(supervisor.on_stop_requested(10.5), Verb.KILL)) == set(supervisor.processes)
+
+
+def test_stop_does_not_start_what_was_waiting_to_be_started() -> None:
+    """A service in its backoff, or not yet started, is over when the run is."""
+    supervisor = _cluster()
+    supervisor.start(0.0)
+    supervisor.on_exit("actor-0", -9, 5.0)
+    supervisor.on_stop_requested(5.5)
+    assert supervisor.on_timer(100.0) == [Action(Verb.KILL, "actor-1")]
+    assert supervisor.processes["actor-0"].phase is Phase.ENDED
+    assert supervisor.processes["evaluator"].phase is Phase.ENDED
+
+
+def test_evaluator_that_wrote_its_result_ends_the_run() -> None:
+    """Exit code 0 with a result is the end of the run; the rest is stopped in order."""
+    supervisor = _running()
+    actions = supervisor.on_exit("evaluator", 0, 50.0, has_result=True)
+    assert _names(actions, Verb.TERMINATE) == ["actor-0", "actor-1"]
+    assert supervisor.outcome == Outcome(0, "finished")
+
+
+def test_evaluator_that_was_only_stopped_is_restarted() -> None:
+    """Exit code 0 without a result means someone ended the process, not the run."""
+    supervisor = _running()
+    supervisor.on_exit("evaluator", 0, 50.0)
+    assert supervisor.outcome is None
+    assert supervisor.processes["evaluator"].phase is Phase.BACKOFF
+
+
+def test_learner_that_has_finished_leaves_the_last_word_to_the_evaluator() -> None:
+    """Actors end, the evaluator is asked for the final evaluation, the learner is not restarted."""
+    supervisor = _running()
+    actions = supervisor.on_exit("learner", 0, 50.0)
+    assert actions == [
+        Action(Verb.TERMINATE, "actor-0"),
+        Action(Verb.TERMINATE, "actor-1"),
+        Action(Verb.FINISH, "evaluator"),
+    ]
+    assert supervisor.on_exit("actor-0", 0, 50.1) == []
+    assert supervisor.on_exit("actor-1", 0, 50.1) == []
+    actions = supervisor.on_exit("evaluator", 0, 55.0, has_result=True)
+    assert _names(actions, Verb.TERMINATE) == ["replay", "paramserver"]
+    assert supervisor.outcome == Outcome(0, "finished")
+
+
+def test_evaluator_that_restarts_after_the_learner_finished_is_asked_again() -> None:
+    """The final evaluation survives a crash of the evaluator."""
+    supervisor = _running()
+    supervisor.on_exit("learner", 0, 50.0)
+    supervisor.on_exit("evaluator", -11, 51.0)
+    assert supervisor.on_timer(52.0) == [Action(Verb.START, "evaluator")]
+    assert supervisor.on_serving("evaluator", 55.0) == [Action(Verb.FINISH, "evaluator")]
+
+
+def test_learner_that_has_finished_ends_a_run_without_evaluator() -> None:
+    """There is nothing left to wait for."""
+    supervisor = Supervisor([_spec("learner"), _spec("actor-0")], _SETTINGS)
+    supervisor.start(0.0)
+    assert supervisor.on_exit("learner", 0, 5.0) == [Action(Verb.TERMINATE, "actor-0")]
+    assert supervisor.outcome == Outcome(0, "the learner has finished")
+
+
+@pytest.mark.parametrize(
+    "exit_code, words", [(-9, "was killed by signal 9"), (1, "ended with exit code 1")]
+)
+def test_exit_is_described_in_words(exit_code: int, words: str) -> None:
+    """A negative code is a signal, as in subprocess."""
+    assert describe_exit(exit_code) == words
