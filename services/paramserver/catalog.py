@@ -80,9 +80,7 @@ class Catalog:
             )
         newest = self.newest.version if self.newest else 0
         if draft.base_version != newest:
-            raise FailedPrecondition(
-                f"base_version is {draft.base_version}, but the newest version is {newest}"
-            )
+            raise FailedPrecondition(f"base_version is {draft.base_version}, but the newest version is {newest}")
 
     def with_generation(self) -> Catalog:
         """Hand out the next generation."""
@@ -102,9 +100,7 @@ class Catalog:
         """
         check_tag(tag)
         if tag == LATEST:
-            raise InvalidArgument(
-                "tag is 'latest', which always points at the newest version and cannot be set"
-            )
+            raise InvalidArgument("tag is 'latest', which always points at the newest version and cannot be set")
         return replace(self, tags={**self.tags, tag: self.find(number).version})
 
     def expired(self, keep_versions: int) -> tuple[int, ...]:
@@ -114,6 +110,4 @@ class Catalog:
 
     def without(self, numbers: tuple[int, ...]) -> Catalog:
         """Forget versions."""
-        return replace(
-            self, versions={n: version for n, version in self.versions.items() if n not in numbers}
-        )
+        return replace(self, versions={n: version for n, version in self.versions.items() if n not in numbers})

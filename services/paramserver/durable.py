@@ -1,17 +1,15 @@
-"""Files that are there whole or not at all, and documents that carry their own checksum."""
+"""Files that are there whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from tidemill.errors import DataLoss, ResourceExhausted
+from tidemill.errors import ResourceExhausted
 
 TEMPORARY = ".tmp"
 """Suffix of files that are not finished; a restart removes them."""
@@ -73,30 +71,3 @@ def full_disk_reported() -> Iterator[None]:
                 f"the parameter server's disk is full ({error.strerror}); nothing was stored"
             ) from error
         raise
-
-
-def seal(content: dict[str, Any]) -> bytes:
-    """Return a document as JSON with its SHA-256; the inverse of `unseal`."""
-    return (json.dumps({"sha256": _digest(content), "content": content}, indent=1) + "\n").encode()
-
-
-def unseal(data: bytes) -> dict[str, Any]:
-    """Return the document of a sealed file.
-
-    Raises:
-        DataLoss: It is torn, flipped or not a sealed document.
-    """
-    try:
-        document = json.loads(data)
-        content, digest = document["content"], document["sha256"]
-        is_whole = isinstance(content, dict) and _digest(content) == digest
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataLoss(f"it is not a sealed document: {error}") from error
-    if not is_whole:
-        raise DataLoss("it does not match its SHA-256")
-    return dict(content)
-
-
-def _digest(content: object) -> str:
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()

@@ -52,9 +52,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
         params_pb2_grpc.add_ParamServiceServicer_to_server(self, server.grpc)
         server.announce(_FULL_NAME)
 
-    async def OpenGeneration(
-        self, request: pb.OpenGenerationRequest, context: Context
-    ) -> pb.OpenGenerationResponse:
+    async def OpenGeneration(self, request: pb.OpenGenerationRequest, context: Context) -> pb.OpenGenerationResponse:
         """Make the caller the one publisher."""
         check_text("publisher", request.publisher)
         catalog = await self._writer.open_generation()
@@ -62,9 +60,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
         _log.info("new publisher", publisher=request.publisher, generation=catalog.generation, latest=newest)
         return pb.OpenGenerationResponse(generation=catalog.generation, latest_version=newest)
 
-    async def Publish(
-        self, request_iterator: AsyncIterator[pb.PublishRequest], context: Context
-    ) -> pb.PublishResponse:
+    async def Publish(self, request_iterator: AsyncIterator[pb.PublishRequest], context: Context) -> pb.PublishResponse:
         """Store a version."""
         draft = _unpack_draft(await anext(request_iterator, pb.PublishRequest()))
         try:
@@ -109,9 +105,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
                 known = version.version
                 yield pb.WatchResponse(version=pack_version(version))
 
-    async def ListVersions(
-        self, request: pb.ListVersionsRequest, context: Context
-    ) -> pb.ListVersionsResponse:
+    async def ListVersions(self, request: pb.ListVersionsRequest, context: Context) -> pb.ListVersionsResponse:
         """List versions and tags."""
         catalog = self._store.catalog
         versions = [pack_version(version) for version in catalog.versions.values()]

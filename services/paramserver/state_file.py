@@ -11,8 +11,8 @@ from pathlib import Path
 
 import structlog
 
-from services.paramserver.durable import seal, unseal
 from tidemill.errors import DataLoss
+from tidemill.params.document import seal, unseal
 
 _COPIES = ("state.json", "state.copy.json")
 

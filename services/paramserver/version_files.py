@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
 import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import structlog
 
-from services.paramserver.durable import remove, seal, sync_folder, unseal, write_whole
+from services.paramserver.durable import remove, sync_folder, write_whole
 from tidemill.errors import DataLoss, NotFound
-from tidemill.params.version import Encoding, ParamsMetadata, Precision, Version
+from tidemill.params.document import from_version, seal, to_version, unseal
+from tidemill.params.version import Encoding, Precision, Version
 
 _NAME = re.compile(r"(\d{10,20})\.(json|full\.safetensors|half\.safetensors)")
 _DAMAGED = "damaged"
@@ -47,9 +46,7 @@ class VersionFiles:
 
     def path(self, number: int, kind: str) -> Path:
         """Return where a version's description (`json`) or encoding (`full`, `half`) is kept."""
-        return self._folder / (
-            f"{number:010d}.json" if kind == "json" else f"{number:010d}.{kind}.safetensors"
-        )
+        return self._folder / (f"{number:010d}.json" if kind == "json" else f"{number:010d}.{kind}.safetensors")
 
     def write(self, version: Version, blobs: Mapping[Precision, Path], others: Mapping[Path, bytes]) -> None:
         """Move a version's finished encodings into place and write its description.
@@ -66,7 +63,7 @@ class VersionFiles:
         try:
             for precision, blob in blobs.items():
                 blob.replace(self.path(version.version, precision.value))
-            write_whole({description: seal(_to_document(version)), **others})
+            write_whole({description: seal(from_version(version)), **others})
             sync_folder(self._folder)
         except OSError:
             self.remove(version.version)
@@ -112,7 +109,7 @@ class VersionFiles:
             FileNotFoundError: It has no description, so it was never acknowledged.
             DataLoss: Its description or an encoding is damaged or missing.
         """
-        version = _from_document(unseal(self.path(number, "json").read_bytes()))
+        version = to_version(unseal(self.path(number, "json").read_bytes()))
         if version.version != number:
             raise DataLoss(f"the description names version {version.version}")
         for encoding in version.encodings:
@@ -156,30 +153,3 @@ def _numbers(folder: Path) -> list[int]:
         return []
     matches = (_NAME.fullmatch(path.name) for path in folder.iterdir())
     return sorted({int(match[1]) for match in matches if match})
-
-
-def _to_document(version: Version) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(version),
-        "created": version.created.isoformat(),
-        "encodings": [
-            {"precision": item.precision.value, "size_bytes": item.size_bytes, "sha256": item.sha256.hex()}
-            for item in version.encodings
-        ],
-    }
-
-
-def _from_document(document: dict[str, Any]) -> Version:
-    try:
-        fields = {
-            **document,
-            "created": datetime.datetime.fromisoformat(document["created"]),
-            "metadata": ParamsMetadata(**document["metadata"]),
-            "encodings": tuple(
-                Encoding(Precision(item["precision"]), item["size_bytes"], bytes.fromhex(item["sha256"]))
-                for item in document["encodings"]
-            ),
-        }
-        return Version(**fields)
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataLoss(f"its description has other fields than expected: {error}") from error

@@ -153,6 +153,7 @@ class VersionStore:
         with full_disk_reported():
             self._files.write(version, incoming.paths, self._next_state(catalog))
         self._sequence += 1
+        self._cache = {}  # before the next, so that memory never holds two versions
         self._cache = self._read_newest(catalog)
         self._catalog = catalog
         self._prune()

@@ -10,8 +10,8 @@ from typing import Self
 
 import structlog
 
-from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unimplemented
 from tidemill.backoff import Backoff
+from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unimplemented
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import ParamsMetadata, Precision
 
@@ -125,9 +125,7 @@ class ParamsPublisher:
         """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Close."""
         self.close()
 

@@ -7,14 +7,13 @@ NUMBER.half.safetensors are its encodings, state.json and its copy hold the tags
 from __future__ import annotations
 
 import contextlib
-import datetime
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 from tidemill.errors import DataLoss, NotFound
-from tidemill.params.version import LATEST, Encoding, Params, ParamsMetadata, Precision, Version
+from tidemill.params.document import to_version, unseal
+from tidemill.params.version import LATEST, Params, Precision, Version
 
 _STATES = ("state.json", "state.copy.json")
 
@@ -73,33 +72,14 @@ def _read_version(folder: Path, number: int) -> Version:
         raise NotFound(
             f"{folder} has no version {number}; versions there: {_listed(_stored_numbers(folder))}"
         ) from error
-    try:
-        return Version(
-            version=document["version"],
-            base_version=document["base_version"],
-            generation=document["generation"],
-            created=datetime.datetime.fromisoformat(document["created"]),
-            metadata=ParamsMetadata(**document["metadata"]),
-            encodings=tuple(
-                Encoding(Precision(item["precision"]), item["size_bytes"], bytes.fromhex(item["sha256"]))
-                for item in document["encodings"]
-            ),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataLoss(f"the description of version {number} has unexpected fields: {error}") from error
+    return to_version(document)
 
 
 def _unseal(file: Path) -> dict[str, Any]:
     try:
-        document = json.loads(file.read_bytes())
-        content = document["content"]
-        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        is_whole = hashlib.sha256(canonical.encode()).hexdigest() == document["sha256"]
-    except (ValueError, KeyError, TypeError) as error:
+        return unseal(file.read_bytes())
+    except DataLoss as error:
         raise DataLoss(f"{file} is damaged: {error}") from error
-    if not is_whole or not isinstance(content, dict):
-        raise DataLoss(f"{file} does not match its SHA-256")
-    return content
 
 
 def _listed(numbers: list[int]) -> str:

@@ -8,6 +8,7 @@ from typing import Self
 
 import structlog
 
+from tidemill.backoff import Backoff
 from tidemill.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -15,7 +16,6 @@ from tidemill.errors import (
     TidemillError,
     Unimplemented,
 )
-from tidemill.backoff import Backoff
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import LATEST, Params, Precision, check_tag
 
@@ -93,9 +93,7 @@ class ParamsWatcher:
         """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Close."""
         self.close()
 
@@ -119,9 +117,7 @@ class ParamsWatcher:
 
     def _fetch(self, backoff: Backoff) -> None:
         try:
-            params = self._client.fetch(
-                self._tag, newer_than=self._seen, wait_s=_WAIT_S, precision=self._precision
-            )
+            params = self._client.fetch(self._tag, newer_than=self._seen, wait_s=_WAIT_S, precision=self._precision)
         except _FATAL:
             raise
         except TidemillError as error:

@@ -45,9 +45,7 @@ def test_generation_that_was_not_handed_out_is_invalid() -> None:
 @pytest.mark.parametrize("base_version", [0, 1, 3])
 def test_base_that_is_not_the_newest_is_refused(base_version: int) -> None:
     """A publisher that missed a version, or knows one that is lost, is told the newest."""
-    with pytest.raises(
-        FailedPrecondition, match=f"base_version is {base_version}, but the newest version is 2"
-    ):
+    with pytest.raises(FailedPrecondition, match=f"base_version is {base_version}, but the newest version is 2"):
         _catalog(1, 2).check_publisher(draft_of(b"a", base_version=base_version))
 
 
@@ -92,9 +90,7 @@ def test_tag_on_a_missing_version_is_not_found() -> None:
     tagged=st.lists(st.integers(1, 30), max_size=3),
     keep_versions=st.integers(1, 10),
 )
-def test_retention_keeps_the_newest_and_the_tagged(
-    numbers: set[int], tagged: list[int], keep_versions: int
-) -> None:
+def test_retention_keeps_the_newest_and_the_tagged(numbers: set[int], tagged: list[int], keep_versions: int) -> None:
     """Exactly the versions that are neither tagged nor among the newest N expire."""
     catalog = _catalog(*sorted(numbers))
     for i, number in enumerate(tagged):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from services.paramserver.durable import seal, unseal
 from services.paramserver.version_store import VersionStore
 from tests.unit.params.publishing import OpenStore, names, publish, read, small_store
 from tidemill.errors import DataLoss
+from tidemill.params.document import seal, unseal
 from tidemill.params.version import Precision
 
 
@@ -145,9 +145,7 @@ def test_unfinished_files_are_removed_and_strangers_left_alone(tmp_path: Path, o
     assert publish(store, b"four").version in (4, 5)
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"null", b"[]", b"{}", b'{"sha256": 1, "content": 2}', b"\xff", b"[" * 9999]
-)
+@pytest.mark.parametrize("data", [b"", b"null", b"[]", b"{}", b'{"sha256": 1, "content": 2}', b"\xff", b"[" * 9999])
 def test_what_is_not_sealed_is_damage(data: bytes) -> None:
     """Any bytes at all are either a sealed document or `DataLoss`."""
     with pytest.raises(DataLoss):

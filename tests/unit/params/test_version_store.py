@@ -65,9 +65,7 @@ def test_restart_restores_everything(tmp_path: Path, open_store: OpenStore) -> N
     assert publish(again, b"4").version == 4
 
 
-def test_newest_version_is_read_from_memory_and_others_from_disk(
-    tmp_path: Path, open_store: OpenStore
-) -> None:
+def test_newest_version_is_read_from_memory_and_others_from_disk(tmp_path: Path, open_store: OpenStore) -> None:
     """Memory holds one version, also after a restart."""
     store = open_store(tmp_path)
     publish(store, b"old")
@@ -134,9 +132,7 @@ def test_generations_grow_across_restarts(tmp_path: Path, open_store: OpenStore)
     assert open_store(tmp_path).open_generation().generation == 3
 
 
-def test_publisher_superseded_while_it_sends_is_refused_at_the_end(
-    tmp_path: Path, open_store: OpenStore
-) -> None:
+def test_publisher_superseded_while_it_sends_is_refused_at_the_end(tmp_path: Path, open_store: OpenStore) -> None:
     """The bytes of the older publisher leave nothing."""
     store = open_store(tmp_path)
     store.open_generation()

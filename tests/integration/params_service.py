@@ -1,0 +1,121 @@
+"""Real parameter servers for the tests: one inside the test's process, one as a process of its own."""
+
+from __future__ import annotations
+
+import datetime
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from services.paramserver.announcer import Announcer
+from services.paramserver.metrics import Metrics
+from services.paramserver.servicer import ParamServicer
+from services.paramserver.version_store import VersionStore
+from services.paramserver.writer import Writer
+from tidemill.params.version import ParamsMetadata
+from tidemill.rpc.background import BackgroundServer
+from tidemill.rpc.settings import ServerSettings
+
+METADATA = ParamsMetadata("sac", "Pendulum-v1", learner_steps=100, env_steps=400)
+WAIT_S = 30.0
+
+
+@dataclass(frozen=True)
+class LocalServer:
+    """A server inside this process, with its parts at hand."""
+
+    address: str
+    store: VersionStore
+    registry: CollectorRegistry
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return a metric of the server, 0 when it was never touched."""
+        return self.registry.get_sample_value(f"tidemill_paramserver_{name}", labels) or 0.0
+
+
+@contextmanager
+def local_server(
+    folder: Path, *, keep_versions: int = 20, max_blob_bytes: int = 64 * 2**20, stall_s: float = 10.0
+) -> Iterator[LocalServer]:
+    """Serve a folder on a free port."""
+    store = VersionStore(folder, keep_versions=keep_versions, max_blob_bytes=max_blob_bytes)
+    announcer, registry = Announcer(), CollectorRegistry()
+    writer = Writer(store, announcer, clock=lambda: datetime.datetime.now(datetime.UTC), stall_s=stall_s)
+    metrics = Metrics(lambda: store.catalog, registry)
+    try:
+        with BackgroundServer("paramserver", ServerSettings(grace_s=0.2)) as background:
+            ParamServicer(store, writer, announcer, metrics).add_to(background.server)
+            yield LocalServer(background.start(), store, registry)
+    finally:
+        writer.close()
+        store.close()
+
+
+class ServerProcess:
+    """`python -m services.paramserver`, started and ended like a launcher would."""
+
+    def __init__(self, root: Path, address: str, *options: str) -> None:
+        self._command = [
+            *(sys.executable, "-m", "services.paramserver", "--run.root", str(root)),
+            *("--paramserver.server.address", address, *options),
+        ]
+        self.address = address
+        self.start()
+
+    def start(self) -> None:
+        """Start it, or start it again after `kill`."""
+        self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def line(self) -> str:
+        """Return the next line it writes to standard error."""
+        assert self._process.stderr is not None
+        return self._process.stderr.readline()
+
+    def kill(self) -> None:
+        """End it without a chance to do anything."""
+        self._process.kill()
+        self._process.communicate(timeout=WAIT_S)
+
+    def stop(self) -> tuple[int, str]:
+        """Ask it to end; return its exit code and what it wrote to standard error."""
+        self._process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> tuple[int, str]:
+        """Wait until it ends by itself; return its exit code and what it wrote to standard error."""
+        _, errors = self._process.communicate(timeout=WAIT_S)
+        return self._process.returncode, errors
+
+    def close(self) -> None:
+        """Leave nothing running."""
+        if self._process.poll() is None:
+            self.kill()
+
+
+def free_address() -> str:
+    """Return a loopback address whose port was free a moment ago, for a server that starts twice on it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@contextmanager
+def server_process(root: Path, options: Sequence[str] = ()) -> Iterator[ServerProcess]:
+    """Run a server as a process, on a free port."""
+    process = ServerProcess(root, free_address(), *options)
+    try:
+        yield process
+    finally:
+        process.close()

@@ -1,0 +1,281 @@
+"""The parameter server as a process, and the background clients across its deaths."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.integration.params_service import METADATA, WAIT_S, ServerProcess, local_server, server_process
+from tidemill.errors import FatalError, InvalidArgument, Unavailable
+from tidemill.params.client import ParamsClient
+from tidemill.params.publisher import ParamsPublisher, StalePublisher
+from tidemill.params.version import ParamsMetadata, Precision
+from tidemill.params.watcher import ParamsWatcher
+from tidemill.rpc.channel import open_channel
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server process on a free port."""
+    with server_process(tmp_path, ["--log.json"]) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def steady_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server process that the tests only look at."""
+    with server_process(tmp_path_factory.mktemp("steady"), ["--log.json"]) as process:
+        yield process
+
+
+def _full(text: str) -> dict[Precision, bytes]:
+    return {Precision.FULL: text.encode()}
+
+
+def test_version_is_there_when_the_server_is_killed_right_after_acknowledging_it(
+    server: ServerProcess,
+) -> None:
+    """SIGKILL after each answer loses nothing: versions, tags and generations were on disk before it."""
+    version = 0
+    for i in range(1, 3):
+        with ParamsClient(server.address) as client:
+            opened = client.open_generation("test", connect_timeout_s=WAIT_S)
+            assert (opened.generation, opened.latest_version) == (i, version)
+            version = client.publish(_full(f"blob {i}"), METADATA, generation=opened.generation, base_version=version)
+            if i == 2:
+                client.set_tag("best", version)
+        server.kill()
+        server.start()
+    with ParamsClient(server.address) as client:
+        client.open_generation("test", connect_timeout_s=WAIT_S)
+        assert client.list_versions().tags == {"best": 2, "latest": 2}
+        blobs = [client.fetch(number) for number in (1, 2)]
+    assert [params and params.blob for params in blobs] == [b"blob 1", b"blob 2"]
+
+
+def test_sigterm_ends_waiting_calls_and_the_process(server: ServerProcess) -> None:
+    """With a fetch and a watch waiting, the process ends within its grace period, with exit code 0."""
+    with ParamsClient(server.address) as client, ParamsWatcher(server.address):
+        client.open_generation("test", connect_timeout_s=WAIT_S)
+        watch = client.watch()
+        started = time.monotonic()
+        code, errors = server.stop()
+        assert time.monotonic() - started < 4  # the grace period is 5 s: nothing used it up
+        with pytest.raises(Unavailable):
+            next(iter(watch))
+    assert code == 0
+    events = [json.loads(line) for line in errors.splitlines()]
+    assert [event["event"] for event in events] == ["serving", "new publisher", "stopped"]
+
+
+def test_health_and_metrics_are_served(steady_server: ServerProcess) -> None:
+    """Health says SERVING once it is ready; /metrics has the names dashboards need."""
+    name = "tidemill.params.v1.ParamService"
+    with open_channel(steady_server.address) as channel:
+        request = health_pb2.HealthCheckRequest(service=name)
+        stub = health_pb2_grpc.HealthStub(channel)
+        responses = stub.Watch(request, timeout=WAIT_S, wait_for_ready=True)
+        assert health_pb2.HealthCheckResponse.SERVING in (response.status for response in responses)
+        responses.cancel()
+        assert stub.Check(request, timeout=WAIT_S).status == health_pb2.HealthCheckResponse.SERVING
+        address = json.loads(steady_server.line())["metrics"]
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=WAIT_S) as page:
+            text = page.read().decode()
+    names = set(re.findall(r"^(tidemill_paramserver_\w+)", text, re.MULTILINE))
+    for noun in ("latest_version", "versions", "watchers", "published_total", "corrupt_versions_total"):
+        assert f"tidemill_paramserver_{noun}" in names
+    assert 'grpc_server_handled_total{grpc_code="OK"' in text
+
+
+def test_folder_in_use_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    """A second server on the same run explains itself and ends."""
+    with local_server(tmp_path / "run" / "params"):
+        code, errors = ServerProcess(tmp_path, "127.0.0.1:0").wait()
+    assert code == 1
+    assert errors.startswith(f"paramserver: {FatalError.__name__}: another parameter server uses the folder")
+    assert len(errors.splitlines()) == 1
+
+
+def test_idle_server_is_small_and_still(steady_server: ServerProcess) -> None:
+    """Idle, with a watcher waiting, it needs under 100 MB and under 2 % of a core."""
+    address, pid = steady_server.address, steady_server.pid
+    with ParamsWatcher(address), ParamsClient(address) as client:
+        client.open_generation("test", connect_timeout_s=WAIT_S)
+        before = _cpu_s(pid)
+        assert client.fetch(wait_s=2) is None  # two seconds in which nothing happens
+        assert _cpu_s(pid) - before <= 2 * 0.02
+        assert _resident_mb(pid) < 100
+
+
+def test_publisher_and_watcher_go_on_after_the_server_was_killed(server: ServerProcess) -> None:
+    """Both reconnect by themselves; what was offered meanwhile arrives, once."""
+    with (
+        ParamsPublisher(server.address, name="test", connect_timeout_s=WAIT_S) as publisher,
+        ParamsWatcher(server.address) as watcher,
+    ):
+        publisher.offer(_full("one"), METADATA)
+        assert publisher.flush(WAIT_S)
+        params = watcher.wait(WAIT_S)
+        assert params is not None
+        assert params.blob == b"one"
+        server.kill()
+        publisher.offer(_full("two"), METADATA)
+        assert not publisher.flush(0.3)
+        assert watcher.newest() == params
+        server.start()
+        assert publisher.flush(WAIT_S)
+        assert publisher.version == 2
+        params = watcher.wait(WAIT_S, newer_than=1)
+        assert params is not None
+        assert (params.number, params.blob, params.version.generation) == (2, b"two", publisher.generation)
+
+
+def test_publisher_without_a_server_gives_up_in_time() -> None:
+    """The bound on the wait holds."""
+    with pytest.raises(Unavailable):
+        ParamsPublisher("127.0.0.1:9", name="test", connect_timeout_s=0.2)
+
+
+def test_superseded_publisher_raises_in_its_owner(tmp_path: Path) -> None:
+    """The older of two publishers learns it with its next publish, for good; the newer goes on."""
+    with (
+        local_server(tmp_path) as server,
+        ParamsPublisher(server.address, name="old") as old,
+        ParamsPublisher(server.address, name="new") as new,
+    ):
+        old.offer(_full("old"), METADATA)
+        with pytest.raises(StalePublisher, match="superseded"):
+            old.flush(WAIT_S)
+        with pytest.raises(StalePublisher):
+            old.offer(_full("old"), METADATA)
+        new.offer(_full("new"), METADATA)
+        assert new.flush(WAIT_S)
+        with pytest.raises(StalePublisher):
+            old.flush(0)
+        assert [version.generation for version in server.store.catalog.versions.values()] == [new.generation]
+
+
+def test_superseded_publisher_is_told_apart_also_behind_the_newest_version(tmp_path: Path) -> None:
+    """An old publisher whose base is outdated too does not take over the newer one's place."""
+    with (
+        local_server(tmp_path) as server,
+        ParamsPublisher(server.address, name="old") as old,
+        ParamsPublisher(server.address, name="new") as new,
+    ):
+        new.offer(_full("new"), METADATA)
+        assert new.flush(WAIT_S)
+        old.offer(_full("old"), METADATA)
+        with pytest.raises(StalePublisher):
+            old.flush(WAIT_S)
+        assert list(server.store.catalog.versions) == [1]
+
+
+def test_publisher_goes_on_when_the_server_lost_its_newest_version(tmp_path: Path) -> None:
+    """After damage on the server's disk the base is corrected, and numbers still grow."""
+    folder = tmp_path / "run" / "params"
+    with server_process(tmp_path) as server:
+        with ParamsPublisher(server.address, name="test", connect_timeout_s=WAIT_S) as publisher:
+            for text in ("one", "two"):
+                publisher.offer(_full(text), METADATA)
+                assert publisher.flush(WAIT_S)
+            server.kill()
+            (folder / "0000000002.full.safetensors").write_bytes(b"t_o")
+            server.start()
+            publisher.offer(_full("three"), METADATA)
+            assert publisher.flush(WAIT_S)
+            assert publisher.version == 3
+        with ParamsClient(server.address) as client:
+            assert [(v.version, v.base_version) for v in client.list_versions().versions] == [(1, 0), (3, 1)]
+
+
+def test_newest_offer_replaces_those_that_wait(tmp_path: Path) -> None:
+    """Offers made while the server is away never pile up: the last one is what is published."""
+    with local_server(tmp_path) as server:
+        publisher = ParamsPublisher(server.address, name="test")
+        publisher.offer(_full("first"), METADATA)
+        assert publisher.flush(WAIT_S)
+        for i in range(100):
+            publisher.offer(_full(f"{i}"), ParamsMetadata(learner_steps=i))
+        assert publisher.flush(WAIT_S)
+        publisher.close()
+        newest = server.store.catalog.newest
+        assert newest is not None
+        assert newest.metadata.learner_steps == 99
+        assert len(server.store.catalog.versions) == 101 - publisher.replaced
+        assert publisher.replaced > 0
+
+
+def test_refused_offer_is_raised_in_the_owner(tmp_path: Path) -> None:
+    """An offer without full precision can never be published."""
+    with local_server(tmp_path) as server, ParamsPublisher(server.address, name="test") as publisher:
+        publisher.offer({Precision.HALF: b"half"}, METADATA)
+        with pytest.raises(InvalidArgument, match="full precision first"):
+            publisher.flush(WAIT_S)
+
+
+def test_watcher_keeps_only_the_newest(tmp_path: Path) -> None:
+    """It takes the wanted precision, returns the same object until there is a newer one, and never blocks."""
+    with (
+        local_server(tmp_path) as server,
+        ParamsPublisher(server.address, name="test") as publisher,
+        ParamsWatcher(server.address, precision=Precision.HALF) as watcher,
+    ):
+        assert watcher.newest() is None
+        assert watcher.wait(0.05) is None
+        for i in range(1, 4):
+            publisher.offer({**_full(f"full {i}"), Precision.HALF: b"half %d" % i}, METADATA)
+            assert publisher.flush(WAIT_S)
+            params = watcher.wait(WAIT_S, newer_than=i - 1)
+            assert params is not None
+            assert (params.number, params.blob, params.precision) == (i, b"half %d" % i, Precision.HALF)
+            assert watcher.newest() is params
+
+
+def test_watcher_of_a_tag_waits_until_it_is_set(tmp_path: Path) -> None:
+    """A tag that does not exist yet is not an error; a malformed one is."""
+    with local_server(tmp_path) as server, ParamsPublisher(server.address, name="test") as publisher:
+        with pytest.raises(InvalidArgument, match="tag is 'Best'"):
+            ParamsWatcher(server.address, tag="Best")
+        with ParamsWatcher(server.address, tag="best", precision=Precision.FULL) as watcher:
+            publisher.offer(_full("one"), METADATA)
+            assert publisher.flush(WAIT_S)
+            assert watcher.wait(0.2) is None
+            with ParamsClient(server.address) as client:
+                client.set_tag("best", 1)
+            params = watcher.wait(WAIT_S)
+            assert params is not None
+            assert params.blob == b"one"
+
+
+def test_closing_does_not_wait_for_the_server(tmp_path: Path) -> None:
+    """A watcher that waits and a publisher that retries end at once; closing twice is fine."""
+    with local_server(tmp_path) as server:
+        publisher = ParamsPublisher(server.address, name="test")
+        watcher = ParamsWatcher(server.address)
+    publisher.offer(_full("never"), METADATA)
+    started = time.monotonic()
+    for _ in range(2):
+        watcher.close()
+        publisher.close()
+    assert time.monotonic() - started < 2
+    assert watcher.wait(WAIT_S) is None
+    assert not publisher.flush(WAIT_S)
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _resident_mb(pid: int) -> float:
+    match = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert match is not None
+    return int(match[1]) / 1024

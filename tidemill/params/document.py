@@ -1,0 +1,76 @@
+"""The JSON documents in a parameter server's folder: each carries its own checksum.
+
+A sealed document is {"sha256": checksum of the content, "content": {...}}. The checksum is that of the content
+as JSON with sorted keys and no spaces.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import json
+from typing import Any
+
+from tidemill.errors import DataLoss
+from tidemill.params.version import Encoding, ParamsMetadata, Precision, Version
+
+
+def seal(content: dict[str, Any]) -> bytes:
+    """Return a document as the bytes of its file; the inverse of `unseal`."""
+    return (json.dumps({"sha256": _digest(content), "content": content}, indent=1) + "\n").encode()
+
+
+def unseal(data: bytes) -> dict[str, Any]:
+    """Return the document of a sealed file.
+
+    Raises:
+        DataLoss: It is torn, flipped or not a sealed document.
+    """
+    try:
+        document = json.loads(data)
+        content, digest = document["content"], document["sha256"]
+        is_whole = isinstance(content, dict) and _digest(content) == digest
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataLoss(f"it is not a sealed document: {error}") from error
+    if not is_whole:
+        raise DataLoss("it does not match its SHA-256")
+    return dict(content)
+
+
+def from_version(version: Version) -> dict[str, Any]:
+    """Return a version's description as a document."""
+    return {
+        **dataclasses.asdict(version),
+        "created": version.created.isoformat(),
+        "encodings": [
+            {"precision": item.precision.value, "size_bytes": item.size_bytes, "sha256": item.sha256.hex()}
+            for item in version.encodings
+        ],
+    }
+
+
+def to_version(document: dict[str, Any]) -> Version:
+    """Return the version a document describes.
+
+    Raises:
+        DataLoss: It has other fields than expected.
+    """
+    try:
+        fields = {
+            **document,
+            "created": datetime.datetime.fromisoformat(document["created"]),
+            "metadata": ParamsMetadata(**document["metadata"]),
+            "encodings": tuple(
+                Encoding(Precision(item["precision"]), item["size_bytes"], bytes.fromhex(item["sha256"]))
+                for item in document["encodings"]
+            ),
+        }
+        return Version(**fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataLoss(f"the description has other fields than expected: {error}") from error
+
+
+def _digest(content: object) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
