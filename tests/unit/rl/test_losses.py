@@ -15,25 +15,19 @@ SELECTOR_Q = torch.tensor([[9.0, 0.0], [9.0, 0.0]])
 
 def test_q_learning_target_takes_the_largest_target_value() -> None:
     """1 + .5 * 5 = 3.5; 2 + 0 * 3 = 2."""
-    target = losses.q_learning_target(
-        torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.0]), BOOTSTRAP_Q, BOOTSTRAP_Q
-    )
+    target = losses.q_learning_target(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.0]), BOOTSTRAP_Q, BOOTSTRAP_Q)
     torch.testing.assert_close(target, torch.tensor([3.5, 2.0]))
 
 
 def test_double_q_learning_target_values_the_action_the_online_network_chose() -> None:
     """The selector prefers action 0: 1 + .5 * 1 = 1.5; 2 + .5 * 3 = 3.5."""
-    target = losses.q_learning_target(
-        torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.5]), BOOTSTRAP_Q, SELECTOR_Q
-    )
+    target = losses.q_learning_target(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.5]), BOOTSTRAP_Q, SELECTOR_Q)
     torch.testing.assert_close(target, torch.tensor([1.5, 3.5]))
 
 
 def test_huber_loss_is_quadratic_within_one_and_linear_beyond() -> None:
     """Errors .5 and 3: .5 * .25 = .125 and 3 - .5 = 2.5; weights 1 and .5; mean (.125 + 1.25) / 2."""
-    result = losses.td_loss(
-        torch.tensor([0.0, 0.0]), torch.tensor([0.5, 3.0]), torch.tensor([1.0, 0.5]), huber=True
-    )
+    result = losses.td_loss(torch.tensor([0.0, 0.0]), torch.tensor([0.5, 3.0]), torch.tensor([1.0, 0.5]), huber=True)
     torch.testing.assert_close(result.loss, torch.tensor(0.6875))
     torch.testing.assert_close(result.td_error, torch.tensor([0.5, 3.0]))
 
@@ -59,22 +53,18 @@ def test_soft_target_takes_the_smaller_critic_and_adds_the_entropy() -> None:
 
 def test_sac_critic_loss_sums_the_critics_and_reports_their_mean_error() -> None:
     """Errors (1, 2) and (3, 0) of weights (1, .5): halves of 1 + 9 and of .5 * 4, mean (5 + 1) / 2 = 3."""
-    result = losses.sac_critic_loss(
-        torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.zeros(2), torch.tensor([1.0, 0.5])
-    )
+    result = losses.sac_critic_loss(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.zeros(2), torch.tensor([1.0, 0.5]))
     torch.testing.assert_close(result.loss, torch.tensor(3.0))
     torch.testing.assert_close(result.td_error, torch.tensor([2.0, 1.0]))
 
 
 def test_sac_actor_loss_is_temperature_times_log_density_minus_the_smaller_value() -> None:
     """.5 * 2 - 1 = 0 and .5 * -4 - 2 = -4: mean -2."""
-    loss = losses.sac_actor_loss(
-        torch.tensor([[1.0, 3.0], [2.0, 2.0]]), torch.tensor([2.0, -4.0]), torch.tensor(0.5)
-    )
+    loss = losses.sac_actor_loss(torch.tensor([[1.0, 3.0], [2.0, 2.0]]), torch.tensor([2.0, -4.0]), torch.tensor(0.5))
     torch.testing.assert_close(loss, torch.tensor(-2.0))
 
 
-@pytest.mark.parametrize(("log_prob", "direction"), [(3.0, 1), (1.0, -1)])
+@pytest.mark.parametrize("log_prob,direction", [(3.0, 1), (1.0, -1)])
 def test_temperature_rises_while_entropy_is_below_its_target(log_prob: float, direction: int) -> None:
     """Entropy -3 is below the target of -2, so a step downhill raises the temperature; -1 lowers it."""
     log_temperature = torch.tensor(math.log(0.2), requires_grad=True)

@@ -70,9 +70,7 @@ def stacked(observation: NDArray[np.uint8], frame_stack: int) -> NDArray[np.uint
 
 @settings(max_examples=100, deadline=None)
 @given(plan=episodes, frame_stack=st.integers(1, 4), seed=st.integers(0, 1000))
-def test_frame_stack_of_an_actor_equals_the_learners(
-    plan: list[tuple[int, str]], frame_stack: int, seed: int
-) -> None:
+def test_frame_stack_of_an_actor_equals_the_learners(plan: list[tuple[int, str]], frame_stack: int, seed: int) -> None:
     """The stack a policy acts on is bit-equal to the one the learner rebuilds, at every row of a stream."""
     stream = play(plan, frame_stack, seed)
     stacker = FrameStack(1, frame_stack, FRAME)
@@ -87,7 +85,7 @@ def test_frame_stack_of_an_actor_equals_the_learners(
 
 
 @pytest.mark.parametrize(
-    ("start", "shown"),
+    "start,shown",
     [
         (0, [0, 0, 0]),  # the stream's very first row
         (1, [0, 0, 1]),

@@ -1,0 +1,217 @@
+"""What every agent and its policy must keep, whatever the algorithm."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.unit.rl.batches import CASES, CONTINUOUS, IMAGE, VECTOR, random_batch
+from tidemill.errors import ConfigError
+from tidemill.rl.agents.build import build_agent, build_policy
+from tidemill.rl.agents.config import AgentConfig
+from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.agents.interface import Agent, Array, Policy
+from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.rl.exploration import ActorPlace
+from tidemill.types import EnvSpec
+
+every_agent = pytest.mark.parametrize("config,env_spec", CASES.values(), ids=CASES.keys())
+
+
+def run(agent: Agent, env_spec: EnvSpec, updates: range, batch_size: int = 8) -> None:
+    """Make the updates of these numbers; the number alone decides the batch."""
+    for number in updates:
+        rng = torch.Generator().manual_seed(number)
+        agent.update(random_batch(env_spec, batch_size, rng), torch.rand(batch_size, generator=rng))
+
+
+def leaves(state: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield path and value of each leaf of a nested state."""
+    for name, value in state.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{path}{name}/")
+        else:
+            yield path + name, value
+
+
+def assert_equal_states(left: Mapping[str, Any], right: Mapping[str, Any]) -> None:
+    """Fail unless both states hold bit-equal leaves of the same names."""
+    expected = dict(leaves(right))
+    found = dict(leaves(left))
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        if isinstance(value, Tensor):
+            assert torch.equal(value, expected[name]), name
+        else:
+            assert value == expected[name], name
+
+
+def policy_of(config: AgentConfig, env_spec: EnvSpec, seed: int = 0, num_envs: int = 5) -> Policy:
+    """Return a policy placed for `num_envs` environments."""
+    return build_policy(config, env_spec, seed=seed, place=ActorPlace(0, num_envs, 1))
+
+
+def observations(env_spec: EnvSpec, count: int = 5) -> Array:
+    """Return made-up observations as an actor sees them."""
+    seen: Array = random_batch(env_spec, count, torch.Generator().manual_seed(9))["observation"].numpy()
+    return seen
+
+
+@pytest.mark.parametrize(
+    "name,updates", [("dqn", 500), ("dqn_soft_target", 60), ("dqn_image", 6), ("sac", 500), ("sac_all_options", 60)]
+)
+def test_resumed_agent_equals_the_one_that_went_on(name: str, updates: int) -> None:
+    """All updates at once, and half + save + load + half, end in bit-equal states."""
+    config, env_spec = CASES[name]
+    straight = build_agent(config, env_spec, seed=1)
+    run(straight, env_spec, range(updates))
+    before = build_agent(config, env_spec, seed=1)
+    run(before, env_spec, range(updates // 2))
+    resumed = build_agent(config, env_spec, seed=2)
+    resumed.load_state_dict(copy.deepcopy(before.state_dict()))
+    run(resumed, env_spec, range(updates // 2, updates))
+    assert_equal_states(resumed.state_dict(), straight.state_dict())
+
+
+@every_agent
+def test_state_dict_holds_only_what_can_be_stored_without_pickle(config: AgentConfig, env_spec: EnvSpec) -> None:
+    """Every leaf is a tensor, an int, a float or a string, on a fresh agent as on a trained one."""
+    agent = build_agent(config, env_spec)
+    fresh = dict(leaves(agent.state_dict()))
+    run(agent, env_spec, range(2))
+    trained = dict(leaves(agent.state_dict()))
+    assert fresh.keys() == trained.keys()
+    assert all(isinstance(value, Tensor | int | float | str) for value in trained.values())
+
+
+@every_agent
+def test_update_reports_a_priority_for_each_item_and_scalar_metrics(config: AgentConfig, env_spec: EnvSpec) -> None:
+    """Priorities are finite, not negative, of shape [B] and without a gradient; metrics are scalars."""
+    batch = random_batch(env_spec, 6, torch.Generator().manual_seed(0))
+    update = build_agent(config, env_spec).update(batch, torch.ones(6))
+    assert update.priority.shape == (6,)
+    assert bool(torch.isfinite(update.priority).all())
+    assert bool((update.priority >= 0).all())
+    assert not update.priority.requires_grad
+    assert all(metric.ndim == 0 and not metric.requires_grad for metric in update.metrics.values())
+
+
+@every_agent
+def test_item_of_weight_zero_does_not_move_the_values(config: AgentConfig, env_spec: EnvSpec) -> None:
+    """Importance weights scale each item's part in the loss: with all of them 0 the critic's gradient is 0."""
+    agent = build_agent(config, env_spec)
+    name = "critic" if isinstance(config, SACConfig) else "online"
+    before = copy.deepcopy(agent.state_dict()[name])
+    agent.update(random_batch(env_spec, 6, torch.Generator().manual_seed(0)), torch.zeros(6))
+    assert_equal_states(agent.state_dict()[name], before)
+
+
+@every_agent
+def test_same_seed_gives_the_same_agent_and_another_seed_another(config: AgentConfig, env_spec: EnvSpec) -> None:
+    """Initial parameters depend on the seed alone, not on torch's global generator."""
+    first = build_agent(config, env_spec, seed=3).policy_state()
+    torch.manual_seed(12345)
+    again = build_agent(config, env_spec, seed=3).policy_state()
+    other = build_agent(config, env_spec, seed=4).policy_state()
+    assert_equal_states(first, again)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+@every_agent
+def test_published_policy_state_is_a_copy(config: AgentConfig, env_spec: EnvSpec) -> None:
+    """What is being sent does not change under the next update."""
+    agent = build_agent(config, env_spec)
+    published = agent.policy_state()
+    kept = {name: value.clone() for name, value in published.items()}
+    run(agent, env_spec, range(3))
+    assert_equal_states(published, kept)
+    assert any(not torch.equal(value, kept[name]) for name, value in agent.policy_state().items())
+
+
+@every_agent
+def test_policies_with_the_same_parameters_agree(config: AgentConfig, env_spec: EnvSpec) -> None:
+    """After `load` the greedy actions depend on the parameters, not on the policy's own seed."""
+    state = build_agent(config, env_spec, seed=1).policy_state()
+    policies = [policy_of(config, env_spec, seed) for seed in (1, 2)]
+    for policy in policies:
+        policy.load(state)
+    actions = [policy.greedy(observations(env_spec)) for policy in policies]
+    np.testing.assert_array_equal(actions[0], actions[1])
+
+
+@every_agent
+def test_exploration_follows_its_seed(config: AgentConfig, env_spec: EnvSpec) -> None:
+    """The same seed repeats the actions; torch's and NumPy's global generators take no part."""
+    state = build_agent(config, env_spec).policy_state()
+
+    def actions(seed: int) -> Array:
+        policy = policy_of(config, env_spec, seed)
+        policy.load(state)
+        return np.stack([policy.explore(observations(env_spec), step).action for step in (0, 100_000, 100_001)])
+
+    first = actions(7)
+    torch.manual_seed(1)
+    np.testing.assert_array_equal(actions(7), first)
+    assert not np.array_equal(actions(8), first)
+
+
+@every_agent
+def test_actions_have_the_environments_shape_and_type(config: AgentConfig, env_spec: EnvSpec) -> None:
+    """int64 [N] in range, or float32 [N, ...] in [-1, 1], from all three ways to act."""
+    policy = policy_of(config, env_spec)
+    seen = observations(env_spec)
+    for action in (
+        policy.explore(seen, 0).action,
+        policy.explore(seen, 10**6).action,
+        policy.greedy(seen),
+        policy.evaluate(seen),
+    ):
+        assert action.dtype == env_spec.action_dtype
+        assert action.shape == (5, *env_spec.action_shape)
+        low, high = (0, env_spec.num_actions - 1) if env_spec.is_discrete else (-1, 1)
+        assert action.min() >= low
+        assert action.max() <= high
+
+
+@every_agent
+def test_first_priority_is_one_positive_number_an_environment(config: AgentConfig, env_spec: EnvSpec) -> None:
+    """The columns of a decision, stacked over n + 1 ticks, are all a policy needs."""
+    policy = policy_of(config, env_spec)
+    ticks = [policy.explore(observations(env_spec), 0).priority_inputs for _ in range(config.n_step + 1)]
+    columns = {name: np.stack([tick[name] for tick in ticks]) for name in ticks[0]}
+    flags = np.zeros((config.n_step + 1, 5), dtype=bool)
+    columns |= {"reward": flags.astype(np.float32), "terminated": flags, "truncated": flags}
+    priority = policy.first_priority(columns)
+    assert priority.dtype == np.float32
+    assert priority.shape == (5,)
+    assert (priority >= 0).all()
+
+
+@pytest.mark.parametrize(
+    "config,env_spec,message",
+    [
+        (DQNConfig(), CONTINUOUS, "'dqn', but the environment's actions are continuous"),
+        (SACConfig(), VECTOR, "'sac', but the environment's actions are discrete"),
+        (DQNConfig(), VECTOR, r"'nature', which takes gray images .* \(3,\); use 'mlp'"),
+        (DQNConfig(), EnvSpec((20, 84), "uint8", 4, 3), "at least 36x36"),
+    ],
+)
+def test_algorithm_that_does_not_fit_the_environment_is_refused(
+    config: AgentConfig, env_spec: EnvSpec, message: str
+) -> None:
+    """The message names the setting, its value and what the environment has."""
+    with pytest.raises(ConfigError, match=message):
+        build_agent(config, env_spec)
+
+
+def test_smallest_image_passes_through_the_network() -> None:
+    """36 pixels leave one after three convolutions."""
+    config = DQNConfig(hidden_sizes=(8,))
+    spec = EnvSpec((36, 36), "uint8", IMAGE.frame_stack, 3)
+    assert policy_of(config, spec).greedy(observations(spec)).shape == (5,)

@@ -1,0 +1,138 @@
+"""DQN: it finds a known Q*, and its actor's first priorities are its learner's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.unit.rl.batches import IMAGE, VECTOR, random_batch
+from tidemill.rl.agents.dqn.agent import DQNAgent
+from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.agents.dqn.policy import DQNPolicy
+from tidemill.rl.exploration import ActorPlace
+from tidemill.types import EnvSpec
+
+CPU = torch.device("cpu")
+CHAIN = EnvSpec((3,), "float32", num_actions=2)
+
+
+def chain_batch() -> dict[str, torch.Tensor]:
+    """Return every transition of a chain of three states, one-hot observations.
+
+    Action 1 moves right; from state 2 it ends the episode with reward 1. Action 0 stays, with reward .1 in
+    state 0 and 0 elsewhere.
+    """
+    states = torch.eye(3)
+    return {
+        "observation": states.repeat_interleave(2, dim=0),
+        "action": torch.tensor([0, 1] * 3),
+        "n_step_return": torch.tensor([0.1, 0.0, 0.0, 0.0, 0.0, 1.0]),
+        "bootstrap_discount": torch.tensor([0.5, 0.5, 0.5, 0.5, 0.5, 0.0]),
+        "bootstrap_observation": states[[0, 1, 1, 2, 2, 2]],
+    }
+
+
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("dueling", [True, False])
+def test_updates_reach_the_optimal_values_of_a_small_mdp(double: bool, dueling: bool) -> None:
+    """With gamma .5, by hand: Q* = [[.225, .25], [.25, .5], [.5, 1]]."""
+    config = DQNConfig(
+        network="mlp",
+        hidden_sizes=(32,),
+        double=double,
+        dueling=dueling,
+        learning_rate=3e-3,
+        target_every=20,
+        loss="mse",
+        gamma=0.5,
+        n_step=1,
+    )
+    agent = DQNAgent(config, CHAIN, CPU, seed=0)
+    for _ in range(1_500):
+        agent.update(chain_batch(), torch.ones(6))
+    policy = DQNPolicy(config, CHAIN, CPU, 0, ActorPlace(num_envs=3))
+    policy.load(agent.policy_state())
+    decision = policy.explore(np.eye(3, dtype=np.float32), 0)
+    np.testing.assert_allclose(decision.priority_inputs["q_max"], [0.25, 0.5, 1.0], atol=0.01)
+    assert policy.greedy(np.eye(3, dtype=np.float32)).tolist() == [1, 1, 1]
+
+
+def test_hard_target_changes_only_every_target_every_updates() -> None:
+    """After the third update the target is the network; before it, what it was at the start."""
+    agent = DQNAgent(DQNConfig(network="mlp", hidden_sizes=(8,), target_every=3), VECTOR, CPU, seed=0)
+    start = {name: value.clone() for name, value in agent.state_dict()["target"].items()}
+    for number in range(1, 4):
+        agent.update(random_batch(VECTOR, 4, torch.Generator().manual_seed(number)), torch.ones(4))
+        expected = agent.state_dict()["online"] if number == 3 else start
+        for name, value in agent.state_dict()["target"].items():
+            assert torch.equal(value, expected[name])
+
+
+def test_gradient_is_clipped_to_its_norm() -> None:
+    """A limit of 1e-3 on the norm makes the first Adam moment that small; the metric tells the norm before."""
+    config = DQNConfig(network="mlp", hidden_sizes=(8,), max_grad_norm=1e-3)
+    agent = DQNAgent(config, VECTOR, CPU, seed=0)
+    batch = random_batch(VECTOR, 4, torch.Generator().manual_seed(1))
+    update = agent.update(batch | {"n_step_return": torch.full((4,), 100.0)}, torch.ones(4))
+    mean = agent.state_dict()["optimizer"]["mean"]
+    norm = torch.linalg.vector_norm(torch.cat([tensor.flatten() for tensor in mean.values()]))
+    torch.testing.assert_close(norm, torch.tensor(1e-4), rtol=1e-3, atol=0.0)  # (1 - beta1) * 1e-3
+    assert update.metrics["grad_norm"] > 1.0
+
+
+@pytest.mark.parametrize("ends", ["nowhere", "terminated", "truncated"])
+@pytest.mark.parametrize("env_spec", [VECTOR, IMAGE], ids=["vector", "image"])
+def test_actors_first_priority_equals_the_learners(env_spec: EnvSpec, ends: str) -> None:
+    """On the same parameters, |TD| of a window computed by the actor is what the learner's update reports."""
+    network = "mlp" if env_spec is VECTOR else "nature"
+    config = DQNConfig(network=network, hidden_sizes=(16,), n_step=3, gamma=0.9)  # type: ignore[arg-type]
+    agent = DQNAgent(config, env_spec, CPU, seed=0)
+    policy = DQNPolicy(config, env_spec, CPU, 1, ActorPlace(num_envs=5))
+    policy.load(agent.policy_state())
+    rng = torch.Generator().manual_seed(5)
+    seen = [random_batch(env_spec, 5, rng)["observation"] for _ in range(4)]
+    decisions = [policy.explore(observation.numpy(), 0) for observation in seen]
+    ticks = {name: np.stack([d.priority_inputs[name] for d in decisions]) for name in ("q_taken", "q_max")}
+    reward = torch.randn((4, 5), generator=rng).numpy()
+    end = np.zeros((4, 5), dtype=bool)
+    end[1] = True  # the second step, so two rewards are summed and the third row is the final one
+    ticks |= {"reward": reward, "terminated": end & (ends == "terminated"), "truncated": end & (ends == "truncated")}
+    summed = 3 if ends == "nowhere" else 2
+    batch = {
+        "observation": seen[0],
+        "action": torch.from_numpy(decisions[0].action),
+        "n_step_return": torch.from_numpy(sum(0.9**k * reward[k] for k in range(summed))),
+        "bootstrap_discount": torch.full((5,), 0.0 if ends == "terminated" else 0.9**summed),
+        "bootstrap_observation": seen[summed],
+    }
+    learned = agent.update(batch, torch.ones(5)).priority
+    np.testing.assert_allclose(policy.first_priority(ticks), learned.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_epsilon_of_the_ladder_is_the_share_of_random_actions() -> None:
+    """The first rung, epsilon 1, is uniform over all actions; the last, about 0, is greedy."""
+    config = DQNConfig(network="mlp", hidden_sizes=(8,), ladder_base=1.0, ladder_alpha=0.0)
+    uniform = DQNPolicy(config, VECTOR, CPU, 0, ActorPlace(num_envs=4_000))
+    observation = np.zeros((4_000, 3), dtype=np.float32)
+    share = np.bincount(uniform.explore(observation, 0).action, minlength=4) / 4_000
+    np.testing.assert_allclose(share, 0.25, atol=0.03)
+    greedy = DQNConfig(network="mlp", hidden_sizes=(8,), ladder_base=1e-9)
+    policy = DQNPolicy(greedy, VECTOR, CPU, 0, ActorPlace(num_envs=4_000))
+    np.testing.assert_array_equal(policy.explore(observation, 0).action, policy.greedy(observation))
+
+
+def test_schedule_gives_all_environments_the_epsilon_of_the_clusters_step() -> None:
+    """Half way from 1 to .01 it is .505 for each."""
+    config = DQNConfig(network="mlp", exploration="schedule", epsilon_decay_steps=1_000)
+    policy = DQNPolicy(config, VECTOR, CPU, 0, ActorPlace())
+    np.testing.assert_allclose(policy.epsilon(500, num_envs=3), [0.505] * 3)
+
+
+def test_evaluation_leaves_its_own_share_of_random_actions() -> None:
+    """With epsilon .4 over 4 actions, 30 % of them differ from the greedy one."""
+    config = DQNConfig(network="mlp", hidden_sizes=(8,), evaluation_epsilon=0.4)
+    policy = DQNPolicy(config, VECTOR, CPU, 0, ActorPlace())
+    observation = np.zeros((4_000, 3), dtype=np.float32)
+    differs = policy.evaluate(observation) != policy.greedy(observation)
+    assert differs.mean() == pytest.approx(0.3, abs=0.03)
