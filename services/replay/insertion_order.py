@@ -76,15 +76,17 @@ class InsertionOrder:
             slots = self._in_order(reach)
             slots = slots[slots != _GONE]
             if len(slots) >= count:
-                return slots[:count].astype(np.int64)
+                found: NDArray[np.int64] = slots[:count].astype(np.int64)
+                return found
             reach *= 2
 
     def _in_order(self, reach: int) -> NDArray[np.int32]:
         """Return the next `reach` entries in the order of picks, gaps included."""
         reach = min(reach, self._tail - self._head)
-        if self._newest_first:
-            return self._ring[np.arange(self._tail - 1, self._tail - 1 - reach, -1) % len(self._ring)]
-        return self._ring[np.arange(self._head, self._head + reach) % len(self._ring)]
+        positions = np.arange(reach)
+        entries = self._tail - 1 - positions if self._newest_first else self._head + positions
+        slots: NDArray[np.int32] = self._ring[entries % len(self._ring)]
+        return slots
 
     def _skip(self, entry: int, step: int) -> int:
         """Return the first entry at or after `entry` that is no gap; there must be one."""

@@ -1,0 +1,132 @@
+"""Streams whose every step says where it comes from, and what a test needs to append and check them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.replay.append import Appending, plan
+from services.replay.replay import Replay
+from services.replay.table import Sample
+from tidemill.codec import decode, encode
+from tidemill.replay.batch import SampledBatch
+from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
+from tidemill.types import Codec, ColumnSpec, Signature
+
+SIGNATURE: Signature = (
+    ColumnSpec("frame", "int64", (3,), Codec.LZ4),
+    ColumnSpec("step", "int64", ()),
+    ColumnSpec("stream", "int32", (1,)),
+)
+
+UNIFORM = SelectorConfig(SelectorKind.UNIFORM)
+FIFO = SelectorConfig(SelectorKind.FIFO)
+
+
+def make_replay(*tables: TableConfig, max_streams: int = 1000) -> Replay:
+    """Return a state with tables."""
+    replay = Replay(max_tables=16, max_streams=max_streams, first_epoch=1, rng=np.random.default_rng(3))
+    for table in tables:
+        replay.create_table(table)
+    return replay
+
+
+def make_config(
+    name: str = "t",
+    sampler: SelectorConfig = UNIFORM,
+    max_items: int = 100,
+    max_item_steps: int = 5,
+    remover: SelectorConfig = FIFO,
+    limiter: RateLimiterConfig | None = None,
+    max_times_sampled: int = 0,
+    max_bytes: int = 0,
+) -> TableConfig:
+    """Return a table over the streams of this module."""
+    return TableConfig(
+        name=name,
+        signature=SIGNATURE,
+        sampler=sampler,
+        max_items=max_items,
+        max_item_steps=max_item_steps,
+        remover=remover,
+        rate_limiter=limiter or RateLimiterConfig(),
+        max_times_sampled=max_times_sampled,
+        max_bytes=max_bytes,
+    )
+
+
+def make_chunk(stream: int, env_index: int, first_step: int, steps: int) -> Chunk:
+    """Return a chunk whose `step` column counts and whose `stream` column names the stream."""
+    numbers = np.arange(first_step, first_step + steps)
+    columns: dict[str, NDArray[np.generic]] = {
+        "frame": np.stack([numbers, numbers * 7, numbers * 0 + stream], axis=1),
+        "step": numbers,
+        "stream": np.full((steps, 1), stream, dtype=np.int32),
+    }
+    return Chunk(env_index, first_step, steps, steps, 1 + first_step, encode(SIGNATURE, columns))
+
+
+def make_items(
+    table_index: int,
+    items: Sequence[tuple[int, int, int]],
+    priorities: Sequence[float] | None = None,
+    payloads: Sequence[bytes] = (),
+) -> ItemBatch:
+    """Return items from (chunk index, last offset, length)."""
+    columns = np.array(items, dtype=np.int64).reshape(-1, 3)
+    values = np.ones(len(items)) if priorities is None else np.array(priorities, dtype=np.float64)
+    return ItemBatch(table_index, columns[:, 0], columns[:, 1], columns[:, 2], values, tuple(payloads))
+
+
+def append(replay: Replay, appending: Appending, chunks: Sequence[Chunk], items: Sequence[ItemBatch] = ()) -> None:
+    """Check and store one message."""
+    replay.append(appending, plan(appending, chunks, items), chunks, items)
+
+
+def open_streams(
+    replay: Replay,
+    actor_id: str = "a",
+    epoch: int = 0,
+    env_count: int = 1,
+    tables: Sequence[str] = ("t",),
+    chunk_length: int = 4,
+) -> Appending:
+    """Open streams of this module's signature."""
+    return replay.open_streams(actor_id, epoch, env_count, tables, SIGNATURE, chunk_length)
+
+
+def steps_of(sample: Sample) -> list[tuple[int, ...]]:
+    """Return (stream, first step, ..., last step) of each item of a sample, read from its decoded columns."""
+    batch = SampledBatch(
+        keys=sample.keys,
+        probabilities=sample.probabilities,
+        first_rows=sample.first_rows,
+        lengths=sample.lengths,
+        payloads=sample.payloads,
+        step_counts=sample.step_counts,
+        params_versions=sample.params_versions,
+        blocks=sample.blocks,
+        table_items=sample.table_items,
+        priority_mass=sample.priority_mass,
+        env_steps=0,
+    )
+    columns = decode(SIGNATURE, batch, int(sample.lengths.max(initial=1))).columns
+    np.testing.assert_array_equal(columns["frame"][:, 0], columns["step"])
+    np.testing.assert_array_equal(columns["frame"][:, 2], columns["stream"][:, 0])
+    return [
+        (_only(columns["stream"][first : first + length, 0]), *columns["step"][first : first + length].tolist())
+        for first, length in zip(sample.first_rows.tolist(), sample.lengths.tolist(), strict=True)
+    ]
+
+
+def _only(values: NDArray[np.int32]) -> int:
+    assert len(set(values.tolist())) == 1, "an item crosses streams"
+    return int(values[0])
+
+
+def held_chunks(replay: Replay, table_names: Sequence[str]) -> set[int]:
+    """Return the chunks that a store of `SIGNATURE` holds."""
+    return set(replay.find(table_names[0]).store.held().tolist())

@@ -1,0 +1,268 @@
+"""What a message of an actor may hold, and that a wrong one changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.replay.append import Appending
+from services.replay.append_check import lz4_bound
+from services.replay.replay import Replay
+from tests.unit.replay.streams_for_tests import (
+    SIGNATURE,
+    append,
+    make_chunk,
+    make_config,
+    make_items,
+    make_replay,
+    open_streams,
+    steps_of,
+)
+from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
+from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.types import ColumnSpec
+
+
+@pytest.fixture
+def replay() -> Replay:
+    """A state with a table of items of up to 5 steps."""
+    return make_replay(make_config())
+
+
+@pytest.fixture
+def opened(replay: Replay) -> Appending:
+    """Two streams in chunks of 4, the first of which has 8 steps and 8 items."""
+    opened = open_streams(replay, env_count=2)
+    items = [(i // 4, i % 4, 1) for i in range(8)]
+    append(replay, opened, [make_chunk(0, 0, 0, 4), make_chunk(0, 0, 4, 4)], [make_items(0, items)])
+    return opened
+
+
+def snapshot(replay: Replay, opened: Appending) -> tuple[Any, ...]:
+    """Return everything a message could change."""
+    table = replay.find("t")
+    return (
+        table.size,
+        table.counters.inserts,
+        replay.chunks,
+        replay.chunk_bytes,
+        replay.env_steps,
+        opened.epoch.next_steps(),
+    )
+
+
+GOOD = make_chunk(0, 0, 8, 4)
+
+
+def changed(**fields: Any) -> Chunk:  # noqa: ANN401 - any field of a chunk
+    """Return a good next chunk but for some fields."""
+    return dataclasses.replace(GOOD, **fields)
+
+
+def blocks_with(index: int, block: bytes) -> tuple[bytes, ...]:
+    """Return a good chunk's blocks but for one."""
+    blocks = list(GOOD.blocks)
+    blocks[index] = block
+    return tuple(blocks)
+
+
+@pytest.mark.parametrize(
+    "chunk, message",
+    [
+        (changed(env_index=2), r"env_index is 2, must be below env_count \(2\)"),
+        (changed(step_count=0), r"step_count is 0, must be 1 .. chunk_length \(4\)"),
+        (changed(step_count=5), "step_count is 5"),
+        (changed(first_step=9), "first_step is 9, must be a multiple"),
+        (changed(decision_count=5), "decision_count is 5, must be at most 4"),
+        (changed(blocks=GOOD.blocks[:2]), "columns has 2 blocks, must have 3"),
+        (changed(blocks=(*GOOD.blocks, b"")), "columns has 4 blocks, must have 3"),
+        (changed(blocks=blocks_with(1, b"x" * 31)), "column 'step' has 31 bytes, must have 32 for 4 steps"),
+        (changed(blocks=blocks_with(2, b"")), "column 'stream' has 0 bytes, must have 16"),
+        (changed(blocks=blocks_with(0, b"")), "column 'frame' has 0 bytes, must have 1 .. 112"),
+        (changed(blocks=blocks_with(0, b"x" * 113)), "column 'frame' has 113 bytes"),
+        (changed(step_count=3, decision_count=3), "column 'step' has 32 bytes, must have 24 for 3 steps"),
+    ],
+)
+def test_malformed_chunk_is_refused_and_nothing_is_stored(
+    replay: Replay, opened: Appending, chunk: Chunk, message: str
+) -> None:
+    """A message with one wrong chunk after a good one is refused whole, with the field and its value."""
+    before = snapshot(replay, opened)
+    with pytest.raises(InvalidArgument, match=message):
+        append(replay, opened, [make_chunk(1, 1, 0, 4), chunk], [make_items(0, [(0, 0, 1)])])
+    assert snapshot(replay, opened) == before
+
+
+def items_with(**columns: Any) -> ItemBatch:  # noqa: ANN401 - any field of a batch of items
+    """Return a batch of one good item but for some fields."""
+    columns = {name: np.array(value) if isinstance(value, list) else value for name, value in columns.items()}
+    return dataclasses.replace(make_items(0, [(0, 3, 2)]), **columns)
+
+
+@pytest.mark.parametrize(
+    "items, message",
+    [
+        ([items_with(table_index=1)], "table_index is 1, must be below 1"),
+        ([items_with(), items_with()], "table_index 0 comes twice"),
+        ([items_with(chunk_indices=[2])], r"chunk_indices\[0\] is 2, must be below the number of chunks \(2\)"),
+        ([items_with(last_offsets=[4])], r"last_offsets\[0\] is 4, must be below step_count"),
+        ([items_with(lengths=[0])], r"lengths\[0\] is 0, must be 1 .. max_item_steps \(5\)"),
+        ([items_with(lengths=[6])], r"lengths\[0\] is 6, must be 1 .. max_item_steps \(5\)"),
+        ([items_with(chunk_indices=[1], lengths=[5])], r"lengths\[0\] is 5, .* not to reach before step 0"),
+        ([items_with(priorities=[-1.0])], r"priorities\[0\] is -1.0, must be finite and not negative"),
+        ([items_with(priorities=[np.nan])], r"priorities\[0\] is nan"),
+        ([items_with(priorities=[np.inf])], r"priorities\[0\] is inf"),
+        ([items_with(priorities=[1.0, 1.0])], "priorities has 2 entries, must have 1 like lengths"),
+        ([items_with(chunk_indices=[0, 0])], "chunk_indices has 2 entries, must have 1"),
+        ([items_with(last_offsets=np.zeros(0, int))], "last_offsets has 0 entries, must have 1"),
+        ([items_with(payloads=(b"", b""))], "payloads has 2 entries, must have none or 1"),
+        ([items_with(payloads=(b"x" * 65_537,))], "a payload has 65537 bytes, must have at most 65536"),
+    ],
+)
+def test_malformed_items_are_refused_and_nothing_is_stored(
+    replay: Replay, opened: Appending, items: list[ItemBatch], message: str
+) -> None:
+    """Items that are wrong take the good chunks of their message with them."""
+    before = snapshot(replay, opened)
+    with pytest.raises(InvalidArgument, match=message):
+        append(replay, opened, [make_chunk(0, 0, 8, 4), make_chunk(1, 1, 0, 4)], items)
+    assert snapshot(replay, opened) == before
+
+
+def test_item_that_reaches_into_freed_steps_is_refused() -> None:
+    """A table created later with longer items cannot be given steps that the streams no longer hold."""
+    replay = make_replay(make_config(max_item_steps=2))
+    opened = open_streams(replay)
+    for first in range(0, 20, 4):
+        append(replay, opened, [make_chunk(0, 0, first, 4)])
+    replay.create_table(make_config("long", max_item_steps=20))
+    resumed = open_streams(replay, epoch=opened.epoch.number, tables=("t", "long"))
+    with pytest.raises(InvalidArgument, match=r"lengths\[0\] is 12, .* still held"):
+        append(replay, resumed, [make_chunk(0, 0, 20, 4)], [make_items(1, [(0, 3, 12)])])
+    append(replay, resumed, [make_chunk(0, 0, 20, 4)], [make_items(1, [(0, 3, 8)])])
+    assert steps_of(replay.find("long").sample(1)) == [(0, *range(16, 24))]
+
+
+def test_repeated_chunk_is_skipped_with_its_items(replay: Replay, opened: Appending) -> None:
+    """A message sent again changes nothing; one that repeats and continues stores only what is new."""
+    before = snapshot(replay, opened)
+    repeated = [make_chunk(0, 0, 0, 4), make_chunk(0, 0, 4, 4)]
+    append(replay, opened, repeated, [make_items(0, [(0, 0, 1), (1, 3, 5)])])
+    assert snapshot(replay, opened) == before
+    append(replay, opened, [*repeated, make_chunk(0, 0, 8, 4)], [make_items(0, [(1, 0, 1), (2, 1, 5)])])
+    table = replay.find("t")
+    assert table.size == 9
+    assert (0, 5, 6, 7, 8, 9) in steps_of(table.sample(9, without_replacement=True))
+    assert replay.env_steps == 12
+
+
+def test_gap_is_refused(replay: Replay, opened: Appending) -> None:
+    """A chunk that leaves steps out is refused with the step the stream wants."""
+    before = snapshot(replay, opened)
+    with pytest.raises(FailedPrecondition, match="first_step 12 leaves a gap, the stream's next step is 8"):
+        append(replay, opened, [make_chunk(0, 0, 12, 4)])
+    with pytest.raises(FailedPrecondition, match="leaves a gap"):
+        append(replay, opened, [make_chunk(0, 0, 8, 4), make_chunk(0, 0, 16, 4)])
+    assert snapshot(replay, opened) == before
+
+
+def test_short_chunk_ends_its_stream(replay: Replay, opened: Appending) -> None:
+    """After a chunk of fewer steps nothing more is taken; items over it can still be sampled."""
+    append(replay, opened, [make_chunk(0, 0, 8, 2)], [make_items(0, [(0, 1, 5)])])
+    for chunk in (make_chunk(0, 0, 12, 4), make_chunk(0, 0, 8, 4)):
+        with pytest.raises(FailedPrecondition, match="after the stream's end at step 10"):
+            append(replay, opened, [chunk])
+    sampled = steps_of(replay.find("t").sample(9, without_replacement=True))
+    assert (0, 5, 6, 7, 8, 9) in sampled
+    append(replay, opened, [make_chunk(0, 0, 8, 2)])  # a repetition is still recognised
+
+
+def test_new_epoch_supersedes_the_old_one(replay: Replay, opened: Appending) -> None:
+    """A second process under the same name takes over; the first is refused, at once and when it resumes."""
+    second = open_streams(replay, env_count=2)
+    assert second.epoch.number > opened.epoch.number
+    assert second.epoch.next_steps() == [0, 0]
+    with pytest.raises(FailedPrecondition, match="another process appends under the same actor_id"):
+        append(replay, opened, [GOOD])
+    with pytest.raises(FailedPrecondition, match="superseded"):
+        open_streams(replay, epoch=opened.epoch.number, env_count=2)
+
+
+def test_known_epoch_is_resumed(replay: Replay, opened: Appending) -> None:
+    """Opening a known epoch goes on where it was; another shape of it is refused."""
+    number = opened.epoch.number
+    resumed = open_streams(replay, epoch=number, env_count=2)
+    assert resumed.epoch.next_steps() == [8, 0]
+    with pytest.raises(InvalidArgument, match="env_count is 3, must be 2"):
+        open_streams(replay, epoch=number, env_count=3)
+    with pytest.raises(InvalidArgument, match="chunk_length is 5, must be 4"):
+        open_streams(replay, epoch=number, env_count=2, chunk_length=5)
+
+
+def test_unknown_epoch_begins_anew(replay: Replay) -> None:
+    """An epoch of an earlier life of the server is answered with a new one."""
+    assert open_streams(replay, epoch=99).epoch.number == 1
+
+
+def test_wrong_opening_is_refused(replay: Replay) -> None:
+    """Names, counts and signatures are checked, each error naming what is wrong."""
+    with pytest.raises(InvalidArgument, match=r"actor_id is '\.\./x'"):
+        open_streams(replay, "../x")
+    with pytest.raises(InvalidArgument, match="env_count is 0"):
+        open_streams(replay, env_count=0)
+    with pytest.raises(InvalidArgument, match="chunk_length is 1025"):
+        open_streams(replay, chunk_length=1025)
+    with pytest.raises(InvalidArgument, match="number of tables is 0"):
+        open_streams(replay, tables=())
+    with pytest.raises(InvalidArgument, match="must name each once"):
+        open_streams(replay, tables=("t", "t"))
+    with pytest.raises(NotFound, match="no table 'other'; there are: t"):
+        open_streams(replay, tables=("other",))
+    other = (ColumnSpec("frame", "int64", (4,), SIGNATURE[0].codec), *SIGNATURE[1:])
+    with pytest.raises(FailedPrecondition, match=r"shape=\(4,\)"):
+        replay.open_streams("a", 0, 1, ["t"], other, 4)
+    with pytest.raises(FailedPrecondition, match="signature has columns"):
+        replay.open_streams("a", 0, 1, ["t"], SIGNATURE[:2], 4)
+
+
+def test_streams_of_the_longest_idle_actor_make_room() -> None:
+    """Beyond max_streams the streams of actors that are gone are forgotten; connected ones are not."""
+    replay = make_replay(make_config(), max_streams=4)
+    for actor_id in ("one", "two"):
+        gone = open_streams(replay, actor_id, env_count=2)
+        append(replay, gone, [make_chunk(0, 0, 0, 4)])
+        replay.close_streams(gone.epoch)
+    open_streams(replay, "three", env_count=2)
+    assert replay.streams.count == 4
+    assert replay.chunks == 1  # the tail of "two"
+    assert open_streams(replay, "one", epoch=1, env_count=2).epoch.number == 4  # forgotten, and "two" with it
+    with pytest.raises(ResourceExhausted, match=r"env_count is 1: .* max_streams \(4\)"):
+        open_streams(replay, "four")
+
+
+def test_table_with_another_configuration_is_refused(replay: Replay) -> None:
+    """Creating an equal table is fine; a different one of the same name is refused with what differs."""
+    assert not replay.create_table(make_config())
+    with pytest.raises(AlreadyExists, match="max_items 100, not 7"):
+        replay.create_table(make_config(max_items=7))
+
+
+def test_table_too_large_for_memory_is_refused() -> None:
+    """Neither the number of tables nor their size takes the server down."""
+    replay = make_replay()
+    for i in range(16):
+        replay.create_table(make_config(f"t{i}"))
+    with pytest.raises(ResourceExhausted, match="max_tables"):
+        replay.create_table(make_config("one_more"))
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 112_896])
+def test_lz4_bound_is_that_of_the_library(size: int) -> None:
+    """Incompressible data stay within the bound."""
+    import lz4.block
+
+    noise = np.random.default_rng(0).bytes(size)
+    assert len(lz4.block.compress(noise, store_size=False)) <= lz4_bound(size)

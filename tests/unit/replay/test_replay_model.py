@@ -1,0 +1,193 @@
+"""The whole state against a naive model, through random appends, samples, updates and deletions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from services.replay.append import Appending
+from services.replay.chunk_store import NONE
+from tests.unit.replay.streams_for_tests import (
+    append,
+    held_chunks,
+    make_chunk,
+    make_config,
+    make_items,
+    make_replay,
+    open_streams,
+    steps_of,
+)
+from tidemill.replay.table_config import SelectorConfig, SelectorKind
+
+TABLES = ("uniform", "ranked")
+MAX_ITEMS = {"uniform": 12, "ranked": 25}
+MAX_STEPS = {"uniform": 9, "ranked": 3}
+
+
+@dataclass
+class ModelItem:
+    """An item as the model remembers it; its number is the upper half of its key."""
+
+    number: int
+    stream: int
+    first: int
+    length: int
+    priority: float
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The stream and every step."""
+        return (self.stream, *range(self.first, self.first + self.length))
+
+
+@dataclass
+class ModelActor:
+    """The open streams of one actor."""
+
+    appending: Appending
+    actor_id: str
+    names: list[int]  # number of each stream in the test's columns
+    next_steps: list[int]
+    ended: list[bool]
+    chunk_length: int
+
+
+class ReplayMachine(RuleBasedStateMachine):
+    """Two tables with FIFO removal over shared chunks."""
+
+    def __init__(self) -> None:
+        """Start with two tables and no actor."""
+        super().__init__()
+        ranked = SelectorConfig(SelectorKind.PRIORITIZED, 1.0)
+        self.replay = make_replay(
+            make_config("uniform", max_items=MAX_ITEMS["uniform"], max_item_steps=MAX_STEPS["uniform"]),
+            make_config("ranked", ranked, max_items=MAX_ITEMS["ranked"], max_item_steps=MAX_STEPS["ranked"]),
+        )
+        self.items: dict[str, list[ModelItem]] = {name: [] for name in TABLES}
+        self.actors: dict[str, ModelActor] = {}
+        self.inserted = dict.fromkeys(TABLES, 0)
+        self.streams = 0
+        self.env_steps = 0
+
+    @initialize()
+    def first_actor(self) -> None:
+        """Begin with one actor."""
+        self.open("first", 2, 4)
+
+    @rule(actor_id=st.sampled_from(["first", "second"]), envs=st.integers(1, 3), chunk_length=st.integers(1, 5))
+    def open(self, actor_id: str, envs: int, chunk_length: int) -> None:
+        """Open a new epoch; the old one of the same actor lets go of its tail."""
+        appending = open_streams(self.replay, actor_id, 0, envs, TABLES, chunk_length)
+        names = list(range(self.streams, self.streams + envs))
+        self.streams += envs
+        self.actors[actor_id] = ModelActor(appending, actor_id, names, [0] * envs, [False] * envs, chunk_length)
+
+    @rule(data=st.data())
+    def append(self, data: st.DataObject) -> None:
+        """Append a message of a few chunks with items for one table or both."""
+        actor = self.actors[data.draw(st.sampled_from(sorted(self.actors)))]
+        chunks, places = [], []
+        for _ in range(data.draw(st.integers(0, 4))):
+            env_index = data.draw(st.integers(0, len(actor.names) - 1))
+            if actor.ended[env_index]:
+                continue
+            steps = data.draw(st.sampled_from([actor.chunk_length, actor.chunk_length, 1]))
+            first = actor.next_steps[env_index]
+            chunks.append(make_chunk(actor.names[env_index], env_index, first, steps))
+            places.append((actor.names[env_index], first, steps))
+            actor.next_steps[env_index] += steps
+            actor.ended[env_index] = steps < actor.chunk_length
+            self.env_steps += steps
+        batches = []
+        for index, name in enumerate(TABLES):
+            picked, priorities = [], []
+            for _ in range(data.draw(st.integers(0, 5)) if chunks else 0):
+                chunk_index = data.draw(st.integers(0, len(chunks) - 1))
+                stream, first, steps = places[chunk_index]
+                offset = data.draw(st.integers(0, steps - 1))
+                length = data.draw(st.integers(1, min(MAX_STEPS[name], first + offset + 1)))
+                priority = data.draw(st.sampled_from([0.5, 1.0, 3.0]))
+                picked.append((chunk_index, offset, length))
+                priorities.append(priority)
+                number = self.inserted[name]
+                self.inserted[name] += 1
+                self.items[name].append(ModelItem(number, stream, first + offset - length + 1, length, priority))
+            if picked:
+                batches.append(make_items(index, picked, priorities))
+            self.items[name] = self.items[name][-MAX_ITEMS[name] :]
+        append(self.replay, actor.appending, chunks, batches)
+
+    @precondition(lambda self: any(self.items.values()))
+    @rule(data=st.data(), change=st.sampled_from(["update", "delete"]))
+    def update_or_delete(self, data: st.DataObject, change: str) -> None:
+        """Change the priorities of some items, or delete them, by the keys a sample gave."""
+        name = data.draw(st.sampled_from([name for name in TABLES if self.items[name]]))
+        table, model = self.replay.find(name), self.items[name]
+        sample = table.sample(len(model), without_replacement=True)
+        indices = data.draw(st.lists(st.integers(0, len(model) - 1), unique=True, max_size=5))
+        unknown = np.array([0, 2**64 - 1], dtype=np.uint64)
+        keys = np.concatenate((sample.keys[indices], unknown))
+        priority = data.draw(st.sampled_from([0.25, 2.0]))
+        if change == "update":
+            assert table.update_priorities(keys, np.full(len(keys), priority)) == len(indices)
+        else:
+            assert table.delete(keys) == len(indices)
+        touched = set((sample.keys[indices] >> np.uint64(32)).tolist())
+        if change == "update":
+            for item in model:
+                item.priority = priority if item.number in touched else item.priority
+        else:
+            self.items[name] = [item for item in model if item.number not in touched]
+
+    @rule(name=st.sampled_from(TABLES))
+    def reset(self, name: str) -> None:
+        """Remove every item of a table."""
+        assert self.replay.find(name).reset() == len(self.items[name])
+        self.items[name] = []
+        self.inserted[name] = 0
+
+    @invariant()
+    def tables_hold_what_the_model_holds(self) -> None:
+        """Every item comes out once without replacement, with its own steps and probability."""
+        for name in TABLES:
+            table, model = self.replay.find(name), self.items[name]
+            assert table.size == len(model)
+            if not model:
+                continue
+            sample = table.sample(len(model), without_replacement=True)
+            by_number = {item.number: item for item in model}
+            items = [by_number[number] for number in (sample.keys >> np.uint64(32)).tolist()]
+            assert len({item.number for item in items}) == len(model)
+            assert steps_of(sample) == [item.steps for item in items]
+            weights = np.array([item.priority if name == "ranked" else 1.0 for item in items])
+            np.testing.assert_allclose(sample.probabilities, weights / weights.sum())
+
+    @invariant()
+    def chunks_held_are_those_needed(self) -> None:
+        """The store holds exactly the chunks that items or the streams' tails need, and counts their bytes."""
+        store = self.replay.find("ranked").store
+        needed = set()
+        for name in TABLES:
+            needed |= set(self.replay.find(name).chunks().tolist())
+        for actor in self.actors.values():
+            for stream in actor.appending.epoch.streams:
+                slot, last = stream.tail, NONE
+                while slot != NONE:
+                    needed.add(slot)
+                    slot, last = store.next_slot(slot), slot
+                assert last == stream.last
+                reach = stream.next_step - (max(MAX_STEPS.values()) - 1)
+                assert stream.ended or stream.tail == NONE or stream.tail_step <= max(reach, 0)
+        held = held_chunks(self.replay, TABLES)
+        assert held == needed
+        assert self.replay.chunks == len(held)
+        assert self.replay.chunk_bytes == store.bytes_of(np.array(sorted(held), dtype=np.int64))
+        assert self.replay.env_steps == self.env_steps
+
+
+ReplayMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestReplayAgainstTheModel = ReplayMachine.TestCase

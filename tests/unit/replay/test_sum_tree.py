@@ -1,0 +1,83 @@
+"""The sum tree: sums, search and drift, for every capacity."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.replay.extreme_tree import ExtremeTree
+from services.replay.sum_tree import SumTree
+
+CAPACITIES = [1, 2, 3, 15, 16, 17, 100, 255, 256, 257, 1000, 4096, 4097, 65_536, 65_537, 100_003]
+
+
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_find_agrees_with_a_cumulative_sum_for_every_capacity(capacity: int) -> None:
+    """A target falls on the first slot whose cumulative weight exceeds it, be the capacity a power of two or not."""
+    weights = np.random.default_rng(capacity).integers(0, 4, capacity).astype(np.float64)  # sums of integers are exact
+    weights[-1] = 1.0
+    tree = SumTree(capacity)
+    tree.set(np.arange(capacity), weights)
+    total = int(weights.sum())
+    targets = np.unique(np.linspace(0, total - 1, 500).astype(np.int64)).astype(np.float64) + 0.5
+    expected = np.searchsorted(np.cumsum(weights), targets, side="right")
+    assert tree.total == total
+    np.testing.assert_array_equal(tree.find(targets), expected)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.floats(0, 1e6, allow_nan=False, width=32), min_size=1, max_size=300),
+    st.integers(0, 2**32 - 1),
+)
+def test_find_never_returns_a_slot_of_weight_zero(weights: list[float], seed: int) -> None:
+    """Whatever the rounding, only slots that weigh something are found, also at both ends of the range."""
+    array = np.array(weights)
+    if not array.any():
+        array[0] = 1.0
+    tree = SumTree(len(array))
+    tree.set(np.arange(len(array)), array)
+    fractions = np.concatenate((np.random.default_rng(seed).random(50), [0.0, np.nextafter(1.0, 0)]))
+    assert (array[tree.find(fractions * tree.total)] > 0).all()
+
+
+@pytest.mark.parametrize("capacity", [1000, 65_537, 1_000_000])
+def test_total_does_not_drift_over_millions_of_random_updates(capacity: int) -> None:
+    """After two million updates over many magnitudes the total is the sum of the leaves up to one rounding."""
+    rng = np.random.default_rng(1)
+    tree = SumTree(capacity)
+    weights = np.zeros(capacity)
+    for _ in range(200):
+        slots = rng.integers(0, capacity, 10_000)
+        values = 10.0 ** rng.uniform(-8, 8, 10_000)
+        tree.set(slots, values)
+        weights[slots] = values
+    np.testing.assert_allclose(tree.total, weights.sum(), rtol=1e-12)
+    tree.set(np.arange(capacity), np.zeros(capacity))
+    assert tree.total == 0.0
+
+
+def test_set_with_a_repeated_slot_keeps_the_last_weight() -> None:
+    """The last of repeated slots counts, in the leaf and in the total."""
+    tree = SumTree(100)
+    tree.set(np.array([7, 7, 7]), np.array([5.0, 1.0, 3.0]))
+    assert tree.total == 3.0
+    assert tree.weights(np.array([7])).tolist() == [3.0]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(-1000, 1000), min_size=1, max_size=600))
+def test_greatest_finds_the_maximum_and_of_equals_the_lowest_slot(values: list[int]) -> None:
+    """The greatest value's slot is found; emptied slots are passed over."""
+    tree = ExtremeTree(len(values) + 5)
+    slots = np.arange(len(values))
+    tree.set(slots, np.array(values, dtype=np.float64))
+    assert tree.greatest() == int(np.argmax(values))
+    top = int(np.argmax(values))
+    if len(values) > 1:
+        tree.set(np.array([top]), np.array([-np.inf]))
+        rest = np.array(values, dtype=np.float64)
+        rest[top] = -np.inf
+        assert tree.greatest() == int(np.argmax(rest))
