@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from pathlib import Path
+from typing import BinaryIO
 
 from services.paramserver.draft import Draft
 from services.paramserver.durable import full_disk_reported, remove, sync_file
@@ -12,27 +14,15 @@ from tidemill.params.version import Encoding, Precision
 
 
 class Incoming:
-    """Writes the bytes of a draft's encodings, in order, to files of their own.
+    """Writes the bytes of a draft's encodings, in order, to files of their own, made with their first byte.
 
     Not finished until `finish`; `discard` removes whatever was not moved elsewhere.
     """
 
     def __init__(self, folder: Path, draft: Draft) -> None:
-        """Create the files.
-
-        Raises:
-            ResourceExhausted: The disk is full.
-        """
         self.draft = draft
         self._received_bytes = 0
-        self._parts: list[_Part] = []
-        try:
-            with full_disk_reported():
-                for encoding in draft.encodings:
-                    self._parts.append(_Part(folder / f"{encoding.precision.value}.safetensors", encoding))
-        except BaseException:
-            self.discard()
-            raise
+        self._parts = [_Part(folder / f"{item.precision.value}.safetensors", item) for item in draft.encodings]
 
     @property
     def paths(self) -> dict[Precision, Path]:
@@ -87,25 +77,28 @@ class _Part:
         self.path, self.encoding = path, encoding
         self._missing_bytes = encoding.size_bytes
         self._digest = hashlib.sha256()
-        self._file = path.open("wb", buffering=0)
+        self._file: BinaryIO | None = None
 
     def take(self, data: memoryview) -> int:
         """Write what belongs to this file; return how many bytes that was."""
         own = data[: self._missing_bytes]
         self._missing_bytes -= len(own)
-        self._digest.update(own)
-        written = 0
-        while written < len(own):  # a nearly full disk may take a part before it refuses
-            written += self._file.write(own[written:])
+        if own:
+            self._file = self._file or self.path.open("wb")
+            self._file.write(own)
+            self._digest.update(own)
         return len(own)
 
     def finish(self) -> None:
         """Check the checksum, flush to disk and close."""
         if self._digest.digest() != self.encoding.sha256:
             raise DataLoss(f"the {self.encoding.precision.value} encoding does not match its SHA-256")
-        sync_file(self._file)
+        if self._file is not None:
+            sync_file(self._file)
         self.close()
 
     def close(self) -> None:
         """Close the file. May be called twice."""
-        self._file.close()
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # a full disk may refuse the rest of the buffer
+                self._file.close()

@@ -123,11 +123,7 @@ class VersionStore:
         return repeated
 
     def begin(self, draft: Draft) -> Incoming:
-        """Return where the bytes of a checked draft go. Only one may be open at a time.
-
-        Raises:
-            ResourceExhausted: The disk is full.
-        """
+        """Return where the bytes of a checked draft go. Only one may be in use at a time."""
         return Incoming(self._incoming, draft)
 
     def commit(self, incoming: Incoming, created: datetime.datetime) -> Version:

@@ -51,11 +51,11 @@ class Writer:
 
     async def open_generation(self) -> Catalog:
         """See `VersionStore.open_generation`."""
-        return await self._run(self._store.open_generation)
+        return await self._change(self._store.open_generation)
 
     async def set_tag(self, tag: str, number: int) -> None:
         """See `VersionStore.set_tag`."""
-        await self._run(partial(self._store.set_tag, tag, number))
+        await self._change(partial(self._store.set_tag, tag, number))
 
     async def publish(self, draft: Draft, pieces: AsyncIterator[bytes]) -> tuple[Version, bool]:
         """Receive a draft's bytes and make it a version; one publish at a time.
@@ -74,10 +74,10 @@ class Writer:
             repeated = self._store.check(draft)
             if repeated is not None:
                 return repeated, False
-            incoming = await self._run(partial(self._store.begin, draft))
+            incoming = self._store.begin(draft)
             try:
                 await self._receive(incoming, pieces)
-                return await self._run(partial(self._store.commit, incoming, self._clock())), True
+                return await self._change(partial(self._store.commit, incoming, self._clock())), True
             finally:
                 self._thread.submit(incoming.discard)  # after a write that may still be under way
 
@@ -96,7 +96,8 @@ class Writer:
         except TimeoutError:
             raise Unavailable(f"the publisher sent nothing for {self._stall_s:g} s; publish again") from None
 
-    async def _run(self, change: Callable[[], _T]) -> _T:
+    async def _change(self, change: Callable[[], _T]) -> _T:
+        """Change the store on the thread, to the end even if the caller is cancelled, and announce it."""
         future = asyncio.get_running_loop().run_in_executor(self._thread, change)
         future.add_done_callback(self._announce)
         return await asyncio.shield(future)
@@ -104,3 +105,7 @@ class Writer:
     def _announce(self, future: asyncio.Future[_T]) -> None:
         if not future.cancelled() and future.exception() is None:
             self._announcer.announce()
+
+    async def _run(self, step: Callable[[], _T]) -> _T:
+        """Do a step on the thread that changes nothing others can see."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, step)

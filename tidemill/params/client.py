@@ -155,6 +155,8 @@ class ParamsClient:
     def watch(self, tag: str = LATEST, *, newer_than: int = 0) -> Watch:
         """Return an iterator over the versions a tag points at: at once, then whenever it changes.
 
+        It has no deadline; keepalive notices within seconds when the server is gone.
+
         Args:
             tag: Tag to watch; it need not be set yet.
             newer_than: A version not to announce at first, e.g. the one already known.

@@ -12,6 +12,7 @@ from tidemill.backoff import Backoff
 from tidemill.errors import (
     FailedPrecondition,
     InvalidArgument,
+    NotFound,
     ResourceExhausted,
     TidemillError,
     Unimplemented,
@@ -54,6 +55,7 @@ class ParamsWatcher:
         check_tag(tag)
         self._client = ParamsClient(address)
         self._tag, self._precision, self._seen = tag, precision, newer_than
+        self._is_failing = False
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._newest: Params | None = None
@@ -120,15 +122,25 @@ class ParamsWatcher:
             params = self._client.fetch(self._tag, newer_than=self._seen, wait_s=_WAIT_S, precision=self._precision)
         except _FATAL:
             raise
-        except TidemillError as error:
-            pause_s = backoff.next_s()
-            if not self._closing.is_set():
-                _log.debug("no parameters yet", tag=self._tag, error=str(error), retry_in_s=pause_s)
-            self._closing.wait(pause_s)
+        except NotFound:
+            self._closing.wait(backoff.next_s())  # the tag is not set yet
             return
+        except TidemillError as error:
+            self._report(error)
+            self._closing.wait(backoff.next_s())
+            return
+        self._report(None)
         backoff.reset()
         if params is not None:
             self._keep(params)
+
+    def _report(self, error: TidemillError | None) -> None:
+        """Log the first of several failures, and their end."""
+        if error is not None and not self._is_failing and not self._closing.is_set():
+            _log.warning("no parameters for now", kind=type(error).__name__, error=str(error))
+        if error is None and self._is_failing:
+            _log.info("parameters can be fetched again")
+        self._is_failing = error is not None
 
     def _keep(self, params: Params) -> None:
         self._seen = params.number
