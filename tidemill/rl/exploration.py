@@ -26,9 +26,7 @@ class ActorPlace:
 
     def __post_init__(self) -> None:
         if self.actor_index < 0 or self.num_envs < 1 or self.actor_count < 1:
-            raise InvalidArgument(
-                f"an actor's place needs actor_index >= 0, num_envs and actor_count >= 1, got {self}"
-            )
+            raise InvalidArgument(f"an actor's place needs actor_index >= 0, num_envs and actor_count >= 1, got {self}")
 
 
 def epsilon_ladder(place: ActorPlace, base: float, alpha: float) -> NDArray[np.float64]:

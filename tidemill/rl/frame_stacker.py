@@ -17,9 +17,7 @@ class FrameStack:
     that `tidemill.rl.windows.transitions` rebuilds in the learner.
     """
 
-    def __init__(
-        self, num_envs: int, stack: int, shape: tuple[int, ...], dtype: DTypeLike = np.uint8
-    ) -> None:
+    def __init__(self, num_envs: int, stack: int, shape: tuple[int, ...], dtype: DTypeLike = np.uint8) -> None:
         """Make an empty stack; the first `push` must be of first observations only."""
         assert min(num_envs, stack) >= 1, f"num_envs {num_envs} and stack {stack} must be at least 1"
         self._stack = stack

@@ -37,9 +37,7 @@ def n_step(
         gamma: Discount of one step, 0..1.
     """
     assert reward.ndim == 2, f"reward {reward.shape} must be [B, n]"
-    assert reward.shape == terminated.shape == truncated.shape, (
-        "reward, terminated and truncated differ in shape"
-    )
+    assert reward.shape == terminated.shape == truncated.shape, "reward, terminated and truncated differ in shape"
     batch, n = reward.shape
     ends = terminated | truncated
     last = np.where(ends.any(axis=1), ends.argmax(axis=1), n - 1)  # position of the last reward summed

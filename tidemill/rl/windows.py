@@ -37,9 +37,7 @@ def transitions(
     assert index.shape == (len(index), frame_stack + steps), f"index {index.shape} must be [B, stack + steps]"
     first = frame_stack - 1  # position of the first action
     acting = index[:, first : first + steps]
-    target = n_step(
-        columns["reward"][acting], columns["terminated"][acting], columns["truncated"][acting], gamma
-    )
+    target = n_step(columns["reward"][acting], columns["terminated"][acting], columns["truncated"][acting], gamma)
     stack = _StackIndex(columns["is_first"][index], index, frame_stack)
     observation = columns["observation"]
     return {

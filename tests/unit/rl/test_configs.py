@@ -47,6 +47,7 @@ from tidemill.rl.agents.sac.config import SACConfig
         (SACConfig, "initial_temperature", float("inf")),
         (SACConfig, "actor_every", 0),
         (SACConfig, "policy_average", 1.0),
+        (SACConfig, "greedy_share", 1.5),
         (SACConfig, "random_steps", -1),
     ],
 )

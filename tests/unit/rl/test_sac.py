@@ -187,3 +187,14 @@ def test_first_random_steps_are_uniform() -> None:
     action = policy.explore(np.full((4_000, 3), 50.0, dtype=np.float32), 99).action
     np.testing.assert_allclose(action.mean(axis=0), 0.0, atol=0.05)
     np.testing.assert_allclose(action.var(axis=0), 1 / 3, atol=0.03)
+
+
+def test_share_of_the_environments_acts_greedily() -> None:
+    """With a share of .5 the first two of four environments act as in evaluation, the others by samples."""
+    config = SACConfig(hidden_sizes=(8,), greedy_share=0.5, random_steps=10)
+    policy = SACPolicy(config, CONTINUOUS, CPU, seed=0)
+    observation = np.ones((4, 3), dtype=np.float32)
+    action, greedy = policy.explore(observation, 10).action, policy.greedy(observation)
+    np.testing.assert_array_equal(action[:2], greedy[:2])
+    assert (action[2:] != greedy[2:]).all()
+    assert (policy.explore(observation, 9).action != greedy).all()  # at first all are random

@@ -49,14 +49,10 @@ class NatureCNN(nn.Module):
         return features
 
 
-def _convolution(
-    inputs: int, outputs: int, kernel: int, stride: int, bias: bool, rng: torch.Generator
-) -> nn.Conv2d:
+def _convolution(inputs: int, outputs: int, kernel: int, stride: int, bias: bool, rng: torch.Generator) -> nn.Conv2d:
     layer = nn.Conv2d(inputs, outputs, kernel, stride, bias=bias)
     unused = torch.empty(outputs)
-    initialise_linear(
-        layer.weight, unused if layer.bias is None else layer.bias, inputs * kernel * kernel, rng
-    )
+    initialise_linear(layer.weight, unused if layer.bias is None else layer.bias, inputs * kernel * kernel, rng)
     return layer
 
 

@@ -49,9 +49,7 @@ class QNetwork(nn.Module):
         return q
 
 
-def _torso(
-    env_spec: EnvSpec, network: str, hidden_sizes: tuple[int, ...], rng: torch.Generator
-) -> MLP | NatureCNN:
+def _torso(env_spec: EnvSpec, network: str, hidden_sizes: tuple[int, ...], rng: torch.Generator) -> MLP | NatureCNN:
     shape = env_spec.observation_shape
     if network == "mlp":
         return MLP(math.prod(shape) * env_spec.frame_stack, hidden_sizes, rng)

@@ -24,9 +24,7 @@ class Gaussian(NamedTuple):
 class ActorNetwork(nn.Module):
     """Observations [B, ...] -> the Gaussian of unsquashed actions."""
 
-    def __init__(
-        self, inputs: int, action_size: int, hidden_sizes: tuple[int, ...], rng: torch.Generator
-    ) -> None:
+    def __init__(self, inputs: int, action_size: int, hidden_sizes: tuple[int, ...], rng: torch.Generator) -> None:
         super().__init__()
         self.torso = MLP(inputs, hidden_sizes, rng)
         self.head = linear(self.torso.outputs, 2 * action_size, rng)

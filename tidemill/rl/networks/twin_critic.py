@@ -19,9 +19,7 @@ class TwinCritic(nn.Module):
     al. 2023, section 4.2), and a ReLU.
     """
 
-    def __init__(
-        self, inputs: int, hidden_sizes: tuple[int, ...], layer_norm: bool, rng: torch.Generator
-    ) -> None:
+    def __init__(self, inputs: int, hidden_sizes: tuple[int, ...], layer_norm: bool, rng: torch.Generator) -> None:
         super().__init__()
         widths = (inputs, *hidden_sizes)
         self.weights = nn.ParameterList()  # each [2, in, out]

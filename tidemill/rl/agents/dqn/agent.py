@@ -49,9 +49,7 @@ class DQNAgent:
         """Take one gradient step on the TD loss and move the target network if it is time."""
         q = self._online(batch["observation"])
         prediction = q.gather(1, batch["action"][:, None]).squeeze(1)
-        result = losses.td_loss(
-            prediction, self._td_target(batch), weight, huber=self._config.loss == "huber"
-        )
+        result = losses.td_loss(prediction, self._td_target(batch), weight, huber=self._config.loss == "huber")
         gradients = torch.autograd.grad(result.loss, self._optimizer.parameters)
         grad_norm = self._clip(gradients)
         self._optimizer.step(gradients)
@@ -72,9 +70,7 @@ class DQNAgent:
         following = batch["bootstrap_observation"]
         bootstrap_q = self._target(following)
         selector_q = self._online(following) if self._config.double else bootstrap_q
-        return losses.q_learning_target(
-            batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q, selector_q
-        )
+        return losses.q_learning_target(batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q, selector_q)
 
     @torch.no_grad()
     def _move_target(self) -> None:

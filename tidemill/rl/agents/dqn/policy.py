@@ -45,9 +45,7 @@ class DQNPolicy:
     def epsilon(self, env_steps: int, num_envs: int) -> NDArray[np.float64]:
         """Return each environment's epsilon at a step of the whole cluster, [num_envs]."""
         if self._config.exploration == "ladder":
-            assert len(self._ladder) == num_envs, (
-                f"placed for {len(self._ladder)} environments, got {num_envs}"
-            )
+            assert len(self._ladder) == num_envs, f"placed for {len(self._ladder)} environments, got {num_envs}"
             return self._ladder
         c = self._config
         epsilon = epsilon_schedule(env_steps, c.epsilon_start, c.epsilon_final, c.epsilon_decay_steps)

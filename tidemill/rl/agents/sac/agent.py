@@ -37,19 +37,13 @@ class SACAgent:
         self._average = ActorNetwork(observations, self._action_size, config.hidden_sizes, rng).to(device)
         self._average.requires_grad_(False)
         self._average.load_state_dict(self._actor.state_dict())
-        self._critic = TwinCritic(critic_inputs, config.hidden_sizes, config.critic_layer_norm, rng).to(
-            device
-        )
-        self._target = TwinCritic(critic_inputs, config.hidden_sizes, config.critic_layer_norm, rng).to(
-            device
-        )
+        self._critic = TwinCritic(critic_inputs, config.hidden_sizes, config.critic_layer_norm, rng).to(device)
+        self._target = TwinCritic(critic_inputs, config.hidden_sizes, config.critic_layer_norm, rng).to(device)
         self._target.requires_grad_(False)
         self._target.load_state_dict(self._critic.state_dict())
         start = torch.tensor(math.log(config.initial_temperature), device=device)
         self._log_temperature = start.requires_grad_(config.temperature == "learned")
-        self._target_entropy = (
-            -float(self._action_size) if config.target_entropy is None else config.target_entropy
-        )
+        self._target_entropy = -float(self._action_size) if config.target_entropy is None else config.target_entropy
         self._actor_optimizer = Adam(self._actor.parameters(), config.learning_rate)
         self._critic_optimizer = Adam(self._critic.parameters(), config.learning_rate)
         self._temperature_optimizer = Adam([self._log_temperature], config.learning_rate)
@@ -116,9 +110,7 @@ class SACAgent:
     def _set_learning_rate(self) -> None:
         duration = self._config.learning_rate_decay_updates
         if duration:
-            rate = linear(
-                self._updates, self._config.learning_rate, self._config.learning_rate_final, duration
-            )
+            rate = linear(self._updates, self._config.learning_rate, self._config.learning_rate_final, duration)
             for optimizer in self._optimizers().values():
                 optimizer.learning_rate = rate
 

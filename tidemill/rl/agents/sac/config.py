@@ -44,6 +44,12 @@ class SACConfig:
     """Updates of the critics for each one of the actor and the temperature."""
     policy_average: float = 0.0
     """Decay per update of the averaged actor that is evaluated, e.g. 0.999; 0 evaluates the actor itself."""
+    greedy_share: float = 0.0
+    """Share of each actor's environments that act as in evaluation, without noise, once random steps are over.
+
+    Where the reward needs a quiet end, a policy that is always noisy never shows it to the critics: a lander
+    must rest on the ground with its engines off.
+    """
     random_steps: int = 10_000
     """Environment steps of the whole cluster for which actions are uniformly random."""
 
@@ -58,13 +64,12 @@ class SACConfig:
         require(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
         require(self.n_step >= 1, "n_step", self.n_step, "at least 1")
         require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
-        require(
-            self.temperature in ("learned", "fixed"), "temperature", self.temperature, "'learned' or 'fixed'"
-        )
+        require(self.temperature in ("learned", "fixed"), "temperature", self.temperature, "'learned' or 'fixed'")
         start = self.initial_temperature
         require(math.isfinite(start) and start > 0, "initial_temperature", start, "positive and finite")
         require(self.actor_every >= 1, "actor_every", self.actor_every, "at least 1")
         require(0 <= self.policy_average < 1, "policy_average", self.policy_average, "at least 0 and below 1")
+        require(0 <= self.greedy_share <= 1, "greedy_share", self.greedy_share, "between 0 and 1")
         require(self.random_steps >= 0, "random_steps", self.random_steps, "0 or more")
 
     def window(self, frame_stack: int) -> WindowSpec:

@@ -42,14 +42,24 @@ class SACPolicy:
 
     @torch.inference_mode()
     def explore(self, observation: Array, env_steps: int) -> Decision:
-        """Return uniform actions for the first `random_steps`, then samples of the policy."""
+        """Return uniform actions for the first `random_steps`, then samples of the policy.
+
+        The first `greedy_share` of the environments act greedily instead of by samples.
+        """
         shape = (len(observation), *self._action_shape)
         if env_steps < self._config.random_steps:
             return Decision(self._rng.uniform(-1.0, 1.0, shape).astype(np.float32))
+        action = self._sample(observation)
+        greedy = round(self._config.greedy_share * len(observation))
+        if greedy:
+            action[:greedy] = self.greedy(observation[:greedy])
+        return Decision(action)
+
+    def _sample(self, observation: Array) -> Array:
         gaussian = self._actor(self._tensor(observation))
         noise = torch.randn(gaussian.mean.shape, generator=self._noise, device=self._device)
-        action = torch.tanh(gaussian.mean + gaussian.log_std.exp() * noise)
-        return Decision(action.cpu().numpy().reshape(shape))
+        action = torch.tanh(torch.addcmul(gaussian.mean, gaussian.log_std.exp(), noise)).cpu().numpy()
+        return action.reshape(len(observation), *self._action_shape)
 
     @torch.inference_mode()
     def greedy(self, observation: Array) -> Array:
