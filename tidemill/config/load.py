@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 import tyro
 import yaml
 
-from tidemill.config.overlay import nearest, overlay, to_document
+from tidemill.config.overlay import overlay, to_document
 from tidemill.config.sections import ALGORITHMS, RunConfig
 from tidemill.errors import ConfigError
+from tidemill.nearest import nearest
 
 _T = TypeVar("_T")
 
@@ -76,9 +77,7 @@ def read_document(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(f"--config {str(path)!r} is not valid YAML: {error}") from error
     if not isinstance(document, dict):
-        raise ConfigError(
-            f"--config {str(path)!r} must hold a mapping of sections, got {type(document).__name__}"
-        )
+        raise ConfigError(f"--config {str(path)!r} must hold a mapping of sections, got {type(document).__name__}")
     return document
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from tidemill.errors import ConfigError
+from tidemill.nearest import nearest
 
 _T = TypeVar("_T")
 
@@ -33,7 +33,8 @@ def overlay(settings: _T, document: object, path: str = "") -> _T:
     for key, value in document.items():
         here = f"{path}.{key}" if path else str(key)
         if key not in names:
-            raise ConfigError(f"unknown setting {here!r}{nearest(str(key), names, path)}")
+            hint = nearest(str(key), names, f"{path}." if path else "") or f"; known: {', '.join(sorted(names))}"
+            raise ConfigError(f"unknown setting {here!r}{hint}")
         values[key] = _convert(value, kinds[key], getattr(settings, key), here)
     result: _T = dataclasses.replace(typing.cast(Any, settings), **values)
     return result
@@ -42,22 +43,12 @@ def overlay(settings: _T, document: object, path: str = "") -> _T:
 def to_document(settings: object) -> Any:  # noqa: ANN401 - a tree of YAML's own types
     """Return a settings dataclass as mappings, lists and scalars; the inverse of `overlay`."""
     if dataclasses.is_dataclass(settings):
-        return {
-            field.name: to_document(getattr(settings, field.name)) for field in dataclasses.fields(settings)
-        }
+        return {field.name: to_document(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
     if isinstance(settings, Mapping):
         return {key: to_document(value) for key, value in settings.items()}
     if isinstance(settings, tuple | list):
         return [to_document(value) for value in settings]
     return settings
-
-
-def nearest(key: str, known: typing.Iterable[str], path: str = "") -> str:
-    """Return a hint that names the known key closest to a mistyped one, or lists them all."""
-    known = sorted(known)
-    close = difflib.get_close_matches(key, known, n=1)
-    prefix = f"{path}." if path else ""
-    return f"; did you mean {prefix + close[0]!r}?" if close else f"; known: {', '.join(known)}"
 
 
 def _convert(value: Any, kind: Any, default: Any, path: str) -> Any:  # noqa: ANN401

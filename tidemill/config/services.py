@@ -90,9 +90,7 @@ class LearnerSettings:
             "keep_checkpoints",
         ):
             check(getattr(self, name) >= 1, f"learner.{name}", getattr(self, name), "at least 1")
-        check(
-            self.checkpoint_every_s >= 0, "learner.checkpoint_every_s", self.checkpoint_every_s, "0 or more"
-        )
+        check(self.checkpoint_every_s >= 0, "learner.checkpoint_every_s", self.checkpoint_every_s, "0 or more")
         check(self.log_every_s > 0, "learner.log_every_s", self.log_every_s, "more than 0")
 
 
@@ -129,9 +127,7 @@ class ActorSettings:
         check(self.threads >= 1, "actor.threads", self.threads, "at least 1")
         chunks = self.max_unacknowledged_chunks
         check(chunks >= 1, "actor.max_unacknowledged_chunks", chunks, "at least 1")
-        check(
-            self.max_env_steps_per_s >= 0, "actor.max_env_steps_per_s", self.max_env_steps_per_s, "0 or more"
-        )
+        check(self.max_env_steps_per_s >= 0, "actor.max_env_steps_per_s", self.max_env_steps_per_s, "0 or more")
 
 
 @dataclass(frozen=True)

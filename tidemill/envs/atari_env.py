@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from tidemill.envs.actions import check_shape, check_within
 from tidemill.envs.episode_counter import EpisodeCounter
 from tidemill.envs.interface import Tick
-from tidemill.envs.nearest import nearest
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
+from tidemill.nearest import nearest
 from tidemill.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -50,14 +50,10 @@ def game_ids() -> list[str]:
         from ale_py.roms import get_all_rom_ids
     except ImportError:
         return []
-    return [
-        "ALE/" + "".join(part.capitalize() for part in rom.split("_")) + "-v5" for rom in get_all_rom_ids()
-    ]
+    return ["ALE/" + "".join(part.capitalize() for part in rom.split("_")) + "-v5" for rom in get_all_rom_ids()]
 
 
-def _make_ale(
-    settings: EnvSettings, num_envs: int, *, training: bool, in_colour: bool = False
-) -> AtariVectorEnv:
+def _make_ale(settings: EnvSettings, num_envs: int, *, training: bool, in_colour: bool = False) -> AtariVectorEnv:
     """Make ale-py's environment, either preprocessed for a network or as people see it."""
     try:
         from ale_py import AtariVectorEnv

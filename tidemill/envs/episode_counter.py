@@ -33,8 +33,7 @@ class EpisodeCounter:
             return ()
         indices = np.flatnonzero(ended)
         summaries = tuple(
-            EpisodeSummary(int(i), float(self.returns[i]), int(self.lengths[i]), bool(terminated[i]))
-            for i in indices
+            EpisodeSummary(int(i), float(self.returns[i]), int(self.lengths[i]), bool(terminated[i])) for i in indices
         )
         self.returns[indices] = 0
         self.lengths[indices] = 0

@@ -12,9 +12,9 @@ import gymnasium
 from tidemill.envs.atari_env import game_ids, make_atari
 from tidemill.envs.gymnasium_env import GymnasiumEnv, GymnasiumVectorEnv
 from tidemill.envs.interface import VectorEnv
-from tidemill.envs.nearest import nearest
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
+from tidemill.nearest import nearest
 from tidemill.types import EnvSpec
 
 
@@ -118,7 +118,5 @@ def _make_registered(env_id: str, limit: int | None, arguments: dict[str, Any]) 
 
 def _known_ids() -> list[str]:
     """Return every id to suggest; an Atari game only by the name under which it is preprocessed here."""
-    others = [
-        key for key, spec in gymnasium.registry.items() if not str(spec.entry_point).startswith("ale_py")
-    ]
+    others = [key for key, spec in gymnasium.registry.items() if not str(spec.entry_point).startswith("ale_py")]
     return others + game_ids()

@@ -56,11 +56,25 @@ class _Call:
         _HANDLED.labels(*self._labels, self._code).inc()
         _SECONDS.labels(*self._labels).observe(time.monotonic() - self._started)
 
-    async def counted(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        """Pass requests on, counting them."""
+    def observed(self, request: Any, is_stream: bool) -> Any:  # noqa: ANN401
+        """Count a request, or each request of a stream as it passes."""
+        if is_stream:
+            return self._counted(request)
+        self.received.inc()
+        return request
+
+    async def _counted(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         async for request in requests:
             self.received.inc()
             yield request
+
+
+_MAKE_HANDLER = {
+    "unary": grpc.unary_unary_rpc_method_handler,
+    "client_stream": grpc.stream_unary_rpc_method_handler,
+    "server_stream": grpc.unary_stream_rpc_method_handler,
+    "bidi_stream": grpc.stream_stream_rpc_method_handler,
+}
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -88,16 +102,10 @@ def _kind(request_streaming: bool, response_streaming: bool) -> str:
 def _wrap(handler: Any, labels: tuple[str, str, str]) -> Any:  # noqa: ANN401
     method = handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
 
-    def argument(call: _Call, request: Any) -> Any:  # noqa: ANN401
-        if handler.request_streaming:
-            return call.counted(request)
-        call.received.inc()
-        return request
-
     async def answer(request: Any, context: Any) -> Any:  # noqa: ANN401
         call = _Call(labels, context)
         try:
-            response = await method(argument(call, request), context)
+            response = await method(call.observed(request, handler.request_streaming), context)
             call.sent.inc()
             return response
         except BaseException as error:
@@ -108,7 +116,7 @@ def _wrap(handler: Any, labels: tuple[str, str, str]) -> Any:  # noqa: ANN401
     async def stream(request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: ANN401
         call = _Call(labels, context)
         try:
-            async for response in method(argument(call, request), context):
+            async for response in method(call.observed(request, handler.request_streaming), context):
                 call.sent.inc()
                 yield response
         except GeneratorExit:
@@ -118,12 +126,6 @@ def _wrap(handler: Any, labels: tuple[str, str, str]) -> Any:  # noqa: ANN401
         finally:
             call.end()
 
-    make = {
-        "unary": grpc.unary_unary_rpc_method_handler,
-        "client_stream": grpc.stream_unary_rpc_method_handler,
-        "server_stream": grpc.unary_stream_rpc_method_handler,
-        "bidi_stream": grpc.stream_stream_rpc_method_handler,
-    }[labels[0]]
     # A streaming handler may also be a coroutine that writes to its context, as the health service's Watch is.
     behaviour = stream if inspect.isasyncgenfunction(method) else answer
-    return make(behaviour, handler.request_deserializer, handler.response_serializer)
+    return _MAKE_HANDLER[labels[0]](behaviour, handler.request_deserializer, handler.response_serializer)
