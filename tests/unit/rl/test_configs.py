@@ -48,6 +48,7 @@ from tidemill.rl.agents.sac.config import SACConfig
         (SACConfig, "actor_every", 0),
         (SACConfig, "policy_average", 1.0),
         (SACConfig, "greedy_share", 1.5),
+        (SACConfig, "noise_correlation", 1.0),
         (SACConfig, "random_steps", -1),
     ],
 )

@@ -190,7 +190,7 @@ def test_first_random_steps_are_uniform() -> None:
 
 
 def test_share_of_the_environments_acts_greedily() -> None:
-    """With a share of .5 the first two of four environments act as in evaluation, the others by samples."""
+    """With a share of .5 the first two of four environments act by the mean, the others by samples."""
     config = SACConfig(hidden_sizes=(8,), greedy_share=0.5, random_steps=10)
     policy = SACPolicy(config, CONTINUOUS, CPU, seed=0)
     observation = np.ones((4, 3), dtype=np.float32)
@@ -198,3 +198,14 @@ def test_share_of_the_environments_acts_greedily() -> None:
     np.testing.assert_array_equal(action[:2], greedy[:2])
     assert (action[2:] != greedy[2:]).all()
     assert (policy.explore(observation, 9).action != greedy).all()  # at first all are random
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_exploration_noise_has_the_correlation_asked_for(correlation: float) -> None:
+    """Neighbouring steps of 2000 environments correlate as set, and each step's noise keeps its variance."""
+    config = SACConfig(hidden_sizes=(8,), noise_correlation=correlation, random_steps=0)
+    policy = SACPolicy(config, CONTINUOUS, CPU, seed=0)
+    observation = np.zeros((2_000, 3), dtype=np.float32)
+    raw = [np.arctanh(policy.explore(observation, 0).action[:, 0]) for _ in range(20)]
+    assert np.corrcoef(raw[-2], raw[-1])[0, 1] == pytest.approx(correlation, abs=0.06)
+    assert raw[-1].std() == pytest.approx(raw[0].std(), rel=0.08)

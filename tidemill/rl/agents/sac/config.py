@@ -44,8 +44,13 @@ class SACConfig:
     """Updates of the critics for each one of the actor and the temperature."""
     policy_average: float = 0.0
     """Decay per update of the averaged actor that is evaluated, e.g. 0.999; 0 evaluates the actor itself."""
+    noise_correlation: float = 0.0
+    """Correlation of an environment's exploration noise from one step to the next; 0 is white noise.
+
+    Noise that lasts carries a heavy body somewhere, where white noise averages out.
+    """
     greedy_share: float = 0.0
-    """Share of each actor's environments that act as in evaluation, without noise, once random steps are over.
+    """Share of each actor's environments that act by the actor's mean, without noise, after random steps.
 
     Where the reward needs a quiet end, a policy that is always noisy never shows it to the critics: a lander
     must rest on the ground with its engines off.
@@ -69,6 +74,8 @@ class SACConfig:
         require(math.isfinite(start) and start > 0, "initial_temperature", start, "positive and finite")
         require(self.actor_every >= 1, "actor_every", self.actor_every, "at least 1")
         require(0 <= self.policy_average < 1, "policy_average", self.policy_average, "at least 0 and below 1")
+        correlation = self.noise_correlation
+        require(0 <= correlation < 1, "noise_correlation", correlation, "at least 0 and below 1")
         require(0 <= self.greedy_share <= 1, "greedy_share", self.greedy_share, "between 0 and 1")
         require(self.random_steps >= 0, "random_steps", self.random_steps, "0 or more")
 

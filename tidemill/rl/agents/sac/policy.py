@@ -32,7 +32,8 @@ class SACPolicy:
         if config.policy_average:
             self._evaluated = ActorNetwork(*sizes, rng).to(device).requires_grad_(False)
         self._rng = np.random.default_rng(seed)
-        self._noise = torch.Generator(device).manual_seed(seed)
+        self._noise_rng = torch.Generator(device).manual_seed(seed)
+        self._noise: Tensor | None = None  # of the last tick, [N, A]
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take `actor.*` and, with a policy average, `average.*`."""
@@ -44,22 +45,25 @@ class SACPolicy:
     def explore(self, observation: Array, env_steps: int) -> Decision:
         """Return uniform actions for the first `random_steps`, then samples of the policy.
 
-        The first `greedy_share` of the environments act greedily instead of by samples.
+        The first `greedy_share` of the environments act by the actor's mean.
         """
         shape = (len(observation), *self._action_shape)
         if env_steps < self._config.random_steps:
             return Decision(self._rng.uniform(-1.0, 1.0, shape).astype(np.float32))
-        action = self._sample(observation)
-        greedy = round(self._config.greedy_share * len(observation))
-        if greedy:
-            action[:greedy] = self.greedy(observation[:greedy])
-        return Decision(action)
-
-    def _sample(self, observation: Array) -> Array:
         gaussian = self._actor(self._tensor(observation))
-        noise = torch.randn(gaussian.mean.shape, generator=self._noise, device=self._device)
-        action = torch.tanh(torch.addcmul(gaussian.mean, gaussian.log_std.exp(), noise)).cpu().numpy()
-        return action.reshape(len(observation), *self._action_shape)
+        noise = self._next_noise(gaussian.mean.shape)
+        noise[: round(self._config.greedy_share * len(observation))] = 0.0
+        action = torch.tanh(torch.addcmul(gaussian.mean, gaussian.log_std.exp(), noise))
+        return Decision(action.cpu().numpy().reshape(shape))
+
+    def _next_noise(self, shape: torch.Size) -> Tensor:
+        """Return standard normal noise [N, A], a first-order autoregressive process in each environment."""
+        fresh = torch.randn(shape, generator=self._noise_rng, device=self._device)
+        correlation = self._config.noise_correlation
+        if correlation and self._noise is not None and self._noise.shape == shape:
+            fresh = correlation * self._noise + math.sqrt(1.0 - correlation**2) * fresh
+        self._noise = fresh.clone()
+        return fresh
 
     @torch.inference_mode()
     def greedy(self, observation: Array) -> Array:
