@@ -58,6 +58,7 @@ class Evaluator:
         self._config, self._source, self._tester, self._records = config, source, examiner, records
         self._stop, self._finish, self._now = stop, finish, now
         self._due_s = now()
+        self._best_tagged = 0  # by this process: after a restart the tag is set once more
 
     def run(self) -> Ending | None:
         """Evaluate until the run is over; return how it ended, or None if it was stopped."""
@@ -134,7 +135,7 @@ class Evaluator:
         score = self._records.add(evaluation, params.version)
         best = self._records.best() or score
         metrics.observe(score, best.mean, self._now() - started_s)
-        self._source.tag(BEST, best.params_version)
+        self._tag_best(best.params_version)
         self._log(score, evaluation, self._now() - started_s)
         return score
 
@@ -154,9 +155,13 @@ class Evaluator:
         return holds
 
     def _solved(self, params: Params) -> Ending:
-        self._source.tag(BEST, params.number)
+        self._tag_best(params.number)
         target = self._config.run.target_return
         return Ending(True, f"a mean return of {target:g} was reached", params.number)
+
+    def _tag_best(self, number: int) -> None:
+        if number != self._best_tagged and self._source.tag(BEST, number):
+            self._best_tagged = number
 
     def _log(self, score: Score, evaluation: Evaluation, seconds: float) -> None:
         _log.info(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ def record_video(env: VectorEnv, act: Act, seed: int, file: Path, *, max_steps: 
     Raises:
         FatalError: The environment has no pictures, or the encoder failed.
     """
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures need no screen
     episode = _Episode(env, act, seed, max_steps)
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_name(f".{file.name}")

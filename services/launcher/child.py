@@ -15,6 +15,11 @@ from pathlib import Path
 from services.launcher.service_spec import ServiceSpec
 from tidemill.process import PARENT_VARIABLE
 
+_DEFAULTS = {
+    # The video encoder is the only process that a service starts: gRPC need not survive in it, nor warn of it.
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
+    "SDL_VIDEODRIVER": "dummy",
+}
 _SIGNALS = {"finish": signal.SIGUSR1, "terminate": signal.SIGTERM, "kill": signal.SIGKILL}
 
 
@@ -34,7 +39,7 @@ class Child:
 
         Called on the main thread only: the kernel ends the child when the thread that started it ends.
         """
-        environment = os.environ | {PARENT_VARIABLE: str(os.getpid()), **variables}
+        environment = _DEFAULTS | os.environ | {PARENT_VARIABLE: str(os.getpid()), **variables}
         with log_file.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tidemill import process
+from tidemill.nearest import nearest
 
 Command = Callable[[Sequence[str]], int]
 
@@ -94,7 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name == "--version":
         return _print_version()
     if name not in COMMANDS:
-        print(f"tidemill: unknown command {name!r}{_nearest(name)}", file=sys.stderr)
+        hint = nearest(name, COMMANDS) or f"; known: {', '.join(COMMANDS)}"
+        print(f"tidemill: unknown command {name!r}{hint}", file=sys.stderr)
         return 2
     return _run(name, rest)
 
@@ -124,11 +125,6 @@ def _run(name: str, rest: Sequence[str]) -> int:
         return ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
     except KeyboardInterrupt:
         return 130
-
-
-def _nearest(name: str) -> str:
-    matches = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
-    return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(COMMANDS)}"
 
 
 def _print_version() -> int:

@@ -21,18 +21,21 @@ def main() -> int:
     parser.add_argument("--name", required=True)
     parser.add_argument("--exit-code", type=int, help="end with this code instead of serving")
     parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
-    parser.add_argument(
-        "--result", type=Path, help="write this file and end on SIGUSR1, as the evaluator does"
-    )
+    parser.add_argument("--result", type=Path, help="write this file and end on SIGUSR1, as the evaluator does")
     options = parser.parse_args()
     stop = process.stop_event()
     finish = threading.Event()
-    signal.signal(signal.SIGUSR1, lambda *_: (finish.set(), stop.set()))
+
+    def on_finish(_number: int, _frame: object) -> None:
+        finish.set()
+        stop.set()
+
+    signal.signal(signal.SIGUSR1, on_finish)
     if options.deaf:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _note(options, "start")
     if options.exit_code is not None:
-        print(f"{options.name}: the last words", file=sys.stderr)
+        sys.stderr.write(f"{options.name}: the last words\n")
         return int(options.exit_code)
     with BackgroundServer(options.name, ServerSettings(address=options.address, grace_s=0.5)) as server:
         server.start()

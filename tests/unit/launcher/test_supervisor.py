@@ -84,9 +84,7 @@ def test_restart_limit_ends_the_run_as_failed() -> None:
         assert supervisor.on_exit("replay", 1, now_s) == []
         supervisor.on_timer(now_s + 5.0)
     assert supervisor.on_exit("replay", 1, 40.0) == [Action(Verb.TERMINATE, "actor-0")]
-    assert supervisor.outcome == Outcome(
-        1, "replay ended with exit code 1, after 3 restarts within ten minutes"
-    )
+    assert supervisor.outcome == Outcome(1, "replay ended with exit code 1, after 3 restarts within ten minutes")
     assert not supervisor.is_over
     supervisor.on_exit("actor-0", 0, 41.0)
     assert supervisor.is_over
@@ -130,10 +128,11 @@ def test_stop_ends_one_group_after_another() -> None:
     assert _names(supervisor.on_exit("actor-1", 0, 10.2), Verb.TERMINATE) == ["learner"]
     assert _names(supervisor.on_exit("learner", 0, 10.3), Verb.TERMINATE) == ["evaluator"]
     assert _names(supervisor.on_exit("evaluator", 0, 10.4), Verb.TERMINATE) == ["replay", "paramserver"]
-    supervisor.on_exit("replay", 0, 10.5)
-    assert not supervisor.is_over
-    supervisor.on_exit("paramserver", 0, 10.6)
-    assert supervisor.is_over
+    ends = []
+    for name in ("replay", "paramserver"):
+        supervisor.on_exit(name, 0, 10.5)
+        ends.append(supervisor.is_over)
+    assert ends == [False, True]
     assert supervisor.outcome == Outcome(0, "stopped as asked")
 
 
@@ -215,9 +214,7 @@ def test_learner_that_has_finished_ends_a_run_without_evaluator() -> None:
     assert supervisor.outcome == Outcome(0, "the learner has finished")
 
 
-@pytest.mark.parametrize(
-    "exit_code, words", [(-9, "was killed by signal 9"), (1, "ended with exit code 1")]
-)
+@pytest.mark.parametrize("exit_code, words", [(-9, "was killed by signal 9"), (1, "ended with exit code 1")])
 def test_exit_is_described_in_words(exit_code: int, words: str) -> None:
     """A negative code is a signal, as in subprocess."""
     assert describe_exit(exit_code) == words

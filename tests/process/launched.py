@@ -1,0 +1,139 @@
+"""A `tidemill` command in a process of its own, watched line by line, and the processes it leaves."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tidemill.config.load import from_document, read_document
+from tidemill.config.sections import RunConfig
+from tidemill.learner.client import LearnerClient
+from tidemill.process import PARENT_VARIABLE
+
+ROOT = Path(__file__).resolve().parents[2]
+BOUND_S = 200.0
+"""A cluster is ready within ten seconds; a machine that many tests share may need twenty times as long."""
+_POLL_S = 0.05
+
+
+class Launched:
+    """A running command."""
+
+    def __init__(self, *arguments: str, cwd: Path = ROOT) -> None:
+        """Start `tidemill ARGUMENTS`."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "services.launcher", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=cwd,
+            start_new_session=True,  # a test's Ctrl-C is for the launcher alone
+        )
+        self.lines: list[str] = []
+        self._changed = threading.Condition()
+        self._has_ended = False
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def output(self) -> str:
+        """Everything it printed so far."""
+        return "\n".join(self.lines)
+
+    def until(self, pattern: str, *, count: int = 1, since: int = 0) -> str:
+        """Wait until `count` lines after the first `since` match a pattern; return the last of them."""
+
+        def found() -> list[str]:
+            return [line for line in self.lines[since:] if re.search(pattern, line)]
+
+        with self._changed:
+            self._changed.wait_for(lambda: len(found()) >= count or self._has_ended, BOUND_S)
+            assert len(found()) >= count, f"no {pattern!r} in:\n{self.output}"
+            return found()[count - 1]
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the launcher alone."""
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Wait for its end; return the exit code."""
+        code = self.process.wait(BOUND_S)
+        self._reader.join(BOUND_S)
+        return code
+
+    def children(self) -> dict[str, int]:
+        """Return the process ids of the services it started that are alive, by name of the module's package."""
+        return services_of(self.process.pid)
+
+    def close(self) -> None:
+        """End it and whatever it left."""
+        self.process.kill()
+        self.process.wait()
+        for pid in self.children().values():
+            os.kill(pid, signal.SIGKILL)
+        self._reader.join(BOUND_S)
+        if self.process.stdout:
+            self.process.stdout.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._changed:
+                self.lines.append(line.rstrip("\n"))
+                self._changed.notify_all()
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+
+
+@contextmanager
+def launched(*arguments: str) -> Iterator[Launched]:
+    """Yield a running command; nothing of it is left afterwards."""
+    command = Launched(*arguments)
+    try:
+        yield command
+    finally:
+        command.close()
+
+
+def services_of(launcher_pid: int) -> dict[str, int]:
+    """Return the services a launcher started that are alive, by name: `replay`, `actor` and so on.
+
+    They carry the launcher's process id in their environment, so they are found even after it was killed.
+    """
+    mark = f"{PARENT_VARIABLE}={launcher_pid}".encode()
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            environment = (folder / "environ").read_bytes().split(b"\0")
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if mark in environment and b"-m" in words:
+            module = words[words.index(b"-m") + 1].decode()
+            found[module.removeprefix("services.")] = int(folder.name)
+    return found
+
+
+def eventually(is_true: Callable[[], bool], what: str) -> None:
+    """Wait until a condition outside of this process holds; there is no event to wait on."""
+    deadline_s = time.monotonic() + BOUND_S
+    while not is_true():
+        assert time.monotonic() < deadline_s, f"not within {BOUND_S:g} s: {what}"
+        threading.Event().wait(_POLL_S)
+
+
+def learner_of(folder: Path) -> LearnerClient:
+    """Return a client of the learner of a running cluster."""
+    config = from_document(RunConfig, read_document(folder / "cluster.yaml"))
+    return LearnerClient(config.cluster.learner)

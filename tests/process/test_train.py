@@ -1,0 +1,163 @@
+"""The whole cluster of real processes: trained to a limit, stopped, killed in parts, resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.process.launched import ROOT, Launched, eventually, launched, learner_of, services_of
+from tidemill.errors import Unavailable
+from tidemill.scores import read_scores
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
+
+_SERVICES = {"replay", "paramserver", "learner", "actor", "evaluator"}
+
+_CONFIG = {
+    "run": {"name": "small"},
+    "env": {"id": "CartPole-v1", "num_envs": 4},
+    "agent": {
+        "algorithm": "dqn",
+        "network": "mlp",
+        "hidden_sizes": [16],
+        "dueling": False,
+        "batch_size": 16,
+    },
+    "table": {"min_size": 100, "max_items": 10_000},
+    "learner": {"updates_per_env_step": 0.25, "publish_every": 20, "checkpoint_every_s": 1.0},
+    "actor": {"max_env_steps_per_s": 400.0},
+    "evaluator": {"episodes": 2, "num_envs": 2, "min_interval_s": 0.2, "video_max_steps": 20},
+    "launcher": {"view": "plain", "view_every_s": 0.2, "restart_backoff_s": 0.1},
+}
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    """A config of a run that learns nothing worth knowing, quickly."""
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump(_CONFIG | {"run": {"name": "small", "root": str(tmp_path / "runs")}}))
+    return file
+
+
+def _is_training(cluster: Launched) -> None:
+    for name in ("replay", "paramserver", "learner", "actor-0", "evaluator"):
+        cluster.until(f"{name} is ready")
+    cluster.until("evaluation  mean")
+
+
+def _takes_steps(folder: Path, when: str) -> None:
+    """Wait until the learner has taken further gradient steps."""
+    with learner_of(folder) as learner:
+
+        def steps() -> int:
+            with contextlib.suppress(Unavailable):
+                return learner.get_status().learner_steps
+            return 0
+
+        reached = steps()
+        eventually(lambda: steps() > reached + 40, f"gradient steps {when}")
+
+
+def _tidemill(*arguments: str) -> str:
+    command = [sys.executable, "-m", "services.launcher", *arguments]
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=200, check=False)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+def test_train_ends_at_its_limit_with_everything_a_run_leaves(config_file: Path, tmp_path: Path) -> None:
+    """At run.max_learner_steps the learner ends, the evaluator measures its last version, and no process is left."""
+    with launched("train", "--config", str(config_file), "--run.max_learner_steps", "300") as cluster:
+        assert cluster.wait() == 0
+        assert cluster.children() == {}
+    folder = tmp_path / "runs" / "small"
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["solved"], result["learner_steps"], result["episodes"]) == (False, 300, 2)
+    scores = read_scores(folder / "scores.csv")
+    versions = [score.params_version for score in scores]
+    assert versions == sorted(set(versions))
+    assert scores[-1].learner_steps == 300
+    for name in ("config.yaml", "plots/learning_curve.png", "videos/best.mp4", "logs/learner.log"):
+        assert (folder / name).stat().st_size > 0
+    assert not (folder / "cluster.yaml").exists()
+    assert "small: finished" in cluster.output
+    again = subprocess.run(
+        [sys.executable, "-m", "services.launcher", "train", "--config", str(config_file)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=200,
+        check=False,
+    )
+    assert again.returncode == 1
+    assert "holds a run already" in again.stderr
+    assert "mean " in _tidemill("evaluate", str(folder), "--episodes", "3")
+
+
+def test_stopped_run_is_resumed_from_its_checkpoint(config_file: Path, tmp_path: Path) -> None:
+    """SIGTERM ends everything in order without a result; resume goes on with steps, versions, time and scores."""
+    folder = tmp_path / "runs" / "small"
+    with launched("train", "--config", str(config_file)) as cluster:
+        _is_training(cluster)
+        assert "training" in _tidemill("status", str(folder))
+        _tidemill("ctl", "pause", str(folder))
+        with learner_of(folder) as learner:
+            eventually(lambda: learner.get_status().state.name == "PAUSED", "the learner pauses")
+        _tidemill("ctl", "resume", str(folder))
+        assert "checkpoint of" in _tidemill("ctl", "checkpoint", str(folder))
+        cluster.send(signal.SIGTERM)
+        assert cluster.wait() == 0
+        assert cluster.children() == {}
+        assert "stopped as asked" in cluster.output
+    assert not (folder / "result.json").exists()
+    before = read_scores(folder / "scores.csv")[-1]
+    with launched("resume", str(folder)) as resumed:
+        assert "not restored" in resumed.until("replay")
+        resumed.until("learner restored checkpoint")
+        resumed.until("evaluation  mean", count=2)
+        resumed.send(signal.SIGINT)
+        assert resumed.wait() == 0
+        assert resumed.children() == {}
+    after = read_scores(folder / "scores.csv")[-1]
+    assert after.params_version > before.params_version
+    assert after.learner_steps >= before.learner_steps
+    assert after.wall_s > before.wall_s
+
+
+def test_run_goes_on_after_each_service_was_killed_once(config_file: Path, tmp_path: Path) -> None:
+    """Whichever process is killed comes back, and gradient steps and evaluations go on; the learner resumes."""
+    folder = tmp_path / "runs" / "small"
+    with launched("train", "--config", str(config_file)) as cluster:
+        _is_training(cluster)
+        _tidemill("ctl", "checkpoint", str(folder))
+        for name in ("actor", "evaluator", "replay", "paramserver", "learner"):
+            seen = len(cluster.lines)
+            pid = cluster.children()[name]
+            subprocess.run(["kill", "-9", str(pid)], check=True)
+            cluster.until("was killed by signal 9", since=seen)
+            cluster.until(f"{name}(-0)? is ready", since=seen)
+            _takes_steps(folder, f"after {name} was killed")
+            cluster.until("evaluation  mean", since=len(cluster.lines))
+        with learner_of(folder) as learner:
+            assert learner.get_status().restored.startswith("checkpoint")
+        cluster.send(signal.SIGINT)
+        assert cluster.wait() == 0
+        assert cluster.children() == {}
+
+
+def test_killed_launcher_leaves_no_orphan(config_file: Path) -> None:
+    """Without its launcher every service ends by itself."""
+    with launched("train", "--config", str(config_file)) as cluster:
+        _is_training(cluster)
+        pid = cluster.process.pid
+        assert set(services_of(pid)) == _SERVICES
+        cluster.send(signal.SIGKILL)
+        cluster.process.wait(60)
+        eventually(lambda: not services_of(pid), "every service has ended")

@@ -1,0 +1,156 @@
+"""The command line: help, mistakes and exit codes."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.launcher import cli
+from tidemill.errors import ConfigError, Unavailable
+
+_ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["help"]])
+def test_help_names_every_command_and_what_it_does(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Help goes to standard output and is a success."""
+    assert cli.main(arguments) == 0
+    shown = capsys.readouterr().out
+    for name, entry in cli.COMMANDS.items():
+        assert name in shown
+        assert entry.summary in shown
+
+
+def test_no_command_at_all_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """The usage goes to standard error, with exit code 2."""
+    assert cli.main([]) == 2
+    assert "usage: tidemill" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "typed, meant", [("trian", "train"), ("evalute", "evaluate"), ("Actor", "actor"), ("reply", "replay")]
+)
+def test_unknown_command_is_answered_with_the_nearest_one(
+    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistyped command says what was probably meant, with exit code 2."""
+    assert cli.main([typed]) == 2
+    assert f"did you mean {meant!r}?" in capsys.readouterr().err
+
+
+def test_unknown_command_far_from_all_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing near it: all are named."""
+    assert cli.main(["xyzzy"]) == 2
+    assert "known: train, resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["train", "resume", "status", "ctl", "doctor"])
+def test_help_of_a_command_explains_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command of the launcher has its own --help, with exit code 0."""
+    assert cli.main([name, "--help"]) == 0
+    assert f"tidemill {name}" in capsys.readouterr().out
+
+
+def test_command_of_a_service_takes_over_the_process() -> None:
+    """`tidemill replay --help` is what `python -m services.replay --help` says."""
+    command = [sys.executable, "-m", "services.launcher", "replay", "--help"]
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, timeout=100, check=False)
+    assert answer.returncode == 0
+    assert "tidemill replay" in answer.stdout
+
+
+@pytest.mark.parametrize("name", ["replay", "paramserver", "learner", "actor", "evaluator", "evaluate"])
+def test_command_of_a_service_becomes_its_module(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments are passed on as they are, and the module exists."""
+    executed: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda _path, words: executed.append(words))
+    cli.COMMANDS[name].load()(["--a", "b"])
+    assert executed[0][1] == "-m"
+    assert executed[0][3:] == ["--a", "b"]
+    assert importlib.util.find_spec(executed[0][2]) is not None
+
+
+def test_train_with_a_mistyped_setting_names_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is started, with exit code 2."""
+    assert cli.main(["train", "--run.sed", "3"]) == 2
+    assert "--run.seed" in capsys.readouterr().err
+
+
+def test_train_with_an_unknown_key_in_its_file_names_the_nearest_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A config file is as strict as the command line."""
+    file = tmp_path / "c.yaml"
+    file.write_text("run: {nmae: x}\n")
+    assert cli.main(["train", "--config", str(file)]) == 2
+    assert "did you mean 'run.name'?" in capsys.readouterr().err
+
+
+def test_train_refuses_a_name_that_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An earlier run is never overwritten; the message offers the three ways on."""
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.yaml").write_text("run: {name: old}\n")
+    assert cli.main(["train", "--run.root", str(tmp_path), "--run.name", "old"]) == 1
+    said = capsys.readouterr().err
+    assert "tidemill resume" in said
+    assert "--again" in said
+    assert "--run.name" in said
+
+
+def test_resume_without_a_run_says_how_to_name_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2: bad usage."""
+    assert cli.main(["resume"]) == 2
+    assert "tidemill resume RUN" in capsys.readouterr().err
+
+
+def test_resume_of_what_is_no_run_names_the_runs_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong path is answered with the right ones."""
+    (tmp_path / "good").mkdir()
+    (tmp_path / "good" / "config.yaml").write_text("{}\n")
+    assert cli.main(["resume", str(tmp_path / "bad")]) == 2
+    assert str(tmp_path / "good") in capsys.readouterr().err
+
+
+def test_status_of_a_run_that_is_not_running_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1, and how to go on with it."""
+    (tmp_path / "config.yaml").write_text("{}\n")
+    assert cli.main(["status", str(tmp_path)]) == 1
+    assert "is not running" in capsys.readouterr().err
+
+
+def test_ctl_of_a_learner_that_cannot_be_reached_fails_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1."""
+    assert cli.main(["ctl", "pause", "--learner", f"unix://{tmp_path}/none.sock"]) == 1
+    assert "Unavailable" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error, code", [(ConfigError("a wrong setting"), 2), (Unavailable("nobody there"), 1)])
+def test_errors_become_one_line_and_an_exit_code(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """2 for bad usage, 1 for a failure."""
+
+    def fail(_arguments: object) -> int:
+        raise error
+
+    monkeypatch.setitem(cli.COMMANDS, "doctor", cli.Entry("fails", lambda: fail))
+    assert cli.main(["doctor"]) == code
+    assert str(error) in capsys.readouterr().err
+
+
+def test_launcher_imports_no_other_service_and_no_torch() -> None:
+    """The launcher starts the others by name, and stays small."""
+    for file in (_ROOT / "services" / "launcher").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                assert not name.startswith("torch")
+                assert not name.startswith("services.") or name.startswith("services.launcher")

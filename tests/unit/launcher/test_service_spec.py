@@ -1,0 +1,81 @@
+"""Which processes a run has, where they listen and what they are told."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+from pathlib import Path
+
+from services.launcher.addresses import (
+    make_socket_folder,
+    remove_socket_folder,
+    socket_folder_of,
+    with_addresses,
+)
+from services.launcher.service_spec import cluster_specs
+from tidemill.config.load import load
+from tidemill.config.run import ClusterSettings
+from tidemill.config.sections import ActorConfig, RunConfig
+from tidemill.config.services import LauncherSettings, ReplaySettings
+from tidemill.rpc.settings import ServerSettings
+
+_SOCKETS = Path("/tmp/tidemill-x")
+
+
+def test_addresses_are_sockets_unless_they_were_set() -> None:
+    """Every default is replaced, and clients are sent where the servers listen."""
+    config = with_addresses(RunConfig(), _SOCKETS)
+    assert config.replay.server.address == config.cluster.replay == "unix:///tmp/tidemill-x/replay.sock"
+    assert config.paramserver.server.address == config.cluster.params == "unix:///tmp/tidemill-x/params.sock"
+    assert config.learner.server.address == config.cluster.learner == "unix:///tmp/tidemill-x/learner.sock"
+    assert config.evaluator.server.address == "unix:///tmp/tidemill-x/evaluator.sock"
+
+
+def test_address_that_was_set_is_kept_and_told_to_the_clients() -> None:
+    """So actors of other machines can reach a server; another name for it may be given to them."""
+    server = ServerSettings(address="0.0.0.0:9001", insecure=True)
+    config = with_addresses(RunConfig(replay=ReplaySettings(server=server)), _SOCKETS)
+    assert config.replay.server == server
+    assert config.cluster.replay == "0.0.0.0:9001"
+    named = RunConfig(replay=ReplaySettings(server=server), cluster=ClusterSettings(replay="box:9001"))
+    assert with_addresses(named, _SOCKETS).cluster.replay == "box:9001"
+
+
+def test_port_zero_is_not_an_address_that_others_could_know() -> None:
+    """It asks for a free address, which a socket is."""
+    config = RunConfig(replay=ReplaySettings(server=ServerSettings(address="127.0.0.1:0")))
+    assert with_addresses(config, _SOCKETS).cluster.replay == "unix:///tmp/tidemill-x/replay.sock"
+
+
+def test_socket_folder_is_private_and_removed_by_its_address_only() -> None:
+    """Nobody else enters it; a path that is not one of ours is left alone."""
+    folder = make_socket_folder()
+    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+    assert socket_folder_of(f"unix://{folder}/replay.sock") == folder
+    assert socket_folder_of("127.0.0.1:7401") is None
+    remove_socket_folder(Path("/tmp"))
+    remove_socket_folder(folder)
+    assert not folder.exists()
+
+
+def test_cluster_has_one_process_a_service_and_the_actors_that_were_asked_for(tmp_path: Path) -> None:
+    """Each actor has its own name, index and health socket; the evaluator comes last, after the learner."""
+    config = dataclasses.replace(RunConfig(), launcher=LauncherSettings(actors=2, actor_nice=5, evaluator_nice=7))
+    config = with_addresses(config, _SOCKETS)
+    specs = {spec.name: spec for spec in cluster_specs(config, tmp_path / "cluster.yaml", _SOCKETS)}
+    assert list(specs) == ["replay", "paramserver", "learner", "actor-0", "actor-1", "evaluator"]
+    assert specs["evaluator"].after == ("learner",)
+    assert [spec.nice for spec in specs.values()] == [0, 0, 0, 5, 5, 7]
+    assert specs["actor-1"].health_address == "unix:///tmp/tidemill-x/actor-1.sock"
+
+
+def test_actor_understands_what_the_launcher_tells_it(tmp_path: Path) -> None:
+    """The command line of an actor loads as its settings."""
+    config = with_addresses(RunConfig(launcher=LauncherSettings(actors=3)), _SOCKETS)
+    file = tmp_path / "cluster.yaml"
+    file.write_text("run: {name: x}\n")
+    spec = cluster_specs(config, file, _SOCKETS)[5]
+    actor = load(ActorConfig, spec.arguments, prog="x", description="x").actor
+    assert (actor.id, actor.index, actor.count) == ("actor-2", 2, 3)
+    assert actor.server.address == spec.health_address

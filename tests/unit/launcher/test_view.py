@@ -1,0 +1,179 @@
+"""What a run looks like while it runs and when it has ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from services.launcher.restored import describe_restored
+from services.launcher.snapshot import ProcessRow, Snapshot
+from services.launcher.summary import summarise
+from services.launcher.supervisor import Outcome, Phase
+from services.launcher.usage import Usage, UsageMeter
+from services.launcher.view import LiveView, PlainView, make_view, render
+from tidemill.config.run import RunSettings
+from tidemill.config.sections import RunConfig
+from tidemill.config.services import LauncherSettings
+from tidemill.learner.status import LearnerState, LearnerStatus
+from tidemill.scores import Score
+
+_SCORE = Score(61.0, 5_000, 20_000, 50, 25, 123.45, 10.5, 80.0, 140.0)
+_BEST = dataclasses.replace(_SCORE, mean=150.0, params_version=40)
+_LEARNER = LearnerStatus(
+    LearnerState.TRAINING, 6_000, 24_000, steps_per_s=312.0, wait_fraction=0.05, params_version=60, table_items=23_900
+)
+_PROCESSES = (
+    ProcessRow("replay", Phase.SERVING, 4711, 0, "", Usage(0.125, 64 * 2**20)),
+    ProcessRow("learner", Phase.BACKOFF, None, 2, "was killed by signal 9", None),
+)
+_SNAPSHOT = Snapshot(72.0, _PROCESSES, _LEARNER, 1_234.0, _SCORE, _BEST)
+
+
+def _rendered(snapshot: Snapshot, run: RunSettings, events: tuple[str, ...] = ()) -> str:
+    console = Console(file=io.StringIO(), width=110)
+    console.print(render(RunConfig(run=run), snapshot, events))
+    shown = console.file
+    assert isinstance(shown, io.StringIO)
+    return shown.getvalue()
+
+
+def test_live_view_shows_progress_scores_and_processes() -> None:
+    """Counters with their limits and rates, newest and best score, and each process with its troubles."""
+    run = RunSettings(name="lander", target_return=200.0, max_env_steps=100_000)
+    shown = _rendered(_SNAPSHOT, run, ("   61.0 s  evaluator is ready",))
+    for words in (
+        "lander: sac on LunarLanderContinuous-v3, 1:12",
+        "24,000 of 100,000",
+        "1,234/s",
+        "312/s",
+        "learner is busy",
+        "params version 60",
+        "123.5",
+        "150.0",
+        "version 40",
+        "200",
+        "4711",
+        "12%",
+        "64 MiB",
+        "restarting",
+        "was killed by signal 9",
+        "evaluator is ready",
+    ):
+        assert words in shown
+
+
+def test_live_view_shows_a_run_of_which_nothing_is_known_yet() -> None:
+    """The first picture comes before the first answer."""
+    assert "waiting for the learner to start" in _rendered(Snapshot(0.0, ()), RunSettings())
+
+
+def test_plain_view_prints_events_scores_once_and_progress_every_ten_seconds() -> None:
+    """Lines that read well in a log file."""
+    stream = io.StringIO()
+    view = PlainView(stream)
+    view.event("learner was killed by signal 9", ["last words"])
+    for elapsed_s in (1.0, 2.0, 9.0, 11.5):
+        view.show(dataclasses.replace(_SNAPSHOT, elapsed_s=elapsed_s))
+    lines = stream.getvalue().splitlines()
+    assert lines[:2] == ["[    0.0 s] learner was killed by signal 9", "           | last words"]
+    assert sum("evaluation  mean 123.5" in line for line in lines) == 1
+    assert [line[:11] for line in lines if "env steps 24,000 (1,234/s)" in line] == ["[    1.0 s]", "[   11.5 s]"]
+
+
+def test_view_is_live_only_on_a_terminal() -> None:
+    """`auto` prints plain lines into a file; `live` and `plain` are obeyed."""
+    assert isinstance(make_view(RunConfig(), io.StringIO()), PlainView)
+    live = make_view(RunConfig(launcher=LauncherSettings(view="live")), io.StringIO())
+    assert isinstance(live, LiveView)
+    live.event("hello", ["detail"])
+    live.show(_SNAPSHOT)
+    live.close()
+
+
+@pytest.mark.parametrize(
+    "learner, words",
+    [
+        (None, "waiting for the learner to start"),
+        (LearnerStatus(LearnerState.WAITING, table_items=523), "learner waits for data (523 items in the table)"),
+        (LearnerStatus(LearnerState.PAUSED), "learner is paused"),
+        (LearnerStatus(LearnerState.TRAINING, wait_fraction=0.45), "learner waits 45% of the time"),
+        (LearnerStatus(LearnerState.TRAINING, wait_fraction=0.1), "learner is busy"),
+    ],
+)
+def test_snapshot_says_who_waits(learner: LearnerStatus | None, words: str) -> None:
+    """The bottleneck in words."""
+    assert Snapshot(0.0, (), learner).waiting == words
+
+
+def test_snapshot_measures_the_way_to_the_nearest_limit() -> None:
+    """24,000 of 100,000 decisions, 6,000 of 10,000 steps: 60 %; without limits there is no way to measure."""
+    assert _SNAPSHOT.fraction(RunSettings(max_env_steps=100_000, max_learner_steps=10_000)) == 0.6
+    assert _SNAPSHOT.fraction(RunSettings()) == 0.0
+    assert _SNAPSHOT.fraction(RunSettings(max_learner_steps=10)) == 1.0
+
+
+def test_usage_is_the_share_of_a_core_since_the_last_look(tmp_path: Path) -> None:
+    """Utime 250 and stime 50 ticks more, whatever the process is called; memory in pages."""
+    meter = UsageMeter(tmp_path)
+    stat = tmp_path / "7" / "stat"
+    stat.parent.mkdir()
+    rest = "S 1 1 1 0 -1 0 0 0 0 0 {utime} {stime} 0 0 20 0 1 0 100 1000 25"
+    stat.write_text("7 (a b) c) " + rest.format(utime=100, stime=100))
+    first = meter.look(7)
+    stat.write_text("7 (a b) c) " + rest.format(utime=350, stime=150))
+    second = meter.look(7)
+    assert first is not None
+    assert second is not None
+    assert first.cpu_fraction == 0.0
+    assert second.cpu_fraction > 0.0
+    assert second.memory_bytes == 25 * os.sysconf("SC_PAGE_SIZE")
+    assert meter.look(8) is None
+    assert meter.look(None) is None
+
+
+def test_summary_says_how_it_went_and_where_the_files_are(tmp_path: Path) -> None:
+    """Only what is there is listed."""
+    (tmp_path / "scores.csv").write_text("x")
+    (tmp_path / "logs").mkdir()
+    result = {
+        "solved": True,
+        "target_return": 200.0,
+        "wall_s": 118.4,
+        "env_steps": 150_000,
+        "mean_return": 214.3,
+        "episodes": 25,
+        "confirmed_mean": 207.9,
+        "confirm_episodes": 100,
+    }
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    said = "\n".join(summarise(tmp_path, Outcome(0, "finished")))
+    assert "solved after 118 s and 150,000 env steps: mean return 214.3 over 25 episodes" in said
+    assert "207.9 over 100 fresh episodes" in said
+    assert "scores.csv" in said
+    assert "logs " not in said
+    assert f"tidemill evaluate {tmp_path}" in said
+
+
+def test_summary_of_a_failed_run_points_at_the_logs(tmp_path: Path) -> None:
+    """No result, and a reason."""
+    said = "\n".join(summarise(tmp_path, Outcome(1, "learner ended with exit code 1")))
+    assert "learner ended with exit code 1" in said
+    assert f"see {tmp_path / 'logs'}" in said
+    assert "evaluate" not in said
+
+
+def test_resume_says_what_comes_back_and_what_does_not(tmp_path: Path) -> None:
+    """A folder with everything but the replay table, and a folder with nothing."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "checkpoint-00000003.safetensors").touch()
+    said = "\n".join(describe_restored(tmp_path))
+    assert "checkpoint-00000003" in said
+    assert "none were published" in said
+    assert "not restored" in said
+    assert "starts anew" in "\n".join(describe_restored(tmp_path / "nothing"))
