@@ -1,0 +1,177 @@
+"""Agent steps per second of one actor process against its environment stepping alone, on one core.
+
+The actor is the real process, pinned to core 0; the replay service and the parameter server are real processes on the
+other core. Random parameters are published once. Rounds alternate (environment alone, actor), so that a drift of
+the machine meets both. Also reports what the replay process holds in memory for each observation.
+
+    python -m benchmarks.actor [--config configs/pong_dqn.yaml] [--rounds 3] [--seconds 20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from services.learner.table import table_config
+from tidemill.config.load import from_document, read_document
+from tidemill.config.sections import RunConfig
+from tidemill.envs.make import make_env
+from tidemill.params.blob import half, pack
+from tidemill.params.client import ParamsClient
+from tidemill.params.version import ParamsMetadata, Precision
+from tidemill.replay.client import ReplayClient
+from tidemill.rl.agents.build import build_agent
+from tidemill.types import EnvSpec
+
+_START_S = 60.0
+_WARM_UP_S = 3.0
+
+
+def main() -> None:
+    """Measure and print; write benchmarks/results/actor.json."""
+    arguments = _arguments()
+    config = from_document(RunConfig, read_document(Path(arguments.config)))
+    alone, acting, bytes_per_step = [], [], []
+    for _ in range(arguments.rounds):
+        alone.append(_alone(arguments.config, arguments.seconds))
+        rate, memory = _actor(config, arguments.config, arguments.seconds)
+        acting.append(rate)
+        bytes_per_step.append(memory)
+    rows = [
+        _row(f"env steps/s on one core, {config.env.id}, actor against environment alone", "1/s", acting, alone),
+        _row("replay process, growth for each stored step", "bytes", bytes_per_step, None),
+    ]
+    for row in rows:
+        print(json.dumps(row))
+    document = {"machine": _machine(), "config": arguments.config, "rows": rows}
+    Path("benchmarks/results/actor.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--config", default="configs/pong_dqn.yaml", help="run to take environment and agent from")
+    parser.add_argument("--rounds", type=int, default=3, help="pairs of measurements")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of one measurement")
+    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.alone:
+        _step_alone(from_document(RunConfig, read_document(Path(arguments.config))), arguments.seconds)
+        sys.exit(0)
+    return arguments
+
+
+def _alone(config: str, seconds: float) -> float:
+    """Return steps/s of the environments alone, in a process pinned to core 0."""
+    command = [sys.executable, "-m", "benchmarks.actor", "--alone", "--config", config, "--seconds", str(seconds)]
+    return float(subprocess.check_output(["taskset", "-c", "0", *command], text=True, timeout=seconds + _START_S))
+
+
+def _step_alone(config: RunConfig, seconds: float) -> None:
+    env = make_env(config.env, config.env.num_envs, training=True)
+    rng = np.random.default_rng(0)
+    env.reset(100_000_000)
+    started, ticks = time.perf_counter() + _WARM_UP_S, 0
+    while (now := time.perf_counter()) < started + seconds:
+        ticks = 0 if now < started else ticks + 1
+        env.step(_random_action(env.spec, env.num_envs, rng))
+    print(ticks * env.num_envs / seconds)
+
+
+def _random_action(spec: EnvSpec, num_envs: int, rng: np.random.Generator) -> np.ndarray:
+    if spec.is_discrete:
+        return rng.integers(spec.num_actions, size=num_envs)
+    return rng.uniform(-1, 1, (num_envs, *spec.action_shape)).astype(np.float32)
+
+
+def _actor(config: RunConfig, path: str, seconds: float) -> tuple[float, float]:
+    """Return steps/s of a real actor and the replay process's growth in bytes for each step."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tm-")))
+        replay, params = f"unix://{folder}/r", f"unix://{folder}/p"
+        places = ["--cluster.replay", replay, "--cluster.params", params]
+        server = stack.enter_context(_process("1", "replay", path, "--replay.server.address", replay))
+        address = ["--paramserver.server.address", params, "--run.root", str(folder)]
+        stack.enter_context(_process("1", "paramserver", path, *address))
+        client = stack.enter_context(ReplayClient(replay))
+        client.wait_for_ready(_START_S)
+        _prepare(config, client, params)
+        before = _resident_bytes(server.pid)
+        stack.enter_context(_process("0", "actor", path, "--actor.log-every-s", "5", *places))
+        _wait_for_steps(client, config.table.name)
+        time.sleep(_WARM_UP_S)
+        first, started = client.describe_table(config.table.name).env_steps, time.monotonic()
+        time.sleep(seconds)
+        last, elapsed = client.describe_table(config.table.name).env_steps, time.monotonic() - started
+        return (last - first) / elapsed, (_resident_bytes(server.pid) - before) / last
+
+
+def _prepare(config: RunConfig, client: ReplayClient, params: str) -> None:
+    """Create the table and publish random parameters, as the learner would."""
+    env = make_env(config.env, 1, training=True)
+    agent = build_agent(config.agent, env.spec, seed=1)
+    client.create_table(table_config(config.table, config.learner, agent, env.spec, config.agent.batch_size))
+    state = {name: tensor.numpy() for name, tensor in agent.policy_state().items()}
+    blobs = {Precision.FULL: pack(state)}
+    if (small := half(state)) is not None:
+        blobs[Precision.HALF] = pack(small)
+    with ParamsClient(params) as publisher:
+        generation = publisher.open_generation("benchmark", connect_timeout_s=_START_S).generation
+        publisher.publish(blobs, ParamsMetadata(), generation=generation, base_version=0)
+
+
+def _wait_for_steps(client: ReplayClient, table: str) -> None:
+    deadline = time.monotonic() + _START_S
+    while not client.describe_table(table).env_steps:
+        if time.monotonic() > deadline:
+            raise SystemExit("the actor stored nothing within a minute")
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def _process(core: str, service: str, config: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = ["taskset", "-c", core, sys.executable, "-m", f"services.{service}", "--config", config, *options]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _row(name: str, unit: str, ours: list[float], peer: list[float] | None) -> dict[str, object]:
+    ratios = [a / b for a, b in zip(ours, peer, strict=True)] if peer else []
+    return {
+        "name": name,
+        "unit": unit,
+        "ours": round(statistics.median(ours), 1),
+        "peer": round(statistics.median(peer), 1) if peer else None,
+        "ratio": round(statistics.median(ratios), 3) if ratios else None,
+        "runs": len(ours),
+        "spread": {"ours": [round(min(ours), 1), round(max(ours), 1)], "ratio": [round(r, 3) for r in sorted(ratios)]},
+    }
+
+
+def _machine() -> dict[str, object]:
+    return {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
+
+
+if __name__ == "__main__":
+    main()
