@@ -60,8 +60,7 @@ class Batches:
         self._error: BaseException | None = None
         self._receiving = threading.Lock()
         self._threads = [
-            threading.Thread(target=self._run, name=f"decode-{index}", daemon=True)
-            for index in range(threads)
+            threading.Thread(target=self._run, name=f"decode-{index}", daemon=True) for index in range(threads)
         ]
         for thread in self._threads:
             thread.start()

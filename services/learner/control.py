@@ -56,9 +56,7 @@ class Control:
     @property
     def stop_reason(self) -> str | None:
         """Why the learner shall stop; None as long as it shall not."""
-        return (
-            "a signal asked" if self._stop_reason is None and self._signalled.is_set() else self._stop_reason
-        )
+        return "a signal asked" if self._stop_reason is None and self._signalled.is_set() else self._stop_reason
 
     def take_checkpoint_request(self) -> Future[SavedCheckpoint] | None:
         """Return the oldest request for a checkpoint, which is then the caller's to answer."""
@@ -67,9 +65,7 @@ class Control:
     def wait(self, timeout_s: float) -> None:
         """Block the training thread, while it is paused, until a request arrives or `timeout_s` passed."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: not self._paused or self.stop_reason or self._checkpoints, timeout_s
-            )
+            self._changed.wait_for(lambda: not self._paused or self.stop_reason or self._checkpoints, timeout_s)
 
     def close(self) -> None:
         """Refuse what can no longer be carried out."""

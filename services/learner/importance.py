@@ -8,9 +8,7 @@ from numpy.typing import NDArray
 from tidemill.config.table import TableSettings
 
 
-def importance_weights(
-    probability: NDArray[np.float64], table_items: int, exponent: float
-) -> NDArray[np.float32]:
+def importance_weights(probability: NDArray[np.float64], table_items: int, exponent: float) -> NDArray[np.float32]:
     """Return the weight of each item of one or more batches (Schaul et al., 2016, section 3.4).
 
     Args:

@@ -53,9 +53,7 @@ class Learner:
         """Take the settings and the event that a signal sets; nothing is connected yet."""
         self._config, self._stop = config, stop
         self._control, self._counters = Control(stop), Counters()
-        self._progress = Progress(
-            self._counters, log_every_s=config.learner.log_every_s, clock=time.monotonic
-        )
+        self._progress = Progress(self._counters, log_every_s=config.learner.log_every_s, clock=time.monotonic)
         self._board = StatusBoard(
             self._control, self._counters, self._progress, max_learner_steps=config.run.max_learner_steps
         )
@@ -184,11 +182,8 @@ class Learner:
             table,
             self._config.agent.batch_size * splits,
             credit=settings.decode_threads + 1,
-            stop=self._stop,
         )
-        decoder = Decoder(
-            agent, table.signature, self._config.table, self._counters, Transfer(device), splits=splits
-        )
+        decoder = Decoder(agent, table.signature, self._config.table, self._counters, Transfer(device), splits=splits)
         return Batches(
             samples,
             decoder.decode,

@@ -7,9 +7,7 @@ from prometheus_client import Counter, Gauge, Histogram
 _STEP_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 STEPS = Counter("tidemill_learner_steps_total", "Gradient steps this process has taken.")
-ENV_STEPS = Gauge(
-    "tidemill_learner_env_steps", "Agent decisions stored by the replay service, all its lives together."
-)
+ENV_STEPS = Gauge("tidemill_learner_env_steps", "Agent decisions stored by the replay service, all its lives together.")
 PARAMS_VERSION = Gauge("tidemill_learner_params_version", "Newest version the parameter server acknowledged.")
 WAIT_SECONDS = Counter(
     "tidemill_learner_wait_seconds_total", "Time the training thread took no step.", ["what"]
@@ -18,24 +16,18 @@ UPDATE_SECONDS = Histogram(
     "tidemill_learner_update_seconds", "Time of one gradient step as the host sees it.", buckets=_STEP_SECONDS
 )
 STALLED_SECONDS = Gauge("tidemill_learner_stalled_seconds", "Time since the newest gradient step or batch.")
-BATCH_AGE_SECONDS = Gauge(
-    "tidemill_learner_batch_age_seconds", "Time from the newest batch's arrival to its use."
-)
+BATCH_AGE_SECONDS = Gauge("tidemill_learner_batch_age_seconds", "Time from the newest batch's arrival to its use.")
 POLICY_LAG = Gauge(
     "tidemill_learner_policy_lag_versions",
     "Newest version minus the mean version that chose the newest batch's actions.",
 )
 TABLE_ITEMS = Gauge("tidemill_learner_table_items", "Items in the table when the newest batch was drawn.")
-SAMPLE_RECONNECTS = Counter(
-    "tidemill_learner_sample_reconnects_total", "Sample streams lost and opened again."
-)
+SAMPLE_RECONNECTS = Counter("tidemill_learner_sample_reconnects_total", "Sample streams lost and opened again.")
 PRIORITIES_DROPPED = Counter(
     "tidemill_learner_priorities_dropped_total",
     "New priorities not delivered because the replay service was away.",
 )
 CHECKPOINT_SECONDS = Histogram("tidemill_learner_checkpoint_seconds", "Time to write a checkpoint to disk.")
-CHECKPOINT_FAILURES = Counter(
-    "tidemill_learner_checkpoint_failures_total", "Checkpoints that could not be written."
-)
+CHECKPOINT_FAILURES = Counter("tidemill_learner_checkpoint_failures_total", "Checkpoints that could not be written.")
 CHECKPOINT_STEPS = Gauge("tidemill_learner_checkpoint_steps", "Gradient steps in the newest checkpoint.")
 AGENT = Gauge("tidemill_learner_agent", "The agent's own metrics, such as losses.", ["name"])

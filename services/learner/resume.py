@@ -49,9 +49,7 @@ class Resumable:
         if checkpoint.config_digest != self._config_digest:
             _log.warning("settings of agent or environment changed since the checkpoint", path=str(path))
         counters = self._counters
-        return (
-            f"{path.stem}: {counters.learner_steps:,} gradient steps, {counters.env_steps:,} agent decisions"
-        )
+        return f"{path.stem}: {counters.learner_steps:,} gradient steps, {counters.env_steps:,} agent decisions"
 
     def _load(self, path: Path, checkpoint: Checkpoint) -> None:
         try:

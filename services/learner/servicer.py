@@ -47,9 +47,7 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         self._control.resume()
         return pb.ResumeResponse()
 
-    async def SaveCheckpoint(
-        self, request: pb.SaveCheckpointRequest, context: Context
-    ) -> pb.SaveCheckpointResponse:
+    async def SaveCheckpoint(self, request: pb.SaveCheckpointRequest, context: Context) -> pb.SaveCheckpointResponse:
         """Write a checkpoint between two steps and answer when it is on disk."""
         future = asyncio.wrap_future(self._control.request_checkpoint())
         try:
@@ -63,9 +61,7 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopResponse:
         """Ask the learner to end with status 0."""
         if len(request.reason) > _MAX_REASON:
-            raise InvalidArgument(
-                f"reason has {len(request.reason)} characters, allowed: at most {_MAX_REASON}"
-            )
+            raise InvalidArgument(f"reason has {len(request.reason)} characters, allowed: at most {_MAX_REASON}")
         self._control.stop(request.reason or "a caller asked")
         return pb.StopResponse()
 

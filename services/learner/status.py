@@ -14,9 +14,7 @@ from tidemill.learner.status import LearnerState, LearnerStatus
 class StatusBoard:
     """Written by the main thread as the learner starts and restores; read by the server's thread."""
 
-    def __init__(
-        self, control: Control, counters: Counters, progress: Progress, *, max_learner_steps: int
-    ) -> None:
+    def __init__(self, control: Control, counters: Counters, progress: Progress, *, max_learner_steps: int) -> None:
         self._control, self._counters, self._progress = control, counters, progress
         self._max_learner_steps = max_learner_steps
         self._started = time.monotonic()

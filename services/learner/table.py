@@ -56,9 +56,7 @@ def _sampler(table: TableSettings) -> SelectorConfig:
     return SelectorConfig(kind, table.priority_exponent if kind is SelectorKind.PRIORITIZED else 0.0)
 
 
-def _rate_limiter(
-    table: TableSettings, learner: LearnerSettings, stride: int, batch_size: int
-) -> RateLimiterConfig:
+def _rate_limiter(table: TableSettings, learner: LearnerSettings, stride: int, batch_size: int) -> RateLimiterConfig:
     """Return the limiter that holds the ratio: one item is inserted every `stride` decisions."""
     samples_per_insert = learner.updates_per_env_step * batch_size * stride
     if samples_per_insert == 0:

@@ -46,9 +46,7 @@ class Transfer:
         if self._stream is None:
             return Transferred(host)
         with torch.cuda.stream(self._stream):
-            copies = {
-                name: tensor.pin_memory().to(self._device, non_blocking=True) for name, tensor in host.items()
-            }
+            copies = {name: tensor.pin_memory().to(self._device, non_blocking=True) for name, tensor in host.items()}
             return Transferred(copies, self._stream.record_event())
 
 

@@ -1,0 +1,302 @@
+"""A real replay service and parameter server, each a process, a learner, and an actor of random streams.
+
+The learner is a thread of the test unless a test is about its process: importing torch takes seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Protocol, TypeVar
+
+import grpc
+import numpy as np
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.learner.learner import Learner
+from tidemill import codec
+from tidemill.config.load import load
+from tidemill.config.sections import LearnerConfig
+from tidemill.errors import NotFound, Unavailable
+from tidemill.learner.client import LearnerClient
+from tidemill.learner.status import LearnerStatus
+from tidemill.params.client import ParamsClient
+from tidemill.replay.append import Appender, StreamRestarted
+from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.replay.client import ReplayClient
+from tidemill.rpc.background import BackgroundServer
+from tidemill.rpc.channel import open_channel
+from tidemill.types import EnvSpec, signature_of
+
+WAIT_S = 60.0
+CHUNK = 16
+SPEC = EnvSpec((4,), "float32", num_actions=2)  # CartPole-v1
+TABLE = "replay"
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+_T = TypeVar("_T", bound=_Closable)
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+    """Ask again until a condition holds; fail after `timeout_s`."""
+    pause, deadline = threading.Event(), time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        pause.wait(0.05)
+
+
+class Process:
+    """One service of the cluster."""
+
+    def __init__(self, module: str, arguments: list[str], log: Path) -> None:
+        """Start it; what it logs goes to a file."""
+        self.log = log
+        self._file: IO[bytes] = log.open("ab")
+        command = [sys.executable, "-m", module, *arguments]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        self._child = subprocess.Popen(command, stdout=self._file, stderr=self._file, env=environment)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self._child.send_signal(number)
+
+    def wait(self, timeout_s: float = WAIT_S) -> int:
+        """Return the exit code."""
+        try:
+            return self._child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running:\n{self.text()}") from None
+
+    def text(self) -> str:
+        """Return what it has logged."""
+        return self.log.read_text(encoding="utf-8")
+
+    def close(self) -> None:
+        """Kill it if it still runs."""
+        if self._child.poll() is None:
+            self._child.send_signal(signal.SIGCONT)
+            self._child.kill()
+            self._child.wait(WAIT_S)
+        self._file.close()
+
+
+class LearnerThread:
+    """A learner with its control server, as `services.learner.__main__` puts it together."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        """Start it with a command line's settings."""
+        self._config = load(LearnerConfig, arguments, prog="learner", description="")
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def terminate(self) -> None:
+        """Do what SIGTERM does."""
+        self._stop.set()
+
+    def wait(self, timeout_s: float = WAIT_S) -> BaseException | None:
+        """Return what ended it; None for a proper end."""
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive(), f"still running after {timeout_s:g} s"
+        return self._error
+
+    def close(self) -> None:
+        """Stop it."""
+        self.terminate()
+        self.wait()
+
+    def _run(self) -> None:
+        try:
+            learner = Learner(self._config, self._stop)
+            with BackgroundServer("learner", self._config.learner.server) as server:
+                learner.add_to(server.server)
+                server.start()
+                learner.run(server.set_serving)
+        except BaseException as error:  # returned by `wait`
+            self._error = error
+
+
+class Feeder:
+    """An actor's place: appends one stream of random steps until it is closed."""
+
+    def __init__(self, address: str, *, chunks_per_s: float) -> None:
+        """Start to append."""
+        self._address, self._pause_s = address, 1.0 / chunks_per_s
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the stream."""
+        self._closed.set()
+        self._thread.join(WAIT_S)
+
+    def _run(self) -> None:
+        rng, signature, step = np.random.default_rng(0), signature_of(SPEC), 0
+        with Appender(self._address, "feeder", 1, signature, [TABLE], CHUNK, stop=self._closed) as appender:
+            while not self._closed.wait(self._pause_s):
+                blocks = codec.encode(signature, _random_columns(rng))
+                chunk = Chunk(0, step, CHUNK, CHUNK, 1, blocks)
+                try:
+                    appender.append([chunk], [_items(step)], timeout_s=0.2)
+                    step += CHUNK
+                except StreamRestarted:
+                    step = 0
+                except (Unavailable, NotFound):
+                    continue
+
+
+def _random_columns(rng: np.random.Generator) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+    flags = np.zeros(CHUNK, np.bool_)
+    return {
+        "observation": rng.standard_normal((CHUNK, 4)).astype(np.float32),
+        "action": rng.integers(0, 2, CHUNK),
+        "reward": rng.standard_normal(CHUNK).astype(np.float32),
+        "terminated": rng.random(CHUNK) < 0.05,
+        "truncated": flags,
+        "is_first": flags,
+    }
+
+
+def _items(step: int) -> ItemBatch:
+    """Return one-step items that end at each step but the stream's first."""
+    offsets = np.arange(1 if step == 0 else 0, CHUNK)
+    return ItemBatch(0, np.zeros_like(offsets), offsets, np.full_like(offsets, 2), np.ones(len(offsets)))
+
+
+class LearnerCluster:
+    """The processes around a learner, on Unix sockets in a folder of their own."""
+
+    def __init__(self, folder: Path, sockets: Path) -> None:
+        """Take the folders; nothing is started yet."""
+        self.folder = folder
+        self.replay, self.params, self.learner = (
+            f"unix://{sockets / name}.sock" for name in ("replay", "params", "learner")
+        )
+        self._run = ["--run.root", str(folder), "--run.name", "test"]
+        self._opened: list[_Closable] = []
+        self._count = 0
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the learner keeps its checkpoints."""
+        return self.folder / "test" / "checkpoints"
+
+    def start_replay(self) -> Process:
+        """Start the replay service and wait until it serves."""
+        return self._serving("services.replay", "replay", self.replay, [])
+
+    def start_params(self) -> Process:
+        """Start the parameter server and wait until it serves."""
+        return self._serving("services.paramserver", "paramserver", self.params, [*self._run])
+
+    def start_learner(self, *overrides: str) -> LearnerThread:
+        """Start a learner in a thread; it is not waited for."""
+        return self._keep(LearnerThread([*self._learner_arguments(), *overrides]))
+
+    def start_learner_process(self, *overrides: str) -> Process:
+        """Start a learner process; it is not waited for."""
+        return self._start("services.learner", [*self._learner_arguments(), *overrides])
+
+    def _learner_arguments(self) -> list[str]:
+        settings = {
+            "--agent.algorithm": "dqn",
+            "--agent.network": "mlp",
+            "--agent.hidden-sizes": "16",
+            "--agent.n-step": "1",
+            "--env.id": "CartPole-v1",
+            "--cluster.replay": self.replay,
+            "--cluster.params": self.params,
+            "--cluster.connect-timeout-s": "20",
+            "--learner.server.address": self.learner,
+            "--learner.publish-every": "10",
+            "--learner.updates-per-env-step": "1",
+            "--learner.log-every-s": "1",
+            "--table.sampler": "prioritized",
+            "--table.min-size": "64",
+        }
+        return [*self._run, *(word for pair in settings.items() for word in pair)]
+
+    def feed(self, *, chunks_per_s: float = 50.0) -> Feeder:
+        """Append random steps from now on."""
+        return self._keep(Feeder(self.replay, chunks_per_s=chunks_per_s))
+
+    def learner_client(self) -> LearnerClient:
+        """Return a client of the learner's controls."""
+        return self._keep(LearnerClient(self.learner, deadline_s=5.0))
+
+    def replay_client(self) -> ReplayClient:
+        """Return a client of the replay service."""
+        return self._keep(ReplayClient(self.replay, deadline_s=5.0))
+
+    def params_client(self) -> ParamsClient:
+        """Return a client of the parameter server."""
+        return self._keep(ParamsClient(self.params, deadline_s=5.0))
+
+    def wait_for_status(self, condition: Callable[[LearnerStatus], bool], what: str) -> LearnerStatus:
+        """Return the first status that meets a condition; the learner may not be there yet."""
+        client, found = self.learner_client(), LearnerStatus()
+
+        def holds() -> bool:
+            nonlocal found
+            try:
+                found = client.get_status()
+            except Unavailable:
+                return False
+            return condition(found)
+
+        wait_until(holds, what)
+        return found
+
+    def close(self) -> None:
+        """End everything, the newest first."""
+        for each in reversed(self._opened):
+            each.close()
+
+    def _start(self, module: str, arguments: list[str]) -> Process:
+        self._count += 1
+        log = self.folder / f"{module}-{self._count}.log"
+        return self._keep(Process(module, arguments, log))
+
+    def _serving(self, module: str, section: str, address: str, arguments: list[str]) -> Process:
+        process = self._start(module, [f"--{section}.server.address", address, *arguments])
+        wait_until(lambda: is_serving(address), f"{module} serves")
+        return process
+
+    def _keep(self, opened: _T) -> _T:
+        self._opened.append(opened)
+        return opened
+
+
+def is_serving(address: str) -> bool:
+    """Return whether the process at an address reports that it serves."""
+    with open_channel(address) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=2)
+        except grpc.RpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+@contextmanager
+def learner_cluster(folder: Path) -> Iterator[LearnerCluster]:
+    """Make a cluster with nothing started; end what was."""
+    with tempfile.TemporaryDirectory(prefix="tm-") as sockets:  # a socket's path must be short
+        cluster = LearnerCluster(folder, Path(sockets))
+        try:
+            yield cluster
+        finally:
+            cluster.close()

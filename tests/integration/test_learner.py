@@ -1,0 +1,218 @@
+"""The learner beside a real replay service and parameter server."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.learner_cluster import (
+    TABLE,
+    LearnerCluster,
+    is_serving,
+    learner_cluster,
+    wait_until,
+)
+from tidemill.errors import FailedPrecondition, FatalError
+from tidemill.learner.status import LearnerState
+from tidemill.params.blob import unpack
+from tidemill.params.version import LATEST
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
+    """A cluster whose replay service and parameter server serve."""
+    with learner_cluster(tmp_path) as cluster:
+        cluster.start_replay()
+        cluster.start_params()
+        yield cluster
+
+
+def test_learner_trains_publishes_and_updates_priorities(cluster: LearnerCluster) -> None:
+    """Without data it waits with a first version published; with data steps, versions and priorities grow."""
+    cluster.start_learner()
+    waiting = cluster.wait_for_status(lambda s: s.state is LearnerState.WAITING, "the learner waits for data")
+    assert (waiting.learner_steps, waiting.generation, waiting.restored) == (0, 1, "")
+    params = cluster.params_client()
+    wait_until(lambda: bool(params.list_versions().versions), "a first version for the actors")
+    cluster.feed()
+    status = cluster.wait_for_status(lambda s: s.learner_steps >= 100, "100 gradient steps")
+    assert status.state is LearnerState.TRAINING
+    assert status.env_steps >= 64
+    wait_until(lambda: len(params.list_versions().versions) >= 5, "a version every 10 steps")
+    newest = params.list_versions().versions[-1]
+    assert newest.metadata.algorithm == "dqn"
+    assert newest.metadata.learner_steps % 10 == 0
+    assert len(newest.metadata.config_digest) == 64
+    fetched = params.fetch(LATEST)
+    assert fetched is not None
+    assert all(array.size for array in unpack(fetched.blob).values())
+    replay = cluster.replay_client()
+    wait_until(lambda: replay.describe_table(TABLE).priority_updates > 0, "priorities arrive")
+    described = replay.describe_table(TABLE)
+    assert described.unknown_keys == 0
+    cluster.wait_for_status(lambda s: "loss" in s.metrics and s.steps_per_s > 0, "metrics and rates")
+
+
+def test_updates_per_env_step_are_held(cluster: LearnerCluster) -> None:
+    """With 0.5 updates a decision the learner keeps to the ratio, within the error buffer."""
+    cluster.start_learner("--learner.updates-per-env-step", "0.5", "--table.error-buffer-updates", "20")
+    cluster.feed(chunks_per_s=20)
+    status = cluster.wait_for_status(lambda s: s.env_steps >= 600, "600 decisions")
+    expected = 0.5 * (status.env_steps - 64)
+    assert status.learner_steps == pytest.approx(expected, abs=20 + 16)
+
+
+def test_pause_checkpoint_resume_and_stop(cluster: LearnerCluster) -> None:
+    """Each control does what it says, and the learner ends properly."""
+    learner = cluster.start_learner("--learner.checkpoint-every-s", "0")
+    cluster.feed()
+    cluster.wait_for_status(lambda s: s.learner_steps > 0, "training")
+    client = cluster.learner_client()
+    client.pause()
+    paused = cluster.wait_for_status(lambda s: s.state is LearnerState.PAUSED, "the pause")
+    saved = client.save_checkpoint()
+    assert saved.learner_steps == paused.learner_steps
+    assert Path(saved.path).exists()
+    assert client.get_status().checkpoint_steps == saved.learner_steps
+    assert client.get_status().learner_steps == paused.learner_steps
+    client.resume()
+    cluster.wait_for_status(lambda s: s.learner_steps > paused.learner_steps, "training goes on")
+    client.stop("the test is over")
+    assert learner.wait() is None
+
+
+def test_sigterm_saves_and_a_new_process_resumes(cluster: LearnerCluster) -> None:
+    """SIGTERM publishes, checkpoints and exits 0; the next learner goes on from that very step."""
+    process = cluster.start_learner_process("--learner.checkpoint-every-s", "0")
+    feeder = cluster.feed()
+    cluster.wait_for_status(lambda s: s.learner_steps >= 50, "50 gradient steps")
+    feeder.close()
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+    newest = cluster.params_client().list_versions().versions[-1]
+    steps = newest.metadata.learner_steps
+    resumed = cluster.start_learner("--run.max-learner-steps", str(steps))  # so that it trains no further
+    assert resumed.wait() is None
+    versions = cluster.params_client()
+    last = versions.list_versions().versions[-1]
+    assert (last.generation, last.metadata.learner_steps) == (2, steps)
+    assert last.metadata.env_steps == newest.metadata.env_steps
+    before, after = (versions.fetch(number) for number in (newest.version, last.version))
+    assert before is not None
+    assert after is not None
+    for name, array in unpack(before.blob).items():
+        assert (array == unpack(after.blob)[name]).all(), name
+
+
+def test_resumed_learner_trains_on(cluster: LearnerCluster) -> None:
+    """It says what was restored, counts on from there and still has the table that the service kept."""
+    first = cluster.start_learner("--run.max-learner-steps", "50")
+    cluster.feed()
+    assert first.wait() is None
+    cluster.start_learner()
+    status = cluster.wait_for_status(lambda s: s.learner_steps > 60, "training goes on")
+    assert status.restored.startswith("checkpoint-00000001: 50 gradient steps")
+    assert "the table holds" in status.restored
+    assert (status.generation, status.checkpoint_steps) == (2, 50)
+
+
+def test_learner_stops_at_its_limit(cluster: LearnerCluster) -> None:
+    """`run.max_learner_steps` ends the process with status 0, everything saved at exactly that step."""
+    process = cluster.start_learner_process("--run.max-learner-steps", "40")
+    cluster.feed()
+    assert process.wait() == 0
+    assert "run.max_learner_steps (40) reached" in process.text()
+    assert cluster.params_client().list_versions().versions[-1].metadata.learner_steps == 40
+    assert list(cluster.checkpoints.glob("*.safetensors"))
+
+
+def test_replay_service_restarted_empty_is_filled_and_used_again(cluster: LearnerCluster, tmp_path: Path) -> None:
+    """The table is created again, the learner waits for data and trains on; decisions keep counting."""
+    cluster.close()
+    replay = cluster.start_replay()
+    cluster.start_params()
+    cluster.start_learner("--table.min-size", "500")
+    cluster.feed()
+    before = cluster.wait_for_status(lambda s: s.learner_steps >= 50, "training")
+    replay.signal(signal.SIGKILL)
+    replay.wait()
+    cluster.wait_for_status(lambda s: s.state is LearnerState.WAITING, "the loss is noticed")
+    cluster.start_replay()
+    after = cluster.wait_for_status(
+        lambda s: s.state is LearnerState.TRAINING and s.learner_steps > before.learner_steps + 200,
+        "training goes on",
+    )
+    assert after.env_steps >= before.env_steps + 500
+
+
+def test_training_goes_on_without_the_parameter_server(cluster: LearnerCluster) -> None:
+    """Publishing stops while it is away and goes on when it is back; steps do not wait for it."""
+    cluster.close()
+    cluster.start_replay()
+    params = cluster.start_params()
+    cluster.start_learner()
+    cluster.feed()
+    before = cluster.wait_for_status(lambda s: s.params_version > 2, "versions")
+    params.signal(signal.SIGKILL)
+    params.wait()
+    cluster.wait_for_status(lambda s: s.learner_steps > before.learner_steps + 100, "steps meanwhile")
+    cluster.start_params()
+    cluster.wait_for_status(lambda s: s.params_version > before.params_version + 1, "versions again")
+
+
+def test_frozen_replay_service_does_not_hang_the_learner(cluster: LearnerCluster) -> None:
+    """While the service is stopped the learner answers its callers and ends properly when told to."""
+    cluster.close()
+    replay = cluster.start_replay()
+    cluster.start_params()
+    learner = cluster.start_learner()
+    cluster.feed()
+    cluster.wait_for_status(lambda s: s.learner_steps >= 50, "training")
+    replay.signal(signal.SIGSTOP)
+    cluster.wait_for_status(lambda s: s.state is LearnerState.WAITING, "the learner waits")
+    learner.terminate()
+    assert learner.wait(30.0) is None
+
+
+def test_older_learner_gives_way_to_a_newer_one(cluster: LearnerCluster, tmp_path: Path) -> None:
+    """A superseded learner exits with status 1 and one line that says why."""
+    older = cluster.start_learner_process()
+    cluster.feed()
+    cluster.wait_for_status(lambda s: s.learner_steps > 0, "training")
+    cluster.params_client().open_generation("another learner")
+    assert older.wait() == 1
+    assert "learner: StalePublisher:" in older.text().splitlines()[-1]
+
+
+def test_checkpoint_of_another_network_stops_the_start(cluster: LearnerCluster) -> None:
+    """A run whose network changed is refused with the tensor's name and both shapes."""
+    first = cluster.start_learner("--run.max-learner-steps", "5")
+    cluster.feed()
+    assert first.wait() is None
+    refusal = cluster.start_learner("--agent.hidden-sizes", "32").wait()
+    assert isinstance(refusal, FatalError)
+    for word in ("16", "32", "run.name"):
+        assert word in str(refusal)
+
+
+def test_absent_service_is_told_in_one_line(tmp_path: Path) -> None:
+    """A learner whose replay service never comes exits with status 1 and names the setting."""
+    with learner_cluster(tmp_path) as cluster:
+        process = cluster.start_learner_process("--cluster.connect-timeout-s", "1")
+        assert process.wait() == 1
+        assert "nothing answers at cluster.replay" in process.text().splitlines()[-1]
+
+
+def test_health_follows_the_learner(cluster: LearnerCluster) -> None:
+    """Serving once it is ready, and requests are refused while it stops."""
+    learner = cluster.start_learner()
+    wait_until(lambda: is_serving(cluster.learner), "the learner serves")
+    client = cluster.learner_client()
+    client.pause()
+    client.stop("over")
+    with pytest.raises(FailedPrecondition, match="stopping: over"):
+        client.pause()
+    assert learner.wait() is None
