@@ -1,0 +1,108 @@
+"""Real replay servers for the tests: one inside the test's process, one as a process of its own."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from services.replay.gate import Gate
+from services.replay.replay import Replay
+from services.replay.servicer import SERVICE, ReplayServicer
+from tests.unit.replay.streams_for_tests import SIGNATURE
+from tidemill.replay.append import Appender
+from tidemill.replay.v1 import replay_pb2_grpc
+from tidemill.rpc.background import BackgroundServer
+from tidemill.rpc.settings import MEBIBYTE, ServerSettings
+
+WAIT_S = 30.0
+CHUNK_LENGTH = 4
+
+
+@dataclass(frozen=True)
+class LocalServer:
+    """A server inside this process, with its state at hand (to be read only)."""
+
+    address: str
+    replay: Replay
+    gate: Gate
+
+
+@contextmanager
+def local_server(max_message_bytes: int = 64 * MEBIBYTE) -> Iterator[LocalServer]:
+    """Serve an empty state on a free port."""
+    settings = ServerSettings(grace_s=0.2, max_message_bytes=max_message_bytes)
+    replay = Replay(max_tables=4, max_streams=64, first_epoch=1, rng=np.random.default_rng(0))
+    gate = Gate(time.monotonic)
+    with BackgroundServer("replay", settings) as background:
+        servicer = ReplayServicer(replay, gate, max_message_bytes)
+        replay_pb2_grpc.add_ReplayServiceServicer_to_server(servicer, background.server.grpc)
+        background.server.announce(SERVICE)
+        yield LocalServer(background.start(), replay, gate)
+
+
+class ServerProcess:
+    """`python -m services.replay`, started and ended like a launcher would."""
+
+    def __init__(self, address: str = "127.0.0.1:0", *options: str) -> None:
+        command = [sys.executable, "-m", "services.replay", "--replay.server.address", address, *options]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.address, self.metrics_address = self._addresses()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    def stop(self) -> tuple[int, str]:
+        """Ask it to end; return its exit code and what else it wrote to standard error."""
+        self.process.send_signal(signal.SIGTERM)
+        _, errors = self.process.communicate(timeout=WAIT_S)
+        return self.process.returncode, errors
+
+    def close(self) -> None:
+        """Leave nothing running."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate(timeout=WAIT_S)
+
+    def _addresses(self) -> tuple[str, str]:
+        assert self.process.stderr is not None
+        line = self.process.stderr.readline()
+        found = re.search(r"address=(\S+) metrics=(\S+)", line)
+        assert found is not None, line + self.process.stderr.read()
+        return found[1], found[2]
+
+
+@contextmanager
+def server_process(address: str = "127.0.0.1:0", *options: str) -> Iterator[ServerProcess]:
+    """Run a server as a process."""
+    process = ServerProcess(address, *options)
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+def open_appender(
+    address: str, actor_id: str = "actor", env_count: int = 1, tables: tuple[str, ...] = ("t",)
+) -> Appender:
+    """Return an appender of the tests' streams."""
+    return Appender(address, actor_id, env_count, SIGNATURE, tables, CHUNK_LENGTH, max_unacknowledged_chunks=64)
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
+    """Wait until another process or thread has made a condition true; fail after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {timeout_s} s for {what}")
+        time.sleep(0.01)  # there is no event across this border

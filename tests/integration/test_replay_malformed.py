@@ -1,0 +1,338 @@
+"""Whatever comes in over the wire: a clear status, nothing changed, and a server that lives."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.integration.replay_service import CHUNK_LENGTH, WAIT_S, LocalServer, local_server
+from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_config, make_items
+from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.replay.v1 import replay_pb2_grpc
+from tidemill.replay.wire import pack_append, pack_config, pack_signature
+
+MAX_MESSAGE_BYTES = 1024 * 1024
+INVALID, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
+PRECONDITION, EXHAUSTED = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalServer]:
+    """A server with one table that every test leaves as it found it."""
+    with local_server(MAX_MESSAGE_BYTES) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def stub(server: LocalServer) -> Iterator[replay_pb2_grpc.ReplayServiceStub]:
+    """A bare stub, with messages as large as it likes, and a table `t` with 8 items."""
+    with grpc.insecure_channel(server.address, options=[("grpc.max_send_message_length", -1)]) as channel:
+        opened = replay_pb2_grpc.ReplayServiceStub(channel)
+        opened.CreateTable(pb.CreateTableRequest(config=pack_config(make_config())), timeout=WAIT_S)
+        chunks = [make_chunk(0, 0, first, CHUNK_LENGTH) for first in (0, 4)]
+        data = pack_append(chunks, [make_items(0, [(i // 4, i % 4, 1) for i in range(8)])])
+        list(opened.Append(iter([opening("filler"), pb.AppendRequest(data=data)]), timeout=WAIT_S))
+        yield opened
+
+
+def opening(actor_id: str = "a", **fields: Any) -> pb.AppendRequest:  # noqa: ANN401 - any field of the message
+    """Return a good first message of Append but for some fields."""
+    good: dict[str, Any] = {"env_count": 1, "tables": ["t"], "signature": pack_signature(SIGNATURE), "chunk_length": CHUNK_LENGTH}
+    return pb.AppendRequest(open=pb.AppendOpen(actor_id=actor_id, **(good | fields)))
+
+
+def data_with(**fields: Any) -> pb.AppendRequest:  # noqa: ANN401
+    """Return a good chunk with one good item, but for some fields of the chunk."""
+    data = pack_append([make_chunk(0, 0, 0, 4)], [make_items(0, [(0, 3, 2)])])
+    for name, value in fields.items():
+        if name == "columns":
+            del data.chunks[0].columns[:]
+            data.chunks[0].columns.extend(value)
+        else:
+            setattr(data.chunks[0], name, value)
+    return pb.AppendRequest(data=data)
+
+
+def columns_named(*columns: tuple[str, str, list[int], int]) -> dict[str, Any]:
+    """Return the `signature` field of an opening."""
+    return {"signature": [pb.Column(name=n, dtype=d, shape=s, codec=c) for n, d, s, c in columns]}  # type: ignore[arg-type]
+
+
+def state(server: LocalServer) -> tuple[Any, ...]:
+    """Return what a refused message must leave alone."""
+    table = server.replay.find("t")
+    return table.size, table.counters.inserts, table.priority_mass, server.replay.chunks, server.replay.env_steps
+
+
+def assert_lives(server: LocalServer, stub: replay_pb2_grpc.ReplayServiceStub, before: tuple[Any, ...]) -> None:
+    """Check that the server answers, and that nothing has changed."""
+    described = stub.DescribeTable(pb.DescribeTableRequest(name="t"), timeout=WAIT_S).table
+    assert described.items == 8
+    assert state(server) == before
+
+
+def refusal(call: Callable[..., Any], request: object) -> tuple[grpc.StatusCode, str]:
+    """Make a call that must be refused, unary or streaming; return its status and reason."""
+    with pytest.raises(grpc.RpcError) as caught:
+        list(_answers(call(request, timeout=WAIT_S)))
+    error: Any = caught.value  # it is a grpc.Call as well
+    return error.code(), error.details()
+
+
+def _answers(answer: Any) -> Iterator[Any]:  # noqa: ANN401 - a message, or a stream of them
+    yield from answer if isinstance(answer, Iterator) else [answer]
+
+
+UINT32, UINT64 = 2**32 - 1, 2**64 - 1
+GOOD_BLOCKS = make_chunk(0, 0, 0, 4).blocks
+
+APPENDS = {
+    "data first": ([data_with()], INVALID, "must be `open`"),
+    "empty message": ([pb.AppendRequest()], INVALID, "must be `open`"),
+    "open twice": ([opening(), opening()], INVALID, "must be `data`"),
+    "bad actor id": ([opening("../../etc")], INVALID, "actor_id is '../../etc'"),
+    "long actor id": ([opening("a" * 129)], INVALID, "actor_id is 'aaa"),
+    "no environment": ([opening(env_count=0)], INVALID, "env_count is 0"),
+    "too many environments": ([opening(env_count=65)], EXHAUSTED, "env_count is 65"),
+    "absurdly many environments": ([opening(env_count=UINT32)], INVALID, f"env_count is {UINT32}"),
+    "no table": ([opening(tables=[])], INVALID, "number of tables is 0"),
+    "many tables": ([opening(tables=["t"] * 17)], INVALID, "number of tables is 17"),
+    "unknown table": ([opening(tables=["nowhere"])], MISSING, "no table 'nowhere'"),
+    "chunk length 0": ([opening(chunk_length=0)], INVALID, "chunk_length is 0"),
+    "chunk length too long": ([opening(chunk_length=1025)], INVALID, "chunk_length is 1025"),
+    "no signature": ([opening(signature=[])], INVALID, "number of columns is 0"),
+    "other signature": ([opening(**columns_named(("x", "float32", [2], 1)))], PRECONDITION, "has columns ['x']"),
+    "unknown dtype": ([opening(**columns_named(("x", "object", [2], 1)))], INVALID, "dtype of column 'x' is 'object'"),
+    "unknown codec": ([opening(**columns_named(("x", "int8", [2], 9)))], INVALID, "codec of column 'x' is 9"),
+    "unset codec": ([opening(**columns_named(("x", "int8", [2], 0)))], INVALID, "codec of column 'x' is 0"),
+    "shape with 0": ([opening(**columns_named(("x", "int8", [2, 0], 1)))], INVALID, "shape of column 'x' is (2, 0)"),
+    "five dimensions": ([opening(**columns_named(("x", "int8", [1] * 5, 1)))], INVALID, "at most 4 dimensions"),
+    "huge shape": (
+        [opening(**columns_named(("x", "float64", [UINT32] * 4, 1)))],
+        INVALID,
+        "bytes of a step of column 'x' is",
+    ),
+    "column twice": (
+        [opening(**columns_named(("x", "int8", [], 1), ("x", "int8", [], 1)))],
+        INVALID,
+        "each must be there once",
+    ),
+    "env_index": ([opening(), data_with(env_index=1)], INVALID, "env_index is 1"),
+    "gap": ([opening(), data_with(first_step=4)], PRECONDITION, "leaves a gap"),
+    "gap beyond int64": ([opening(), data_with(first_step=2**64 - 4)], PRECONDITION, "leaves a gap"),
+    "unaligned": ([opening(), data_with(first_step=2)], INVALID, "first_step is 2"),
+    "no steps": ([opening(), data_with(step_count=0)], INVALID, "step_count is 0"),
+    "too many steps": ([opening(), data_with(step_count=UINT32)], INVALID, f"step_count is {UINT32}"),
+    "too many decisions": ([opening(), data_with(decision_count=5)], INVALID, "decision_count is 5"),
+    "no columns": ([opening(), data_with(columns=[])], INVALID, "columns has 0 blocks"),
+    "short raw column": (
+        [opening(), data_with(columns=[GOOD_BLOCKS[0], b"x", GOOD_BLOCKS[2]])],
+        INVALID,
+        "has 1 bytes",
+    ),
+    "oversized LZ4 block": (
+        [opening(), data_with(columns=[b"x" * 1000, *GOOD_BLOCKS[1:]])],
+        INVALID,
+        "must have 1 .. 112",
+    ),
+    "message too large": (
+        [opening(), data_with(columns=[b"x" * (MAX_MESSAGE_BYTES + 1), *GOOD_BLOCKS[1:]])],
+        EXHAUSTED,
+        "larger than max",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", APPENDS)
+def test_malformed_append_is_refused(server: LocalServer, stub: replay_pb2_grpc.ReplayServiceStub, name: str) -> None:
+    """Each kind of wrong message ends the call with its status and reason, and stores nothing."""
+    messages, code, reason = APPENDS[name]
+    before = state(server)
+    status, details = refusal(stub.Append, iter(messages))
+    assert status == code
+    assert reason in details
+    assert_lives(server, stub, before)
+
+
+@pytest.mark.parametrize(
+    "fields, reason",
+    [
+        ({"table_index": 1}, "table_index is 1"),
+        ({"chunk_indices": [UINT32]}, f"chunk_indices[0] is {UINT32}"),
+        ({"last_offsets": [4]}, "last_offsets[0] is 4"),
+        ({"lengths": [5]}, "lengths[0] is 5, must be short enough not to reach before step 0"),
+        ({"lengths": [UINT32]}, f"lengths[0] is {UINT32}"),
+        ({"priorities": [float("nan")]}, "priorities[0] is nan"),
+        ({"priorities": [-1e-300]}, "priorities[0] is -1e-300"),
+        ({"priorities": []}, "priorities has 0 entries"),
+        ({"payloads": [b"x" * 65_537]}, "a payload has 65537 bytes"),
+    ],
+)
+def test_malformed_item_is_refused(
+    server: LocalServer, stub: replay_pb2_grpc.ReplayServiceStub, fields: dict[str, Any], reason: str
+) -> None:
+    """A wrong item takes its whole message with it, the good chunk included."""
+    message = data_with()
+    items = message.data.items[0]
+    for name, value in fields.items():
+        if name == "table_index":
+            items.table_index = value
+        else:
+            items.ClearField(name)  # type: ignore[arg-type]
+            getattr(items, name).extend(value)
+    before = state(server)
+    status, details = refusal(stub.Append, iter([opening(), message]))
+    assert status == INVALID
+    assert reason in details
+    assert_lives(server, stub, before)
+
+
+SAMPLES = {
+    "credit first": ([pb.SampleRequest(credit=1)], INVALID, "must have `open`"),
+    "batch of 0": ([pb.SampleRequest(open=pb.SampleOpen(table="t"), credit=1)], INVALID, "batch_size is 0"),
+    "batch of 65537": (
+        [pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=65_537), credit=1)],
+        INVALID,
+        "batch_size is 65537",
+    ),
+    "unknown table": (
+        [pb.SampleRequest(open=pb.SampleOpen(table="nowhere", batch_size=1), credit=1)],
+        MISSING,
+        "no table 'nowhere'",
+    ),
+    "open twice": (
+        [pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=1), credit=1)] * 2,
+        INVALID,
+        "`open` is set again",
+    ),
+    "more distinct items than fit": (
+        [pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=101, without_replacement=True), credit=1)],
+        INVALID,
+        "batch_size is 101",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_malformed_sample_is_refused(server: LocalServer, stub: replay_pb2_grpc.ReplayServiceStub, name: str) -> None:
+    """Each kind of wrong message ends the call with its status and reason."""
+    messages, code, reason = SAMPLES[name]
+    status, details = refusal(stub.Sample, iter(messages))
+    assert status == code
+    assert reason in details
+    assert_lives(server, stub, state(server))
+
+
+CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
+    "name": ({"name": "Not Good"}, "table name is 'Not Good'"),
+    "max_items 0": ({"max_items": 0}, "max_items is 0"),
+    "max_items 2^63": ({"max_items": 2**63}, f"max_items is {2**63}"),
+    "max_bytes": ({"max_bytes": UINT64}, f"max_bytes is {UINT64}"),
+    "max_item_steps": ({"max_item_steps": 0}, "max_item_steps is 0"),
+    "sampler": ({"sampler": pb.Selector()}, "sampler.kind is 0"),
+    "remover": ({"remover": pb.Selector(kind=99)}, "remover.kind is 99"),  # type: ignore[arg-type]
+    "exponent": (
+        {"sampler": pb.Selector(kind=pb.SELECTOR_KIND_PRIORITIZED, priority_exponent=float("nan"))},
+        "priority_exponent is nan",
+    ),
+    "limiter": ({"rate_limiter": pb.RateLimiter(samples_per_insert=-1)}, "samples_per_insert is -1.0"),
+    "min_size": ({"rate_limiter": pb.RateLimiter(min_size=101)}, "rate_limiter.min_size is 101"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_malformed_table_is_refused(server: LocalServer, stub: replay_pb2_grpc.ReplayServiceStub, name: str) -> None:
+    """A configuration out of range is refused with the field and value, and creates nothing."""
+    fields, reason = CONFIGS[name]
+    config = pack_config(make_config("fresh"))
+    for field, value in fields.items():
+        config.ClearField(field)  # type: ignore[arg-type]
+        config.MergeFrom(pb.TableConfig(**{field: value}))
+    status, details = refusal(stub.CreateTable, pb.CreateTableRequest(config=config))
+    assert status == INVALID
+    assert reason in details
+    assert [table.config.name for table in stub.ListTables(pb.ListTablesRequest(), timeout=WAIT_S).tables] == ["t"]
+
+
+def test_malformed_update_changes_nothing(server: LocalServer, stub: replay_pb2_grpc.ReplayServiceStub) -> None:
+    """A wrong priority or uneven lists leave every priority as it was."""
+    before = state(server)
+    for keys, priorities, reason in (
+        ([1, 2], [1.0], "priorities has 1 entries, keys 2"),
+        ([1], [float("inf")], "priorities[0] is inf"),
+        ([1, 2], [1.0, -1.0], "priorities[1] is -1.0"),
+    ):
+        request = pb.UpdatePrioritiesRequest(table="t", keys=keys, priorities=priorities)
+        status, details = refusal(stub.UpdatePriorities, request)
+        assert status == INVALID
+        assert reason in details
+    assert_lives(server, stub, before)
+
+
+def test_batch_that_does_not_fit_a_message_is_refused(server: LocalServer) -> None:
+    """A batch larger than the server's message limit ends the call with what to do."""
+    with local_server(max_message_bytes=20_000) as small, grpc.insecure_channel(small.address) as channel:
+        stub = replay_pb2_grpc.ReplayServiceStub(channel)
+        stub.CreateTable(pb.CreateTableRequest(config=pack_config(make_config(max_items=1000))), timeout=WAIT_S)
+        requests = [opening()]
+        for first in range(0, 800, 4):
+            data = pack_append([make_chunk(0, 0, first, 4)], [make_items(0, [(0, 0, 1)])])
+            requests.append(pb.AppendRequest(data=data))
+        list(stub.Append(iter(requests), timeout=WAIT_S))
+        wide = pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=200, without_replacement=True), credit=1)
+        status, details = refusal(stub.Sample, iter([wide]))
+        assert status == EXHAUSTED
+        assert "use a smaller batch_size" in details
+
+
+def test_checkpoint_is_not_implemented(stub: replay_pb2_grpc.ReplayServiceStub) -> None:
+    """An in-memory server says so."""
+    status, details = refusal(stub.Checkpoint, pb.CheckpointRequest())
+    assert status == grpc.StatusCode.UNIMPLEMENTED
+    assert "in memory only" in details
+
+
+METHODS = ["CreateTable", "DescribeTable", "UpdatePriorities", "DeleteItems", "Append", "Sample"]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(method=st.sampled_from(METHODS), noise=st.binary(max_size=200), cut=st.integers(0, 200))
+def test_random_bytes_never_take_the_server_down(fuzzed: LocalServer, method: str, noise: bytes, cut: int) -> None:
+    """Noise, and good messages with noise in the middle, end with a status in time, and the server goes on."""
+    good = data_with().SerializeToString()
+    messages = [noise] if method != "Append" else [opening().SerializeToString(), good[:cut] + noise + good[cut:]]
+    with grpc.insecure_channel(fuzzed.address) as channel:
+        multi_callable: Any = channel.stream_stream(f"/tidemill.replay.v1.ReplayService/{method}")
+        call = multi_callable(iter(messages), timeout=WAIT_S)
+        with contextlib.suppress(grpc.RpcError):
+            list(call)
+        assert call.code() != grpc.StatusCode.DEADLINE_EXCEEDED
+        stub = replay_pb2_grpc.ReplayServiceStub(channel)
+        assert stub.DescribeTable(pb.DescribeTableRequest(name="t"), timeout=WAIT_S).table.items <= 100
+
+
+@pytest.fixture(scope="module")
+def fuzzed() -> Iterator[LocalServer]:
+    """A server of its own for noise, some of which may happen to mean something."""
+    with local_server(MAX_MESSAGE_BYTES) as running, grpc.insecure_channel(running.address) as channel:
+        request = pb.CreateTableRequest(config=pack_config(make_config()))
+        replay_pb2_grpc.ReplayServiceStub(channel).CreateTable(request, timeout=WAIT_S)
+        yield running
+
+
+def test_server_still_works_after_all_that(server: LocalServer, stub: replay_pb2_grpc.ReplayServiceStub) -> None:
+    """A good actor and a good sampler are served as if nothing had happened."""
+    good = [opening("good"), pb.AppendRequest(data=pack_append([make_chunk(0, 0, 0, 4)], []))]
+    acknowledged = list(stub.Append(iter(good), timeout=WAIT_S))
+    assert [list(answer.next_steps) for answer in acknowledged] == [[0], [4]]
+    opened = pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=4), credit=2)
+    batches = list(stub.Sample(iter([opened]), timeout=WAIT_S))
+    assert [len(batch.keys) for batch in batches] == [4, 4]
+    assert np.isfinite([batch.priority_mass for batch in batches]).all()

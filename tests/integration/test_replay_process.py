@@ -1,0 +1,148 @@
+"""The replay service as a process: clean stop, restart, freeze, metrics, and what its clients make of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from tests.integration.replay_service import WAIT_S, ServerProcess, open_appender, server_process, wait_until
+from tests.unit.replay.streams_for_tests import make_chunk, make_config, make_items
+from tidemill.errors import Unavailable
+from tidemill.replay.append import Appender, StreamRestarted
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampler import SampleStream
+
+FROZEN_NOTICED_S = 10.0
+
+
+def write(appender: Appender, first: int) -> None:
+    """Append one chunk of four steps with an item at each."""
+    appender.append([make_chunk(0, 0, first, 4)], [make_items(0, [(0, i, 1) for i in range(4)])], timeout_s=WAIT_S)
+
+
+def test_sigterm_ends_the_server_cleanly_while_streams_are_open() -> None:
+    """With a waiting sampler and an idle appender connected, the process ends with 0, well within its grace."""
+    with (
+        server_process() as server,
+        SampleStream(server.address, make_config(), 4),
+        open_appender(server.address) as appender,
+    ):
+        wait_until(lambda: appender.connected, "the appender's stream")
+        started = time.monotonic()
+        code, errors = server.stop()
+        assert code == 0, errors
+        assert time.monotonic() - started < 5.0
+        assert "stopped" in errors
+        assert "Traceback" not in errors
+
+
+def test_frozen_server_is_noticed_within_ten_seconds_and_used_again_when_it_thaws() -> None:
+    """A stopped process breaks its clients' streams in time; nothing is lost once it goes on."""
+    with server_process() as server, ReplayClient(server.address) as client:
+        client.create_table(make_config())
+        with open_appender(server.address) as appender:
+            write(appender, 0)
+            assert appender.flush(WAIT_S)
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                frozen = time.monotonic()
+                write(appender, 4)
+                wait_until(lambda: not appender.connected, "the freeze to be noticed", 3 * FROZEN_NOTICED_S)
+                assert time.monotonic() - frozen < FROZEN_NOTICED_S
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            assert appender.flush(WAIT_S)
+            assert appender.restarts == 0
+        assert client.describe_table("t").inserts == 8
+
+
+def test_restarted_server_is_an_empty_one_and_clients_begin_anew() -> None:
+    """An in-memory server forgets: the appender says so once, the sampler creates its table again, both go on."""
+    config = make_config()
+    with server_process() as first:
+        address = first.address
+        stream = SampleStream(address, config, 4, credit=1)
+        appender = open_appender(address)
+        write(appender, 0)
+        assert appender.flush(WAIT_S)
+        assert stream.take(WAIT_S) is not None
+    try:
+        write(appender, 4)
+        with server_process(address):
+            wait_until(lambda: appender.restarts, "the appender to notice")
+            assert appender.dropped_chunks == 1
+            with pytest.raises(StreamRestarted):
+                write(appender, 8)
+            write(appender, 0)
+            assert appender.flush(WAIT_S)
+            assert (appender.restarts, appender.env_steps) == (1, 4)
+            taken = [stream.take(WAIT_S) for _ in range(3)]  # one of them may be from before
+            assert taken[-1] is not None
+            assert taken[-1].table_items == 4
+    finally:
+        stream.close()
+        appender.close()
+
+
+def test_unary_call_to_a_server_that_is_gone_fails_within_its_deadline() -> None:
+    """Nobody there is an error within the deadline, not a hang."""
+    with server_process() as server:
+        address = server.address
+    with ReplayClient(address, deadline_s=1.0) as client:
+        started = time.monotonic()
+        with pytest.raises(Unavailable):
+            client.list_tables()
+        with pytest.raises(Unavailable, match="no replay service at"):
+            client.wait_for_ready(0.2)
+        assert time.monotonic() - started < 10
+
+
+def test_metrics_show_every_counter_of_a_table() -> None:
+    """A scrape has the names that dashboards are built on, with the values of the state."""
+    with server_process() as server, ReplayClient(server.address) as client:
+        client.create_table(make_config())
+        with open_appender(server.address) as appender:
+            write(appender, 0)
+            assert appender.flush(WAIT_S)
+        scraped = scrape(server)
+    for name in ("inserts", "samples", "evictions", "priority_updates", "unknown_keys", "sampled_age"):
+        assert f'tidemill_replay_{name}_total{{table="t"}}' in scraped
+    assert scraped['tidemill_replay_items{table="t"}'] == 4.0
+    assert scraped['tidemill_replay_inserts_total{table="t"}'] == 4.0
+    assert scraped['tidemill_replay_blocked_seconds_total{side="sample",table="t"}'] == 0.0
+    assert scraped["tidemill_replay_env_steps_total"] == 4.0
+    assert scraped["tidemill_replay_chunk_bytes"] > 0
+    assert scraped["tidemill_replay_streams"] == 1.0
+
+
+def scrape(server: ServerProcess) -> dict[str, float]:
+    """Return every sample of the server's /metrics by its full name."""
+    with urllib.request.urlopen(f"http://{server.metrics_address}/metrics", timeout=WAIT_S) as response:
+        lines = response.read().decode().splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
+
+
+def test_replay_process_imports_neither_torch_nor_gymnasium() -> None:
+    """The server stays small: it loads nothing of learning or environments, and no LZ4."""
+    code = (
+        "import sys, services.replay.__main__; "
+        "print([name for name in ('torch', 'gymnasium', 'lz4', 'matplotlib') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_taken_address_is_explained_in_one_line() -> None:
+    """A second server on the same port ends with 1 and says what to do."""
+    with server_process() as server:
+        command = [sys.executable, "-m", "services.replay", "--replay.server.address", server.address]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert ended.returncode == 1
+    assert f"cannot listen on {server.address}" in ended.stderr
+    assert "Traceback" not in ended.stderr
