@@ -1,0 +1,181 @@
+"""The client processes of the replay benchmark: one that writes, one that samples, one that plays and writes."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import queue
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from benchmarks.replay_frames import NUM_ENVS, Steps, cached_steps, play
+from tidemill.codec import decode, encode
+from tidemill.replay.append import Appender
+from tidemill.replay.batch import SampledBatch
+from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampler import SampleStream
+from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
+from tidemill.rl.windows import transitions
+from tidemill.types import EnvSpec, WindowSpec, signature_of
+
+CHUNK_LENGTH = 16
+FRAME_STACK, N_STEPS, GAMMA = 4, 3, 0.99
+WINDOW = WindowSpec(FRAME_STACK - 1, N_STEPS)
+SIGNATURE = signature_of(EnvSpec((84, 84), "uint8", FRAME_STACK, num_actions=18))
+TABLE = TableConfig(
+    name="benchmark",
+    signature=SIGNATURE,
+    sampler=SelectorConfig(SelectorKind.PRIORITIZED, 0.6),
+    max_items=1_000_000,
+    max_item_steps=WINDOW.length,
+)
+_WARM_UP_S = 1.5
+_FLUSH_S = 60.0
+_UPDATES_UNDERWAY = 4
+
+
+class Writer:
+    """Packs steps into chunks with an item at every step, as an actor does, and appends them."""
+
+    def __init__(self, address: str, actor_id: str) -> None:
+        self.appender = Appender(
+            address, actor_id, NUM_ENVS, SIGNATURE, [TABLE.name], CHUNK_LENGTH, max_unacknowledged_chunks=8 * NUM_ENVS
+        )
+        self.written = 0
+        self._first_step = 0
+        self._rng = np.random.default_rng(0)
+
+    def write(self, steps: Steps, start: int) -> None:
+        """Append steps start .. start + 15 of every environment."""
+        here = slice(start, start + CHUNK_LENGTH)
+        columns = vars(steps)
+        chunks = [
+            Chunk(
+                env_index=e,
+                first_step=self._first_step,
+                step_count=CHUNK_LENGTH,
+                decision_count=CHUNK_LENGTH,
+                params_version=1,
+                blocks=encode(SIGNATURE, {name: column[e, here] for name, column in columns.items()}),
+            )
+            for e in range(NUM_ENVS)
+        ]
+        offsets = np.arange(CHUNK_LENGTH)
+        ends = offsets[self._first_step + offsets >= WINDOW.length - 1]
+        items = ItemBatch(
+            table_index=0,
+            chunk_indices=np.repeat(np.arange(NUM_ENVS), len(ends)),
+            last_offsets=np.tile(ends, NUM_ENVS),
+            lengths=np.full(NUM_ENVS * len(ends), WINDOW.length),
+            priorities=self._rng.random(NUM_ENVS * len(ends)),
+        )
+        self.appender.append(chunks, [items])
+        self._first_step += CHUNK_LENGTH
+        self.written += CHUNK_LENGTH * NUM_ENVS
+
+    def acknowledged(self) -> int:
+        """Return how many of the steps written are stored."""
+        return self.written - self.appender.unacknowledged_chunks * CHUNK_LENGTH
+
+
+def write(address: str, actor_id: str, seconds: float, limit: int) -> float:
+    """Write cached frames for a time, or up to a number of steps; return acknowledged steps a second."""
+    steps = cached_steps()
+    starts = itertools.cycle(range(0, steps.reward.shape[1], CHUNK_LENGTH))
+    writer = Writer(address, actor_id)
+    with writer.appender:
+        for phase_s in (_WARM_UP_S, seconds):
+            began, before = time.monotonic(), writer.acknowledged()
+            while time.monotonic() - began < phase_s and writer.written < limit:
+                writer.write(steps, next(starts))
+            rate = (writer.acknowledged() - before) / (time.monotonic() - began)
+        writer.appender.flush(_FLUSH_S)
+    return rate
+
+
+def play_and_write(address: str, limit: int) -> float:
+    """Play with new frames all the time and write them; return steps a second."""
+    writer = Writer(address, "player")
+    began = time.monotonic()
+    with writer.appender:
+        for steps in play(CHUNK_LENGTH):
+            writer.write(steps, 0)
+            if writer.written >= limit:
+                break
+        writer.appender.flush(_FLUSH_S)
+    return writer.written / (time.monotonic() - began)
+
+
+def sample(address: str, batch_size: int, seconds: float) -> float:
+    """Sample decoded n-step transitions and set their priorities; return transitions a second."""
+    rng = np.random.default_rng(0)
+    with (
+        ReplayClient(address) as client,
+        SampleStream(address, TABLE, batch_size, credit=4) as stream,
+        _Updates(client) as updates,
+    ):
+        for phase_s in (_WARM_UP_S, seconds):
+            count, began = 0, time.monotonic()
+            while time.monotonic() - began < phase_s:
+                batch = next(stream)
+                decoded = decode(SIGNATURE, batch, WINDOW.length)
+                ready = transitions(decoded.columns, decoded.index, FRAME_STACK, N_STEPS, GAMMA)
+                updates.put(batch, rng.random(len(batch.keys)))
+                count += len(ready["n_step_return"])
+            rate = count / (time.monotonic() - began)
+    return rate
+
+
+class _Updates:
+    """Sends priorities from a thread, as a learner does, a few batches behind at most."""
+
+    def __init__(self, client: ReplayClient) -> None:
+        self._client = client
+        self._queue: queue.Queue[tuple[SampledBatch, np.ndarray] | None] = queue.Queue(_UPDATES_UNDERWAY)
+        self._thread = threading.Thread(target=self._run)
+
+    def put(self, batch: SampledBatch, priorities: np.ndarray) -> None:
+        self._queue.put((batch, priorities))
+
+    def _run(self) -> None:
+        for batch, priorities in self._taken():
+            self._client.update_priorities(TABLE.name, batch.keys, priorities)
+
+    def _taken(self) -> Iterator[tuple[SampledBatch, np.ndarray]]:
+        while (entry := self._queue.get()) is not None:
+            yield entry
+
+    def __enter__(self) -> _Updates:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+
+def main() -> None:
+    """Play one role and print its rate."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("role", choices=["write", "play", "sample"])
+    parser.add_argument("address")
+    parser.add_argument("--actor-id", default="writer")
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--limit", type=int, default=2**62, help="steps after which to stop")
+    parser.add_argument("--batch-size", type=int, default=256)
+    a = parser.parse_args()
+    rates = {
+        "write": lambda: write(a.address, a.actor_id, a.seconds, a.limit),
+        "play": lambda: play_and_write(a.address, a.limit),
+        "sample": lambda: sample(a.address, a.batch_size, a.seconds),
+    }
+    print(json.dumps(rates[a.role]()))
+
+
+if __name__ == "__main__":
+    main()
