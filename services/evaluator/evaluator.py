@@ -113,6 +113,8 @@ class Evaluator:
         params = self._source.newest()
         if params is None:
             return Ending(False, f"{reason}; no parameters could be evaluated", None)
+        wall_s = self._records.clock.wall_s()
+        reason = limit_reached(self._config.run, params.version.metadata, wall_s) or reason
         score = self._records.scores.of_version(params.number)
         if score is None:
             score = self._measure(params, self._stop.is_set)

@@ -63,9 +63,12 @@ class Launched:
         """Send a signal to the launcher alone."""
         self.process.send_signal(number)
 
-    def wait(self) -> int:
+    def wait(self, bound_s: float = BOUND_S) -> int:
         """Wait for its end; return the exit code."""
-        code = self.process.wait(BOUND_S)
+        try:
+            code = self.process.wait(bound_s)
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"not ended within {bound_s:g} s:\n{self.output}") from error
         self._reader.join(BOUND_S)
         return code
 

@@ -34,7 +34,7 @@ _CONFIG = {
     "learner": {"updates_per_env_step": 0.25, "publish_every": 20, "checkpoint_every_s": 1.0},
     "actor": {"max_env_steps_per_s": 400.0},
     "evaluator": {"episodes": 2, "num_envs": 2, "min_interval_s": 0.2, "video_max_steps": 20},
-    "launcher": {"view": "plain", "view_every_s": 0.2, "restart_backoff_s": 0.1},
+    "launcher": {"view": "plain", "view_every_s": 0.2, "restart_backoff_s": 0.1, "start_timeout_s": 300.0},
 }
 
 
@@ -80,6 +80,7 @@ def test_train_ends_at_its_limit_with_everything_a_run_leaves(config_file: Path,
     folder = tmp_path / "runs" / "small"
     result = json.loads((folder / "result.json").read_text())
     assert (result["solved"], result["learner_steps"], result["episodes"]) == (False, 300, 2)
+    assert result["reason"] == "run.max_learner_steps (300) reached"
     scores = read_scores(folder / "scores.csv")
     versions = [score.params_version for score in scores]
     assert versions == sorted(set(versions))

@@ -178,7 +178,7 @@ class LauncherSettings:
     """How often one service may be restarted within ten minutes before the run is given up."""
     restart_backoff_s: float = 1.0
     """Pause before the first restart, in seconds; doubled for each further one, up to 30."""
-    start_timeout_s: float = 60.0
+    start_timeout_s: float = 120.0
     """How long a service may take to become healthy, in seconds."""
     stop_timeout_s: float = 20.0
     """How long a service may take to end after SIGTERM before it is killed, in seconds."""
