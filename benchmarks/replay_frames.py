@@ -67,7 +67,7 @@ def play(steps: int, seed: int = 0) -> Iterator[Steps]:
             record.is_first[:, t] = ended
             for i, env in enumerate(envs):
                 here = slice(i * ENVS_PER_GAME, (i + 1) * ENVS_PER_GAME)
-                action = rng.integers(env.single_action_space.n, size=ENVS_PER_GAME)
+                action = rng.integers(env.single_action_space.n, size=ENVS_PER_GAME)  # type: ignore[attr-defined]
                 seen[i], reward, terminated, truncated, _ = env.step(action)
                 record.action[here, t], record.reward[here, t] = action, np.sign(reward)
                 record.terminated[here, t], record.truncated[here, t] = terminated, truncated

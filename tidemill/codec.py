@@ -19,7 +19,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedBatch:
-    """The rows that a batch's items cover.
+    """The rows that a batch's items cover, and perhaps some between them.
 
     Attributes:
         columns: Each column of the signature, [R, ...]; rows of one stream are in order.
@@ -58,14 +58,53 @@ def decode(signature: Signature, batch: SampledBatch, length: int) -> DecodedBat
         DataLoss: a block does not decode to the size the signature says, or an item lies outside the rows.
         InvalidArgument: an item is longer than `length`.
     """
-    rows = int(batch.step_counts.sum())
     if len(batch.blocks) != len(signature):
         raise DataLoss(f"the batch has {len(batch.blocks)} columns, the signature {len(signature)}")
+    index = _index(batch.first_rows, batch.lengths, length, int(batch.step_counts.sum()))
+    cover = _Cover.of(batch)
     columns = {
-        spec.name: _decode_column(spec, blocks, batch.step_counts, rows)
+        spec.name: _decode_column(spec, blocks, batch.step_counts, cover)
         for spec, blocks in zip(signature, batch.blocks, strict=True)
     }
-    return DecodedBatch(columns, _index(batch.first_rows, batch.lengths, length, rows))
+    return DecodedBatch(columns, cover.place[index])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cover:
+    """Which rows of the chunks are decoded: of each chunk, from the first to the last that an item covers.
+
+    The rest is left out, because moving bytes through memory costs more than decompressing them.
+
+    Attributes:
+        begins: First row of each chunk that is decoded, counted in the chunk, int64 [C].
+        ends: The row after the last, int64 [C].
+        rows: The rows decoded, counted over all chunks, int64 [R].
+        place: Where each row of the chunks is among the decoded ones, int64; meaningless for the others.
+    """
+
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    place: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, batch: SampledBatch) -> _Cover:
+        """Return the cover of a batch whose items lie within its rows."""
+        counts = batch.step_counts
+        starts = np.cumsum(counts) - counts
+        change = np.zeros(int(counts.sum()) + 1, dtype=np.int64)
+        np.add.at(change, batch.first_rows, 1)
+        np.add.at(change, batch.first_rows + batch.lengths, -1)
+        covered = np.flatnonzero(np.cumsum(change[:-1]))
+        chunk = np.repeat(np.arange(len(counts)), counts)
+        within = covered - starts[chunk[covered]]
+        begins, ends = counts.copy(), np.zeros_like(counts)
+        np.minimum.at(begins, chunk[covered], within)
+        np.maximum.at(ends, chunk[covered], within + 1)
+        ends = np.maximum(begins, ends)  # a chunk without items is left out
+        row = np.arange(len(chunk)) - starts[chunk]
+        decoded = (row >= begins[chunk]) & (row < ends[chunk])
+        return cls(begins, ends, np.flatnonzero(decoded), np.cumsum(decoded) - 1)
 
 
 def _encode_column(spec: ColumnSpec, columns: Mapping[str, Array], steps: int, acceleration: int) -> bytes:
@@ -83,30 +122,35 @@ def _encode_column(spec: ColumnSpec, columns: Mapping[str, Array], steps: int, a
     return block
 
 
-def _decode_column(spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64], rows: int) -> Array:
+def _decode_column(spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64], cover: _Cover) -> Array:
     if spec.codec is Codec.RAW:
+        rows = len(cover.place)
         _expect_bytes(spec, len(blocks.data), rows * spec.step_bytes)
-        return np.frombuffer(blocks.data, dtype=spec.dtype).reshape(rows, *spec.shape)
+        return np.frombuffer(blocks.data, dtype=spec.dtype).reshape(rows, *spec.shape)[cover.rows]
     if len(blocks.sizes) != len(step_counts) or int(blocks.sizes.sum()) != len(blocks.data):
         raise DataLoss(f"the blocks of column {spec.name!r} do not add up to its {len(blocks.data)} bytes")
-    array = np.empty((rows, *spec.shape), dtype=spec.dtype)
-    _decompress(spec, blocks, step_counts, array)
+    array = np.empty((len(cover.rows), *spec.shape), dtype=spec.dtype)
+    _decompress(spec, blocks, step_counts, cover, array)
     return array
 
 
-def _decompress(spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64], array: Array) -> None:
+def _decompress(
+    spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64], cover: _Cover, array: Array
+) -> None:
     """Fill `array` chunk by chunk; LZ4 lets other threads run meanwhile."""
-    source, target = memoryview(blocks.data), array.data.cast("B")
+    source, target = memoryview(blocks.data), array.reshape(-1).view(np.uint8).data
+    step_bytes = spec.step_bytes
+    sizes, raw_sizes = blocks.sizes.tolist(), (step_counts * step_bytes).tolist()
+    begins, ends = (cover.begins * step_bytes).tolist(), (cover.ends * step_bytes).tolist()
     start, filled = 0, 0
-    for size, steps in zip(blocks.sizes.tolist(), step_counts.tolist(), strict=True):
-        raw_bytes = steps * spec.step_bytes
+    for size, raw_bytes, begin, end in zip(sizes, raw_sizes, begins, ends, strict=True):
         try:
             raw = lz4.block.decompress(source[start : start + size], uncompressed_size=raw_bytes)
         except lz4.block.LZ4BlockError as error:
             raise DataLoss(f"a block of column {spec.name!r} is damaged: {error}") from error
         _expect_bytes(spec, len(raw), raw_bytes)
-        target[filled : filled + raw_bytes] = raw
-        start, filled = start + size, filled + raw_bytes
+        target[filled : filled + end - begin] = memoryview(raw)[begin:end]
+        start, filled = start + size, filled + end - begin
 
 
 def _expect_bytes(spec: ColumnSpec, got: int, expected: int) -> None:

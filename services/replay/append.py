@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.append_check import check_chunk, check_item_tables, check_items, is_new
+from services.replay.append_check import BlockSize, check_chunk, check_item_tables, check_items, is_new
 from services.replay.chunk_store import NONE, NewChunk
 from services.replay.items import NewItems
 from services.replay.streams import Epoch
@@ -20,10 +20,17 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Appending:
-    """The open streams of an actor and the tables its items go to."""
+    """The open streams of an actor.
+
+    Attributes:
+        epoch: The streams.
+        tables: The tables its items go to.
+        block_sizes: What sizes the blocks of its chunks may have.
+    """
 
     epoch: Epoch
     tables: tuple[Table, ...]
+    block_sizes: tuple[BlockSize, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +63,7 @@ def plan(appending: Appending, chunks: Sequence[Chunk], items: Sequence[ItemBatc
     """
     epoch = appending.epoch
     epoch.check_current()
-    fresh = _find_new(epoch, chunks)
+    fresh = _find_new(appending, chunks)
     check_item_tables(items, len(appending.tables))
     first_steps = np.array([chunk.first_step for chunk in chunks], dtype=np.int64)
     step_counts = np.array([chunk.step_count for chunk in chunks], dtype=np.int64)
@@ -93,12 +100,13 @@ def store(appending: Appending, planned: Plan) -> None:
         epoch.store.release(np.array(unreachable, dtype=np.int64))
 
 
-def _find_new(epoch: Epoch, chunks: Sequence[Chunk]) -> list[bool]:
+def _find_new(appending: Appending, chunks: Sequence[Chunk]) -> list[bool]:
     """Check chunks against the signature and their streams; return which are new."""
+    epoch = appending.epoch
     ahead: dict[int, tuple[int, bool]] = {}  # by stream: next step and whether ended, after the chunks so far
     new = []
     for chunk in chunks:
-        check_chunk(chunk, epoch.store.signature, len(epoch.streams), epoch.chunk_length)
+        check_chunk(chunk, appending.block_sizes, len(epoch.streams), epoch.chunk_length)
         stream = epoch.streams[chunk.env_index]
         next_step, ended = ahead.get(chunk.env_index, (stream.next_step, stream.ended))
         new.append(is_new(chunk, next_step, ended))

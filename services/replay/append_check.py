@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,41 @@ from tidemill.types import Codec, Signature
 MAX_PAYLOAD_BYTES = 64 * 1024
 
 
-def check_chunk(chunk: Chunk, signature: Signature, env_count: int, chunk_length: int) -> None:
+@dataclass(frozen=True, slots=True)
+class BlockSize:
+    """What size a column's block may have.
+
+    Attributes:
+        name: Name of the column.
+        step_bytes: Bytes of one step, uncompressed.
+        exact: Whether a block has exactly that many for each step; otherwise it is an LZ4 block of them.
+    """
+
+    name: str
+    step_bytes: int
+    exact: bool
+
+    def check(self, block: bytes, steps: int) -> None:
+        """Raise InvalidArgument unless `block` may hold `steps` steps of the column."""
+        size = steps * self.step_bytes
+        if self.exact:
+            if len(block) != size:
+                raise InvalidArgument(
+                    f"column {self.name!r} has {len(block)} bytes, must have {size} for {steps} steps"
+                )
+        elif not 1 <= len(block) <= lz4_bound(size):
+            raise InvalidArgument(
+                f"column {self.name!r} has {len(block)} bytes, must have 1 .. {lz4_bound(size)}: "
+                f"an LZ4 block of {size} bytes is never longer"
+            )
+
+
+def block_sizes(signature: Signature) -> tuple[BlockSize, ...]:
+    """Return what sizes the blocks of a chunk may have."""
+    return tuple(BlockSize(column.name, column.step_bytes, column.codec is Codec.RAW) for column in signature)
+
+
+def check_chunk(chunk: Chunk, sizes: Sequence[BlockSize], env_count: int, chunk_length: int) -> None:
     """Check a chunk's fields against what its streams were opened with.
 
     Raises:
@@ -28,20 +63,10 @@ def check_chunk(chunk: Chunk, signature: Signature, env_count: int, chunk_length
         raise InvalidArgument(f"first_step is {chunk.first_step}, must be a multiple of chunk_length ({chunk_length})")
     if chunk.decision_count > chunk.step_count:
         raise InvalidArgument(f"decision_count is {chunk.decision_count}, must be at most {chunk.step_count} steps")
-    if len(chunk.blocks) != len(signature):
-        raise InvalidArgument(f"columns has {len(chunk.blocks)} blocks, must have {len(signature)}")
-    for column, block in zip(signature, chunk.blocks, strict=True):
-        size = chunk.step_count * column.step_bytes
-        if column.codec is Codec.RAW:
-            if len(block) != size:
-                raise InvalidArgument(
-                    f"column {column.name!r} has {len(block)} bytes, must have {size} for {chunk.step_count} steps"
-                )
-        elif not 1 <= len(block) <= lz4_bound(size):
-            raise InvalidArgument(
-                f"column {column.name!r} has {len(block)} bytes, must have 1 .. {lz4_bound(size)}: "
-                f"an LZ4 block of {size} bytes is never longer"
-            )
+    if len(chunk.blocks) != len(sizes):
+        raise InvalidArgument(f"columns has {len(chunk.blocks)} blocks, must have {len(sizes)}")
+    for size, block in zip(sizes, chunk.blocks, strict=True):
+        size.check(block, chunk.step_count)
 
 
 def lz4_bound(size_bytes: int) -> int:

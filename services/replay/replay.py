@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.replay.append import Appending, Plan, plan, store
+from services.replay.append_check import block_sizes
 from services.replay.chunk_store import ChunkStore
 from services.replay.streams import Epoch, StreamRegistry
 from services.replay.table import Table
@@ -115,7 +116,7 @@ class Replay:
         tail_steps = max(table.config.max_item_steps for table in found) - 1
         opened = self.streams.open(actor_id, epoch, env_count, found[0].store, chunk_length, tail_steps)
         opened.connections += 1
-        return Appending(opened, found)
+        return Appending(opened, found, block_sizes(signature))
 
     def close_streams(self, epoch: Epoch) -> None:
         """Note that a call no longer appends to an epoch, which can be resumed."""

@@ -106,30 +106,26 @@ _DESCRIPTION_FIELDS = tuple(name for name in TableDescription.__dataclass_fields
 
 def pack_append(chunks: Sequence[Chunk], items: Sequence[ItemBatch]) -> pb.AppendData:
     """Return the message of chunks and the items that end in them."""
-    return pb.AppendData(
-        chunks=[
-            pb.Chunk(
-                env_index=chunk.env_index,
-                first_step=chunk.first_step,
-                step_count=chunk.step_count,
-                decision_count=chunk.decision_count,
-                params_version=chunk.params_version,
-                columns=chunk.blocks,
-            )
-            for chunk in chunks
-        ],
-        items=[
-            pb.ItemBatch(
-                table_index=batch.table_index,
-                chunk_indices=batch.chunk_indices.tolist(),
-                last_offsets=batch.last_offsets.tolist(),
-                lengths=batch.lengths.tolist(),
-                priorities=batch.priorities.tolist(),
-                payloads=batch.payloads,
-            )
-            for batch in items
-        ],
-    )
+    message = pb.AppendData()  # filled in place: a message given to another's constructor is copied
+    for chunk in chunks:
+        message.chunks.add(
+            env_index=chunk.env_index,
+            first_step=chunk.first_step,
+            step_count=chunk.step_count,
+            decision_count=chunk.decision_count,
+            params_version=chunk.params_version,
+            columns=chunk.blocks,
+        )
+    for batch in items:
+        message.items.add(
+            table_index=batch.table_index,
+            chunk_indices=batch.chunk_indices.tolist(),
+            last_offsets=batch.last_offsets.tolist(),
+            lengths=batch.lengths.tolist(),
+            priorities=batch.priorities.tolist(),
+            payloads=batch.payloads,
+        )
+    return message
 
 
 def unpack_append(message: pb.AppendData) -> tuple[list[Chunk], list[ItemBatch]]:
