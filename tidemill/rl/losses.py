@@ -122,3 +122,21 @@ def temperature_loss(log_temperature: Tensor, log_prob: Tensor, target_entropy: 
     _assert_rank(0, log_temperature=log_temperature)
     _assert_rank(1, log_prob=log_prob)
     return -log_temperature * (log_prob.detach().mean() + target_entropy)
+
+
+def sac_critic_gradient(q: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradient of `sac_critic_loss` with respect to q, [2, B], and its `td_error`, [B]."""
+    _assert_rank(2, q=q)
+    _assert_rank(1, target=target, weight=weight)
+    error = q - target
+    return error * (weight / len(weight)), error.abs().mean(dim=0)
+
+
+def sac_actor_gradient(q: Tensor) -> Tensor:
+    """Return the gradient of `sac_actor_loss` with respect to q, [2, B]: -1 / B for the smaller one.
+
+    That with respect to each log-density is temperature / B.
+    """
+    _assert_rank(2, q=q)
+    smaller = (q[0] <= q[1]).to(q.dtype)
+    return torch.stack((smaller, 1.0 - smaller)).mul_(-1.0 / q.shape[1])

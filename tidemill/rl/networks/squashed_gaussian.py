@@ -1,4 +1,4 @@
-"""The stochastic actor of SAC: a Gaussian squashed by tanh (Haarnoja et al. 2018, appendix C)."""
+"""Actions from a Gaussian squashed by tanh, and their gradients (Haarnoja et al. 2018, appendix C)."""
 
 from __future__ import annotations
 
@@ -6,49 +6,71 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
-
-from tidemill.rl.networks.mlp import MLP, linear
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 
 
-class Gaussian(NamedTuple):
-    """Mean and log standard deviation before the squash, each [B, A]."""
+class Sample(NamedTuple):
+    """Actions drawn, and what their gradient needs.
 
-    mean: Tensor
-    log_std: Tensor
+    Attributes:
+        action: tanh(mean + std * noise), [B, A].
+        log_prob: Log-density of the action, [B].
+        noise: The standard normal numbers it was made of, [B, A].
+        std: Standard deviation before the squash, [B, A].
+        free_log_std: Logarithm of it before it was clamped, [B, A].
+    """
 
-
-class ActorNetwork(nn.Module):
-    """Observations [B, ...] -> the Gaussian of unsquashed actions."""
-
-    def __init__(self, inputs: int, action_size: int, hidden_sizes: tuple[int, ...], rng: torch.Generator) -> None:
-        super().__init__()
-        self.torso = MLP(inputs, hidden_sizes, rng)
-        self.head = linear(self.torso.outputs, 2 * action_size, rng)
-
-    def forward(self, observation: Tensor) -> Gaussian:
-        """Return mean and log standard deviation, each [B, A]."""
-        mean, log_std = self.head(self.torso(observation)).chunk(2, dim=-1)
-        return Gaussian(mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX))
+    action: Tensor
+    log_prob: Tensor
+    noise: Tensor
+    std: Tensor
+    free_log_std: Tensor
 
 
-def sample(gaussian: Gaussian, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Return actions tanh(mean + std * noise) [B, A] and their log-density [B].
+def split(head: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and clamped log standard deviation, each [B, A], of a network's output [B, 2 A]."""
+    mean, free_log_std = head.chunk(2, dim=-1)
+    return mean, free_log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
+
+
+def sample(head: Tensor, noise: Tensor) -> Sample:
+    """Return the actions that standard normal `noise` [B, A] makes of a network's output [B, 2 A].
 
     Uses log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which is exact for large u.
     """
-    assert gaussian.mean.ndim == 2, f"mean {tuple(gaussian.mean.shape)} must be [B, A]"
-    assert gaussian.mean.shape == noise.shape, "mean and noise differ in shape"
-    raw = torch.addcmul(gaussian.mean, gaussian.log_std.exp(), noise)
+    assert head.ndim == 2, f"head {tuple(head.shape)} must be [B, 2 A]"
+    assert noise.shape == (head.shape[0], head.shape[1] // 2), "head and noise differ in shape"
+    mean, log_std = split(head)
+    std = log_std.exp()
+    raw = torch.addcmul(mean, std, noise)
     # the density of `raw`, with (raw - mean) / std = noise, less the log of the squash's slope
-    log_density = -0.5 * noise.square() - gaussian.log_std - 0.5 * math.log(2.0 * math.pi)
-    log_slope = 2.0 * (math.log(2.0) - raw - functional.softplus(-2.0 * raw))
-    return torch.tanh(raw), (log_density - log_slope).sum(dim=-1)
+    constant = noise.shape[1] * (0.5 * math.log(2.0 * math.pi) + 2.0 * math.log(2.0))
+    density = 2.0 * (functional.softplus(-2.0 * raw) + raw) - log_std - 0.5 * noise.square()
+    return Sample(torch.tanh(raw), density.sum(dim=-1) - constant, noise, std, head.chunk(2, dim=-1)[1])
 
 
-def mode(gaussian: Gaussian) -> Tensor:
+def head_gradient(drawn: Sample, action_gradient: Tensor, log_prob_gradient: Tensor) -> Tensor:
+    """Return the gradient of the network's output, [B, 2 A].
+
+    With u = mean + std * noise: d action / du = 1 - action^2, and d log_prob / du = 2 action; the log
+    standard deviation moves u by std * noise and the log-density by -1 besides.
+
+    Args:
+        drawn: What `sample` returned.
+        action_gradient: Gradient of a loss with respect to each action, [B, A].
+        log_prob_gradient: The same for each item's log-density, equal for all items, [].
+    """
+    slope = torch.addcmul(action_gradient, action_gradient * drawn.action, drawn.action, value=-1.0)
+    raw = torch.addcmul(slope, drawn.action, 2.0 * log_prob_gradient)
+    log_std = raw * drawn.noise * drawn.std - log_prob_gradient
+    # zero where the clamp holds it
+    log_std = torch.ops.aten.hardtanh_backward(log_std, drawn.free_log_std, LOG_STD_MIN, LOG_STD_MAX)
+    return torch.cat((raw, log_std), dim=-1)
+
+
+def mode(head: Tensor) -> Tensor:
     """Return the squashed mean [B, A], the action of a deterministic evaluation."""
-    return torch.tanh(gaussian.mean)
+    return torch.tanh(head.chunk(2, dim=-1)[0])

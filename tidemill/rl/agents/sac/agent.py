@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -15,34 +16,32 @@ from tidemill.rl import losses
 from tidemill.rl.adam import Adam
 from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.rl.agents.sac.networks import build_actor, build_critic
 from tidemill.rl.exploration import linear
-from tidemill.rl.networks.squashed_gaussian import ActorNetwork, sample
-from tidemill.rl.networks.twin_critic import TwinCritic
+from tidemill.rl.networks.batched_mlp import BatchedMLP
+from tidemill.rl.networks.squashed_gaussian import head_gradient, sample
 from tidemill.rl.windows import transitions
-from tidemill.types import EnvSpec, Signature
+from tidemill.types import EnvSpec, Signature, WindowSpec
 
 
 class SACAgent:
-    """Actor, twin critics, their target and the temperature, with one optimizer each."""
+    """Actor, twin critics, their target and the temperature, with one optimizer each.
+
+    Gradients are written out, see `tidemill.rl.networks.batched_mlp`: they are those of the functions in
+    `tidemill.rl.losses`, which tests hold them against.
+    """
 
     def __init__(self, config: SACConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config = config
         self._frame_stack = env_spec.frame_stack
-        self.window = config.window(env_spec.frame_stack)
-        rng = torch.Generator().manual_seed(seed)
-        observations = math.prod(env_spec.observation_shape) * env_spec.frame_stack
+        self.window = WindowSpec(history=env_spec.frame_stack - 1, steps=config.n_step)
         self._action_size = math.prod(env_spec.action_shape)
-        critic_inputs = observations + self._action_size
-        self._actor = ActorNetwork(observations, self._action_size, config.hidden_sizes, rng).to(device)
-        self._average = ActorNetwork(observations, self._action_size, config.hidden_sizes, rng).to(device)
-        self._average.requires_grad_(False)
-        self._average.load_state_dict(self._actor.state_dict())
-        self._critic = TwinCritic(critic_inputs, config.hidden_sizes, config.critic_layer_norm, rng).to(device)
-        self._target = TwinCritic(critic_inputs, config.hidden_sizes, config.critic_layer_norm, rng).to(device)
-        self._target.requires_grad_(False)
-        self._target.load_state_dict(self._critic.state_dict())
-        start = torch.tensor(math.log(config.initial_temperature), device=device)
-        self._log_temperature = start.requires_grad_(config.temperature == "learned")
+        rng = torch.Generator().manual_seed(seed)
+        self._actor = build_actor(config, env_spec, rng).to(device)
+        self._average = copy.deepcopy(self._actor)
+        self._critic = build_critic(config, env_spec, rng).to(device)
+        self._target = copy.deepcopy(self._critic)
+        self._log_temperature = torch.tensor(math.log(config.initial_temperature), device=device)
         self._target_entropy = -float(self._action_size) if config.target_entropy is None else config.target_entropy
         self._actor_optimizer = Adam(self._actor.parameters(), config.learning_rate)
         self._critic_optimizer = Adam(self._critic.parameters(), config.learning_rate)
@@ -61,51 +60,57 @@ class SACAgent:
         """Return n-step transitions; see `tidemill.rl.windows.transitions`."""
         return transitions(columns, index, self._frame_stack, self._config.n_step, self._config.gamma)
 
+    @torch.no_grad()
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Update critics, then every `actor_every` updates actor and temperature, then the target."""
         self._set_learning_rate()
         noise = torch.randn((2, len(weight), self._action_size), generator=self._noise, device=weight.device)
-        temperature = self._log_temperature.detach().exp()
-        critic = self._update_critic(batch, weight, noise[0], temperature)
-        metrics = {"critic_loss": critic.loss.detach(), "temperature": temperature}
+        temperature = self._log_temperature.exp()
+        observation = batch["observation"].flatten(1).float()
+        target = self._critic_target(batch, noise[0], temperature)
+        priority, metrics = self._update_critic(observation, batch["action"].flatten(1), target, weight)
         if self._updates % self._config.actor_every == 0:
-            metrics |= self._update_actor(batch["observation"], noise[1], temperature)
+            metrics |= self._update_actor(observation, noise[1], temperature)
         self._move_averages()
         self._updates += 1
-        return Update(critic.td_error, metrics)
+        return Update(priority, metrics | {"temperature": temperature})
+
+    def _critic_target(self, batch: Mapping[str, Tensor], noise: Tensor, temperature: Tensor) -> Tensor:
+        following = batch["bootstrap_observation"].flatten(1).float()
+        drawn = sample(self._actor(following)[0], noise)
+        bootstrap_q = self._target(torch.cat((following, drawn.action), dim=-1)).squeeze(-1)
+        return losses.soft_q_target(
+            batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q, drawn.log_prob, temperature
+        )
 
     def _update_critic(
-        self, batch: Mapping[str, Tensor], weight: Tensor, noise: Tensor, temperature: Tensor
-    ) -> losses.TDLoss:
-        with torch.no_grad():
-            following = batch["bootstrap_observation"]
-            action, log_prob = sample(self._actor(following), noise)
-            bootstrap_q = self._target(following, action)
-            target = losses.soft_q_target(
-                batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q, log_prob, temperature
-            )
-        q = self._critic(batch["observation"], batch["action"])
-        critic = losses.sac_critic_loss(q, target, weight)
-        self._critic_optimizer.minimize(critic.loss)
-        return critic
+        self, observation: Tensor, action: Tensor, target: Tensor, weight: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        traces = self._critic.trace(torch.cat((observation, action), dim=-1))
+        q = traces[-1].output.squeeze(-1)
+        gradient, td_error = losses.sac_critic_gradient(q, target, weight)
+        self._critic_optimizer.step(self._critic.parameter_gradients(traces, gradient.unsqueeze(-1)))
+        return td_error, {"td_error": td_error.mean(), "q": q.mean()}
 
     def _update_actor(self, observation: Tensor, noise: Tensor, temperature: Tensor) -> dict[str, Tensor]:
-        action, log_prob = sample(self._actor(observation), noise)
-        q = self._critic(observation, action, frozen=True)
-        loss = losses.sac_actor_loss(q, log_prob, temperature)
-        self._actor_optimizer.minimize(loss)
+        actor_traces = self._actor.trace(observation)
+        drawn = sample(actor_traces[-1].output[0], noise)
+        critic_traces = self._critic.trace(torch.cat((observation, drawn.action), dim=-1))
+        q_gradient = losses.sac_actor_gradient(critic_traces[-1].output.squeeze(-1))
+        input_gradient = self._critic.input_gradient(critic_traces, q_gradient.unsqueeze(-1)).sum(dim=0)
+        action_gradient = input_gradient[:, observation.shape[1] :]
+        gradient = head_gradient(drawn, action_gradient, temperature / len(observation))
+        self._actor_optimizer.step(self._actor.parameter_gradients(actor_traces, gradient.unsqueeze(0)))
+        entropy = -drawn.log_prob.mean()
         if self._config.temperature == "learned":
-            self._temperature_optimizer.minimize(
-                losses.temperature_loss(self._log_temperature, log_prob, self._target_entropy)
-            )
-        return {"actor_loss": loss.detach(), "entropy": -log_prob.detach().mean(), "q": q.detach().mean()}
+            self._temperature_optimizer.step([entropy - self._target_entropy])
+        return {"entropy": entropy}
 
     def _move_averages(self) -> None:
-        with torch.no_grad():
-            torch._foreach_lerp_(self._target_parameters, self._critic_optimizer.parameters, self._config.tau)
-            if self._config.policy_average:
-                rate = 1.0 - self._config.policy_average
-                torch._foreach_lerp_(self._average_parameters, self._actor_optimizer.parameters, rate)
+        torch._foreach_lerp_(self._target_parameters, self._critic_optimizer.parameters, self._config.tau)
+        if self._config.policy_average:
+            rate = 1.0 - self._config.policy_average
+            torch._foreach_lerp_(self._average_parameters, self._actor_optimizer.parameters, rate)
 
     def _set_learning_rate(self) -> None:
         duration = self._config.learning_rate_decay_updates
@@ -121,7 +126,7 @@ class SACAgent:
             "temperature_optimizer": self._temperature_optimizer,
         }
 
-    def _networks(self) -> dict[str, torch.nn.Module]:
+    def _networks(self) -> dict[str, BatchedMLP]:
         networks = {"actor": self._actor, "critic": self._critic, "target": self._target}
         return networks | ({"average": self._average} if self._config.policy_average else {})
 
@@ -139,7 +144,7 @@ class SACAgent:
         state: State = {name: dict(network.state_dict()) for name, network in self._networks().items()}
         state |= {name: optimizer.state_dict() for name, optimizer in self._optimizers().items()}
         return state | {
-            "log_temperature": self._log_temperature.detach(),
+            "log_temperature": self._log_temperature,
             "noise": self._noise.get_state(),
             "updates": self._updates,
         }
@@ -150,7 +155,6 @@ class SACAgent:
             network.load_state_dict(state[name])
         for name, optimizer in self._optimizers().items():
             optimizer.load_state_dict(state[name])
-        with torch.no_grad():
-            self._log_temperature.copy_(state["log_temperature"])
+        self._log_temperature.copy_(state["log_temperature"])
         self._noise.set_state(state["noise"].cpu())
         self._updates = int(state["updates"])

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from tidemill.rl.agents.interface import Array, Decision
 from tidemill.rl.agents.sac.config import SACConfig
-from tidemill.rl.networks.squashed_gaussian import ActorNetwork, mode
+from tidemill.rl.agents.sac.networks import build_actor
+from tidemill.rl.networks.squashed_gaussian import mode, split
 from tidemill.types import EnvSpec
 
 
@@ -25,12 +26,10 @@ class SACPolicy:
         self._action_shape = env_spec.action_shape
         self._device = device
         rng = torch.Generator().manual_seed(seed)
-        observations = math.prod(env_spec.observation_shape) * env_spec.frame_stack
-        sizes = (observations, math.prod(env_spec.action_shape), config.hidden_sizes)
-        self._actor = ActorNetwork(*sizes, rng).to(device).requires_grad_(False)
+        self._actor = build_actor(config, env_spec, rng).to(device)
         self._evaluated = self._actor
         if config.policy_average:
-            self._evaluated = ActorNetwork(*sizes, rng).to(device).requires_grad_(False)
+            self._evaluated = build_actor(config, env_spec, rng).to(device)
         self._rng = np.random.default_rng(seed)
         self._noise_rng = torch.Generator(device).manual_seed(seed)
         self._noise: Tensor | None = None  # of the last tick, [N, A]
@@ -50,10 +49,10 @@ class SACPolicy:
         shape = (len(observation), *self._action_shape)
         if env_steps < self._config.random_steps:
             return Decision(self._rng.uniform(-1.0, 1.0, shape).astype(np.float32))
-        gaussian = self._actor(self._tensor(observation))
-        noise = self._next_noise(gaussian.mean.shape)
+        mean, log_std = split(self._actor(self._tensor(observation))[0])
+        noise = self._next_noise(mean.shape)
         noise[: round(self._config.greedy_share * len(observation))] = 0.0
-        action = torch.tanh(torch.addcmul(gaussian.mean, gaussian.log_std.exp(), noise))
+        action = torch.tanh(torch.addcmul(mean, log_std.exp(), noise))
         return Decision(action.cpu().numpy().reshape(shape))
 
     def _next_noise(self, shape: torch.Size) -> Tensor:
@@ -68,7 +67,7 @@ class SACPolicy:
     @torch.inference_mode()
     def greedy(self, observation: Array) -> Array:
         """Return the squashed mean, float32 [N, *action_shape]."""
-        action = mode(self._evaluated(self._tensor(observation))).cpu().numpy()
+        action = mode(self._evaluated(self._tensor(observation))[0]).cpu().numpy()
         return action.reshape(len(observation), *self._action_shape)
 
     def evaluate(self, observation: Array) -> Array:
@@ -80,7 +79,8 @@ class SACPolicy:
         return np.ones(ticks["reward"].shape[1], dtype=np.float32)
 
     def _tensor(self, observation: Array) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(observation)).to(self._device)
+        tensor = torch.from_numpy(np.ascontiguousarray(observation)).to(self._device)
+        return tensor.flatten(1).float()
 
 
 def _under(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:

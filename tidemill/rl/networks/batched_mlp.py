@@ -1,0 +1,139 @@
+"""Several equal networks as one, with gradients written out.
+
+Small networks on a CPU spend most of an update in autograd's and the modules' bookkeeping, not in arithmetic.
+A network of this kind runs each layer of all its copies as one batched product, and goes backward by hand:
+an update of SAC takes half the time. Tests hold its gradients against autograd's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+LAYER_NORM_EPSILON = 1e-5
+
+
+class LayerTrace(NamedTuple):
+    """What a layer's backward pass needs of its forward pass.
+
+    Attributes:
+        inputs: [copies, B, in].
+        output: After the ReLU if the layer has one, [copies, B, out].
+        norm: Of a normalised layer: the product, its mean, 1 / its standard deviation and the normalised
+            product; empty otherwise.
+    """
+
+    inputs: Tensor
+    output: Tensor
+    norm: tuple[Tensor, ...]
+
+
+class BatchedLayer(nn.Module):
+    """A linear layer of each copy, then optionally a layer norm (Ba et al. 2016) and a ReLU."""
+
+    def __init__(
+        self, copies: int, inputs: int, outputs: int, layer_norm: bool, relu: bool, rng: torch.Generator
+    ) -> None:
+        super().__init__()
+        bound = 1.0 / math.sqrt(inputs)  # as torch.nn.Linear starts
+        self.weight = nn.Parameter(torch.empty(copies, inputs, outputs).uniform_(-bound, bound, generator=rng))
+        self.bias = nn.Parameter(torch.empty(copies, 1, outputs).uniform_(-bound, bound, generator=rng))
+        self.scale = nn.Parameter(torch.ones(copies, 1, outputs)) if layer_norm else None
+        self.shift = nn.Parameter(torch.zeros(copies, 1, outputs)) if layer_norm else None
+        self._relu = relu
+
+    def forward(self, x: Tensor) -> LayerTrace:
+        """Return the layer's output for x [copies, B, in], with what `backward` needs."""
+        output = self._linear(x)
+        norm: tuple[Tensor, ...] = ()
+        if self.scale is not None and self.shift is not None:
+            width = output.shape[-1:]
+            normalised, mean, inverse = torch.native_layer_norm(output, width, None, None, LAYER_NORM_EPSILON)
+            norm = (output, mean, inverse, normalised)
+            output = torch.addcmul(self.shift, normalised, self.scale)
+        return LayerTrace(x, output.relu_() if self._relu else output, norm)
+
+    def _linear(self, x: Tensor) -> Tensor:
+        if self.weight.shape[2] == 1:  # a product with one column is slow as a matrix product
+            return (x * self.weight.mT).sum(dim=-1, keepdim=True).add_(self.bias)
+        return torch.baddbmm(self.bias, x, self.weight)
+
+    def product_gradient(self, trace: LayerTrace, gradient: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the gradient of the linear product, and those of scale and shift if there are any."""
+        if self._relu:
+            gradient = torch.ops.aten.threshold_backward(gradient, trace.output, 0)
+        if self.scale is None:
+            return gradient, []
+        product, mean, inverse, normalised = trace.norm
+        affine = [(gradient * normalised).sum(dim=1, keepdim=True), gradient.sum(dim=1, keepdim=True)]
+        gradient, _, _ = torch.ops.aten.native_layer_norm_backward(
+            gradient * self.scale, product, product.shape[-1:], mean, inverse, None, None, [True, False, False]
+        )
+        return gradient, affine
+
+    def input_gradient(self, gradient: Tensor) -> Tensor:
+        """Return the gradient of the layer's input from that of the linear product."""
+        if self.weight.shape[2] == 1:
+            return gradient * self.weight.mT
+        return torch.bmm(gradient, self.weight.mT)
+
+
+class BatchedMLP(nn.Module):
+    """`copies` networks of linear layers with ReLU in between: [copies, B, inputs] -> [copies, B, outputs]."""
+
+    def __init__(
+        self,
+        copies: int,
+        inputs: int,
+        hidden_sizes: Sequence[int],
+        outputs: int,
+        rng: torch.Generator,
+        layer_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        widths = (inputs, *hidden_sizes, outputs)
+        last = len(hidden_sizes)
+        layers = [
+            BatchedLayer(copies, a, b, layer_norm and i < last, i < last, rng)
+            for i, (a, b) in enumerate(pairwise(widths))
+        ]
+        self.layers = nn.ModuleList(layers)
+        self._layers = tuple(layers)  # to iterate without the module list's bookkeeping
+        self._copies = copies
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return outputs [copies, B, outputs] of one input for all copies, [B, inputs]."""
+        return self.trace(x)[-1].output
+
+    def trace(self, x: Tensor) -> list[LayerTrace]:
+        """Return what each layer did to x [B, inputs]; the last one's `output` is the network's."""
+        traces: list[LayerTrace] = []
+        hidden = x.expand(self._copies, -1, -1)
+        for layer in self._layers:
+            traces.append(layer(hidden))
+            hidden = traces[-1].output
+        return traces
+
+    def parameter_gradients(self, traces: Sequence[LayerTrace], gradient: Tensor) -> list[Tensor]:
+        """Return the gradients of `parameters()`, in their order, from that of the output."""
+        gradients: list[Tensor] = []
+        for i in range(len(traces) - 1, -1, -1):
+            layer, trace = self._layers[i], traces[i]
+            gradient, affine = layer.product_gradient(trace, gradient)
+            own = [torch.bmm(trace.inputs.mT, gradient), gradient.sum(dim=1, keepdim=True), *affine]
+            gradients = own + gradients
+            if i:
+                gradient = layer.input_gradient(gradient)
+        return gradients
+
+    def input_gradient(self, traces: Sequence[LayerTrace], gradient: Tensor) -> Tensor:
+        """Return the gradient of the input, of each copy, [copies, B, inputs]; no parameter takes part."""
+        for layer, trace in zip(reversed(self._layers), reversed(traces), strict=True):
+            gradient, _ = layer.product_gradient(trace, gradient)
+            gradient = layer.input_gradient(gradient)
+        return gradient
