@@ -113,13 +113,15 @@ def steps_of(sample: Sample) -> list[tuple[int, ...]]:
         priority_mass=sample.priority_mass,
         env_steps=0,
     )
-    columns = decode(SIGNATURE, batch, int(sample.lengths.max(initial=1))).columns
+    decoded = decode(SIGNATURE, batch, int(sample.lengths.max(initial=1)))
+    columns = decoded.columns
     np.testing.assert_array_equal(columns["frame"][:, 0], columns["step"])
     np.testing.assert_array_equal(columns["frame"][:, 2], columns["stream"][:, 0])
-    return [
-        (_only(columns["stream"][first : first + length, 0]), *columns["step"][first : first + length].tolist())
-        for first, length in zip(sample.first_rows.tolist(), sample.lengths.tolist(), strict=True)
-    ]
+    found = []
+    for rows, length in zip(decoded.index, sample.lengths.tolist(), strict=True):
+        item = rows[len(rows) - length :]
+        found.append((_only(columns["stream"][item, 0]), *columns["step"][item].tolist()))
+    return found
 
 
 def _only(values: NDArray[np.int32]) -> int:
