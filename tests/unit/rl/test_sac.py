@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -13,8 +14,8 @@ from tidemill.rl import losses
 from tidemill.rl.agents.sac.agent import SACAgent
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.policy import SACPolicy
-from tidemill.rl.networks.squashed_gaussian import Gaussian, sample
-from tidemill.rl.networks.twin_critic import TwinCritic
+from tidemill.rl.networks.batched_mlp import BatchedMLP
+from tidemill.rl.networks.squashed_gaussian import LOG_STD_MAX, head_gradient, sample
 from tidemill.types import EnvSpec
 
 CPU = torch.device("cpu")
@@ -73,58 +74,90 @@ def test_learned_temperature_brings_the_entropy_to_its_target() -> None:
 def test_log_density_integrates_to_one() -> None:
     """exp(log_prob) summed over a fine grid of actions is 1, so the correction for the squash is right."""
     noise = torch.linspace(-8.0, 8.0, 20_001)[:, None]
-    gaussian = Gaussian(torch.full_like(noise, 0.3), torch.full_like(noise, math.log(0.7)))
-    action, log_prob = sample(gaussian, noise)
-    area = torch.trapezoid(log_prob.exp().double(), action[:, 0].double())
+    drawn = sample(torch.tensor([[0.3, math.log(0.7)]]).expand(20_001, 2), noise)
+    area = torch.trapezoid(drawn.log_prob.exp().double(), drawn.action[:, 0].double())
     assert float(area) == pytest.approx(1.0, abs=1e-3)
 
 
 def test_log_density_stays_finite_where_tanh_is_flat() -> None:
     """At a mean of 50 tanh is 1 in float32, and log(1 - tanh^2) would be minus infinity."""
-    action, log_prob = sample(Gaussian(torch.full((1, 1), 50.0), torch.zeros(1, 1)), torch.zeros(1, 1))
-    assert float(action) == 1.0
+    drawn = sample(torch.tensor([[50.0, 0.0]]), torch.zeros(1, 1))
+    assert float(drawn.action) == 1.0
     # -log(sqrt(2 pi)) - 2 (log 2 - 50)
-    assert float(log_prob) == pytest.approx(-0.5 * math.log(2 * math.pi) + 100.0 - 2 * math.log(2.0))
+    assert float(drawn.log_prob) == pytest.approx(-0.5 * math.log(2 * math.pi) + 100.0 - 2 * math.log(2.0))
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
-def test_actor_loss_leaves_no_gradient_in_the_critic(layer_norm: bool) -> None:
-    """Through a frozen critic the gradient reaches the action, and no parameter of the critic."""
-    critic = TwinCritic(5, (16, 16), layer_norm, torch.Generator().manual_seed(0))
-    action = torch.zeros((4, 2), requires_grad=True)
-    q = critic(torch.randn(4, 3), action, frozen=True)
-    losses.sac_actor_loss(q, torch.zeros(4), torch.tensor(0.1)).backward()
-    assert action.grad is not None
-    assert bool((action.grad != 0).any())
-    assert all(parameter.grad is None for parameter in critic.parameters())
+def test_critic_gradients_are_autograds(layer_norm: bool) -> None:
+    """Written-out gradients of the critic's loss equal those autograd finds for `sac_critic_loss`."""
+    critic = BatchedMLP(2, 5, (16, 12), 1, torch.Generator().manual_seed(0), layer_norm)
+    inputs, target, weight = torch.randn(7, 5), torch.randn(7), torch.rand(7)
+    result = losses.sac_critic_loss(critic(inputs).squeeze(-1), target, weight)
+    expected = torch.autograd.grad(result.loss, list(critic.parameters()))
+    with torch.no_grad():
+        traces = critic.trace(inputs)
+        gradient, td_error = losses.sac_critic_gradient(traces[-1].output.squeeze(-1), target, weight)
+        found = critic.parameter_gradients(traces, gradient.unsqueeze(-1))
+    torch.testing.assert_close(td_error, result.td_error)
+    torch.testing.assert_close(found, list(expected))
 
 
-def test_frozen_critic_has_the_same_values() -> None:
-    """Freezing changes the gradients, not the function."""
-    critic = TwinCritic(5, (16, 16), True, torch.Generator().manual_seed(0))
-    inputs = torch.randn(4, 3), torch.randn(4, 2)
-    assert torch.equal(critic(*inputs), critic(*inputs, frozen=True))
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_actor_gradients_are_autograds(layer_norm: bool) -> None:
+    """Through sample, critic and clamp, written-out gradients equal autograd's for `sac_actor_loss`."""
+    rng = torch.Generator().manual_seed(0)
+    actor, critic = BatchedMLP(1, 3, (16, 12), 4, rng), BatchedMLP(2, 5, (16, 12), 1, rng, layer_norm)
+    observation, noise, temperature = torch.randn(7, 3), torch.randn(7, 2), torch.tensor(0.3)
+    with torch.no_grad():  # so that the clamp holds the first log_std of half of the items
+        actor._layers[-1].bias[..., 2] += LOG_STD_MAX + 0.01 - actor(observation)[0, :, 2].median()
+    drawn = sample(actor(observation)[0], noise)
+    held = drawn.free_log_std[:, 0] > LOG_STD_MAX
+    assert 0 < int(held.sum()) < 7
+    q = critic(torch.cat((observation, drawn.action), dim=-1)).squeeze(-1)
+    loss = losses.sac_actor_loss(q, drawn.log_prob, temperature)
+    expected = torch.autograd.grad(loss, list(actor.parameters()))
+    with torch.no_grad():
+        traces = actor.trace(observation)
+        drawn = sample(traces[-1].output[0], noise)
+        critic_traces = critic.trace(torch.cat((observation, drawn.action), dim=-1))
+        q_gradient = losses.sac_actor_gradient(critic_traces[-1].output.squeeze(-1)).unsqueeze(-1)
+        action_gradient = critic.input_gradient(critic_traces, q_gradient).sum(dim=0)[:, 3:]
+        found = actor.parameter_gradients(traces, head_gradient(drawn, action_gradient, temperature / 7).unsqueeze(0))
+    torch.testing.assert_close(found, list(expected))
 
 
-def test_update_leaves_no_gradient_behind() -> None:
-    """Neither network accumulates anything from one update to the next."""
+def test_actor_step_leaves_the_critic_alone() -> None:
+    """With a critic that cannot move, an update moves the actor, and no gradient is left anywhere."""
     agent = SACAgent(SACConfig(hidden_sizes=(8,)), CONTINUOUS, CPU, seed=0)
-    agent.update(random_batch(CONTINUOUS, 4, torch.Generator().manual_seed(0)), torch.ones(4))
+    batch = random_batch(CONTINUOUS, 4, torch.Generator().manual_seed(0))
+    before = copy.deepcopy(agent.state_dict())
+    agent.update(batch, torch.zeros(4))  # weights of 0 take the critic's own gradient away
+    after = agent.state_dict()
+    assert all(torch.equal(after["critic"][name], value) for name, value in before["critic"].items())
+    assert not all(torch.equal(after["actor"][name], value) for name, value in before["actor"].items())
     parameters = [*agent._actor.parameters(), *agent._critic.parameters(), agent._log_temperature]
     assert all(parameter.grad is None for parameter in parameters)
 
 
-def test_twin_critic_is_two_networks() -> None:
-    """Each half of the batched module computes what plain layers with its parameters compute."""
-    critic = TwinCritic(5, (16, 16), False, torch.Generator().manual_seed(0))
-    observation, action = torch.randn(4, 3), torch.randn(4, 2)
-    values = critic(observation, action)
-    for twin in range(2):
-        x = torch.cat((observation, action), dim=-1)
-        for weight, bias in zip(critic.weights, critic.biases, strict=True):
-            x = torch.relu(x @ weight[twin] + bias[twin])
-        expected = x @ critic.output_weight[twin, 0] + critic.output_bias[twin]
-        torch.testing.assert_close(values[twin], expected)
+def test_temperature_step_is_down_its_loss() -> None:
+    """The gradient the agent uses, entropy - target, is autograd's of `temperature_loss`."""
+    log_temperature, log_prob = torch.tensor(-1.0, requires_grad=True), torch.tensor([0.5, 2.5])
+    loss = losses.temperature_loss(log_temperature, log_prob, target_entropy=-2.0)
+    (expected,) = torch.autograd.grad(loss, log_temperature)
+    assert float(expected) == pytest.approx(float(-log_prob.mean()) - -2.0)
+
+
+def test_batched_critics_are_two_networks() -> None:
+    """Each copy computes what plain layers with its parameters compute."""
+    critic = BatchedMLP(2, 5, (16, 12), 1, torch.Generator().manual_seed(0))
+    inputs = torch.randn(4, 5)
+    values = critic(inputs)
+    for copy_index in range(2):
+        x = inputs
+        for number, layer in enumerate(critic._layers):
+            x = x @ layer.weight[copy_index] + layer.bias[copy_index]
+            x = torch.relu(x) if number < 2 else x
+        torch.testing.assert_close(values[copy_index], x)
     assert not torch.allclose(values[0], values[1])
 
 
@@ -145,7 +178,7 @@ def test_delayed_actor_moves_every_other_update() -> None:
     for number in range(3):
         agent.update(random_batch(CONTINUOUS, 4, torch.Generator().manual_seed(number)), torch.ones(4))
         state = agent.state_dict()
-        states.append((state["actor"]["head.bias"].clone(), state["critic"]["output_bias"].clone()))
+        states.append((state["actor"]["layers.1.bias"].clone(), state["critic"]["layers.1.bias"].clone()))
     assert torch.equal(states[0][0], states[1][0])
     assert not torch.equal(states[1][0], states[2][0])
     assert not torch.equal(states[0][1], states[1][1])
