@@ -15,11 +15,10 @@ from prometheus_client import REGISTRY
 from services.replay.gate import Gate
 from services.replay.metrics import ReplayCollector
 from services.replay.replay import Replay
-from services.replay.servicer import SERVICE, ReplayServicer
+from services.replay.servicer import ReplayServicer
 from tidemill import process
 from tidemill.config.load import load
 from tidemill.config.sections import ReplayConfig
-from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.rpc.server import RpcServer
 from tidemill.telemetry import configure_logging, serve_metrics
 
@@ -52,8 +51,7 @@ async def _serve(config: ReplayConfig) -> None:
     gate = Gate(time.monotonic)
     REGISTRY.register(ReplayCollector(replay, gate))
     servicer = ReplayServicer(replay, gate, settings.server.max_message_bytes)
-    replay_pb2_grpc.add_ReplayServiceServicer_to_server(servicer, server.grpc)
-    server.announce(SERVICE)
+    servicer.add_to(server)
     metrics_address = serve_metrics(settings.server)
     log = structlog.get_logger()
     log.info("serving", address=await server.start(), metrics=metrics_address)

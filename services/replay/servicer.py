@@ -15,15 +15,15 @@ from services.replay.append_check import check_priorities
 from services.replay.calls import Calls
 from services.replay.credit import Credit
 from services.replay.gate import Gate
-from services.replay.pack import pack_sample
 from services.replay.replay import Replay
+from services.replay.table import Sample, Table
 from services.replay.table import Sample as Drawn
-from services.replay.table import Table
 from tidemill.errors import InvalidArgument, ResourceExhausted, TidemillError
 from tidemill.replay.table_config import TableDescription, check_signature
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.replay.wire import pack_description, unpack_append, unpack_config, unpack_signature
+from tidemill.rpc.server import RpcServer
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -48,6 +48,11 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         self._gate = gate
         self._max_batch_bytes = int(max_message_bytes * _MESSAGE_MARGIN)
         self._calls = Calls()
+
+    def add_to(self, server: RpcServer) -> None:
+        """Let a server answer with this servicer."""
+        replay_pb2_grpc.add_ReplayServiceServicer_to_server(self, server.grpc)
+        server.announce(SERVICE)
 
     def close(self) -> None:
         """End the streams in progress, because the server stops."""
@@ -199,7 +204,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
                 f"a batch of {len(sample.keys)} items has {size} bytes, at most {self._max_batch_bytes} fit into a "
                 "message: use a smaller batch_size or a greater max_message_bytes"
             )
-        return pack_sample(sample, self._replay.env_steps)
+        return _pack_sample(sample, self._replay.env_steps)
 
 
 async def _read_credit(requests: AsyncIterator[pb.SampleRequest], credit: Credit) -> None:
@@ -218,3 +223,23 @@ def _keys(keys: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:  # noqa: ANN401 - 
     if len(keys) > _MAX_KEYS:
         raise InvalidArgument(f"keys has {len(keys)} entries, must have at most {_MAX_KEYS}")
     return np.array(keys, dtype=np.uint64)
+
+
+def _pack_sample(sample: Sample, env_steps: int) -> pb.SampleResponse:
+    """Return the message of a sample; lists are converted whole, never item by item."""
+    message = pb.SampleResponse(
+        keys=sample.keys.tolist(),
+        probabilities=sample.probabilities.tolist(),
+        first_rows=sample.first_rows.tolist(),
+        lengths=sample.lengths.tolist(),
+        payloads=sample.payloads,
+        table_items=sample.table_items,
+        priority_mass=sample.priority_mass,
+        env_steps=env_steps,
+    )
+    chunks = message.chunks  # filled in place: a message given to another's constructor is copied
+    chunks.step_counts.extend(sample.step_counts.tolist())
+    chunks.params_versions.extend(sample.params_versions.tolist())
+    for column in sample.blocks:
+        chunks.columns.add(data=column.data, sizes=column.sizes.tolist())
+    return message

@@ -16,10 +16,9 @@ import pytest
 
 from services.replay.gate import Gate
 from services.replay.replay import Replay
-from services.replay.servicer import SERVICE, ReplayServicer
+from services.replay.servicer import ReplayServicer
 from tests.unit.replay.streams_for_tests import SIGNATURE
 from tidemill.replay.append import Appender
-from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import MEBIBYTE, ServerSettings
 
@@ -44,8 +43,7 @@ def local_server(max_message_bytes: int = 64 * MEBIBYTE) -> Iterator[LocalServer
     gate = Gate(time.monotonic)
     with BackgroundServer("replay", settings) as background:
         servicer = ReplayServicer(replay, gate, max_message_bytes)
-        replay_pb2_grpc.add_ReplayServiceServicer_to_server(servicer, background.server.grpc)
-        background.server.announce(SERVICE)
+        servicer.add_to(background.server)
         yield LocalServer(background.start(), replay, gate)
 
 
