@@ -38,9 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body() -> int:
         arguments = sys.argv[1:] if argv is None else argv
-        config = load(
-            ActorConfig, arguments, prog="tidemill actor", description="Acts and writes experience."
-        )
+        config = load(ActorConfig, arguments, prog="tidemill actor", description="Acts and writes experience.")
         configure_logging("actor", level=config.log.level, json=config.log.json)
         torch.set_num_threads(config.actor.threads)
         with BackgroundServer("actor", config.actor.server) as server:
@@ -82,9 +80,7 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
             loop = ActingLoop(env, policy, params, writer, ActorMetrics(settings.log_every_s), pace)
             if params.wait(stop):
                 server.set_serving(True)
-                _log.info(
-                    "acting starts", actor_id=actor_id, num_envs=num_envs, params_version=params.version
-                )
+                _log.info("acting starts", actor_id=actor_id, num_envs=num_envs, params_version=params.version)
                 loop.run(seed, stop)
             server.set_serving(False)
             appender.flush(_FLUSH_S)

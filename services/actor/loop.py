@@ -74,9 +74,7 @@ class ActingLoop:
         self._env, self._policy, self._params = env, policy, params
         self._writer, self._metrics, self._pace = writer, metrics, pace
         spec = env.spec
-        self._stack = FrameStack(
-            env.num_envs, spec.frame_stack, spec.observation_shape, spec.observation_dtype
-        )
+        self._stack = FrameStack(env.num_envs, spec.frame_stack, spec.observation_shape, spec.observation_dtype)
 
     def run(self, seed: int, stop: threading.Event) -> None:
         """Act until `stop` is set; the environments start from `seed`."""

@@ -18,9 +18,7 @@ _RETURN = Summary("tidemill_actor_episode_return", "Return of an episode as the 
 _LENGTH = Summary("tidemill_actor_episode_steps", "Length of an episode in decisions.")
 _VERSION = Gauge("tidemill_actor_params_version", "Version of the parameters the actor acts with.")
 _SECONDS = Counter("tidemill_actor_seconds_total", "Time spent, by what it was spent on.", ("part",))
-_UNACKNOWLEDGED = Gauge(
-    "tidemill_actor_unacknowledged_chunks", "Chunks queued or sent and not yet acknowledged."
-)
+_UNACKNOWLEDGED = Gauge("tidemill_actor_unacknowledged_chunks", "Chunks queued or sent and not yet acknowledged.")
 _BLOCKED = Gauge("tidemill_actor_blocked_seconds", "Time spent waiting for acknowledgements since the start.")
 _RESTARTS = Gauge("tidemill_actor_stream_restarts", "How often the replay service lost this actor's streams.")
 _DROPPED = Gauge("tidemill_actor_dropped_chunks", "Chunks dropped because the streams were lost.")

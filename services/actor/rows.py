@@ -21,8 +21,7 @@ class ChunkRows:
     def __init__(self, signature: Signature, num_envs: int, chunk_length: int) -> None:
         """Take the memory once; it is used again for every chunk."""
         self._columns: dict[str, Array] = {
-            column.name: np.zeros((num_envs, chunk_length, *column.shape), dtype=column.dtype)
-            for column in signature
+            column.name: np.zeros((num_envs, chunk_length, *column.shape), dtype=column.dtype) for column in signature
         }
         self._length = chunk_length
         self.filled = 0

@@ -112,9 +112,7 @@ class StreamWriter:
         try:
             self._appender.append(chunks, items)
         except StreamRestarted as restarted:
-            _log.warning(
-                "the replay service lost this actor's streams; they start anew", reason=str(restarted)
-            )
+            _log.warning("the replay service lost this actor's streams; they start anew", reason=str(restarted))
             self._first_step = 0
             self._windows.restart()
 

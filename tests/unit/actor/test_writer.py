@@ -72,8 +72,7 @@ def test_full_chunks_of_all_streams_leave_in_one_call() -> None:
     for step in range(_CHUNK - 1, 2 * _CHUNK):
         _add(writer, step)
     described = [
-        [(c.env_index, c.first_step, c.step_count, c.decision_count) for c in chunks]
-        for chunks, _ in sink.sent
+        [(c.env_index, c.first_step, c.step_count, c.decision_count) for c in chunks] for chunks, _ in sink.sent
     ]
     assert described == [[(e, first, 4, 4) for e in range(_ENVS)] for first in (0, 4)]
     assert [c.params_version for c in sink.sent[1][0]] == [8] * _ENVS
@@ -100,8 +99,7 @@ def test_items_travel_with_the_chunk_their_last_step_is_in() -> None:
     for step in range(2 * _CHUNK):
         _add(writer, step)
     ends = [
-        sorted(zip(items.chunk_indices.tolist(), items.last_offsets.tolist(), strict=True))
-        for _, (items,) in sink.sent
+        sorted(zip(items.chunk_indices.tolist(), items.last_offsets.tolist(), strict=True)) for _, (items,) in sink.sent
     ]
     assert ends == [
         [(e, o) for e in range(_ENVS) for o in (2, 3)],
