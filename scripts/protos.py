@@ -57,12 +57,8 @@ def drift() -> list[str]:
 
 def main() -> int:
     """Generate or check, as the command line says; return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="compare with the committed stubs, write nothing"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare with the committed stubs, write nothing")
     if not parser.parse_args().check:
         generate(ROOT)
         return 0

@@ -26,9 +26,7 @@ class CountingEnv(gymnasium.Env[Vector, np.int64]):
         self._length, self._end = length, end
         self._episode, self._step = -1, 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Vector, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Vector, dict[str, Any]]:
         """Start the next episode."""
         super().reset(seed=seed)
         self._episode, self._step = self._episode + 1, 0
@@ -53,9 +51,7 @@ class FailingEnv(CountingEnv):
         super().__init__(length=100)
         self._bad_step, self._how = step, how
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Vector, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Vector, dict[str, Any]]:
         """Start the next episode."""
         observation, info = super().reset(seed=seed, options=options)
         return self._spoil(observation), info
@@ -85,9 +81,7 @@ class EchoEnv(gymnasium.Env[Any, Any]):
         self._size = int(np.prod(action_space.shape or (1,)))
         self.observation_space = spaces.Box(-np.inf, np.inf, (self._size,), np.float64)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start the next episode."""
         super().reset(seed=seed)
         return np.zeros(self._size), {}
@@ -107,9 +101,7 @@ class ObservingEnv(gymnasium.Env[Any, np.int64]):
         self.observation_space, self._value = space, value
         self.action_space = spaces.Discrete(2)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start the next episode."""
         super().reset(seed=seed)
         return self._value, {}
@@ -176,6 +168,4 @@ def no_environment() -> int:
 
 
 if "tidemill-tests/Counting-v0" not in gymnasium.registry:
-    gymnasium.register(
-        "tidemill-tests/Counting-v0", entry_point=f"{__name__}:CountingEnv", max_episode_steps=7
-    )
+    gymnasium.register("tidemill-tests/Counting-v0", entry_point=f"{__name__}:CountingEnv", max_episode_steps=7)

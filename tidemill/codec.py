@@ -134,9 +134,7 @@ def _decode_column(spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int
     return array
 
 
-def _decompress(
-    spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64], cover: _Cover, array: Array
-) -> None:
+def _decompress(spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64], cover: _Cover, array: Array) -> None:
     """Fill `array` chunk by chunk; LZ4 lets other threads run meanwhile."""
     source, target = memoryview(blocks.data), array.reshape(-1).view(np.uint8).data
     step_bytes = spec.step_bytes

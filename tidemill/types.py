@@ -106,9 +106,7 @@ def signature_of(spec: EnvSpec) -> Signature:
     """Return the columns every stream of an environment carries, before what an agent adds."""
     image = len(spec.observation_shape) >= 2
     return (
-        ColumnSpec(
-            "observation", spec.observation_dtype, spec.observation_shape, Codec.LZ4 if image else Codec.RAW
-        ),
+        ColumnSpec("observation", spec.observation_dtype, spec.observation_shape, Codec.LZ4 if image else Codec.RAW),
         ColumnSpec("action", spec.action_dtype, spec.action_shape),
         ColumnSpec("reward", "float32", ()),
         ColumnSpec("terminated", "bool", ()),

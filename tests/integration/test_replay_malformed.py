@@ -44,7 +44,12 @@ def stub(server: LocalServer) -> Iterator[replay_pb2_grpc.ReplayServiceStub]:
 
 def opening(actor_id: str = "a", **fields: Any) -> pb.AppendRequest:  # noqa: ANN401 - any field of the message
     """Return a good first message of Append but for some fields."""
-    good: dict[str, Any] = {"env_count": 1, "tables": ["t"], "signature": pack_signature(SIGNATURE), "chunk_length": CHUNK_LENGTH}
+    good: dict[str, Any] = {
+        "env_count": 1,
+        "tables": ["t"],
+        "signature": pack_signature(SIGNATURE),
+        "chunk_length": CHUNK_LENGTH,
+    }
     return pb.AppendRequest(open=pb.AppendOpen(actor_id=actor_id, **(good | fields)))
 
 

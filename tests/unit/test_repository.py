@@ -68,12 +68,8 @@ def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def test_folder_with_python_files_is_a_package(package: str) -> None:
     """Every folder with Python files has an __init__.py: import-linter silently skips one without."""
     folders = {path.parent for path in (ROOT / package).rglob("*.py")}
-    inner = {
-        parent for folder in folders for parent in folder.parents if parent.is_relative_to(ROOT / package)
-    }
-    without = sorted(
-        str(path.relative_to(ROOT)) for path in folders | inner if not (path / "__init__.py").exists()
-    )
+    inner = {parent for folder in folders for parent in folder.parents if parent.is_relative_to(ROOT / package)}
+    without = sorted(str(path.relative_to(ROOT)) for path in folders | inner if not (path / "__init__.py").exists())
     assert without == []
 
 
@@ -85,24 +81,19 @@ def test_proto_has_its_stubs_in_the_folder_of_its_package() -> None:
         folder = proto.parent.relative_to(ROOT / "protos")
         assert f"package {'.'.join(folder.parts)};" in proto.read_text()
         for suffix in ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi"):
-            assert (ROOT / folder / f"{proto.stem}{suffix}").exists(), (
-                f"{proto.stem}{suffix} is missing in {folder}"
-            )
+            assert (ROOT / folder / f"{proto.stem}{suffix}").exists(), f"{proto.stem}{suffix} is missing in {folder}"
 
 
 def test_source_file_has_a_telling_name() -> None:
     """No file is named utils, helpers, common or manager: the name of a file is a word of the glossary."""
-    vague = [
-        str(path.relative_to(ROOT)) for path in sources("tidemill", "services") if path.stem in VAGUE_NAMES
-    ]
+    vague = [str(path.relative_to(ROOT)) for path in sources("tidemill", "services") if path.stem in VAGUE_NAMES]
     assert vague == []
 
 
 def test_source_file_is_short() -> None:
     """No hand-written file of the product exceeds 300 lines."""
     lengths = {
-        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
-        for path in sources("tidemill", "services")
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in sources("tidemill", "services")
     }
     assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
 
@@ -122,9 +113,7 @@ def test_product_never_unpickles() -> None:
     """Nothing on the wire or on disk is pickle: no file of the product imports it."""
     for path in sources("tidemill", "services"):
         text = path.read_text()
-        assert not re.search(
-            r"^\s*(import|from) (pickle|cloudpickle|dill|marshal|shelve)\b", text, re.MULTILINE
-        ), path
+        assert not re.search(r"^\s*(import|from) (pickle|cloudpickle|dill|marshal|shelve)\b", text, re.MULTILINE), path
         assert "weights_only=False" not in text, path
 
 

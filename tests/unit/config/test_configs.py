@@ -29,6 +29,4 @@ def test_config_states_only_what_differs_from_the_defaults(file: Path) -> None:
         for name, value in values.items():
             if (section, name) not in (("agent", "algorithm"), ("env", "id")):
                 expected = getattr(getattr(default, section), name)
-                assert value != (list(expected) if isinstance(expected, tuple) else expected), (
-                    f"{section}.{name}"
-                )
+                assert value != (list(expected) if isinstance(expected, tuple) else expected), f"{section}.{name}"

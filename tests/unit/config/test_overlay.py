@@ -65,14 +65,10 @@ def test_overlay_refuses_with_a_message_that_names_field_and_value(document: obj
 
 def test_overlay_reads_numbers_as_yaml_writes_them() -> None:
     """An integer or YAML's `1e-4`, which it reads as text, is a float where one is wanted."""
-    assert overlay(Outer(), {"limit": 3, "inner": {"rate": "1e-4"}}) == Outer(
-        limit=3.0, inner=Inner(rate=1e-4)
-    )
+    assert overlay(Outer(), {"limit": 3, "inner": {"rate": "1e-4"}}) == Outer(limit=3.0, inner=Inner(rate=1e-4))
 
 
 def test_to_document_is_the_inverse_of_overlay() -> None:
     """A document written from settings gives the same settings over any others."""
-    settings = Outer(
-        count=9, kind="y", limit=2.5, extra={"a": 1, "b": "t", "c": True}, inner=Inner(2.0, (7, 8))
-    )
+    settings = Outer(count=9, kind="y", limit=2.5, extra={"a": 1, "b": "t", "c": True}, inner=Inner(2.0, (7, 8)))
     assert overlay(Outer(), to_document(settings)) == settings

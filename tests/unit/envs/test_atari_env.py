@@ -51,9 +51,7 @@ def test_returns_and_frames_equal_ale_py_alone() -> None:
         length += ~resets
         resets = terminated | truncated
         for index in np.flatnonzero(resets):
-            expected.append(
-                EpisodeSummary(int(index), float(total[index]), int(length[index]), terminated=True)
-            )
+            expected.append(EpisodeSummary(int(index), float(total[index]), int(length[index]), terminated=True))
             total[index], length[index] = 0, 0
     assert [episode for tick in ours for episode in tick.episodes] == expected
     assert len(expected) >= 3
@@ -70,24 +68,18 @@ def test_lost_life_terminates_and_the_next_observation_is_first_without_a_reset(
 
 
 @pytest.mark.parametrize("training, episodic_life", [(False, True), (True, False)])
-def test_lost_life_ends_nothing_in_evaluation_or_if_not_asked_for(
-    *, training: bool, episodic_life: bool
-) -> None:
+def test_lost_life_ends_nothing_in_evaluation_or_if_not_asked_for(*, training: bool, episodic_life: bool) -> None:
     """Then only the end of a game is terminated."""
     settings = EnvSettings("ALE/Breakout-v5", episodic_life=episodic_life)
     ticks = play(settings, actions(420, 1), training=training)
-    assert [len(tick.episodes) for tick in ticks if tick.terminated[0]] == [1] * sum(
-        len(t.episodes) for t in ticks
-    )
+    assert [len(tick.episodes) for tick in ticks if tick.terminated[0]] == [1] * sum(len(t.episodes) for t in ticks)
     assert sum(len(tick.episodes) for tick in ticks) >= 2
 
 
 def test_same_frames_in_training_and_evaluation() -> None:
     """Training changes what the learner is told, not the game: frames and summaries agree."""
     batch = actions(200, 1)
-    for one, two in zip(
-        play(BREAKOUT, batch, training=True), play(BREAKOUT, batch, training=False), strict=True
-    ):
+    for one, two in zip(play(BREAKOUT, batch, training=True), play(BREAKOUT, batch, training=False), strict=True):
         assert np.array_equal(one.observation, two.observation)
         assert one.episodes == two.episodes
 
@@ -120,9 +112,7 @@ def test_max_frames_counts_emulator_frames(frame_skip: int, decisions: int) -> N
     settings = EnvSettings("ALE/Pong-v5", frame_skip=frame_skip, max_frames=100)
     ticks = play(settings, actions(decisions + 1, 1), training=False)
     assert [bool(tick.truncated[0]) for tick in ticks] == [False] * (decisions - 1) + [True, False]
-    assert ticks[decisions - 1].episodes == (
-        EpisodeSummary(0, return_of(ticks), decisions, terminated=False),
-    )
+    assert ticks[decisions - 1].episodes == (EpisodeSummary(0, return_of(ticks), decisions, terminated=False),)
     assert ticks[decisions].was_reset[0]
 
 
@@ -144,9 +134,7 @@ def test_lost_life_at_the_limit_is_both_terminated_and_truncated() -> None:
     batch = actions(200, 1)
     ticks = play(BREAKOUT, batch, training=True)
     decisions = next(t for t, tick in enumerate(ticks, start=1) if tick.terminated[0])
-    cut = play(
-        EnvSettings("ALE/Breakout-v5", max_frames=4 * decisions), batch[: decisions + 1], training=True
-    )
+    cut = play(EnvSettings("ALE/Breakout-v5", max_frames=4 * decisions), batch[: decisions + 1], training=True)
     last, after = cut[-2:]
     assert last.terminated[0]
     assert last.truncated[0]

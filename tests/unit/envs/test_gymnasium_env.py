@@ -62,9 +62,7 @@ def test_max_episode_steps_truncates_in_training_only(env_id: str) -> None:
 
 def test_registered_limit_of_the_environment_is_kept_by_default() -> None:
     """An environment registered with 7 steps at most is truncated there."""
-    env = make_env(
-        EnvSettings("tests.envs_for_tests:tidemill-tests/Counting-v0", {"length": 50}), 1, training=True
-    )
+    env = make_env(EnvSettings("tests.envs_for_tests:tidemill-tests/Counting-v0", {"length": 50}), 1, training=True)
     env.reset(0)
     ticks = [env.step(np.array([0])) for _ in range(7)]
     assert [bool(tick.truncated[0]) for tick in ticks] == [False] * 6 + [True]

@@ -67,9 +67,7 @@ def test_id_that_cannot_be_played_is_refused_with_what_to_do(env_id: str, messag
 @pytest.mark.parametrize("env_id", ["CartPole-v1", f"{HERE}:counting"])
 def test_unknown_argument_is_refused_with_its_name(env_id: str) -> None:
     """An argument that the constructor does not know is named."""
-    with pytest.raises(
-        ConfigError, match=rf"env.kwargs are {{'lenght': 3}}, which {env_id} refuses: .*lenght"
-    ):
+    with pytest.raises(ConfigError, match=rf"env.kwargs are {{'lenght': 3}}, which {env_id} refuses: .*lenght"):
         make_env(EnvSettings(env_id, {"lenght": 3}), 1, training=True)
 
 
@@ -88,9 +86,7 @@ def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "Needy-v0",
         gymnasium.envs.registration.EnvSpec("Needy-v0", entry_point="needs_something:Needy"),
     )
-    with pytest.raises(
-        ConfigError, match=r"'Needy-v0', which needs a missing package: .*a_package_nobody_has"
-    ):
+    with pytest.raises(ConfigError, match=r"'Needy-v0', which needs a missing package: .*a_package_nobody_has"):
         make_env(EnvSettings("Needy-v0"), 1, training=True)
 
 

@@ -42,9 +42,7 @@ class FakeAgent:
         """Return none."""
         return ()
 
-    def decode(
-        self, columns: Mapping[str, NDArray[Any]], index: NDArray[np.int64]
-    ) -> dict[str, NDArray[Any]]:
+    def decode(self, columns: Mapping[str, NDArray[Any]], index: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         """Return the reward of each item's first step."""
         return {"reward": columns["reward"][index[:, 0]]}
 

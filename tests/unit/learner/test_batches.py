@@ -120,9 +120,7 @@ def test_fault_in_a_thread_is_raised_in_the_training_thread(samples: _Samples, m
         batches.take(0.01)
 
 
-def test_env_steps_are_counted_in_order_with_many_threads(
-    samples: _Samples, counters: Counters, make: _Make
-) -> None:
+def test_env_steps_are_counted_in_order_with_many_threads(samples: _Samples, counters: Counters, make: _Make) -> None:
     """Threads that overtake each other are not mistaken for a restarted service."""
     for count in range(1, 201):
         samples.queue.put(sample([0.0], env_steps=count))

@@ -156,9 +156,7 @@ def test_full_disk_is_reported_and_leaves_nothing(tmp_path: Path, monkeypatch: p
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_disk_that_fails_otherwise_is_an_error_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_that_fails_otherwise_is_an_error_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An I/O error is not called a full disk."""
 
     def broken(_descriptor: int) -> None:
@@ -188,9 +186,7 @@ def test_checkpoint_of_another_algorithm_is_refused() -> None:
 
 def test_checkpoint_of_another_network_is_refused() -> None:
     """The message names the tensor and both shapes."""
-    expected = (
-        r"holds actor\.0\.weight of shape \[4, 2\], this run's network has actor\.0\.weight of shape \[3, 2\]"
-    )
+    expected = r"holds actor\.0\.weight of shape \[4, 2\], this run's network has actor\.0\.weight of shape \[3, 2\]"
     with pytest.raises(FatalError, match=expected):
         check_fits(Path("c/x"), _checkpoint(width=4), _checkpoint())
 

@@ -44,9 +44,7 @@ class _Scene:
         self.clock, self.store, self.control = Clock(), _Store(folder), Control(threading.Event())
         self.steps = 0
         self.captures = 0
-        self.checkpointer = Checkpointer(
-            self.store, self._capture, every_s=every_s, steps=0, clock=self.clock
-        )
+        self.checkpointer = Checkpointer(self.store, self._capture, every_s=every_s, steps=0, clock=self.clock)
 
     def _capture(self) -> Checkpoint:
         self.captures += 1

@@ -24,9 +24,7 @@ _SERVICE = "tidemill.replay.v1.ReplayService"
 class _Servicer(replay_pb2_grpc.ReplayServiceServicer):
     """Answers each way a handler can end."""
 
-    async def DescribeTable(
-        self, request: pb.DescribeTableRequest, context: object
-    ) -> pb.DescribeTableResponse:
+    async def DescribeTable(self, request: pb.DescribeTableRequest, context: object) -> pb.DescribeTableResponse:
         """Fail as asked."""
         if request.name == "fault":
             raise ZeroDivisionError("by zero")
@@ -113,9 +111,7 @@ def test_unix_socket_is_an_address(tmp_path: Path) -> None:
         assert _check(channel, "") == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-@pytest.mark.parametrize(
-    "address", ["127.0.0.1:0", "localhost:1", "[::1]:5", "127.9.9.9:80", "unix:///tmp/x"]
-)
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:1", "[::1]:5", "127.9.9.9:80", "unix:///tmp/x"])
 def test_loopback_address_needs_no_permission(address: str) -> None:
     """Addresses of this machine alone are allowed."""
     check_exposure(address, insecure=False)
