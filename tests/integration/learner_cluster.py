@@ -140,9 +140,9 @@ class Feeder:
         self._thread.start()
 
     def close(self) -> None:
-        """End the stream."""
+        """End the stream; a thread that a frozen service holds up is left behind."""
         self._closed.set()
-        self._thread.join(WAIT_S)
+        self._thread.join(5.0)
 
     def _run(self) -> None:
         rng, signature, step = np.random.default_rng(0), signature_of(SPEC), 0

@@ -177,6 +177,21 @@ def test_frozen_replay_service_does_not_hang_the_learner(cluster: LearnerCluster
     assert learner.wait(30.0) is None
 
 
+def test_frozen_parameter_server_does_not_hang_the_learner(cluster: LearnerCluster) -> None:
+    """Frozen in the middle of a publish, it holds up neither training nor the end of the process."""
+    cluster.close()
+    cluster.start_replay()
+    params = cluster.start_params()
+    process = cluster.start_learner_process("--agent.hidden-sizes", "512", "512", "--learner.publish-every", "1")
+    cluster.feed()
+    before = cluster.wait_for_status(lambda s: s.learner_steps >= 20, "training")
+    params.signal(signal.SIGSTOP)
+    cluster.wait_for_status(lambda s: s.learner_steps >= before.learner_steps + 50, "steps meanwhile")
+    process.signal(signal.SIGTERM)
+    assert process.wait(30.0) == 0
+    assert list(cluster.checkpoints.glob("*.safetensors"))
+
+
 def test_older_learner_gives_way_to_a_newer_one(cluster: LearnerCluster, tmp_path: Path) -> None:
     """A superseded learner exits with status 1 and one line that says why."""
     older = cluster.start_learner_process()

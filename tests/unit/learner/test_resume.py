@@ -121,7 +121,7 @@ def test_other_network_is_refused_and_the_agent_untouched(tmp_path: Path) -> Non
     CheckpointStore(tmp_path, keep=1).write(_resumable(wide, Counters()).capture())
     agent = build_agent(_SAC, _CONTINUOUS, seed=1)
     before = agent.policy_state()
-    with pytest.raises(FatalError, match=r"of shape \[32.*of shape \[16"):
+    with pytest.raises(FatalError, match=r"of shape \[.*32.*of shape \[.*16"):
         _resumable(agent, Counters()).restore(CheckpointStore(tmp_path, keep=1))
     for name, tensor in agent.policy_state().items():
         assert torch.equal(tensor, before[name])
