@@ -124,12 +124,16 @@ def temperature_loss(log_temperature: Tensor, log_prob: Tensor, target_entropy: 
     return -log_temperature * (log_prob.detach().mean() + target_entropy)
 
 
-def sac_critic_gradient(q: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient of `sac_critic_loss` with respect to q, [2, B], and its `td_error`, [B]."""
+def sac_critic_gradient(q: Tensor, target: Tensor, weight: Tensor, max_error: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Return the gradient of `sac_critic_loss` with respect to q, [2, B], and its `td_error`, [B].
+
+    A positive `max_error` is the threshold of a Huber loss in place of the squared one: the gradient stops there.
+    """
     _assert_rank(2, q=q)
     _assert_rank(1, target=target, weight=weight)
     error = q - target
-    return error * (weight / len(weight)), error.abs().mean(dim=0)
+    pull = error.clamp(-max_error, max_error) if max_error else error
+    return pull * (weight / len(weight)), error.abs().mean(dim=0)
 
 
 def sac_actor_gradient(q: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ class SACAgent:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         traces = self._critic.trace(torch.cat((observation, action), dim=-1))
         q = traces[-1].output.squeeze(-1)
-        gradient, td_error = losses.sac_critic_gradient(q, target, weight)
+        gradient, td_error = losses.sac_critic_gradient(q, target, weight, self._config.max_td_error)
         self._critic_optimizer.step(self._critic.parameter_gradients(traces, gradient.unsqueeze(-1)))
         return td_error, {"td_error": td_error.mean(), "q": q.mean()}
 

@@ -34,6 +34,11 @@ class SACConfig:
     """Rewards summed before bootstrapping."""
     tau: float = 0.005
     """Share of the critics that the target critics take over at each update."""
+    max_td_error: float = 0.0
+    """Bound on the gradient of a critic's loss by its error (a Huber loss with this threshold); 0 is the squared loss.
+
+    Rare large rewards, such as those of a crash, then pull no harder than others, and the critics lean to the median.
+    """
     temperature: Literal["learned", "fixed"] = "learned"
     """Whether the entropy's weight is learned, to meet the target entropy, or stays as it starts."""
     initial_temperature: float = 1.0
@@ -55,6 +60,10 @@ class SACConfig:
     Where the reward needs a quiet end, a policy that is always noisy never shows it to the critics: a lander
     must rest on the ground with its engines off.
     """
+    hold_probability: float = 0.0
+    """Probability at each step that a noisy environment begins to hold one uniformly random action; 0 never does."""
+    hold_steps: int = 60
+    """Longest such hold, in steps; the shortest is a third of it (Dabney et al. 2021)."""
     random_steps: int = 10_000
     """Environment steps of the whole cluster for which actions are uniformly random."""
 
@@ -69,6 +78,7 @@ class SACConfig:
         require(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
         require(self.n_step >= 1, "n_step", self.n_step, "at least 1")
         require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
+        require(self.max_td_error >= 0, "max_td_error", self.max_td_error, "0 or more")
         require(self.temperature in ("learned", "fixed"), "temperature", self.temperature, "'learned' or 'fixed'")
         start = self.initial_temperature
         require(math.isfinite(start) and start > 0, "initial_temperature", start, "positive and finite")
@@ -77,6 +87,8 @@ class SACConfig:
         correlation = self.noise_correlation
         require(0 <= correlation < 1, "noise_correlation", correlation, "at least 0 and below 1")
         require(0 <= self.greedy_share <= 1, "greedy_share", self.greedy_share, "between 0 and 1")
+        require(0 <= self.hold_probability <= 1, "hold_probability", self.hold_probability, "between 0 and 1")
+        require(self.hold_steps >= 1, "hold_steps", self.hold_steps, "at least 1")
         require(self.random_steps >= 0, "random_steps", self.random_steps, "0 or more")
 
     def window(self, frame_stack: int) -> WindowSpec:

@@ -14,6 +14,7 @@ from torch import Tensor
 from tidemill.rl.agents.interface import Array, Decision
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.networks import build_actor
+from tidemill.rl.held_actions import HeldActions
 from tidemill.rl.networks.squashed_gaussian import mode, split
 from tidemill.types import EnvSpec
 
@@ -33,6 +34,7 @@ class SACPolicy:
         self._rng = np.random.default_rng(seed)
         self._noise_rng = torch.Generator(device).manual_seed(seed)
         self._noise: Tensor | None = None  # of the last tick, [N, A]
+        self._held = HeldActions(config.hold_probability, config.hold_steps, np.random.default_rng(seed + 1))
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take `actor.*` and, with a policy average, `average.*`."""
@@ -44,16 +46,19 @@ class SACPolicy:
     def explore(self, observation: Array, env_steps: int) -> Decision:
         """Return uniform actions for the first `random_steps`, then samples of the policy.
 
-        The first `greedy_share` of the environments act by the actor's mean.
+        The first `greedy_share` of the environments act by the actor's mean; the others may hold random actions.
         """
         shape = (len(observation), *self._action_shape)
         if env_steps < self._config.random_steps:
             return Decision(self._rng.uniform(-1.0, 1.0, shape).astype(np.float32))
         mean, log_std = split(self._actor(self._tensor(observation))[0])
         noise = self._next_noise(mean.shape)
-        noise[: round(self._config.greedy_share * len(observation))] = 0.0
-        action = torch.tanh(torch.addcmul(mean, log_std.exp(), noise))
-        return Decision(action.cpu().numpy().reshape(shape))
+        quiet = round(self._config.greedy_share * len(observation))
+        noise[:quiet] = 0.0
+        action = torch.tanh(torch.addcmul(mean, log_std.exp(), noise)).cpu().numpy()
+        if self._config.hold_probability:
+            action = self._held.replace(action, may_hold=np.arange(len(action)) >= quiet)
+        return Decision(action.reshape(shape))
 
     def _next_noise(self, shape: torch.Size) -> Tensor:
         """Return standard normal noise [N, A], a first-order autoregressive process in each environment."""

@@ -1,0 +1,67 @@
+"""Temporally extended exploration: who holds, what, and for how long."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tidemill.rl.agents.build import build_policy
+from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.rl.held_actions import HeldActions
+from tidemill.rl.losses import sac_critic_gradient
+from tidemill.types import EnvSpec
+
+_N = 64
+
+
+def _ticks(held: HeldActions, count: int, may_hold: np.ndarray) -> np.ndarray:
+    """Return the actions of `count` ticks, [count, N, 2]; the policy always chooses 2, which no held action is."""
+    policy = np.full((_N, 2), 2.0, dtype=np.float32)
+    return np.stack([held.replace(policy, may_hold) for _ in range(count)])
+
+
+def test_hold_lasts_between_a_third_and_the_whole_of_its_steps() -> None:
+    """A hold is one constant action in [-1, 1] over 20 to 60 steps; then the policy acts again."""
+    actions = _ticks(HeldActions(0.01, 60, np.random.default_rng(0)), 3_000, np.ones(_N, np.bool_))
+    lengths = []
+    for env in range(_N):
+        track = actions[:, env, 0]
+        edges = np.flatnonzero(np.diff(track)) + 1
+        runs = np.split(track, edges)
+        lengths += [len(run) for run in runs[1:-1] if run[0] != 2.0]
+    assert len(lengths) > 500
+    assert min(lengths) >= 20
+    assert max(lengths) <= 60
+    assert 38 < np.mean(lengths) < 42  # uniform over 20 .. 60
+
+
+def test_hold_begins_with_its_probability() -> None:
+    """At 1 % a step and 40 steps on average, an environment holds 40 / (100 + 40) of the time."""
+    actions = _ticks(HeldActions(0.01, 60, np.random.default_rng(1)), 5_000, np.ones(_N, np.bool_))
+    assert abs((actions[500:, :, 0] != 2.0).mean() - 40 / 139) < 0.02
+
+
+def test_environments_that_may_not_hold_act_by_the_policy() -> None:
+    """The mask is obeyed."""
+    may_hold = np.arange(_N) >= 16
+    actions = _ticks(HeldActions(0.1, 9, np.random.default_rng(2)), 200, may_hold)
+    assert (actions[:, :16] == 2.0).all()
+    assert (actions[:, 16:] != 2.0).any()
+
+
+def test_policy_holds_in_its_noisy_environments_only() -> None:
+    """With a certain hold, noisy environments repeat their action while greedy ones follow the observation."""
+    config = SACConfig(hidden_sizes=(8,), random_steps=0, greedy_share=0.5, hold_probability=1.0, hold_steps=30)
+    policy = build_policy(config, EnvSpec((3,), "float32", action_shape=(2,)), seed=0)
+    rng = np.random.default_rng(0)
+    first, second = (policy.explore(rng.normal(size=(4, 3)).astype(np.float32), 1).action for _ in range(2))
+    assert (first[2:] == second[2:]).all()
+    assert (first[:2] != second[:2]).all()
+
+
+def test_bounded_critic_gradient_stops_at_its_bound() -> None:
+    """At a bound of 1, errors -3, 0.5 and 40 pull with -1, 0.5 and 1; `td_error` itself is not bounded."""
+    q = torch.tensor([[-3.0, 0.5, 40.0]] * 2)
+    gradient, td_error = sac_critic_gradient(q, torch.zeros(3), torch.ones(3), max_error=1.0)
+    torch.testing.assert_close(gradient, torch.tensor([[-1.0, 0.5, 1.0]] * 2) / 3)
+    torch.testing.assert_close(td_error, torch.tensor([3.0, 0.5, 40.0]))
