@@ -159,7 +159,7 @@ class Feeder:
                     continue
 
 
-def _random_columns(rng: np.random.Generator) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+def _random_columns(rng: np.random.Generator) -> dict[str, np.ndarray]:
     flags = np.zeros(CHUNK, np.bool_)
     return {
         "observation": rng.standard_normal((CHUNK, 4)).astype(np.float32),

@@ -13,7 +13,8 @@ from services.learner.counters import Counters
 from services.learner.resume import Resumable
 from services.learner.rng import seed_rng
 from tidemill.errors import FatalError
-from tidemill.rl.agents.build import AgentConfig, build_agent
+from tidemill.rl.agents.build import build_agent
+from tidemill.rl.agents.config import AgentConfig
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.sac.config import SACConfig
@@ -58,9 +59,7 @@ def _resumable(agent: Agent, counters: Counters, algorithm: str = "x", digest: s
 
 
 @pytest.mark.parametrize("config, spec", _CASES)
-def test_resumed_training_equals_training_in_one_go(
-    config: AgentConfig, spec: EnvSpec, tmp_path: Path
-) -> None:
+def test_resumed_training_equals_training_in_one_go(config: AgentConfig, spec: EnvSpec, tmp_path: Path) -> None:
     """20 updates equal 10, a checkpoint, a new agent and 10 more, bit for bit."""
     batches = _batches(spec, 20)
     straight = build_agent(config, spec, seed=1)
@@ -98,9 +97,7 @@ def test_checkpoint_of_a_checkpoint_is_equal(config: AgentConfig, spec: EnvSpec,
 def test_fresh_run_restores_nothing(tmp_path: Path) -> None:
     """An empty folder leaves agent and counters as they are."""
     counters = Counters()
-    assert (
-        _resumable(build_agent(_SAC, _CONTINUOUS), counters).restore(CheckpointStore(tmp_path, keep=1)) == ""
-    )
+    assert _resumable(build_agent(_SAC, _CONTINUOUS), counters).restore(CheckpointStore(tmp_path, keep=1)) == ""
     assert counters.learner_steps == 0
 
 
