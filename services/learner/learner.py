@@ -86,6 +86,8 @@ class Learner:
         config, device = self._config, device_of(self._config.learner.device)
         if config.learner.threads:
             torch.set_num_threads(config.learner.threads)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # so that the training thread's stream is this device's
         seed_rng(config.run.seed)
         spec = spec_of(config.env)
         agent = build_agent(config.agent, spec, str(device), config.run.seed)

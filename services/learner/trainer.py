@@ -114,7 +114,7 @@ class Trainer:
             TidemillError: A part can no longer do its work; the message says which and why.
         """
         while (reason := self._control.stop_reason or self._limits.reached(self._counters)) is None:
-            self._counters.version = max(self._counters.version, self._publisher.version)
+            self._counters.version = self._publisher.version or self._counters.version
             self._checkpointer.poll(self._control, self._counters.learner_steps)
             if self._control.paused:
                 self._pause()

@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tidemill.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transferred:
@@ -51,7 +53,18 @@ class Transfer:
 
 
 def device_of(name: str) -> torch.device:
-    """Return the device of a setting: `auto` is the first GPU if there is one, and the CPU otherwise."""
+    """Return the device of `learner.device`: `auto` is the first GPU if there is one, and the CPU otherwise.
+
+    Raises:
+        ConfigError: There is no such device on this machine.
+    """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"learner.device is {name!r}, allowed: auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ConfigError(f"learner.device is {name!r}, but torch finds {count} GPUs here; use auto or cpu")
+    return device

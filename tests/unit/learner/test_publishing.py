@@ -48,12 +48,13 @@ class _Connection:
 class _Held(dict[str, Tensor]):
     """A state whose copy waits, as for a slow device."""
 
-    def __init__(self, release: threading.Event) -> None:
+    def __init__(self) -> None:
         super().__init__(weight=torch.zeros(1))
-        self._release = release
+        self.entered, self.release = threading.Event(), threading.Event()
 
     def items(self) -> object:  # type: ignore[override]
-        assert self._release.wait(_WAIT_S)
+        self.entered.set()
+        assert self.release.wait(_WAIT_S)
         return super().items()
 
 
@@ -95,8 +96,8 @@ def test_half_precision_is_left_out(with_half: bool, weight: float) -> None:
 
 def test_only_the_newest_of_waiting_parameters_is_sent() -> None:
     """A slow copy delays no step: of five publishes meanwhile the last one follows."""
-    connection, release, weight = _Connection(), threading.Event(), torch.zeros(1)
-    states: list[Mapping[str, Tensor]] = [_Held(release)]
+    connection, held, weight = _Connection(), _Held(), torch.zeros(1)
+    states: list[Mapping[str, Tensor]] = [held]
     publisher = PolicyPublisher(
         connection,  # type: ignore[arg-type]
         lambda: states.pop() if states else {"weight": weight.clone()},
@@ -104,13 +105,14 @@ def test_only_the_newest_of_waiting_parameters_is_sent() -> None:
         with_half=False,
     )
     publisher.publish()
-    assert not publisher.flush(0.0) or not connection.offers
+    assert held.entered.wait(_WAIT_S)
+    assert connection.offers == []
     for _ in range(5):
         weight += 1
         publisher.publish()
-    release.set()
+    held.release.set()
     assert publisher.flush(_WAIT_S)
-    assert [metadata.learner_steps for _, metadata in connection.offers] in ([0, 5], [5])
+    assert [metadata.learner_steps for _, metadata in connection.offers] == [0, 5]
     publisher.close()
 
 

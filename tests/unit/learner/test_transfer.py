@@ -1,0 +1,40 @@
+"""Arrays to tensors, and the names of devices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from services.learner.transfer import Transfer, device_of
+from tidemill.errors import ConfigError
+
+
+def test_arrays_on_a_cpu_are_shared_not_copied() -> None:
+    """The decoder's arrays become the batch without another copy."""
+    array = np.zeros(2, np.float32)
+    transferred = Transfer(torch.device("cpu")).start({"reward": array})
+    transferred.wait()
+    array[0] = 3.0
+    assert transferred.tensors["reward"].tolist() == [3.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ["auto", "cpu"])
+def test_machine_without_a_gpu_computes_on_its_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` needs no setting to run anywhere."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device_of(name) == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0", "cuda:7"])
+def test_gpu_that_is_not_there_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the setting and how many there are."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ConfigError, match=rf"learner\.device is '{name}', but torch finds 0 GPUs"):
+        device_of(name)
+
+
+def test_misspelt_device_is_told() -> None:
+    """With the names that are allowed."""
+    with pytest.raises(ConfigError, match=r"learner\.device is 'gpu', allowed: auto, cpu, cuda or cuda:N"):
+        device_of("gpu")
