@@ -420,7 +420,7 @@ class WatchRequest(_message.Message):
     tag: _builtins.str
     """Tag to watch; empty means `latest`."""
     newer_than: _builtins.int
-    """Announce only versions other than this one at first; 0 means any."""
+    """The version the caller has: the first announcement is of another one; 0 means none."""
     def __init__(
         self,
         *,

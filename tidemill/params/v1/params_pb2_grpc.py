@@ -107,7 +107,7 @@ class ParamServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Announces the version a tag points at: at once if it is newer than asked, then whenever it changes. A slow
+        """Announces the version a tag points at: at once if it is not the one the caller has, then whenever it changes. A slow
         reader skips to the newest. Blocks until the caller cancels. A retry is safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

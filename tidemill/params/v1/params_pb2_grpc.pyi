@@ -64,7 +64,7 @@ class ParamServiceStub:
     DATA_LOSS: the stored bytes are damaged.
     """
     Watch: _grpc.UnaryStreamMultiCallable[_params_pb2.WatchRequest, _params_pb2.WatchResponse]
-    """Announces the version a tag points at: at once if it is newer than asked, then whenever it changes. A slow
+    """Announces the version a tag points at: at once if it is not the one the caller has, then whenever it changes. A slow
     reader skips to the newest. Blocks until the caller cancels. A retry is safe.
     """
     ListVersions: _grpc.UnaryUnaryMultiCallable[_params_pb2.ListVersionsRequest, _params_pb2.ListVersionsResponse]
@@ -103,7 +103,7 @@ class ParamServiceAsyncStub(ParamServiceStub):
     DATA_LOSS: the stored bytes are damaged.
     """
     Watch: _aio.UnaryStreamMultiCallable[_params_pb2.WatchRequest, _params_pb2.WatchResponse]  # type: ignore[assignment]
-    """Announces the version a tag points at: at once if it is newer than asked, then whenever it changes. A slow
+    """Announces the version a tag points at: at once if it is not the one the caller has, then whenever it changes. A slow
     reader skips to the newest. Blocks until the caller cancels. A retry is safe.
     """
     ListVersions: _aio.UnaryUnaryMultiCallable[_params_pb2.ListVersionsRequest, _params_pb2.ListVersionsResponse]  # type: ignore[assignment]
@@ -159,7 +159,7 @@ class ParamServiceServicer:
         request: _params_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_params_pb2.WatchResponse], _abc.AsyncIterator[_params_pb2.WatchResponse]]:
-        """Announces the version a tag points at: at once if it is newer than asked, then whenever it changes. A slow
+        """Announces the version a tag points at: at once if it is not the one the caller has, then whenever it changes. A slow
         reader skips to the newest. Blocks until the caller cancels. A retry is safe.
         """
 

@@ -175,7 +175,9 @@ class RateLimiter(_message.Message):
     Must be positive when `samples_per_insert` is set, and zero otherwise.
     """
     queue_size: _builtins.int
-    """A queue: inserts wait while this many items are in the table; 0 means not a queue."""
+    """A queue: inserts wait while this many items are in the table; 0 means not a queue. Not together with
+    `samples_per_insert`: the two could block both sides at once.
+    """
     def __init__(
         self,
         *,
@@ -566,7 +568,9 @@ class AppendOpen(_message.Message):
     actor_id: _builtins.str
     """Name of the actor, matching `[A-Za-z0-9][A-Za-z0-9_.-]{0,127}`."""
     epoch: _builtins.int
-    """0 asks for a new epoch, in which every stream starts at step 0; otherwise the epoch to resume."""
+    """0 asks for a new epoch, in which every stream starts at step 0; otherwise the epoch to resume. An epoch the server
+    does not know (any more) is answered with a new, greater one.
+    """
     env_count: _builtins.int
     """Number of streams, one for each environment, with env_index 0 .. env_count - 1."""
     chunk_length: _builtins.int
@@ -797,7 +801,7 @@ class SampleOpen(_message.Message):
     batch_size: _builtins.int
     """Items in each batch, 1 .. 65536."""
     without_replacement: _builtins.bool
-    """Whether no item may come twice in a batch. UNIMPLEMENTED for now."""
+    """Whether no item may come twice in a batch; the batch then waits until the table has as many items."""
     def __init__(
         self,
         *,

@@ -145,8 +145,8 @@ class ReplayServiceServicer:
         as the rate limiter allows, never more than the credit granted. It ends the stream with OK when the
         caller half-closes and all granted batches were sent.
 
-        INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table.
-        A retry is a new call; batches sent but not received count as sampled.
+        INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table. RESOURCE_EXHAUSTED: a batch does not
+        fit into a message. A retry is a new call; batches sent but not received count as sampled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -80,8 +80,8 @@ class ReplayServiceStub:
     as the rate limiter allows, never more than the credit granted. It ends the stream with OK when the
     caller half-closes and all granted batches were sent.
 
-    INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table.
-    A retry is a new call; batches sent but not received count as sampled.
+    INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table. RESOURCE_EXHAUSTED: a batch does not
+    fit into a message. A retry is a new call; batches sent but not received count as sampled.
     """
     UpdatePriorities: _grpc.UnaryUnaryMultiCallable[_replay_pb2.UpdatePrioritiesRequest, _replay_pb2.UpdatePrioritiesResponse]
     """Sets the priorities of items. Unknown keys (already removed) are counted, not an error.
@@ -139,8 +139,8 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     as the rate limiter allows, never more than the credit granted. It ends the stream with OK when the
     caller half-closes and all granted batches were sent.
 
-    INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table.
-    A retry is a new call; batches sent but not received count as sampled.
+    INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table. RESOURCE_EXHAUSTED: a batch does not
+    fit into a message. A retry is a new call; batches sent but not received count as sampled.
     """
     UpdatePriorities: _aio.UnaryUnaryMultiCallable[_replay_pb2.UpdatePrioritiesRequest, _replay_pb2.UpdatePrioritiesResponse]  # type: ignore[assignment]
     """Sets the priorities of items. Unknown keys (already removed) are counted, not an error.
@@ -225,8 +225,8 @@ class ReplayServiceServicer:
         as the rate limiter allows, never more than the credit granted. It ends the stream with OK when the
         caller half-closes and all granted batches were sent.
 
-        INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table.
-        A retry is a new call; batches sent but not received count as sampled.
+        INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table. RESOURCE_EXHAUSTED: a batch does not
+        fit into a message. A retry is a new call; batches sent but not received count as sampled.
         """
 
     def UpdatePriorities(
