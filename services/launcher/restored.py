@@ -10,7 +10,7 @@ from tidemill.scores import read_scores
 def describe_restored(folder: Path) -> list[str]:
     """Return lines that say what goes on where it was and what starts anew."""
     scores = read_scores(folder / "scores.csv")
-    checkpoints = sorted(path.name for path in (folder / "checkpoints").glob("[!.]*"))
+    checkpoints = sorted(path.name for path in (folder / "checkpoints").glob("[!.]*.safetensors"))
     has_params = any((folder / "params").glob("*"))
     lines = [f"resuming {folder}"]
     params = "the parameter server takes up its versions" if has_params else "none were published"
