@@ -6,17 +6,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import grpc
 import numpy as np
-from numpy.typing import NDArray
 
 from tidemill.backoff import Backoff
-from tidemill.errors import FailedPrecondition, Unavailable
+from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tidemill.replay import wire
+from tidemill.replay.append_message import AppendMessage
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.reconnect import Reconnecting
 from tidemill.replay.v1 import replay_pb2 as pb
@@ -79,9 +78,10 @@ class Appender:
                 chunk_length=chunk_length,
             )
         )
+        self._env_count = env_count
         self._limit, self._stop = max_unacknowledged_chunks, stop or threading.Event()
         self._changed = threading.Condition()  # guards everything below
-        self._pending: deque[_Message] = deque()  # unacknowledged, in order
+        self._pending: deque[AppendMessage] = deque()  # unacknowledged, in order
         self._pending_chunks = 0
         self._sent = 0  # how many of them the present call was given
         self._call_number = 0  # a request generator of an older call ends
@@ -111,9 +111,13 @@ class Appender:
         Raises:
             StreamRestarted: the server lost the streams; nothing was taken, see the class.
             Unavailable: `timeout_s` passed; nothing was taken.
+            InvalidArgument: a chunk names a stream that this actor does not have.
             TidemillError: the server refused the streams for good.
         """
-        message = _Message.of(chunks, items)
+        for chunk in chunks:
+            if not 0 <= chunk.env_index < self._env_count:
+                raise InvalidArgument(f"env_index is {chunk.env_index}, must be 0 .. {self._env_count - 1}")
+        message = AppendMessage.of(chunks, items)
         with self._changed:
             if not self._wait_for_room(message.chunks, timeout_s):
                 return False
@@ -266,33 +270,3 @@ class Appender:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Close."""
         self.close()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Message:
-    """One call of `append`, packed.
-
-    Attributes:
-        request: What is sent.
-        env_index: Stream of each chunk, [C].
-        end_step: The step after each chunk's last, [C].
-    """
-
-    request: pb.AppendRequest
-    env_index: NDArray[np.int64]
-    end_step: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, chunks: Sequence[Chunk], items: Sequence[ItemBatch]) -> Self:
-        env_index = np.array([chunk.env_index for chunk in chunks], dtype=np.int64)
-        end_step = np.array([chunk.first_step + chunk.step_count for chunk in chunks], dtype=np.int64)
-        return cls(pb.AppendRequest(data=wire.pack_append(chunks, items)), env_index, end_step)
-
-    @property
-    def chunks(self) -> int:
-        """Number of chunks."""
-        return len(self.env_index)
-
-    def is_stored(self, next_steps: NDArray[np.int64]) -> bool:
-        """Return whether a server that wants `next_steps` has all of it."""
-        return bool((next_steps[self.env_index] >= self.end_step).all())

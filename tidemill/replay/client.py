@@ -7,9 +7,9 @@ from typing import Self
 
 import grpc
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from tidemill.errors import Unavailable
+from tidemill.errors import InvalidArgument, Unavailable
 from tidemill.replay.table_config import TableConfig, TableDescription
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
@@ -59,12 +59,12 @@ class ReplayClient:
         """Set priorities [N] of items by key [N]; return how many keys were in the table.
 
         Raises:
-            InvalidArgument: a priority is negative or not finite; none was set.
+            InvalidArgument: a priority is negative or not finite, or keys are not integers; none was set.
             NotFound: no such table.
         """
         request = pb.UpdatePrioritiesRequest(
             table=table,
-            keys=np.asarray(keys, dtype=np.uint64).tolist(),
+            keys=_checked(keys).tolist(),
             priorities=np.asarray(priorities, dtype=np.float64).tolist(),
         )
         with translated():
@@ -72,7 +72,7 @@ class ReplayClient:
 
     def delete_items(self, table: str, keys: ArrayLike) -> int:
         """Remove items by key [N]; return how many were in the table. NotFound: no such table."""
-        request = pb.DeleteItemsRequest(table=table, keys=np.asarray(keys, dtype=np.uint64).tolist())
+        request = pb.DeleteItemsRequest(table=table, keys=_checked(keys).tolist())
         with translated():
             return self._stub.DeleteItems(request, timeout=self._deadline_s).deleted
 
@@ -99,3 +99,11 @@ class ReplayClient:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Close."""
         self.close()
+
+
+def _checked(keys: ArrayLike) -> NDArray[np.uint64]:
+    """Return keys as integers; a float cannot hold them, so it is refused rather than rounded."""
+    array = np.asarray(keys)
+    if array.size and array.dtype.kind not in "ui":
+        raise InvalidArgument(f"keys have dtype {array.dtype}, must be integers")
+    return array.astype(np.uint64)
