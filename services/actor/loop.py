@@ -89,7 +89,7 @@ class ActingLoop:
         started = time.perf_counter()
         self._params.refresh()
         stacked = self._stack.push(observation, is_first)
-        decision = self._policy.explore(stacked, self._writer.env_steps)
+        decision = self._policy.explore(stacked, self._writer.env_steps, is_first)
         decided = time.perf_counter()
         tick = self._env.step(decision.action)
         stepped = time.perf_counter()

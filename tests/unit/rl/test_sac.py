@@ -242,3 +242,13 @@ def test_exploration_noise_has_the_correlation_asked_for(correlation: float) -> 
     raw = [np.arctanh(policy.explore(observation, 0).action[:, 0]) for _ in range(20)]
     assert np.corrcoef(raw[-2], raw[-1])[0, 1] == pytest.approx(correlation, abs=0.06)
     assert raw[-1].std() == pytest.approx(raw[0].std(), rel=0.08)
+
+
+def test_correlated_noise_starts_anew_with_each_episode() -> None:
+    """Where an observation is the first of its episode, the noise owes nothing to the step before."""
+    config = SACConfig(hidden_sizes=(8,), noise_correlation=0.9, random_steps=0)
+    policy = SACPolicy(config, CONTINUOUS, CPU, seed=0)
+    observation, is_first = np.zeros((4_000, 3), dtype=np.float32), np.arange(4_000) < 2_000
+    before, after = (np.arctanh(policy.explore(observation, 0, first).action[:, 0]) for first in (None, is_first))
+    assert np.corrcoef(before[:2_000], after[:2_000])[0, 1] == pytest.approx(0.0, abs=0.06)
+    assert np.corrcoef(before[2_000:], after[2_000:])[0, 1] == pytest.approx(0.9, abs=0.06)

@@ -90,8 +90,15 @@ class Policy(Protocol):
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take the parameters that `Agent.policy_state` returned."""
 
-    def explore(self, observation: Array, env_steps: int) -> Decision:
-        """Choose actions to learn from; `env_steps` is the whole cluster's count, which schedules follow."""
+    def explore(self, observation: Array, env_steps: int, is_first: NDArray[np.bool_] | None = None) -> Decision:
+        """Choose actions to learn from.
+
+        Args:
+            observation: Of each environment.
+            env_steps: The whole cluster's count of agent decisions, which schedules follow.
+            is_first: Whether it is the first of an episode, [N]: what a policy carries from one step to the
+                next, such as correlated noise, starts anew there. None: none of them is.
+        """
 
     def greedy(self, observation: Array) -> Array:
         """Choose the actions thought best, without any randomness, [N, ...]."""

@@ -36,7 +36,7 @@ class DQNPolicy:
         """Take the Q-network's parameters."""
         self._network.load_state_dict(dict(state))
 
-    def explore(self, observation: Array, env_steps: int) -> Decision:
+    def explore(self, observation: Array, env_steps: int, is_first: NDArray[np.bool_] | None = None) -> Decision:
         """Return epsilon-greedy actions [N], with `q_taken` and `q_max` for first priorities."""
         q = self._q(observation)
         action = self._epsilon_greedy(q, self.epsilon(env_steps, len(q)))

@@ -43,7 +43,7 @@ class SACPolicy:
             self._evaluated.load_state_dict(_under("average.", state))
 
     @torch.inference_mode()
-    def explore(self, observation: Array, env_steps: int) -> Decision:
+    def explore(self, observation: Array, env_steps: int, is_first: NDArray[np.bool_] | None = None) -> Decision:
         """Return uniform actions for the first `random_steps`, then samples of the policy.
 
         The first `greedy_share` of the environments act by the actor's mean; the others may hold random actions.
@@ -52,7 +52,7 @@ class SACPolicy:
         if env_steps < self._config.random_steps:
             return Decision(self._rng.uniform(-1.0, 1.0, shape).astype(np.float32))
         mean, log_std = split(self._actor(self._tensor(observation))[0])
-        noise = self._next_noise(mean.shape)
+        noise = self._next_noise(mean.shape, is_first)
         quiet = round(self._config.greedy_share * len(observation))
         noise[:quiet] = 0.0
         action = torch.tanh(torch.addcmul(mean, log_std.exp(), noise)).cpu().numpy()
@@ -60,12 +60,16 @@ class SACPolicy:
             action = self._held.replace(action, may_hold=np.arange(len(action)) >= quiet)
         return Decision(action.reshape(shape))
 
-    def _next_noise(self, shape: torch.Size) -> Tensor:
-        """Return standard normal noise [N, A], a first-order autoregressive process in each environment."""
+    def _next_noise(self, shape: torch.Size, is_first: NDArray[np.bool_] | None) -> Tensor:
+        """Return standard normal noise [N, A], a first-order autoregressive process in each episode."""
         fresh = torch.randn(shape, generator=self._noise_rng, device=self._device)
         correlation = self._config.noise_correlation
         if correlation and self._noise is not None and self._noise.shape == shape:
-            fresh = correlation * self._noise + math.sqrt(1.0 - correlation**2) * fresh
+            lasting = correlation * self._noise + math.sqrt(1.0 - correlation**2) * fresh
+            if is_first is not None:
+                begins = torch.from_numpy(is_first)
+                lasting[begins] = fresh[begins]
+            fresh = lasting
         self._noise = fresh.clone()
         return fresh
 
