@@ -7,8 +7,8 @@ import torch
 
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.rl.agents.sac.loss import critic_gradient
 from tidemill.rl.held_actions import HeldActions
-from tidemill.rl.losses import sac_critic_gradient
 from tidemill.types import EnvSpec
 
 _N = 64
@@ -62,6 +62,6 @@ def test_policy_holds_in_its_noisy_environments_only() -> None:
 def test_bounded_critic_gradient_stops_at_its_bound() -> None:
     """At a bound of 1, errors -3, 0.5 and 40 pull with -1, 0.5 and 1; `td_error` itself is not bounded."""
     q = torch.tensor([[-3.0, 0.5, 40.0]] * 2)
-    gradient, td_error = sac_critic_gradient(q, torch.zeros(3), torch.ones(3), max_error=1.0)
+    gradient, td_error = critic_gradient(q, torch.zeros(3), torch.ones(3), max_error=1.0)
     torch.testing.assert_close(gradient, torch.tensor([[-1.0, 0.5, 1.0]] * 2) / 3)
     torch.testing.assert_close(td_error, torch.tensor([3.0, 0.5, 40.0]))

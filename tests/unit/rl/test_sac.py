@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.unit.rl.batches import CONTINUOUS, random_batch
-from tidemill.rl import losses
+from tidemill.rl.agents.sac import loss as sac_loss
 from tidemill.rl.agents.sac.agent import SACAgent
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.policy import SACPolicy
@@ -89,14 +89,14 @@ def test_log_density_stays_finite_where_tanh_is_flat() -> None:
 
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_critic_gradients_are_autograds(layer_norm: bool) -> None:
-    """Written-out gradients of the critic's loss equal those autograd finds for `sac_critic_loss`."""
+    """Written-out gradients of the critic's loss equal those autograd finds for `critic_loss`."""
     critic = BatchedMLP(2, 5, (16, 12), 1, torch.Generator().manual_seed(0), layer_norm)
     inputs, target, weight = torch.randn(7, 5), torch.randn(7), torch.rand(7)
-    result = losses.sac_critic_loss(critic(inputs).squeeze(-1), target, weight)
+    result = sac_loss.critic_loss(critic(inputs).squeeze(-1), target, weight)
     expected = torch.autograd.grad(result.loss, list(critic.parameters()))
     with torch.no_grad():
         traces = critic.trace(inputs)
-        gradient, td_error = losses.sac_critic_gradient(traces[-1].output.squeeze(-1), target, weight)
+        gradient, td_error = sac_loss.critic_gradient(traces[-1].output.squeeze(-1), target, weight)
         found = critic.parameter_gradients(traces, gradient.unsqueeze(-1))
     torch.testing.assert_close(td_error, result.td_error)
     torch.testing.assert_close(found, list(expected))
@@ -104,7 +104,7 @@ def test_critic_gradients_are_autograds(layer_norm: bool) -> None:
 
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_actor_gradients_are_autograds(layer_norm: bool) -> None:
-    """Through sample, critic and clamp, written-out gradients equal autograd's for `sac_actor_loss`."""
+    """Through sample, critic and clamp, written-out gradients equal autograd's for `actor_loss`."""
     rng = torch.Generator().manual_seed(0)
     actor, critic = BatchedMLP(1, 3, (16, 12), 4, rng), BatchedMLP(2, 5, (16, 12), 1, rng, layer_norm)
     observation, noise, temperature = torch.randn(7, 3), torch.randn(7, 2), torch.tensor(0.3)
@@ -114,13 +114,13 @@ def test_actor_gradients_are_autograds(layer_norm: bool) -> None:
     held = drawn.free_log_std[:, 0] > LOG_STD_MAX
     assert 0 < int(held.sum()) < 7
     q = critic(torch.cat((observation, drawn.action), dim=-1)).squeeze(-1)
-    loss = losses.sac_actor_loss(q, drawn.log_prob, temperature)
+    loss = sac_loss.actor_loss(q, drawn.log_prob, temperature)
     expected = torch.autograd.grad(loss, list(actor.parameters()))
     with torch.no_grad():
         traces = actor.trace(observation)
         drawn = sample(traces[-1].output[0], noise)
         critic_traces = critic.trace(torch.cat((observation, drawn.action), dim=-1))
-        q_gradient = losses.sac_actor_gradient(critic_traces[-1].output.squeeze(-1)).unsqueeze(-1)
+        q_gradient = sac_loss.actor_gradient(critic_traces[-1].output.squeeze(-1)).unsqueeze(-1)
         action_gradient = critic.input_gradient(critic_traces, q_gradient).sum(dim=0)[:, 3:]
         found = actor.parameter_gradients(traces, head_gradient(drawn, action_gradient, temperature / 7).unsqueeze(0))
     torch.testing.assert_close(found, list(expected))
@@ -142,7 +142,7 @@ def test_actor_step_leaves_the_critic_alone() -> None:
 def test_temperature_step_is_down_its_loss() -> None:
     """The gradient the agent uses, entropy - target, is autograd's of `temperature_loss`."""
     log_temperature, log_prob = torch.tensor(-1.0, requires_grad=True), torch.tensor([0.5, 2.5])
-    loss = losses.temperature_loss(log_temperature, log_prob, target_entropy=-2.0)
+    loss = sac_loss.temperature_loss(log_temperature, log_prob, target_entropy=-2.0)
     (expected,) = torch.autograd.grad(loss, log_temperature)
     assert float(expected) == pytest.approx(float(-log_prob.mean()) - -2.0)
 

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.rl import losses
 from tidemill.rl.adam import Adam
 from tidemill.rl.agents.interface import Array, State, Update
+from tidemill.rl.agents.sac import loss
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.networks import build_actor, build_critic
 from tidemill.rl.exploration import linear
@@ -28,7 +28,7 @@ class SACAgent:
     """Actor, twin critics, their target and the temperature, with one optimizer each.
 
     Gradients are written out, see `tidemill.rl.networks.batched_mlp`: they are those of the functions in
-    `tidemill.rl.losses`, which tests hold them against.
+    `loss.py`, which tests hold them against.
     """
 
     def __init__(self, config: SACConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
@@ -79,7 +79,7 @@ class SACAgent:
         following = batch["bootstrap_observation"].flatten(1).float()
         drawn = sample(self._actor(following)[0], noise)
         bootstrap_q = self._target(torch.cat((following, drawn.action), dim=-1)).squeeze(-1)
-        return losses.soft_q_target(
+        return loss.soft_q_target(
             batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q, drawn.log_prob, temperature
         )
 
@@ -88,7 +88,7 @@ class SACAgent:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         traces = self._critic.trace(torch.cat((observation, action), dim=-1))
         q = traces[-1].output.squeeze(-1)
-        gradient, td_error = losses.sac_critic_gradient(q, target, weight, self._config.max_td_error)
+        gradient, td_error = loss.critic_gradient(q, target, weight, self._config.max_td_error)
         self._critic_optimizer.step(self._critic.parameter_gradients(traces, gradient.unsqueeze(-1)))
         return td_error, {"td_error": td_error.mean(), "q": q.mean()}
 
@@ -96,7 +96,7 @@ class SACAgent:
         actor_traces = self._actor.trace(observation)
         drawn = sample(actor_traces[-1].output[0], noise)
         critic_traces = self._critic.trace(torch.cat((observation, drawn.action), dim=-1))
-        q_gradient = losses.sac_actor_gradient(critic_traces[-1].output.squeeze(-1))
+        q_gradient = loss.actor_gradient(critic_traces[-1].output.squeeze(-1))
         input_gradient = self._critic.input_gradient(critic_traces, q_gradient.unsqueeze(-1)).sum(dim=0)
         action_gradient = input_gradient[:, observation.shape[1] :]
         gradient = head_gradient(drawn, action_gradient, temperature / len(observation))
