@@ -1,4 +1,4 @@
-"""Losses that agents share, as pure functions of tensors; an agent's own stand in its `loss.py`."""
+"""Temporal-difference losses of scalar values."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 from torch.nn import functional
+
+from tidemill.rl.losses.rank import assert_rank
 
 
 class TDLoss(NamedTuple):
@@ -18,12 +20,6 @@ class TDLoss(NamedTuple):
 
     loss: Tensor
     td_error: Tensor
-
-
-def assert_rank(rank: int, **tensors: Tensor) -> None:
-    """Fail with the name and shape of a tensor that has another rank."""
-    for name, tensor in tensors.items():
-        assert tensor.ndim == rank, f"{name} must have rank {rank}, got shape {tuple(tensor.shape)}"
 
 
 def q_learning_target(
