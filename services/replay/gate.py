@@ -58,15 +58,21 @@ class Gate:
         tables = tuple(tables)
         return await self._pass("insert", tables, lambda: all(map(self._admits_insert, tables)), act)
 
-    async def sample(self, table: Table, batch_size: int, without_replacement: bool, act: Callable[[], T]) -> T:
-        """Run a sample of a table once it admits a batch of that size; return its result or raise its error."""
+    async def sample(
+        self, table: Table, batch_size: int, without_replacement: bool, act: Callable[[], T], *, limited: bool = True
+    ) -> T:
+        """Run a sample of a table once it admits a batch of that size; return its result or raise its error.
+
+        A sample that is not `limited` waits for items only, not for the rate limiter.
+        """
         demand = (batch_size, without_replacement)
+        admitted = table.can_sample if limited else table.has_draws
         batches = self._demands.setdefault(table, _Demand()).batches
         batches.append(demand)
         try:
             if not table.has_draws(*demand):
                 self.changed()  # an insert held back by the ratio may go on now that somebody waits for items
-            return await self._pass("sample", (table,), lambda: table.can_sample(*demand), act)
+            return await self._pass("sample", (table,), lambda: admitted(*demand), act)
         finally:
             batches.remove(demand)
 

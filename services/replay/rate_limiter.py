@@ -29,8 +29,8 @@ class RateLimiter:
 
     @property
     def lead(self) -> float:
-        """How far the inserts are ahead, in samples; 0 without a ratio or before min_size."""
-        if not (self._reached and self._config.samples_per_insert):
+        """How far the inserts are ahead, in samples; 0 without a ratio."""
+        if not self._config.samples_per_insert:
             return 0.0
         return self._inserts * self._config.samples_per_insert - self._samples
 

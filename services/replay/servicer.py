@@ -13,7 +13,7 @@ import numpy as np
 from services.replay.append import Appending, plan
 from services.replay.append_check import check_priorities
 from services.replay.calls import Calls
-from services.replay.credit import Credit
+from services.replay.credit import Credit, Wanted
 from services.replay.gate import Gate
 from services.replay.replay import Replay
 from services.replay.table import Sample, Table
@@ -133,17 +133,31 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         if first is None:
             return
         table, batch_size, distinct = self._open_sample(first)
-        credit = Credit(first.credit)
+        credit = Credit(batch_size)
+        _grant(credit, first)
         reading = asyncio.create_task(_read_credit(requests, credit))
         try:
             with self._calls.running():
-                while await credit.take():
-                    sample = await self._gate.sample(
-                        table, batch_size, distinct, lambda: table.sample(batch_size, distinct)
-                    )
-                    yield self._pack(sample)
+                while (wanted := await credit.take()) is not None:
+                    yield await self._draw(table, wanted, distinct)
         finally:
             reading.cancel()
+
+    async def _draw(self, table: Table, wanted: Wanted, distinct: bool) -> pb.SampleResponse:
+        items, counted = wanted.items, wanted.counted
+        if items:
+            sample = await self._gate.sample(
+                table, items, distinct, lambda: table.sample(items, distinct, counted), limited=counted is None
+            )
+            return self._pack(sample, table.limiter.lead)
+        table.limiter.sampled(counted or 0)
+        self._gate.changed()
+        return pb.SampleResponse(
+            table_items=table.size,
+            priority_mass=table.priority_mass,
+            env_steps=self._replay.env_steps,
+            limiter_lead=table.limiter.lead,
+        )
 
     def _describe(self, table: Table) -> TableDescription:
         replay, counters = self._replay, table.counters
@@ -197,14 +211,20 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         table.check_batch_size(opening.batch_size, opening.without_replacement)
         return table, opening.batch_size, opening.without_replacement
 
-    def _pack(self, sample: Drawn) -> pb.SampleResponse:
+    def _pack(self, sample: Drawn, limiter_lead: float) -> pb.SampleResponse:
         size = sum(len(column.data) for column in sample.blocks)
         if size > self._max_batch_bytes:
             raise ResourceExhausted(
                 f"a batch of {len(sample.keys)} items has {size} bytes, at most {self._max_batch_bytes} fit into a "
                 "message: use a smaller batch_size or a greater max_message_bytes"
             )
-        return _pack_sample(sample, self._replay.env_steps)
+        return _pack_sample(sample, self._replay.env_steps, limiter_lead)
+
+
+def _grant(credit: Credit, request: pb.SampleRequest) -> None:
+    credit.grant(request.credit)
+    for draw in request.draws:
+        credit.draw(draw.items, draw.counted)
 
 
 async def _read_credit(requests: AsyncIterator[pb.SampleRequest], credit: Credit) -> None:
@@ -212,7 +232,7 @@ async def _read_credit(requests: AsyncIterator[pb.SampleRequest], credit: Credit
         async for request in requests:
             if request.HasField("open"):
                 raise InvalidArgument("`open` is set again, must be set in the first message of Sample only")
-            credit.grant(request.credit)
+            _grant(credit, request)
     except TidemillError as error:
         credit.close(error)
     else:
@@ -225,7 +245,7 @@ def _keys(keys: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:  # noqa: ANN401 - 
     return np.array(keys, dtype=np.uint64)
 
 
-def _pack_sample(sample: Sample, env_steps: int) -> pb.SampleResponse:
+def _pack_sample(sample: Sample, env_steps: int, limiter_lead: float) -> pb.SampleResponse:
     """Return the message of a sample; lists are converted whole, never item by item."""
     message = pb.SampleResponse(
         keys=sample.keys.tolist(),
@@ -236,6 +256,7 @@ def _pack_sample(sample: Sample, env_steps: int) -> pb.SampleResponse:
         table_items=sample.table_items,
         priority_mass=sample.priority_mass,
         env_steps=env_steps,
+        limiter_lead=limiter_lead,
     )
     chunks = message.chunks  # filled in place: a message given to another's constructor is copied
     chunks.step_counts.extend(sample.step_counts.tolist())

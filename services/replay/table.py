@@ -83,7 +83,7 @@ class Table:
         self.config = config
         self.store = store
         self._rng = rng
-        self._limiter = RateLimiter(config.rate_limiter)
+        self.limiter = RateLimiter(config.rate_limiter)
         self._holdings = Holdings(store)
         self._clear()
 
@@ -104,11 +104,11 @@ class Table:
 
     def can_insert(self) -> bool:
         """Return whether the rate limiter admits an insert, of whatever size."""
-        return self._limiter.can_insert(self.size)
+        return self.limiter.can_insert(self.size)
 
     def can_sample(self, batch_size: int = 1, without_replacement: bool = False) -> bool:
         """Return whether a batch can be drawn now."""
-        return self._limiter.can_sample(self.size) and self.has_draws(batch_size, without_replacement)
+        return self.limiter.can_sample(self.size) and self.has_draws(batch_size, without_replacement)
 
     def has_draws(self, batch_size: int, without_replacement: bool = False) -> bool:
         """Return whether the items here are enough for a batch, whatever the rate limiter says."""
@@ -129,7 +129,7 @@ class Table:
     def insert(self, new: NewItems) -> None:
         """Insert items whose chunks are in the store; those the remover picks leave when the table is full."""
         count = len(new.lengths)
-        self._limiter.inserted(count, self.size + count)
+        self.limiter.inserted(count, self.size + count)
         self.counters.inserts += count
         for start in range(0, count, self.config.max_items):  # one pass but for batches larger than the table
             part = new.part(start, start + self.config.max_items)
@@ -139,12 +139,15 @@ class Table:
             self._add(part)
         self._shrink_to_bytes()
 
-    def sample(self, batch_size: int, without_replacement: bool = False) -> Sample:
-        """Draw a batch; `can_sample` must hold. Items sampled often enough leave the table."""
+    def sample(self, batch_size: int, without_replacement: bool = False, counted: int | None = None) -> Sample:
+        """Draw a batch; `has_draws` must hold. Items sampled often enough leave the table.
+
+        The rate limiter counts `counted` samples, or the batch's size if that is None.
+        """
         mass, size = self.priority_mass, self.size
         slots, probabilities, exhausted = self._pick(batch_size, without_replacement)
         drawn = self._read(slots, probabilities, size, mass)
-        self._limiter.sampled(batch_size)
+        self.limiter.sampled(batch_size if counted is None else counted)
         self.counters.samples += batch_size
         self.counters.sampled_age += int(self._items.ages(slots).sum())
         if len(exhausted):
@@ -174,7 +177,7 @@ class Table:
     def reset(self) -> int:
         """Remove every item and zero the counters; return how many items there were."""
         removed = self.size
-        self._limiter.reset()
+        self.limiter.reset()
         self._holdings.clear()
         self._clear()
         return removed

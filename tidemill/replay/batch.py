@@ -37,6 +37,7 @@ class SampledBatch:
         table_items: Items in the table when the batch was drawn.
         priority_mass: Sum of sampler weights when the batch was drawn.
         env_steps: Agent decisions in all chunks the server ever stored.
+        limiter_lead: How far inserts were ahead of samples by the rate limiter's count, in samples; 0 without a ratio.
     """
 
     keys: NDArray[np.uint64]
@@ -50,3 +51,4 @@ class SampledBatch:
     table_items: int
     priority_mass: float
     env_steps: int
+    limiter_lead: float = 0.0

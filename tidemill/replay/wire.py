@@ -170,6 +170,7 @@ def unpack_sample(message: pb.SampleResponse) -> SampledBatch:
         table_items=message.table_items,
         priority_mass=message.priority_mass,
         env_steps=message.env_steps,
+        limiter_lead=message.limiter_lead,
     )
 
 

@@ -767,25 +767,61 @@ class SampleRequest(_message.Message):
 
     OPEN_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
+    DRAWS_FIELD_NUMBER: _builtins.int
     credit: _builtins.int
     """Further batches the caller is ready to take; 0 grants none."""
     @_builtins.property
     def open(self) -> Global___SampleOpen:
         """Opens the stream; must be set in the first message and only there."""
 
+    @_builtins.property
+    def draws(self) -> _containers.RepeatedCompositeFieldContainer[Global___Draw]:
+        """Further batches of sizes of their own, answered in order after all that was granted before; at most 1,024 may
+        be unanswered. For a caller that samples several servers as one table.
+        """
+
     def __init__(
         self,
         *,
         open: Global___SampleOpen | None = ...,
         credit: _builtins.int = ...,
+        draws: _abc.Iterable[Global___Draw] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "open", b"open"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "draws", b"draws", "open", b"open"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SampleRequest: _TypeAlias = SampleRequest  # noqa: Y015
+
+@_typing.final
+class Draw(_message.Message):
+    """One batch that its caller sizes and accounts for. It waits for items but not for the table's rate limiter: the
+    caller holds the ratio over all servers it samples, and says here what this server counts of it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEMS_FIELD_NUMBER: _builtins.int
+    COUNTED_FIELD_NUMBER: _builtins.int
+    items: _builtins.int
+    """Items, at most `batch_size` of `open`. 0 asks how the table is: answered in turn, with an empty batch."""
+    counted: _builtins.int
+    """Samples the rate limiter counts, whatever `items` is."""
+    def __init__(
+        self,
+        *,
+        items: _builtins.int = ...,
+        counted: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counted", b"counted", "items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Draw: _TypeAlias = Draw  # noqa: Y015
 
 @_typing.final
 class SampleOpen(_message.Message):
@@ -832,12 +868,17 @@ class SampleResponse(_message.Message):
     TABLE_ITEMS_FIELD_NUMBER: _builtins.int
     PRIORITY_MASS_FIELD_NUMBER: _builtins.int
     ENV_STEPS_FIELD_NUMBER: _builtins.int
+    LIMITER_LEAD_FIELD_NUMBER: _builtins.int
     table_items: _builtins.int
     """Items in the table when the batch was drawn."""
     priority_mass: _builtins.float
     """Sum of sampler weights over the table when the batch was drawn; `weight / priority_mass` is the probability."""
     env_steps: _builtins.int
     """Agent decisions in all chunks this server ever stored."""
+    limiter_lead: _builtins.float
+    """How far inserts are ahead after this batch, in samples: items inserted beyond `min_size` times `samples_per_insert`,
+    less the samples counted; 0 without a ratio.
+    """
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Key of the item, to be named in UpdatePriorities; never 0."""
@@ -874,10 +915,11 @@ class SampleResponse(_message.Message):
         table_items: _builtins.int = ...,
         priority_mass: _builtins.float = ...,
         env_steps: _builtins.int = ...,
+        limiter_lead: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "env_steps", b"env_steps", "first_rows", b"first_rows", "keys", b"keys", "lengths", b"lengths", "payloads", b"payloads", "priority_mass", b"priority_mass", "probabilities", b"probabilities", "table_items", b"table_items"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "env_steps", b"env_steps", "first_rows", b"first_rows", "keys", b"keys", "lengths", b"lengths", "limiter_lead", b"limiter_lead", "payloads", b"payloads", "priority_mass", b"priority_mass", "probabilities", b"probabilities", "table_items", b"table_items"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

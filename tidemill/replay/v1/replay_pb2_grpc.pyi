@@ -77,7 +77,8 @@ class ReplayServiceStub:
     """Samples batches of items.
 
     The first request must be `open`; every request may grant credit. The server sends one response a batch
-    as the rate limiter allows, never more than the credit granted. It ends the stream with OK when the
+    as the rate limiter allows, never more than the credit granted. Several servers are sampled as one table by `draws`
+    in place of credit, which wait for items only. It ends the stream with OK when the
     caller half-closes and all granted batches were sent.
 
     INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table. RESOURCE_EXHAUSTED: a batch does not
@@ -136,7 +137,8 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     """Samples batches of items.
 
     The first request must be `open`; every request may grant credit. The server sends one response a batch
-    as the rate limiter allows, never more than the credit granted. It ends the stream with OK when the
+    as the rate limiter allows, never more than the credit granted. Several servers are sampled as one table by `draws`
+    in place of credit, which wait for items only. It ends the stream with OK when the
     caller half-closes and all granted batches were sent.
 
     INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table. RESOURCE_EXHAUSTED: a batch does not
@@ -222,7 +224,8 @@ class ReplayServiceServicer:
         """Samples batches of items.
 
         The first request must be `open`; every request may grant credit. The server sends one response a batch
-        as the rate limiter allows, never more than the credit granted. It ends the stream with OK when the
+        as the rate limiter allows, never more than the credit granted. Several servers are sampled as one table by `draws`
+        in place of credit, which wait for items only. It ends the stream with OK when the
         caller half-closes and all granted batches were sent.
 
         INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table. RESOURCE_EXHAUSTED: a batch does not
