@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from types import TracebackType
+from typing import Any, Self
+
 import grpc
 import grpc.aio
+import structlog
 
 from tidemill.rpc.options import client_options
 from tidemill.rpc.settings import MEBIBYTE
@@ -11,14 +16,86 @@ from tidemill.rpc.settings import MEBIBYTE
 DEADLINE_S = 10.0
 """Deadline of a unary call unless the caller knows better, in seconds."""
 
+CLOSE_S = 2.0
+"""Longest wait for a channel to close, in seconds."""
+
 MAX_MESSAGE_BYTES = 64 * MEBIBYTE
+
+_log = structlog.get_logger()
 
 
 def open_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.Channel:
-    """Return a channel to `host:port`, `dns:///name:port` or `unix:///path`; it connects on first use."""
-    return grpc.insecure_channel(address, options=client_options(max_message_bytes))
+    """Return a channel to `host:port`, `dns:///name:port` or `unix:///path`; it connects on first use.
+
+    Its `close` returns within `CLOSE_S`, whatever the peer does.
+    """
+    return BoundedChannel(grpc.insecure_channel(address, options=client_options(max_message_bytes)), address)
 
 
 def open_aio_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
     """Return the asyncio twin of `open_channel`."""
     return grpc.aio.insecure_channel(address, options=client_options(max_message_bytes))
+
+
+class BoundedChannel(grpc.Channel):
+    """A channel whose `close` takes a bounded time.
+
+    gRPC's own was seen to hang beside a frozen peer on a Unix socket while a full flow-control window was pending. It
+    is then left to a thread that ends with the process, or when the peer's connection does.
+    """
+
+    def __init__(self, channel: grpc.Channel, address: str, *, close_s: float = CLOSE_S) -> None:
+        """Wrap a channel.
+
+        Args:
+            channel: The channel; calls go to it directly.
+            address: Of the peer, for the log.
+            close_s: Longest wait for it to close, in seconds.
+        """
+        self._channel, self._address, self._close_s = channel, address, close_s
+        self._closing: threading.Thread | None = None
+
+    def close(self) -> None:
+        """End every call and close the connection, or leave that to a thread. May be called twice."""
+        if self._closing is not None:
+            return
+        self._closing = threading.Thread(target=self._channel.close, name=f"close-{self._address}", daemon=True)
+        self._closing.start()
+        self._closing.join(self._close_s)
+        if self._closing.is_alive():
+            _log.warning("a channel does not close; it is left behind", address=self._address, after_s=self._close_s)
+
+    def subscribe(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401 - as in grpc.Channel, here and below
+        """Tell a callback about the state of the connection."""
+        self._channel.subscribe(*arguments, **named)
+
+    def unsubscribe(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401
+        """Tell it no more."""
+        self._channel.unsubscribe(*arguments, **named)
+
+    def unary_unary(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+        """Return what makes such calls."""
+        return self._channel.unary_unary(*arguments, **named)
+
+    def unary_stream(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+        """Return what makes such calls."""
+        return self._channel.unary_stream(*arguments, **named)
+
+    def stream_unary(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+        """Return what makes such calls."""
+        return self._channel.stream_unary(*arguments, **named)
+
+    def stream_stream(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+        """Return what makes such calls."""
+        return self._channel.stream_stream(*arguments, **named)
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> bool | None:
+        """Close."""
+        self.close()
+        return None
