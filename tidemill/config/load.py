@@ -11,9 +11,10 @@ import tyro
 import yaml
 
 from tidemill.config.overlay import overlay, to_document
-from tidemill.config.sections import ALGORITHMS, RunConfig
+from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.nearest import nearest
+from tidemill.rl.agents.config import config_class
 
 _T = TypeVar("_T")
 
@@ -57,10 +58,8 @@ def from_document(config: type[_T], document: Mapping[str, Any], algorithm: str 
     if "agent" in sections:
         agent = dict(document.get("agent", {}))
         named = algorithm or agent.get("algorithm", "sac")
-        if named not in ALGORITHMS:
-            raise ConfigError(f"agent.algorithm is {named!r}, allowed: {', '.join(sorted(ALGORITHMS))}")
         document["agent"] = agent | {"algorithm": named}
-        settings = dataclasses.replace(settings, agent=ALGORITHMS[named]())  # type: ignore[type-var]
+        settings = dataclasses.replace(settings, agent=config_class(named)())  # type: ignore[type-var]
     return overlay(settings, document)
 
 

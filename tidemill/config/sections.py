@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-import tyro
+from typing import TYPE_CHECKING, Any
 
 from tidemill.config.run import ClusterSettings, LogSettings, RunSettings
 from tidemill.config.services import (
@@ -17,15 +16,12 @@ from tidemill.config.services import (
 )
 from tidemill.config.table import TableSettings
 from tidemill.envs.settings import EnvSettings
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.sac.config import SACConfig
 
-AgentConfig = DQNConfig | SACConfig
-"""Settings of any algorithm; `agent.algorithm` says which."""
-
-ALGORITHMS: dict[str, type[AgentConfig]] = {"dqn": DQNConfig, "sac": SACConfig}
-
-_Agent = tyro.conf.AvoidSubcommands[AgentConfig]
+if TYPE_CHECKING:
+    from tidemill.rl.agents.config import AgentConfig
+else:
+    AgentConfig = Any  # the command line offers the fields of the algorithm that was named, whichever it is
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ class LearnerConfig:
     run: RunSettings = field(default_factory=RunSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     env: EnvSettings = field(default_factory=EnvSettings)
-    agent: _Agent = field(default_factory=SACConfig)
+    agent: AgentConfig = field(default_factory=SACConfig)
     table: TableSettings = field(default_factory=TableSettings)
     learner: LearnerSettings = field(default_factory=LearnerSettings)
 
@@ -67,7 +63,7 @@ class ActorConfig:
     run: RunSettings = field(default_factory=RunSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     env: EnvSettings = field(default_factory=EnvSettings)
-    agent: _Agent = field(default_factory=SACConfig)
+    agent: AgentConfig = field(default_factory=SACConfig)
     table: TableSettings = field(default_factory=TableSettings)
     actor: ActorSettings = field(default_factory=ActorSettings)
 
@@ -80,7 +76,7 @@ class EvaluatorConfig:
     run: RunSettings = field(default_factory=RunSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     env: EnvSettings = field(default_factory=EnvSettings)
-    agent: _Agent = field(default_factory=SACConfig)
+    agent: AgentConfig = field(default_factory=SACConfig)
     evaluator: EvaluatorSettings = field(default_factory=EvaluatorSettings)
 
 
@@ -92,7 +88,7 @@ class RunConfig:
     run: RunSettings = field(default_factory=RunSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     env: EnvSettings = field(default_factory=EnvSettings)
-    agent: _Agent = field(default_factory=SACConfig)
+    agent: AgentConfig = field(default_factory=SACConfig)
     table: TableSettings = field(default_factory=TableSettings)
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     paramserver: ParamServerSettings = field(default_factory=ParamServerSettings)

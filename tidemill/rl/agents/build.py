@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from tidemill.rl.agents.config import AgentConfig, check_fit
-from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.agents.config import AgentConfig
+from tidemill.rl.agents.interface import Acting
 from tidemill.rl.exploration import ActorPlace
 from tidemill.types import EnvSpec
 
@@ -27,14 +28,9 @@ def build_agent(config: AgentConfig, env_spec: EnvSpec, device: str = "cpu", see
     """
     import torch
 
-    check_fit(config, env_spec)
-    if isinstance(config, DQNConfig):
-        from tidemill.rl.agents.dqn.agent import DQNAgent
-
-        return DQNAgent(config, env_spec, torch.device(device), seed)
-    from tidemill.rl.agents.sac.agent import SACAgent
-
-    return SACAgent(config, env_spec, torch.device(device), seed)
+    config.check_fit(env_spec)
+    agent: Agent = _module(config, "agent").build(config, env_spec, torch.device(device), seed)
+    return agent
 
 
 def build_policy(
@@ -58,11 +54,13 @@ def build_policy(
     """
     import torch
 
-    check_fit(config, env_spec)
-    if isinstance(config, DQNConfig):
-        from tidemill.rl.agents.dqn.policy import DQNPolicy
+    config.check_fit(env_spec)
+    acting = Acting(torch.device(device), seed, place or ActorPlace())
+    policy: Policy = _module(config, "policy").build(config, env_spec, acting)
+    return policy
 
-        return DQNPolicy(config, env_spec, torch.device(device), seed, place or ActorPlace())
-    from tidemill.rl.agents.sac.policy import SACPolicy
 
-    return SACPolicy(config, env_spec, torch.device(device), seed)
+def _module(config: AgentConfig, name: str) -> Any:  # noqa: ANN401 - modules that share a function's signature
+    """Return `agent` or `policy` of the folder that the settings' class is defined in."""
+    folder = type(config).__module__.rpartition(".")[0]
+    return importlib.import_module(f"{folder}.{name}")

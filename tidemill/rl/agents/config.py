@@ -1,28 +1,64 @@
-"""Settings of any algorithm, and whether they fit an environment. Imports no torch."""
+"""Settings of any algorithm: what all have in common, and how they are found by name. Imports no torch.
+
+An algorithm is a folder with `config.py`, `networks.py`, `loss.py`, `agent.py` and `policy.py`: docs/algorithms.md
+shows how to write one. Nothing outside the folder names it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import pkgutil
+from typing import Protocol, cast
+
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.dqn.config import DQNConfig
-from tidemill.rl.agents.sac.config import SACConfig
-from tidemill.types import EnvSpec
-
-AgentConfig = DQNConfig | SACConfig
-"""Settings of any algorithm; the field `algorithm` tells which."""
-
-MIN_IMAGE_SIZE = 36
-"""Pixels of the smallest side that the three convolutions of `nature` can take."""
+from tidemill.nearest import nearest
+from tidemill.rl import agents
+from tidemill.types import EnvSpec, WindowSpec
 
 
-def check_fit(config: AgentConfig, env_spec: EnvSpec) -> None:
-    """Raise ConfigError if the algorithm, or its network, cannot act in the environment."""
-    if isinstance(config, DQNConfig) != env_spec.is_discrete:
-        kind = "discrete" if env_spec.is_discrete else "continuous"
-        raise ConfigError(f"algorithm is {config.algorithm!r}, but the environment's actions are {kind}")
-    if isinstance(config, DQNConfig) and config.network != "mlp":
-        shape = env_spec.observation_shape
-        if len(shape) != 2 or min(shape) < MIN_IMAGE_SIZE:
-            raise ConfigError(
-                f"network is {config.network!r}, which takes gray images [H, W] of at least "
-                f"{MIN_IMAGE_SIZE}x{MIN_IMAGE_SIZE}, but observations have shape {shape}; use 'mlp'"
-            )
+class AgentConfig(Protocol):
+    """A frozen dataclass of one algorithm's settings, in `config.py` of its folder."""
+
+    @property
+    def algorithm(self) -> str:
+        """Name of the algorithm: of a folder in `tidemill/rl/agents`, or a package's dotted path."""
+
+    @property
+    def batch_size(self) -> int:
+        """Items of one update."""
+
+    def window(self, frame_stack: int) -> WindowSpec:
+        """Return which steps of a stream an item covers, given how many frames the network sees."""
+
+    def check_fit(self, env_spec: EnvSpec) -> None:
+        """Raise ConfigError if the algorithm cannot act in such an environment."""
+
+
+def algorithms() -> tuple[str, ...]:
+    """Return the names of the algorithms that come with the project, sorted."""
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(agents.__path__) if module.ispkg))
+
+
+def config_class(algorithm: str) -> type[AgentConfig]:
+    """Return the settings' class of an algorithm: the dataclass with a field `algorithm` in its `config.py`.
+
+    Args:
+        algorithm: One of `algorithms()`, or the dotted path of a package of one's own, such as `my_project.my_agent`.
+
+    Raises:
+        ConfigError: There is no such algorithm; the message names the nearest one.
+    """
+    if "." not in algorithm and algorithm not in algorithms():
+        hint = nearest(algorithm, algorithms())
+        raise ConfigError(f"agent.algorithm is {algorithm!r}, allowed: {', '.join(algorithms())}, or a package{hint}")
+    name = f"{algorithm}.config" if "." in algorithm else f"{agents.__name__}.{algorithm}.config"
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(f"agent.algorithm is {algorithm!r}, but importing {name} failed: {error}") from error
+    for value in vars(module).values():
+        is_settings = isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == name
+        if is_settings and getattr(value, "algorithm", None) == algorithm:
+            return cast(type[AgentConfig], value)
+    raise ConfigError(f"agent.algorithm is {algorithm!r}, but {name} has no dataclass whose `algorithm` it is")

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.rl.exploration import ActorPlace
 from tidemill.types import Signature, WindowSpec
 
 if TYPE_CHECKING:  # decoder threads and torch-free processes may import this module
+    import torch
     from torch import Tensor
 
 Array = NDArray[Any]
@@ -43,6 +45,21 @@ class Decision:
 
     action: Array
     priority_inputs: dict[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Acting:
+    """Where and how a policy acts.
+
+    Attributes:
+        device: What its network computes on.
+        seed: Of its exploration, and of its parameters until the first `load`.
+        place: Which environments of the cluster it acts in.
+    """
+
+    device: torch.device
+    seed: int = 0
+    place: ActorPlace = field(default_factory=ActorPlace)
 
 
 class Agent(Protocol):

@@ -1,6 +1,5 @@
 """Losses that agents share, as pure functions of tensors; an agent's own stand in its `loss.py`."""
 
-from tidemill.rl.losses.categorical import categorical_loss, categorical_projection, categorical_target
 from tidemill.rl.losses.item import ItemLoss
 from tidemill.rl.losses.quantile import quantile_huber_loss, quantile_target
 from tidemill.rl.losses.rank import assert_rank
@@ -11,9 +10,6 @@ __all__ = [
     "ItemLoss",
     "TDLoss",
     "assert_rank",
-    "categorical_loss",
-    "categorical_projection",
-    "categorical_target",
     "q_learning_target",
     "quantile_huber_loss",
     "quantile_target",

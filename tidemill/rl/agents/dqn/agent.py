@@ -104,3 +104,8 @@ class DQNAgent:
 def _network(config: DQNConfig, env_spec: EnvSpec, seed: int) -> QNetwork:
     rng = torch.Generator().manual_seed(seed)
     return QNetwork(env_spec, config.network, config.hidden_sizes, config.dueling, rng)
+
+
+def build(config: DQNConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> DQNAgent:
+    """Return the learner's side of DQN; `tidemill.rl.agents.build` calls this."""
+    return DQNAgent(config, env_spec, device, seed)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tidemill.rl.agents.checks import require
-from tidemill.types import WindowSpec
+from tidemill.errors import ConfigError
+from tidemill.rl.agents.checks import require, require_actions
+from tidemill.types import EnvSpec, WindowSpec
+
+MIN_IMAGE_SIZE = 36
+"""Pixels of the smallest side that the three convolutions of `nature` can take."""
 
 
 @dataclass(frozen=True)
@@ -87,3 +91,13 @@ class DQNConfig:
     def window(self, frame_stack: int) -> WindowSpec:
         """Return which steps of a stream an item covers, given how many frames the network sees."""
         return WindowSpec(history=frame_stack - 1, steps=self.n_step)
+
+    def check_fit(self, env_spec: EnvSpec) -> None:
+        """Raise ConfigError if the environment's actions are not discrete, or its observations not for the network."""
+        require_actions(self.algorithm, env_spec, discrete=True)
+        shape = env_spec.observation_shape
+        if self.network != "mlp" and (len(shape) != 2 or min(shape) < MIN_IMAGE_SIZE):
+            raise ConfigError(
+                f"network is {self.network!r}, which takes gray images [H, W] of at least "
+                f"{MIN_IMAGE_SIZE}x{MIN_IMAGE_SIZE}, but observations have shape {shape}; use 'mlp'"
+            )

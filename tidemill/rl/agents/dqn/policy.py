@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.rl.agents.dqn.config import DQNConfig
-from tidemill.rl.agents.interface import Array, Decision
+from tidemill.rl.agents.interface import Acting, Array, Decision
 from tidemill.rl.exploration import ActorPlace, epsilon_ladder, epsilon_schedule
 from tidemill.rl.networks.q_network import QNetwork
 from tidemill.rl.priorities import td_error_priority
@@ -83,3 +83,8 @@ class DQNPolicy:
         tensor = torch.from_numpy(np.ascontiguousarray(observation)).to(self._device)
         q: NDArray[np.float32] = self._network(tensor).cpu().numpy()
         return q
+
+
+def build(config: DQNConfig, env_spec: EnvSpec, acting: Acting) -> DQNPolicy:
+    """Return the acting side of DQN; `tidemill.rl.agents.build` calls this."""
+    return DQNPolicy(config, env_spec, acting.device, acting.seed, acting.place)

@@ -158,3 +158,8 @@ class SACAgent:
         self._log_temperature.copy_(state["log_temperature"])
         self._noise.set_state(state["noise"].cpu())
         self._updates = int(state["updates"])
+
+
+def build(config: SACConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> SACAgent:
+    """Return the learner's side of SAC; `tidemill.rl.agents.build` calls this."""
+    return SACAgent(config, env_spec, device, seed)

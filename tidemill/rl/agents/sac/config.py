@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from tidemill.rl.agents.checks import require
-from tidemill.types import WindowSpec
+from tidemill.rl.agents.checks import require, require_actions
+from tidemill.types import EnvSpec, WindowSpec
 
 
 @dataclass(frozen=True)
@@ -94,3 +94,7 @@ class SACConfig:
     def window(self, frame_stack: int) -> WindowSpec:
         """Return which steps of a stream an item covers, given how many frames the network sees."""
         return WindowSpec(history=frame_stack - 1, steps=self.n_step)
+
+    def check_fit(self, env_spec: EnvSpec) -> None:
+        """Raise ConfigError if the environment's actions are not continuous."""
+        require_actions(self.algorithm, env_spec, discrete=False)

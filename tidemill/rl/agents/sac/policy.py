@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.rl.agents.interface import Array, Decision
+from tidemill.rl.agents.interface import Acting, Array, Decision
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.networks import build_actor
 from tidemill.rl.held_actions import HeldActions
@@ -94,3 +94,8 @@ class SACPolicy:
 
 def _under(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def build(config: SACConfig, env_spec: EnvSpec, acting: Acting) -> SACPolicy:
+    """Return the acting side of SAC; `tidemill.rl.agents.build` calls this."""
+    return SACPolicy(config, env_spec, acting.device, acting.seed)
