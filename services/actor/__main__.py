@@ -57,7 +57,7 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
     seed = training_seed(config.run.seed, settings.index)
     place = ActorPlace(settings.index, num_envs, settings.count)
     with closing(make_env(config.env, num_envs, training=True)) as env:
-        policy = build_policy(config.agent, env.spec, seed=seed, place=place)
+        policy = build_policy(config.agent, env.spec, seed=seed, place=place, precision=settings.precision)
         window = config.agent.window(env.spec.frame_stack)
         signature = signature_of(env.spec)
         appender = Appender(

@@ -108,6 +108,8 @@ class ActorSettings:
     """Number of actors the exploration ladder is spread over, at least 1."""
     threads: int = 1
     """Threads torch computes with, at least 1."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of an image network's forward pass; `auto` times both at the start and takes the faster."""
     max_unacknowledged_chunks: int = 256
     """Chunks sent or queued before the actor waits for the replay service; at least one an environment."""
     max_env_steps_per_s: float = 0.0

@@ -12,6 +12,7 @@ from tidemill.types import EnvSpec
 
 if TYPE_CHECKING:
     from tidemill.rl.agents.interface import Agent, Policy
+    from tidemill.rl.networks.precision import Precision
 
 
 def build_agent(config: AgentConfig, env_spec: EnvSpec, device: str = "cpu", seed: int = 0) -> Agent:
@@ -39,6 +40,7 @@ def build_policy(
     device: str = "cpu",
     seed: int = 0,
     place: ActorPlace | None = None,
+    precision: Precision = "float32",
 ) -> Policy:
     """Return the acting side of an algorithm, with random parameters until its first `load`.
 
@@ -48,6 +50,7 @@ def build_policy(
         device: A torch device, e.g. `cpu`.
         seed: Of the exploration, so two actors need two seeds.
         place: Which environments of the cluster this actor steps; a ladder of epsilons needs it.
+        precision: Number format of an image network's forward pass; `auto` takes the faster one here.
 
     Raises:
         ConfigError: The algorithm cannot act in such an environment.
@@ -55,7 +58,7 @@ def build_policy(
     import torch
 
     config.check_fit(env_spec)
-    acting = Acting(torch.device(device), seed, place or ActorPlace())
+    acting = Acting(torch.device(device), seed, place or ActorPlace(), precision)
     policy: Policy = _module(config, "policy").build(config, env_spec, acting)
     return policy
 

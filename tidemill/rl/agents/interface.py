@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # decoder threads and torch-free processes may import this mo
     import torch
     from torch import Tensor
 
+    from tidemill.rl.networks.precision import Precision
+
 Array = NDArray[Any]
 
 State = dict[str, Any]
@@ -55,11 +57,13 @@ class Acting:
         device: What its network computes on.
         seed: Of its exploration, and of its parameters until the first `load`.
         place: Which environments of the cluster it acts in.
+        precision: Number format of an image network's forward pass.
     """
 
     device: torch.device
     seed: int = 0
     place: ActorPlace = field(default_factory=ActorPlace)
+    precision: Precision = "float32"
 
 
 class Agent(Protocol):

@@ -36,7 +36,7 @@ class MLP(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return features [B, outputs] of observations [B, ...] of any float or integer dtype."""
-        x = observation.flatten(1).float()
+        x = observation.flatten(1).to(next(self.parameters(), torch.empty(0)).dtype)
         for layer in self.layers:
             x = torch.relu(layer(x))
         return x

@@ -45,7 +45,8 @@ class NatureCNN(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return features [B, outputs] of uint8 observations [B, C, H, W]."""
-        features: Tensor = self.torso(self.convolutions(observation.float().mul_(1.0 / 255.0)))
+        image = observation.to(next(self.parameters()).dtype)  # exact: bfloat16 holds every integer up to 256
+        features: Tensor = self.torso(self.convolutions(image.mul_(1.0 / 255.0)))
         return features
 
 

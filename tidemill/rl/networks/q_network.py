@@ -44,8 +44,8 @@ class QNetwork(nn.Module):
         self.head: nn.Module = head(self.torso.outputs, env_spec.num_actions, rng)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Return Q [B, A]."""
-        q: Tensor = self.head(self.torso(observation))
+        """Return Q [B, A], float32 whatever the torso computes in."""
+        q: Tensor = self.head(self.torso(observation).float())
         return q
 
 

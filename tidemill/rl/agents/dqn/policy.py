@@ -12,6 +12,7 @@ from torch import Tensor
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Acting, Array, Decision
 from tidemill.rl.exploration import ActorPlace, epsilon_ladder, epsilon_schedule
+from tidemill.rl.networks.precision import Precision, acting_dtype
 from tidemill.rl.networks.q_network import QNetwork
 from tidemill.rl.priorities import td_error_priority
 from tidemill.types import EnvSpec
@@ -21,7 +22,13 @@ class DQNPolicy:
     """Epsilon-greedy on a Q-network."""
 
     def __init__(
-        self, config: DQNConfig, env_spec: EnvSpec, device: torch.device, seed: int, place: ActorPlace
+        self,
+        config: DQNConfig,
+        env_spec: EnvSpec,
+        device: torch.device,
+        seed: int,
+        place: ActorPlace,
+        precision: Precision = "float32",
     ) -> None:
         self._config = config
         self._num_actions = env_spec.num_actions
@@ -29,6 +36,9 @@ class DQNPolicy:
         init = torch.Generator().manual_seed(seed)
         network = QNetwork(env_spec, config.network, config.hidden_sizes, config.dueling, init)
         self._network = network.to(device).requires_grad_(False)
+        if config.network != "mlp":  # a small network's time is not in its products
+            image = torch.zeros((place.num_envs, env_spec.frame_stack, *env_spec.observation_shape), dtype=torch.uint8)
+            self._network.torso.to(acting_dtype(network.torso, image.to(device), precision))
         self._ladder = epsilon_ladder(place, config.ladder_base, config.ladder_alpha)
         self._rng = np.random.default_rng(seed)
 
@@ -87,4 +97,4 @@ class DQNPolicy:
 
 def build(config: DQNConfig, env_spec: EnvSpec, acting: Acting) -> DQNPolicy:
     """Return the acting side of DQN; `tidemill.rl.agents.build` calls this."""
-    return DQNPolicy(config, env_spec, acting.device, acting.seed, acting.place)
+    return DQNPolicy(config, env_spec, acting.device, acting.seed, acting.place, acting.precision)
