@@ -1,0 +1,75 @@
+"""Batches of several shards put together are read as one batch is."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.replay.streams_for_tests import SIGNATURE, append, make_chunk, make_config, make_items, make_replay
+from tests.unit.replay.streams_for_tests import open_streams as opened
+from tidemill.codec import decode
+from tidemill.replay.batch import SampledBatch
+from tidemill.replay.merge import Part, merge
+
+T = TypeVar("T")
+
+
+def sample_of(stream: int, items: int, payloads: bool = False) -> SampledBatch:
+    """Return so many two-step items of one stream, drawn from a server's state of its own."""
+    replay = make_replay(make_config())
+    appending = opened(replay)
+    given_payloads = [bytes([stream, i]) for i in range(7)] if payloads else []
+    chunks = [make_chunk(stream, 0, 0, 4), make_chunk(stream, 0, 4, 4)]
+    places = [(0, 1, 2), (0, 2, 2), (0, 3, 2), (1, 0, 2), (1, 1, 2), (1, 2, 2), (1, 3, 2)]
+    append(replay, appending, chunks, [make_items(0, places, payloads=given_payloads)])
+    drawn = replay.find("t").sample(items)
+    return SampledBatch(
+        drawn.keys,
+        drawn.probabilities,
+        drawn.first_rows,
+        drawn.lengths,
+        drawn.payloads,
+        drawn.step_counts,
+        drawn.params_versions,
+        drawn.blocks,
+        drawn.table_items,
+        drawn.priority_mass,
+        env_steps=8,
+    )
+
+
+def steps(batch: SampledBatch) -> list[tuple[int, int, int]]:
+    """Return (stream, first step, second step) of each item."""
+    rows = decode(SIGNATURE, batch, 2)
+    stream, step = rows.columns["stream"][:, 0], rows.columns["step"]
+    return [(int(stream[a]), int(step[a]), int(step[b])) for a, b in rows.index]
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(0, 30))
+def test_items_of_a_merged_batch_are_those_of_its_parts(sizes: list[int], rotation: int) -> None:
+    """Every item keeps its steps, its key beside its shard's number, and its probability times the share."""
+    samples = [sample_of(stream, size) for stream, size in enumerate(sizes)]
+    parts = [Part(10 + i, 0.25 * (i + 1), sample) for i, sample in enumerate(samples)]
+    merged = merge(parts, 70, 7.0, rotation)
+    assert steps(merged) == _rolled([item for sample in samples for item in steps(sample)], rotation)
+    keys = [[key, 10 + i] for i, sample in enumerate(samples) for key in sample.keys.tolist()]
+    assert merged.keys.tolist() == _rolled(keys, rotation)
+    probabilities = [p * 0.25 * (i + 1) for i, sample in enumerate(samples) for p in sample.probabilities.tolist()]
+    np.testing.assert_allclose(merged.probabilities, _rolled(probabilities, rotation))
+    assert (merged.table_items, merged.priority_mass) == (70, 7.0)
+
+
+def test_payloads_stay_with_their_items_when_only_some_parts_have_them() -> None:
+    """An item of a part without payloads has an empty one."""
+    with_payloads, without = sample_of(3, 4, payloads=True), sample_of(4, 2)
+    merged = merge([Part(0, 0.5, with_payloads), Part(1, 0.5, without)], 14, 14.0, 1)
+    assert merged.payloads == (b"", *with_payloads.payloads, b"")
+    assert [stream for stream, _, _ in steps(merged)] == [4, 3, 3, 3, 3, 4]
+
+
+def _rolled(values: list[T], rotation: int) -> list[T]:
+    shift = rotation % len(values)
+    return values[len(values) - shift :] + values[: len(values) - shift]
