@@ -38,6 +38,25 @@ class NewChunk:
     blocks: tuple[bytes, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredChunks:
+    """Chunks that were stored in an earlier life, by column.
+
+    Attributes:
+        streams: Number of each one's stream, int64 [N].
+        numbers: Its position in the stream, int64 [N].
+        step_counts: Its steps, int64 [N].
+        params_versions: Version of the parameters that chose its last action, uint64 [N].
+        sizes: Bytes of its blocks, int64 [N].
+    """
+
+    streams: Ints
+    numbers: Ints
+    step_counts: Ints
+    params_versions: NDArray[np.uint64]
+    sizes: Ints
+
+
 class ChunkStore:
     """Keeps chunks by slot while somebody holds them.
 
@@ -84,6 +103,31 @@ class ChunkStore:
         self.count += 1
         return slot
 
+    def restore(self, columns: StoredChunks) -> Ints:
+        """Put chunks of an earlier life [N] into an empty store, held by nobody yet; return their slots.
+
+        Chunks must be in order of stream and position, so that neighbours find each other.
+        """
+        count = len(columns.streams)
+        while self.capacity < count:
+            self._grow()
+        slots = np.arange(count, dtype=np.int64)
+        self._used = self.count = count
+        self._step_counts[:count], self._sizes[:count] = columns.step_counts, columns.sizes
+        self._order[:count] = columns.streams << _CHUNK_NUMBER_BITS | columns.numbers
+        self._params_versions[:count] = columns.params_versions
+        follows = np.flatnonzero(np.diff(self._order[:count]) == 1)
+        self._next[:count] = self._previous[:count] = NONE
+        self._next[follows], self._previous[follows + 1] = follows + 1, follows
+        self.size_bytes = int(columns.sizes.sum())
+        return slots
+
+    def remove_unheld(self) -> None:
+        """Free the restored chunks that nobody came to hold."""
+        unheld = np.flatnonzero(self._holds[: self._used] == 0)
+        if len(unheld):
+            self._remove(unheld)
+
     def hold(self, slots: Ints) -> None:
         """Add one holder to each of the chunks [N], all different."""
         self._holds[slots] += 1
@@ -100,6 +144,10 @@ class ChunkStore:
         """Return the chunk after this one in its stream, or `NONE`."""
         return int(self._next[slot])
 
+    def previous_slot(self, slot: int) -> int:
+        """Return the chunk before this one in its stream, or `NONE`."""
+        return int(self._previous[slot])
+
     def walk_back(self, slots: Ints, chunks: Ints) -> Ints:
         """Return the chunks [N] that many chunks [N] before the given ones [N] in their streams; all must be held."""
         slots, chunks = slots.copy(), chunks.copy()
@@ -107,6 +155,21 @@ class ChunkStore:
             slots[going] = self._previous[slots[going]]
             chunks[going] -= 1
         return slots
+
+    def reaches(self, first: Ints, steps: Ints) -> NDArray[np.bool_]:
+        """Return which windows [N], given as for `spans`, lie in chunks that are all there."""
+        slots, left = first.copy(), steps - self._step_counts[first]
+        complete = np.ones(len(first), dtype=np.bool_)
+        going = np.flatnonzero(left > 0)
+        while len(going):
+            after = self._next[slots[going]]
+            there = after != NONE
+            complete[going[~there]] = False
+            going, after = going[there], after[there]
+            slots[going] = after
+            left[going] -= self._step_counts[after]
+            going = going[left[going] > 0]
+        return complete
 
     def spans(self, first: Ints, steps: Ints) -> Ints:
         """Return every chunk of windows.
@@ -152,6 +215,16 @@ class ChunkStore:
     def blocks(self) -> BlockStore:
         """Where the blocks are."""
         return self._blocks
+
+    def streams_of(self, slots: Ints) -> Ints:
+        """Return the numbers of the streams of chunks [N]."""
+        streams: Ints = self._order[slots] >> _CHUNK_NUMBER_BITS
+        return streams
+
+    def numbers_of(self, slots: Ints) -> Ints:
+        """Return the positions of chunks [N] in their streams."""
+        numbers: Ints = self._order[slots] & (2**_CHUNK_NUMBER_BITS - 1)
+        return numbers
 
     def held(self) -> Ints:
         """Return every chunk there is."""

@@ -43,6 +43,25 @@ class NewItems:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RestoredItems:
+    """Items of an earlier life, by column.
+
+    Attributes:
+        new: What they were inserted with; priorities are the newest known.
+        slots: Where they were, all different, int64 [N].
+        numbers: Their insertion numbers modulo 2^32, uint32 [N].
+        times_sampled: uint32 [N].
+        segments: Segment of the log that has each, int32 [N].
+    """
+
+    new: NewItems
+    slots: Ints
+    numbers: NDArray[np.uint32]
+    times_sampled: NDArray[np.uint32]
+    segments: NDArray[np.int32]
+
+
 class Items:
     """Columns of `capacity` slots. A slot is in use while its length is not 0.
 
@@ -50,15 +69,25 @@ class Items:
     mistaken for the slot's next one.
     """
 
-    def __init__(self, capacity: int) -> None:
-        """Create empty columns; memory is taken only as slots are used."""
+    def __init__(self, capacity: int, *, first_number: int = 0, durable: bool = False) -> None:
+        """Create empty columns; memory is taken only as slots are used.
+
+        Args:
+            capacity: Number of slots.
+            first_number: Insertion number of the first item.
+            durable: Whether items also remember what a log needs to know of them.
+        """
         self.count = 0
+        self.capacity = capacity
         self.first_chunks = np.zeros(capacity, dtype=np.int32)
         self.offsets = np.zeros(capacity, dtype=np.uint16)
         self.lengths = np.zeros(capacity, dtype=np.uint16)
         self.times_sampled = np.zeros(capacity, dtype=np.uint32)
         self._numbers = np.zeros(capacity, dtype=np.uint32)  # insertion number modulo 2^32
-        self._inserted = 0
+        self.inserted = first_number
+        self.priorities = np.zeros(capacity if durable else 0)  # as given, before any exponent
+        self.segments = np.zeros(capacity if durable else 0, dtype=np.int32)  # where the log has the item
+        self._durable = durable
         self._payloads: dict[int, bytes] = {}
         self._free = np.zeros(capacity, dtype=np.int32)  # a stack of slots used before
         self._free_count = 0
@@ -72,8 +101,10 @@ class Items:
         self.offsets[slots] = new.offsets
         self.lengths[slots] = new.lengths
         self.times_sampled[slots] = 0
-        self._numbers[slots] = (np.arange(count) + self._inserted) & 0xFFFFFFFF
-        self._inserted += count
+        self._numbers[slots] = (np.arange(count) + self.inserted) & 0xFFFFFFFF
+        self.inserted += count
+        if self._durable:
+            self.priorities[slots] = new.priorities
         self._payloads.update((slot, p) for slot, p in zip(slots.tolist(), new.payloads, strict=False) if p)
         self.count += count
         return slots
@@ -107,7 +138,7 @@ class Items:
 
     def ages(self, slots: Ints) -> Ints:
         """Return how many items were inserted after each of slots [N]."""
-        return (self._inserted - 1 - self._numbers[slots].astype(np.int64)) & 0xFFFFFFFF
+        return (self.inserted - 1 - self._numbers[slots].astype(np.int64)) & 0xFFFFFFFF
 
     def payloads(self, slots: Ints) -> tuple[bytes, ...]:
         """Return the payload of each slot, or nothing when none has one."""
@@ -119,6 +150,49 @@ class Items:
     def live(self) -> Ints:
         """Return the slots in use."""
         return np.flatnonzero(self.lengths[: self._used])
+
+    def numbers(self, slots: Ints) -> NDArray[np.uint32]:
+        """Return the insertion numbers of slots [N], modulo 2^32."""
+        return self._numbers[slots]
+
+    def oldest_first(self) -> Ints:
+        """Return the slots in use in the order of their insertion."""
+        slots = self.live()
+        return slots[np.argsort(-self.ages(slots), kind="stable")]
+
+    def has(self, slots: Ints, numbers: Ints) -> NDArray[np.bool_]:
+        """Return which of slots [N] still hold the items of insertion numbers [N]."""
+        there: NDArray[np.bool_] = (self.lengths[slots] > 0) & (self._numbers[slots] == numbers & 0xFFFFFFFF)
+        return there
+
+    def ends(self, slots: Ints) -> Ints:
+        """Return for slots [N] the steps from the start of an item's first chunk to the item's end."""
+        return self.offsets[slots].astype(np.int64) + self.lengths[slots]
+
+    def export(self, slots: Ints) -> RestoredItems:
+        """Return the items at slots [N], which must be those of durable columns."""
+        new = NewItems(
+            first_chunks=self.first_chunks[slots].astype(np.int64),
+            offsets=self.offsets[slots].astype(np.int64),
+            lengths=self.lengths[slots].astype(np.int64),
+            priorities=self.priorities[slots],
+            payloads=self.payloads(slots),
+        )
+        return RestoredItems(new, slots, self._numbers[slots], self.times_sampled[slots], self.segments[slots])
+
+    def restore(self, items: RestoredItems) -> None:
+        """Put items into empty columns, at the slots they had."""
+        slots, new = items.slots, items.new
+        self.first_chunks[slots], self.offsets[slots] = new.first_chunks, new.offsets
+        self.lengths[slots], self.times_sampled[slots] = new.lengths, items.times_sampled
+        self._numbers[slots] = items.numbers
+        self.priorities[slots], self.segments[slots] = new.priorities, items.segments
+        self._payloads.update((slot, p) for slot, p in zip(slots.tolist(), new.payloads, strict=False) if p)
+        self.count = len(slots)
+        self._used = int(slots.max(initial=-1)) + 1
+        free = np.flatnonzero(self.lengths[: self._used] == 0)[::-1]  # the lowest is taken first
+        self._free[: len(free)] = free
+        self._free_count = len(free)
 
     def _take_free(self, count: int) -> Ints:
         reused = min(count, self._free_count)

@@ -28,6 +28,24 @@ class RateLimiter:
         self._samples = 0
 
     @property
+    def state(self) -> tuple[int, int, int]:
+        """Whether min_size was reached (0 or 1), inserts beyond it, and samples."""
+        return int(self._reached), self._inserts, self._samples
+
+    def restore(self, state: tuple[int, int, int]) -> None:
+        """Go on from the `state` of an earlier life with the same configuration."""
+        self._reached, self._inserts, self._samples = bool(state[0]), state[1], state[2]
+
+    def begin(self, size: int) -> None:
+        """Begin with a table that holds `size` items already: neither side is ahead."""
+        self.reset()
+        self._reached = size >= self._config.min_size
+
+    def unsampled(self, count: int) -> None:
+        """Take back `count` sampled items that could not be handed out."""
+        self._samples -= count
+
+    @property
     def lead(self) -> float:
         """How far the inserts are ahead, in samples; 0 without a ratio."""
         if not self._config.samples_per_insert:

@@ -14,10 +14,10 @@ from services.replay.append import Appending, plan
 from services.replay.append_check import check_priorities
 from services.replay.calls import Calls
 from services.replay.credit import Credit, Wanted
+from services.replay.drawn import Sample as SampledItems
 from services.replay.gate import Gate
 from services.replay.replay import Replay
-from services.replay.table import Sample, Table
-from services.replay.table import Sample as Drawn
+from services.replay.table import Table
 from tidemill.errors import InvalidArgument, ResourceExhausted, TidemillError
 from tidemill.replay.table_config import TableDescription, check_signature
 from tidemill.replay.v1 import replay_pb2 as pb
@@ -211,7 +211,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         table.check_batch_size(opening.batch_size, opening.without_replacement)
         return table, opening.batch_size, opening.without_replacement
 
-    def _pack(self, sample: Drawn, limiter_lead: float) -> pb.SampleResponse:
+    def _pack(self, sample: SampledItems, limiter_lead: float) -> pb.SampleResponse:
         size = sum(len(column.data) for column in sample.blocks)
         if size > self._max_batch_bytes:
             raise ResourceExhausted(
@@ -245,7 +245,7 @@ def _keys(keys: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:  # noqa: ANN401 - 
     return np.array(keys, dtype=np.uint64)
 
 
-def _pack_sample(sample: Sample, env_steps: int, limiter_lead: float) -> pb.SampleResponse:
+def _pack_sample(sample: SampledItems, env_steps: int, limiter_lead: float) -> pb.SampleResponse:
     """Return the message of a sample; lists are converted whole, never item by item."""
     message = pb.SampleResponse(
         keys=sample.keys.tolist(),

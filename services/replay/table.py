@@ -2,95 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.chunk_store import ChunkStore
+from services.replay.chunk_store import NONE, ChunkStore
+from services.replay.drawn import Drawn, Sample, locate
 from services.replay.holdings import Holdings
-from services.replay.items import Items, NewItems
+from services.replay.items import Items, NewItems, RestoredItems
+from services.replay.picker import Picker
 from services.replay.rate_limiter import RateLimiter
 from services.replay.selectors import SelectorPair
+from services.replay.table_stats import Counters, TableStats
 from tidemill.errors import InvalidArgument
-from tidemill.replay.batch import Blocks
 from tidemill.replay.table_config import TableConfig
 
 Ints = NDArray[np.int64]
 
 
-@dataclass(slots=True)
-class Counters:
-    """Events of a table since it was created or reset.
-
-    Attributes:
-        inserts: Items inserted.
-        samples: Items sampled.
-        evictions: Items removed because the table was full.
-        priority_updates: Priorities set.
-        unknown_keys: Keys of updates and deletions that were not in the table.
-        sampled_age: Sum over sampled items of how many items were inserted after them.
-    """
-
-    inserts: int = 0
-    samples: int = 0
-    evictions: int = 0
-    priority_updates: int = 0
-    unknown_keys: int = 0
-    sampled_age: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Sample:
-    """B items drawn from a table and the C chunks they lie in.
-
-    Attributes:
-        keys: uint64 [B].
-        probabilities: Probability with which each was chosen, float64 [B].
-        first_rows: Row of each item's first step over the steps of all chunks, int64 [B].
-        lengths: Steps of each item, int64 [B].
-        payloads: One for each item, or empty when none has one.
-        step_counts: Steps of each chunk, int64 [C]; chunks are ordered by stream and position, each once.
-        params_versions: Parameter version of each chunk, uint64 [C].
-        blocks: The chunks' blocks, one entry for each column.
-        table_items: Items in the table at the draw.
-        priority_mass: Sum of sampler weights at the draw.
-    """
-
-    keys: NDArray[np.uint64]
-    probabilities: NDArray[np.float64]
-    first_rows: Ints
-    lengths: Ints
-    payloads: tuple[bytes, ...]
-    step_counts: Ints
-    params_versions: NDArray[np.uint64]
-    blocks: tuple[Blocks, ...]
-    table_items: int
-    priority_mass: float
-
-
 class Table:
     """Items over the chunks of a store, picked by a sampler and evicted by a remover."""
 
-    def __init__(self, config: TableConfig, store: ChunkStore, rng: np.random.Generator) -> None:
+    def __init__(
+        self, config: TableConfig, store: ChunkStore, rng: np.random.Generator, *, durable: bool = False
+    ) -> None:
         """Create an empty table.
 
         Args:
             config: What defines it.
             store: Holds the chunks of its items; may be shared by tables of the same signature.
             rng: Source of all its random picks.
+            durable: Whether it notes for a log which items leave.
         """
         self.config = config
         self.store = store
+        self.durable = durable
         self._rng = rng
         self.limiter = RateLimiter(config.rate_limiter)
         self._holdings = Holdings(store)
-        self._clear()
+        self.items: Items
+        self._selectors: SelectorPair
+        self._picker: Picker
+        self.counters: Counters
+        self._removed: list[Ints]  # slots emptied since the log was last told
+        self._clear(first_number=0)
 
     @property
     def size(self) -> int:
         """Items in the table."""
-        return self._items.count
+        return self.items.count
 
     @property
     def held_bytes(self) -> int:
@@ -115,7 +76,7 @@ class Table:
         pickable = self._selectors.sampler.pickable
         if without_replacement and pickable < batch_size:
             return False
-        return self._draws >= batch_size if self.config.max_times_sampled else pickable > 0
+        return self._picker.left >= batch_size if self.config.max_times_sampled else pickable > 0
 
     def check_batch_size(self, batch_size: int, without_replacement: bool) -> None:
         """Raise InvalidArgument if a full table could not serve such a batch."""
@@ -126,30 +87,49 @@ class Table:
                 f"has at most {draws} samples to give at a time"
             )
 
-    def insert(self, new: NewItems) -> None:
-        """Insert items whose chunks are in the store; those the remover picks leave when the table is full."""
-        count = len(new.lengths)
+    def insert(self, new: NewItems) -> Ints:
+        """Insert items whose chunks are in the store; those the remover picks leave when the table is full.
+
+        Returns:
+            Slots of the new items that are still there afterwards, [M].
+        """
+        count, number, evictions = len(new.lengths), self.items.inserted, self.counters.evictions
         self.limiter.inserted(count, self.size + count)
         self.counters.inserts += count
+        added = [_NO_SLOTS]
         for start in range(0, count, self.config.max_items):  # one pass but for batches larger than the table
             part = new.part(start, start + self.config.max_items)
             excess = self.size + len(part.lengths) - self.config.max_items
             if excess > 0:
                 self._evict(excess)
-            self._add(part)
+            added.append(self._add(part))
         self._shrink_to_bytes()
+        slots = np.concatenate(added)
+        if self.counters.evictions > evictions:  # perhaps some of the new ones
+            slots = slots[self.items.has(slots, np.arange(number, number + count))]
+        return slots
 
     def sample(self, batch_size: int, without_replacement: bool = False, counted: int | None = None) -> Sample:
+        """Draw a batch and read its blocks, which must be in memory; see `draw`."""
+        drawn = self.draw(batch_size, without_replacement, counted)
+        try:
+            return drawn.with_blocks(self.store.blocks.read(drawn.chunks, drawn.step_counts))
+        finally:
+            drawn.release(self.store)
+
+    def draw(self, batch_size: int, without_replacement: bool = False, counted: int | None = None) -> Drawn:
         """Draw a batch; `has_draws` must hold. Items sampled often enough leave the table.
 
-        The rate limiter counts `counted` samples, or the batch's size if that is None.
+        The rate limiter counts `counted` samples, or the batch's size if that is None. The chunks stay until the
+        caller releases them.
         """
         mass, size = self.priority_mass, self.size
-        slots, probabilities, exhausted = self._pick(batch_size, without_replacement)
-        drawn = self._read(slots, probabilities, size, mass)
+        slots, probabilities, exhausted = self._picker.pick(batch_size, without_replacement)
+        drawn = locate(self.items, self.store, slots, probabilities, (size, mass))
+        drawn.hold(self.store)
         self.limiter.sampled(batch_size if counted is None else counted)
         self.counters.samples += batch_size
-        self.counters.sampled_age += int(self._items.ages(slots).sum())
+        self.counters.sampled_age += int(self.items.ages(slots).sum())
         if len(exhausted):
             self._selectors.remove_from_remover(exhausted)
             self._forget(exhausted)
@@ -157,18 +137,21 @@ class Table:
 
     def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> int:
         """Set priorities [N] of items by key [N]; the last of a repeated key counts. Return how many were found."""
-        slots, found = self._items.find(keys)
+        slots, found = self.items.find(keys)
         unique, last = np.unique(slots[::-1], return_index=True)
-        self._draws -= self._draws_of(unique)
-        self._selectors.update(unique, priorities[found][::-1][last])
-        self._draws += self._draws_of(unique)
+        self._picker.forget(unique)
+        newest = priorities[found][::-1][last]
+        self._selectors.update(unique, newest)
+        if self.durable:
+            self.items.priorities[unique] = newest
+        self._picker.note(unique)
         self.counters.priority_updates += len(slots)
         self.counters.unknown_keys += len(keys) - len(slots)
         return len(slots)
 
     def delete(self, keys: NDArray[np.uint64]) -> int:
         """Remove items by key [N]; return how many were there."""
-        slots, _ = self._items.find(keys)
+        slots, _ = self.items.find(keys)
         slots = np.unique(slots)
         self.counters.unknown_keys += len(keys) - len(slots)
         self._remove(slots)
@@ -177,41 +160,120 @@ class Table:
     def reset(self) -> int:
         """Remove every item and zero the counters; return how many items there were."""
         removed = self.size
+        leaving = [*self._removed, self.items.live()] if self.durable else []
         self.limiter.reset()
         self._holdings.clear()
-        self._clear()
+        self._clear(self.items.inserted)  # numbers go on, so that no key ever names two items
+        self._removed = leaving
         return removed
 
     def chunks(self) -> Ints:
         """Return the chunks that items of this table need."""
         return self._holdings.chunks()
 
-    def _clear(self) -> None:
+    def drop_items_of(self, chunk: int) -> int:
+        """Remove every item that needs a chunk, whose bytes are damaged; return how many there were."""
+        leaving = []
+        distance = 0  # steps from the start of an earlier chunk to that of the damaged one
+        slots = self.items.live()
+        first, ends = self.items.first_chunks[slots], self.items.ends(slots)
+        while chunk != NONE and distance < self.config.max_item_steps:
+            leaving.append(slots[(first == chunk) & (ends > distance)])
+            chunk = self.store.previous_slot(chunk)
+            distance += int(self.store.step_counts(np.array([chunk]))[0]) if chunk != NONE else 0
+        gone = np.concatenate(leaving)
+        self.counters.corrupt_items += len(gone)
+        self._remove(gone)
+        return len(gone)
+
+    def take_removed(self) -> Ints:
+        """Return the slots that were emptied since this was last asked, of which some may be in use again."""
+        removed, self._removed = self._removed, []
+        return np.concatenate(removed) if removed else _NO_SLOTS
+
+    @property
+    def stats(self) -> TableStats:
+        """Every number of the table beside its items."""
+        return TableStats(self.counters, self.items.inserted, self.limiter.state)
+
+    def restore(self, stats: TableStats, items: RestoredItems, *, same_limiter: bool) -> None:
+        """Fill an empty table with the items of an earlier life, whose chunks are in the store.
+
+        Args:
+            stats: Its numbers.
+            items: Its items, in the order of their insertion.
+            same_limiter: Whether the rate limiter is configured as it was; if not, it begins anew.
+        """
+        self._clear(stats.inserted)
+        self.counters = replace(stats.counters)
+        self.items.restore(items)
+        slots = items.slots
+        self._selectors.insert(slots, items.new.priorities)
+        self._picker.note(slots)
+        self._holdings.add(self._spans(slots))
+        if same_limiter:
+            self.limiter.restore(stats.limiter)
+        else:
+            self.limiter.begin(self.size)
+        limit = self.config.max_times_sampled
+        self._remove(slots[self.items.times_sampled[slots] >= limit] if limit else _NO_SLOTS)
+        self._shrink_to_bytes()
+
+    def reconfigure(self, config: TableConfig) -> None:
+        """Take another capacity, rate limiter or `max_times_sampled`; items beyond the capacity are evicted.
+
+        All of the table is noted as removed: a log is to be told its items anew.
+        """
+        self._evict(max(self.size - config.max_items, 0))
+        slots = self.items.oldest_first()
+        items, stats, same_limiter = (
+            self.items.export(slots),
+            self.stats,
+            config.rate_limiter == self.config.rate_limiter,
+        )
+        if slots.max(initial=-1) >= config.max_items:
+            items = replace(items, slots=np.arange(len(slots)))
+        leaving, chunks = [*self._removed, slots], self.chunks()
+        self.store.hold(chunks)  # while nobody else does
+        self._holdings.clear()
+        self.config, self.limiter = config, RateLimiter(config.rate_limiter)
+        self.restore(stats, items, same_limiter=same_limiter)
+        self._removed = leaving + self._removed
+        self.store.release(chunks)
+
+    def _clear(self, first_number: int) -> None:
         config = self.config
         self.counters = Counters()
-        self._items = Items(config.max_items)
+        self._removed = []
+        self.items = Items(config.max_items, first_number=first_number, durable=self.durable)
         self._selectors = SelectorPair.make(config.sampler, config.remover, config.max_items)
-        self._draws = 0  # samples that the items may still be given; counted only with max_times_sampled
+        self._picker = Picker(self.items, self._selectors.sampler, config.max_times_sampled, self._rng)
 
-    def _add(self, new: NewItems) -> None:
-        slots = self._items.add(new)
+    def _add(self, new: NewItems) -> Ints:
+        slots = self.items.add(new)
         self._selectors.insert(slots, new.priorities)
-        self._draws += self._draws_of(slots)
+        self._picker.note(slots)
         self._holdings.add(self._spans(slots))
+        return slots
 
     def _remove(self, slots: Ints) -> None:
-        self._draws -= self._draws_of(slots)
+        self._picker.forget(slots)
         self._selectors.remove(slots)
         self._forget(slots)
 
     def _forget(self, slots: Ints) -> None:
         self._holdings.remove(self._spans(slots))
-        self._items.remove(slots)
+        self.items.remove(slots)
+        self._note_removed(slots)
+
+    def _note_removed(self, slots: Ints) -> None:
+        if self.durable and len(slots):
+            self._removed.append(slots)
 
     def _evict(self, count: int) -> None:
         leaving = self._selectors.remover.take(count, self._rng)
         if len(leaving) < count:  # a prioritized remover does not pick items of priority 0
-            rest = np.setdiff1d(self._items.live(), leaving)
+            rest = np.setdiff1d(self.items.live(), leaving)
             leaving = np.concatenate((leaving, rest[: count - len(leaving)]))
         self.counters.evictions += len(leaving)
         self._remove(leaving)
@@ -223,78 +285,8 @@ class Table:
             self._evict(max(1, int(excess / self.held_bytes * self.size)))
 
     def _spans(self, slots: Ints) -> Ints:
-        items = self._items
-        steps = items.offsets[slots].astype(np.int64) + items.lengths[slots]
-        return self.store.spans(items.first_chunks[slots].astype(np.int64), steps)
-
-    def _read(self, slots: Ints, probabilities: NDArray[np.float64], size: int, mass: float) -> Sample:
-        items, store = self._items, self.store
-        chunks, places = store.in_order(self._spans(slots))
-        step_counts = store.step_counts(chunks)
-        starts = np.cumsum(step_counts) - step_counts
-        return Sample(
-            keys=items.keys(slots),
-            probabilities=probabilities,
-            first_rows=starts[places[: len(slots)]] + items.offsets[slots],
-            lengths=items.lengths[slots].astype(np.int64),
-            payloads=items.payloads(slots),
-            step_counts=step_counts,
-            params_versions=store.params_versions(chunks),
-            blocks=store.blocks.read(chunks, step_counts),
-            table_items=size,
-            priority_mass=mass,
-        )
-
-    def _pick(self, count: int, without_replacement: bool) -> tuple[Ints, NDArray[np.float64], Ints]:
-        """Return slots [count], their probabilities, and which of them this used up, gone from the sampler."""
-        sampler, mass = self._selectors.sampler, self.priority_mass
-        slots, weights, exhausted = _NO_SLOTS, np.empty(0), _NO_SLOTS
-        while len(slots) < count:  # again only for items that were picked more often than they may
-            picked = self._pick_some(count - len(slots), without_replacement)
-            slots = np.concatenate((slots, picked))
-            weights = np.concatenate((weights, sampler.weights(picked)))
-            if self.config.max_times_sampled:
-                exhausted = np.concatenate((exhausted, self._use(picked)))
-        return slots, weights / mass if sampler.random else np.ones(count), exhausted
-
-    def _pick_some(self, count: int, without_replacement: bool) -> Ints:
-        sampler, limit = self._selectors.sampler, self.config.max_times_sampled
-        if without_replacement:
-            return sampler.take(count, self._rng)
-        if not limit:
-            return sampler.draw(count, self._rng)
-        if sampler.random:
-            slots = sampler.draw(count, self._rng)
-            return slots[self._items.times_sampled[slots] + _occurrences(slots) < limit]
-        slots = sampler.take(count, self._rng)
-        return np.repeat(slots, limit - self._items.times_sampled[slots].astype(np.int64))[:count]
-
-    def _use(self, slots: Ints) -> Ints:
-        """Count the samples of items; return those that may not be sampled again, gone from the sampler."""
-        times = self._items.times_sampled
-        np.add.at(times, slots, 1)
-        self._draws -= len(slots)
-        exhausted = np.unique(slots[times[slots] >= self.config.max_times_sampled])
-        self._selectors.sampler.remove(exhausted)
-        return exhausted
-
-    def _draws_of(self, slots: Ints) -> int:
-        limit = self.config.max_times_sampled
-        if not limit:
-            return 0
-        slots = slots[self._selectors.sampler.can_pick(slots)]
-        return limit * len(slots) - int(self._items.times_sampled[slots].sum())
+        items = self.items
+        return self.store.spans(items.first_chunks[slots].astype(np.int64), items.ends(slots))
 
 
 _NO_SLOTS: Ints = np.empty(0, dtype=np.int64)
-
-
-def _occurrences(values: Ints) -> Ints:
-    """Return for each entry of [N] how many equal ones come before it."""
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
-    positions = np.arange(len(values))
-    starts = np.maximum.accumulate(np.where(np.r_[True, ordered[1:] != ordered[:-1]], positions, 0))
-    counts = np.empty_like(values)
-    counts[order] = positions - starts
-    return counts

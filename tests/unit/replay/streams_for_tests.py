@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.replay.append import Appending, plan
+from services.replay.drawn import Sample
 from services.replay.replay import Replay
-from services.replay.table import Sample
 from tidemill.codec import decode, encode
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.chunk import Chunk, ItemBatch

@@ -148,7 +148,6 @@ class ReplayMachine(RuleBasedStateMachine):
         """Remove every item of a table."""
         assert self.replay.find(name).reset() == len(self.items[name])
         self.items[name] = []
-        self.inserted[name] = 0
 
     @invariant()
     def tables_hold_what_the_model_holds(self) -> None:

@@ -1,0 +1,61 @@
+"""The numbers of a table that survive a restart."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(slots=True)
+class Counters:
+    """Events of a table since it was created or reset.
+
+    Attributes:
+        inserts: Items inserted.
+        samples: Items sampled.
+        evictions: Items removed because the table was full.
+        priority_updates: Priorities set.
+        unknown_keys: Keys of updates and deletions that were not in the table.
+        sampled_age: Sum over sampled items of how many items were inserted after them.
+        corrupt_items: Items dropped because the bytes of a chunk they need were damaged on disk.
+    """
+
+    inserts: int = 0
+    samples: int = 0
+    evictions: int = 0
+    priority_updates: int = 0
+    unknown_keys: int = 0
+    sampled_age: int = 0
+    corrupt_items: int = 0
+
+
+@dataclass(slots=True)
+class TableStats:
+    """All numbers of a table beside its items.
+
+    Attributes:
+        counters: What was counted.
+        inserted: Items ever inserted, resets included: the insertion number of the next item.
+        limiter: State of the rate limiter, see `RateLimiter.state`.
+    """
+
+    counters: Counters
+    inserted: int
+    limiter: tuple[int, int, int]
+
+    def to_array(self) -> NDArray[np.int64]:
+        """Return them as int64 [STATS_FIELDS]."""
+        return np.array([*astuple(self.counters), self.inserted, *self.limiter], dtype=np.int64)
+
+    @classmethod
+    def from_array(cls, values: NDArray[np.integer]) -> TableStats:
+        """Return what `to_array` made numbers of."""
+        numbers = [int(value) for value in values]
+        counters, rest = numbers[:_COUNTERS], numbers[_COUNTERS:]
+        return cls(Counters(*counters), rest[0], (rest[1], rest[2], rest[3]))
+
+
+_COUNTERS = len(Counters.__dataclass_fields__)
+STATS_FIELDS = _COUNTERS + 4
