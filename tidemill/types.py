@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -95,6 +96,16 @@ class EnvSpec:
     def is_discrete(self) -> bool:
         """Whether actions are integers 0 .. num_actions - 1."""
         return self.num_actions > 0
+
+    @property
+    def observation_size(self) -> int:
+        """Numbers that a network sees at once, the whole frame stack included."""
+        return math.prod(self.observation_shape) * self.frame_stack
+
+    @property
+    def action_size(self) -> int:
+        """Numbers of one continuous action; 1 for a discrete one."""
+        return math.prod(self.action_shape)
 
     @property
     def action_dtype(self) -> str:

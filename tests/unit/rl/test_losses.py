@@ -52,9 +52,9 @@ def test_soft_target_takes_the_smaller_critic_and_adds_the_entropy() -> None:
     torch.testing.assert_close(target, torch.tensor([2.6, 7.0]))
 
 
-def test_sac_critic_loss_sums_the_critics_and_reports_their_mean_error() -> None:
+def test_twin_loss_sums_the_critics_and_reports_their_mean_error() -> None:
     """Errors (1, 2) and (3, 0) of weights (1, .5): halves of 1 + 9 and of .5 * 4, mean (5 + 1) / 2 = 3."""
-    result = sac_loss.critic_loss(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.zeros(2), torch.tensor([1.0, 0.5]))
+    result = losses.twin_td_loss(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.zeros(2), torch.tensor([1.0, 0.5]))
     torch.testing.assert_close(result.loss, torch.tensor(3.0))
     torch.testing.assert_close(result.td_error, torch.tensor([2.0, 1.0]))
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.unit.rl.batches import CONTINUOUS, random_batch
+from tidemill.rl import losses
 from tidemill.rl.agents.sac import loss as sac_loss
 from tidemill.rl.agents.sac.agent import SACAgent
 from tidemill.rl.agents.sac.config import SACConfig
@@ -89,10 +90,10 @@ def test_log_density_stays_finite_where_tanh_is_flat() -> None:
 
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_critic_gradients_are_autograds(layer_norm: bool) -> None:
-    """Written-out gradients of the critic's loss equal those autograd finds for `critic_loss`."""
+    """Written-out gradients of the critic's loss equal those autograd finds for `twin_td_loss`."""
     critic = BatchedMLP(2, 5, (16, 12), 1, torch.Generator().manual_seed(0), layer_norm)
     inputs, target, weight = torch.randn(7, 5), torch.randn(7), torch.rand(7)
-    result = sac_loss.critic_loss(critic(inputs).squeeze(-1), target, weight)
+    result = losses.twin_td_loss(critic(inputs).squeeze(-1), target, weight)
     expected = torch.autograd.grad(result.loss, list(critic.parameters()))
     with torch.no_grad():
         traces = critic.trace(inputs)

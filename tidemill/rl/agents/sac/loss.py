@@ -1,11 +1,14 @@
-"""The losses of soft actor-critic, and their gradients written out, as pure functions of tensors."""
+"""The losses of soft actor-critic, and their gradients written out, as pure functions of tensors.
+
+The critics' own is `tidemill.rl.losses.twin_td_loss`.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from tidemill.rl.losses import TDLoss, assert_rank
+from tidemill.rl.losses import assert_rank
 
 
 def soft_q_target(
@@ -31,23 +34,6 @@ def soft_q_target(
     assert_rank(0, temperature=temperature)
     soft_value = torch.minimum(bootstrap_q[0], bootstrap_q[1]) - temperature * log_prob
     return (n_step_return + bootstrap_discount * soft_value).detach()
-
-
-def critic_loss(q: Tensor, target: Tensor, weight: Tensor) -> TDLoss:
-    """Return the sum of both critics' weighted mean of half the squared error.
-
-    `td_error` is the mean of the two absolute errors, [B]: what prioritized replay wants.
-
-    Args:
-        q: Both critics' values, [2, B].
-        target: The target they share, [B].
-        weight: Importance weights, [B].
-    """
-    assert_rank(2, q=q)
-    assert_rank(1, target=target, weight=weight)
-    error = q - target
-    loss = 0.5 * (weight * error.square()).sum(dim=0).mean()
-    return TDLoss(loss, error.detach().abs().mean(dim=0))
 
 
 def actor_loss(q: Tensor, log_prob: Tensor, temperature: Tensor) -> Tensor:
@@ -76,7 +62,7 @@ def temperature_loss(log_temperature: Tensor, log_prob: Tensor, target_entropy: 
 
 
 def critic_gradient(q: Tensor, target: Tensor, weight: Tensor, max_error: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Return the gradient of `critic_loss` with respect to q, [2, B], and its `td_error`, [B].
+    """Return the gradient of `twin_td_loss` with respect to q, [2, B], and its `td_error`, [B].
 
     A positive `max_error` is the threshold of a Huber loss in place of the squared one: the gradient stops there.
     """

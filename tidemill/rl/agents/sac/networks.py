@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from tidemill.rl.agents.sac.config import SACConfig
@@ -13,16 +11,12 @@ from tidemill.types import EnvSpec
 
 def build_actor(config: SACConfig, env_spec: EnvSpec, rng: torch.Generator) -> BatchedMLP:
     """Return one network from observations [B, O] to mean and log standard deviation, [1, B, 2 A]."""
-    outputs = 2 * math.prod(env_spec.action_shape)
-    return BatchedMLP(1, _observation_size(env_spec), config.hidden_sizes, outputs, rng).requires_grad_(False)
+    outputs = 2 * env_spec.action_size
+    return BatchedMLP(1, env_spec.observation_size, config.hidden_sizes, outputs, rng).requires_grad_(False)
 
 
 def build_critic(config: SACConfig, env_spec: EnvSpec, rng: torch.Generator) -> BatchedMLP:
     """Return two networks from observations and actions side by side, [B, O + A], to values [2, B, 1]."""
-    inputs = _observation_size(env_spec) + math.prod(env_spec.action_shape)
+    inputs = env_spec.observation_size + env_spec.action_size
     norm = config.critic_layer_norm
     return BatchedMLP(2, inputs, config.hidden_sizes, 1, rng, layer_norm=norm).requires_grad_(False)
-
-
-def _observation_size(env_spec: EnvSpec) -> int:
-    return math.prod(env_spec.observation_shape) * env_spec.frame_stack

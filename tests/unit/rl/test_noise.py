@@ -1,0 +1,104 @@
+"""Exploration noise has the statistics its settings promise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tidemill.errors import ConfigError
+from tidemill.rl.noise import ActionNoise, NoiseConfig, OrnsteinUhlenbeck
+
+N = 4_000
+ZEROS = np.zeros((N, 2), np.float32)
+
+
+def test_gaussian_noise_is_white_with_its_standard_deviation() -> None:
+    """Mean 0, standard deviation .1, and no correlation between steps or components."""
+    noise = ActionNoise(NoiseConfig("gaussian", std=0.1), seed=0)
+    first, second = noise.disturb(ZEROS), noise.disturb(ZEROS)
+    assert first.dtype == np.float32
+    np.testing.assert_allclose(first.mean(axis=0), 0.0, atol=0.006)
+    np.testing.assert_allclose(first.std(axis=0), 0.1, rtol=0.05)
+    assert np.corrcoef(first[:, 0], second[:, 0])[0, 1] == pytest.approx(0.0, abs=0.06)
+    assert np.corrcoef(first[:, 0], first[:, 1])[0, 1] == pytest.approx(0.0, abs=0.06)
+
+
+def test_ou_variance_grows_to_the_stationary_one() -> None:
+    """After k steps it is std^2 (1 - r^2k) / (1 - r^2) with r = 1 - theta: .04, and .1441 after many."""
+    process = OrnsteinUhlenbeck(theta=0.15, std=0.2, rng=np.random.default_rng(0))
+    steps = [process.next((N, 2)).copy() for _ in range(60)]
+    for count in (1, 2, 5, 60):
+        expected = 0.04 * (1 - 0.85 ** (2 * count)) / (1 - 0.85**2)
+        assert steps[count - 1].var() == pytest.approx(expected, rel=0.06)
+    assert steps[-1].mean() == pytest.approx(0.0, abs=0.02)
+
+
+def test_ou_neighbours_correlate_by_what_a_step_keeps() -> None:
+    """In the stationary state neighbouring steps correlate with 1 - theta, steps k apart with its k-th power."""
+    process = OrnsteinUhlenbeck(theta=0.15, std=0.2, rng=np.random.default_rng(1))
+    steps = [process.next((N, 1)).copy()[:, 0] for _ in range(60)]
+    assert np.corrcoef(steps[-2], steps[-1])[0, 1] == pytest.approx(0.85, abs=0.03)
+    assert np.corrcoef(steps[-6], steps[-1])[0, 1] == pytest.approx(0.85**5, abs=0.06)
+
+
+def test_ou_starts_from_zero_where_an_episode_begins() -> None:
+    """There one step's variance is left, uncorrelated with the step before; elsewhere the process goes on."""
+    noise = ActionNoise(NoiseConfig("ou", std=0.2), seed=0)
+    for _ in range(40):
+        before = noise.disturb(ZEROS)
+    is_first = np.arange(N) < N // 2
+    after = noise.disturb(ZEROS, is_first)
+    assert after[is_first].std() == pytest.approx(0.2, rel=0.05)
+    assert np.corrcoef(before[is_first, 0], after[is_first, 0])[0, 1] == pytest.approx(0.0, abs=0.06)
+    assert after[~is_first].std() == pytest.approx(np.sqrt(0.04 / (1 - 0.85**2)), rel=0.06)
+    assert np.corrcoef(before[~is_first, 0], after[~is_first, 0])[0, 1] == pytest.approx(0.85, abs=0.04)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "ou"])
+def test_disturbed_action_stays_within_the_bounds(kind: str) -> None:
+    """Noise of standard deviation 5 is cut off at -1 and 1."""
+    noise = ActionNoise(NoiseConfig(kind, std=5.0), seed=0)  # type: ignore[arg-type]
+    action = noise.disturb(ZEROS)
+    assert (action.min(), action.max()) == (-1.0, 1.0)
+
+
+def test_noise_of_zero_changes_nothing() -> None:
+    """The policy's own actions come back."""
+    action = np.random.default_rng(0).uniform(-1, 1, (8, 2)).astype(np.float32)
+    np.testing.assert_array_equal(ActionNoise(NoiseConfig(std=0.0), seed=0).disturb(action), action)
+
+
+def test_share_of_the_environments_acts_without_noise() -> None:
+    """With a share of .25 the first of four environments keeps the policy's action, also while others hold."""
+    noise = ActionNoise(NoiseConfig(std=0.3, greedy_share=0.25, hold_probability=1.0, hold_steps=30), seed=0)
+    action = np.zeros((4, 2), np.float32)
+    first, second = noise.disturb(action), noise.disturb(action)
+    assert (first[0] == 0).all()
+    assert (first[1:] != 0).all()
+    np.testing.assert_array_equal(first[1:], second[1:])  # a hold is one constant action
+
+
+def test_noise_follows_its_seed() -> None:
+    """The same seed repeats it; another differs."""
+    one, same, other = (ActionNoise(NoiseConfig("ou", hold_probability=0.5), seed).disturb(ZEROS) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one, same)
+    assert not np.array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("kind", "pink"),
+        ("std", -0.1),
+        ("std", float("inf")),
+        ("theta", 0.0),
+        ("theta", 1.5),
+        ("greedy_share", 2.0),
+        ("hold_probability", -1.0),
+        ("hold_steps", 0),
+    ],
+)
+def test_noise_setting_out_of_range_is_refused(field: str, value: object) -> None:
+    """The message names the field and the value."""
+    with pytest.raises(ConfigError, match=rf"noise.{field} is {value!r}, but must be "):
+        NoiseConfig(**{field: value})  # type: ignore[arg-type]

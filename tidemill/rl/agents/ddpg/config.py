@@ -1,0 +1,68 @@
+"""Settings of DDPG. Imports no torch, so that any process can read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tidemill.rl.agents.checks import require, require_actions
+from tidemill.rl.noise import NoiseConfig
+from tidemill.types import EnvSpec, WindowSpec
+
+
+@dataclass(frozen=True)
+class DDPGConfig:
+    """Deep deterministic policy gradient for continuous actions; defaults of Lillicrap et al. (2016), section 7."""
+
+    algorithm: Literal["ddpg"] = "ddpg"
+    """Names these settings; always `ddpg`."""
+    actor_sizes: tuple[int, ...] = (400, 300)
+    """Units of each hidden layer of the actor."""
+    actor_activation: Literal["relu", "tanh"] = "relu"
+    """What follows each hidden layer of the actor; the critic's have a ReLU."""
+    critic_sizes: tuple[int, ...] = (400, 300)
+    """Units of each hidden layer of the critic."""
+    action_layer: int = 1
+    """Number of the critic's hidden layer that takes the action: 0, beside the observation, up to the last."""
+    actor_learning_rate: float = 1e-4
+    """Step size of Adam for the actor."""
+    critic_learning_rate: float = 1e-3
+    """Step size of Adam for the critic."""
+    critic_weight_decay: float = 0.0
+    """L2 penalty that Adam adds to the critic's gradient, per unit of weight; the paper's is 0.01."""
+    batch_size: int = 64
+    """Items of one update."""
+    gamma: float = 0.99
+    """Discount of one environment step."""
+    n_step: int = 1
+    """Rewards summed before bootstrapping."""
+    tau: float = 0.001
+    """Share of actor and critic that their targets take over at each update."""
+    noise: NoiseConfig = field(default_factory=lambda: NoiseConfig(kind="ou", std=0.2))
+    """How actions are disturbed while exploring."""
+    random_steps: int = 1_000
+    """Environment steps of the whole cluster for which actions are uniformly random."""
+
+    def __post_init__(self) -> None:
+        for name in ("actor_sizes", "critic_sizes"):
+            sizes = getattr(self, name)
+            require(len(sizes) > 0 and min(sizes) > 0, name, sizes, "at least one size, each positive")
+        activation, last = self.actor_activation, len(self.critic_sizes) - 1
+        require(activation in ("relu", "tanh"), "actor_activation", activation, "'relu' or 'tanh'")
+        require(0 <= self.action_layer <= last, "action_layer", self.action_layer, f"0 to {last}")
+        for name in ("actor_learning_rate", "critic_learning_rate"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "positive")
+        require(self.critic_weight_decay >= 0, "critic_weight_decay", self.critic_weight_decay, "0 or more")
+        require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
+        require(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
+        require(self.n_step >= 1, "n_step", self.n_step, "at least 1")
+        require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
+        require(self.random_steps >= 0, "random_steps", self.random_steps, "0 or more")
+
+    def window(self, frame_stack: int) -> WindowSpec:
+        """Return which steps of a stream an item covers, given how many frames the network sees."""
+        return WindowSpec(history=frame_stack - 1, steps=self.n_step)
+
+    def check_fit(self, env_spec: EnvSpec) -> None:
+        """Raise ConfigError if the environment's actions are not continuous."""
+        require_actions(self.algorithm, env_spec, discrete=False)

@@ -1,0 +1,37 @@
+"""The networks of DDPG, as its agent and its policy need them."""
+
+from __future__ import annotations
+
+import torch
+
+from tidemill.rl.agents.ddpg.config import DDPGConfig
+from tidemill.rl.networks.deterministic import ActionCritic, DeterministicActor
+from tidemill.types import EnvSpec
+
+LAST_BOUND = 3e-3
+"""Bound on the last layers' first parameters (Lillicrap et al. 2016, section 7)."""
+
+
+def build_actor(config: DDPGConfig, env_spec: EnvSpec, rng: torch.Generator) -> DeterministicActor:
+    """Return the network from observations [B, O] to actions [B, A]."""
+    return DeterministicActor(
+        env_spec.observation_size,
+        config.actor_sizes,
+        env_spec.action_size,
+        rng,
+        activation=config.actor_activation,
+        last_bound=LAST_BOUND,
+    )
+
+
+def build_critic(config: DDPGConfig, env_spec: EnvSpec, rng: torch.Generator) -> ActionCritic:
+    """Return the network from observations and actions to values [B, 1]."""
+    return ActionCritic(
+        env_spec.observation_size,
+        env_spec.action_size,
+        config.critic_sizes,
+        1,
+        rng,
+        action_layer=config.action_layer,
+        last_bound=LAST_BOUND,
+    )

@@ -1,0 +1,63 @@
+"""Settings of TD3. Imports no torch, so that any process can read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tidemill.rl.agents.checks import require, require_actions
+from tidemill.rl.noise import NoiseConfig
+from tidemill.types import EnvSpec, WindowSpec
+
+
+@dataclass(frozen=True)
+class TD3Config:
+    """Twin delayed deterministic policy gradient for continuous actions; defaults of Fujimoto et al. (2018)."""
+
+    algorithm: Literal["td3"] = "td3"
+    """Names these settings; always `td3`."""
+    hidden_sizes: tuple[int, ...] = (256, 256)
+    """Units of each hidden layer of the actor and of both critics."""
+    actor_learning_rate: float = 3e-4
+    """Step size of Adam for the actor."""
+    critic_learning_rate: float = 3e-4
+    """Step size of Adam for the critics."""
+    batch_size: int = 256
+    """Items of one update."""
+    gamma: float = 0.99
+    """Discount of one environment step."""
+    n_step: int = 1
+    """Rewards summed before bootstrapping."""
+    tau: float = 0.005
+    """Share of actor and critics that their targets take over whenever the actor moves."""
+    actor_every: int = 2
+    """Updates of the critics for each one of the actor and the targets."""
+    target_noise: float = 0.2
+    """Standard deviation of the noise on the target actor's actions, which smooths the target."""
+    target_noise_limit: float = 0.5
+    """Largest such noise."""
+    noise: NoiseConfig = field(default_factory=NoiseConfig)
+    """How actions are disturbed while exploring."""
+    random_steps: int = 10_000
+    """Environment steps of the whole cluster for which actions are uniformly random."""
+
+    def __post_init__(self) -> None:
+        sizes = self.hidden_sizes
+        require(len(sizes) > 0 and min(sizes) > 0, "hidden_sizes", sizes, "at least one size, each positive")
+        for name in ("actor_learning_rate", "critic_learning_rate"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "positive")
+        require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
+        require(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
+        require(self.n_step >= 1, "n_step", self.n_step, "at least 1")
+        require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
+        require(self.actor_every >= 1, "actor_every", self.actor_every, "at least 1")
+        for name in ("target_noise", "target_noise_limit", "random_steps"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+
+    def window(self, frame_stack: int) -> WindowSpec:
+        """Return which steps of a stream an item covers, given how many frames the network sees."""
+        return WindowSpec(history=frame_stack - 1, steps=self.n_step)
+
+    def check_fit(self, env_spec: EnvSpec) -> None:
+        """Raise ConfigError if the environment's actions are not continuous."""
+        require_actions(self.algorithm, env_spec, discrete=False)

@@ -1,0 +1,94 @@
+"""Noise on the actions of a deterministic policy, so that it explores. NumPy only, in the scale of actions, [-1, 1]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.rl.agents.checks import require
+from tidemill.rl.held_actions import HeldActions
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class NoiseConfig:
+    """How actions are disturbed while exploring."""
+
+    kind: Literal["gaussian", "ou"] = "gaussian"
+    """White noise, or an Ornstein-Uhlenbeck process, which lasts from step to step (Lillicrap et al. 2016)."""
+    std: float = 0.1
+    """Standard deviation of what each step adds, where actions reach from -1 to 1; sigma of an OU process."""
+    theta: float = 0.15
+    """Share of an OU process that is lost at each step; without meaning for Gaussian noise."""
+    greedy_share: float = 0.0
+    """Share of each actor's environments that act without noise, after random steps."""
+    hold_probability: float = 0.0
+    """Probability at each step that a noisy environment begins to hold one uniformly random action; 0 never does."""
+    hold_steps: int = 60
+    """Longest such hold, in steps; the shortest is a third of it (Dabney et al. 2021)."""
+
+    def __post_init__(self) -> None:
+        require(self.kind in ("gaussian", "ou"), "noise.kind", self.kind, "'gaussian' or 'ou'")
+        require(0 <= self.std < float("inf"), "noise.std", self.std, "0 or more and finite")
+        require(0 < self.theta <= 1, "noise.theta", self.theta, "above 0 and at most 1")
+        require(0 <= self.greedy_share <= 1, "noise.greedy_share", self.greedy_share, "between 0 and 1")
+        require(0 <= self.hold_probability <= 1, "noise.hold_probability", self.hold_probability, "between 0 and 1")
+        require(self.hold_steps >= 1, "noise.hold_steps", self.hold_steps, "at least 1")
+
+
+class OrnsteinUhlenbeck:
+    """x <- (1 - theta) x + std * normal, from 0 at the start of each episode; one process an action's component.
+
+    It is the process of Lillicrap et al. (2016), section 7, in steps of one decision. Its variance grows towards
+    std^2 / (1 - (1 - theta)^2).
+    """
+
+    def __init__(self, theta: float, std: float, rng: np.random.Generator) -> None:
+        self._theta, self._std, self._rng = theta, std, rng
+        self._value: Floats = np.zeros((0, 0), np.float32)
+
+    def next(self, shape: tuple[int, int], is_first: NDArray[np.bool_] | None = None) -> Floats:
+        """Return the noise of one step of N environments, [N, A]; an episode that begins, [N], starts from 0."""
+        if self._value.shape != shape:
+            self._value = np.zeros(shape, np.float32)
+        if is_first is not None:
+            self._value[is_first] = 0.0
+        fresh = self._rng.standard_normal(shape, dtype=np.float32)
+        self._value = (1.0 - self._theta) * self._value + self._std * fresh
+        return self._value
+
+
+class ActionNoise:
+    """Disturbs the actions of N environments, tick by tick, as its settings say."""
+
+    def __init__(self, config: NoiseConfig, seed: int) -> None:
+        self._config = config
+        self._rng = np.random.default_rng(seed)
+        self._process = OrnsteinUhlenbeck(config.theta, config.std, self._rng)
+        self._held = HeldActions(config.hold_probability, config.hold_steps, np.random.default_rng((seed, 1)))
+
+    def disturb(self, action: Floats, is_first: NDArray[np.bool_] | None = None) -> Floats:
+        """Return the actions to take, [N, A] in [-1, 1].
+
+        Args:
+            action: The policy's, [N, A].
+            is_first: Where an episode begins, [N], and an OU process with it. None: nowhere.
+        """
+        shape = (len(action), action.shape[1])
+        noise = self._process.next(shape, is_first) if self._config.kind == "ou" else self._white(shape)
+        noisy = np.arange(len(action)) >= round(self._config.greedy_share * len(action))
+        disturbed = np.where(noisy[:, None], action + noise, action)
+        if self._config.hold_probability:
+            disturbed = self._held.replace(disturbed, may_hold=noisy)
+        return np.clip(disturbed, -1.0, 1.0).astype(np.float32, copy=False)
+
+    def uniform(self, shape: tuple[int, int]) -> Floats:
+        """Return uniformly random actions [N, A], for the first steps."""
+        return self._rng.uniform(-1.0, 1.0, shape).astype(np.float32)
+
+    def _white(self, shape: tuple[int, int]) -> Floats:
+        return self._config.std * self._rng.standard_normal(shape, dtype=np.float32)

@@ -1,0 +1,60 @@
+"""The parts of an agent under their names: what its state is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tidemill.rl.adam import Adam
+
+
+@dataclass
+class Parts:
+    """Networks, optimizers and random generator of an agent, and the updates it has made."""
+
+    networks: Mapping[str, nn.Module]
+    """By name, e.g. `actor`; their parameters are in the state under it."""
+    optimizers: Mapping[str, Adam]
+    """By name, e.g. `actor_optimizer`."""
+    noise: torch.Generator | None = None
+    """Draws what updates need; None if they draw nothing."""
+    updates: int = 0
+    """Updates so far."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all parts' states and the counter; the tensors are the parts' own."""
+        state: dict[str, Any] = {name: dict(network.state_dict()) for name, network in self.networks.items()}
+        state |= {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
+        state["updates"] = self.updates
+        return state if self.noise is None else state | {"noise": self.noise.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where `state_dict` was called."""
+        for name, network in self.networks.items():
+            network.load_state_dict(state[name])
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state[name])
+        if self.noise is not None:
+            self.noise.set_state(state["noise"].cpu())
+        self.updates = int(state["updates"])
+
+    def copy_of(self, *names: str) -> dict[str, Tensor]:
+        """Return copies of some networks' parameters, as NAME.PARAMETER: what actors are sent."""
+        return {
+            f"{name}.{key}": value.detach().clone()
+            for name in names
+            for key, value in self.networks[name].state_dict().items()
+        }
+
+
+@torch.no_grad()
+def move_towards(target: list[Tensor], online: list[Tensor], share: float) -> None:
+    """Move parameters towards others: target + share * (online - target); a share of 1 copies them."""
+    if share == 1.0:
+        torch._foreach_copy_(target, online)
+    else:
+        torch._foreach_lerp_(target, online, share)
