@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import threading
+import zlib
 from collections.abc import Sequence
 from contextlib import closing
 
@@ -54,8 +55,9 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
     """Put the parts of one actor together and act until `stop` is set."""
     settings, num_envs = config.actor, config.env.num_envs
     actor_id = settings.id or f"{socket.gethostname()}-{os.getpid()}"
-    seed = training_seed(config.run.seed, settings.index)
-    place = ActorPlace(settings.index, num_envs, settings.count)
+    index = actor_index(settings.index, actor_id)
+    seed = training_seed(config.run.seed, index)
+    place = ActorPlace(index, num_envs, settings.count)
     with closing(make_env(config.env, num_envs, training=True)) as env:
         policy = build_policy(config.agent, env.spec, seed=seed, place=place, precision=settings.precision)
         window = config.agent.window(env.spec.frame_stack)
@@ -85,6 +87,15 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
             server.set_serving(False)
             appender.flush(_FLUSH_S)
     _log.info("stopped", unacknowledged_chunks=appender.unacknowledged_chunks, epoch=appender.epoch)
+
+
+def actor_index(index: int | None, actor_id: str) -> int:
+    """Return the number of an actor: as set, or one drawn from its name.
+
+    Replicas of one container differ in their host name alone; without numbers of their own they would all play the
+    same episodes.
+    """
+    return zlib.crc32(actor_id.encode()) if index is None else index
 
 
 def training_seed(run_seed: int, actor_index: int) -> int:

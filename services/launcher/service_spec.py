@@ -63,7 +63,7 @@ def _actor_spec(config: RunConfig, config_file: Path, sockets: Path, index: int)
     arguments = {
         "--config": config_file,
         "--actor.id": f"{config.actor.id or 'actor'}-{index}",
-        "--actor.index": config.actor.index + index,
+        "--actor.index": (config.actor.index or 0) + index,
         "--actor.count": max(config.actor.count, config.launcher.actors),
         "--actor.server.address": address,
     }

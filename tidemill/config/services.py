@@ -102,8 +102,8 @@ class ActorSettings:
     """Where its health service listens."""
     id: str = ""
     """Name of the actor, unique in the cluster; empty takes host name and process id."""
-    index: int = 0
-    """Number of this actor among `count`, for the exploration ladder and for seeds."""
+    index: int | None = None
+    """Number of this actor among `count`, for the exploration ladder and for seeds; none takes one from its name."""
     count: int = 1
     """Number of actors the exploration ladder is spread over, at least 1."""
     threads: int = 1
@@ -125,7 +125,7 @@ class ActorSettings:
             "letters, digits, `_`, `-`, `.`; at most 128",
         )
         check(self.count >= 1, "actor.count", self.count, "at least 1")
-        check(self.index >= 0, "actor.index", self.index, "0 or more")
+        check(self.index is None or self.index >= 0, "actor.index", self.index, "0 or more")
         check(self.threads >= 1, "actor.threads", self.threads, "at least 1")
         chunks = self.max_unacknowledged_chunks
         check(chunks >= 1, "actor.max_unacknowledged_chunks", chunks, "at least 1")

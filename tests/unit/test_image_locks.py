@@ -1,0 +1,47 @@
+"""The hash-pinned requirements of the container images agree with the pins the tests run on."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from scripts.image_locks import OUT, normalised, pins
+
+_LINE = re.compile(r"^([a-z0-9-]+)==(\S+) --hash=sha256:[0-9a-f]{64}$")
+_LOCKS = ("atari", "base", "build", "learn", "torch-cpu", "torch-cuda")
+
+
+def lock(name: str) -> dict[str, str]:
+    """Return the versions of a lock by package; every line has a hash."""
+    lines = [line for line in (OUT / f"{name}.txt").read_text().splitlines() if not line.startswith("#")]
+    matches = [_LINE.match(line) for line in lines]
+    assert all(matches), lines
+    return {match.group(1): match.group(2) for match in matches if match}
+
+
+def pinned(*names: str) -> dict[str, str]:
+    """Return the versions that files of requirements/ pin, by package."""
+    return {package: line.partition("==")[2] for name in names for package, line in pins(name).items()}
+
+
+@pytest.mark.parametrize("name", _LOCKS)
+def test_lock_of_an_image_has_the_tested_versions(name: str) -> None:
+    """An image never holds a version that requirements/ does not name; run scripts.image_locks after a change."""
+    tested = pinned("runtime.txt", "cuda.txt", "atari.txt")
+    for package, version in lock(name).items():
+        assert version.removesuffix("+cpu") == tested[package], package
+
+
+def test_locks_together_hold_everything_a_run_needs() -> None:
+    """Base, learn and torch are requirements/runtime.txt, the CUDA lock is requirements/cuda.txt besides."""
+    held = lock("base").keys() | lock("learn").keys() | lock("torch-cpu").keys()
+    assert held == pinned("runtime.txt").keys()
+    assert lock("torch-cuda").keys() == pinned("cuda.txt").keys() | {"torch"}
+    assert lock("atari").keys() == pinned("atari.txt").keys()
+
+
+def test_images_without_torch_hold_nothing_of_it() -> None:
+    """Replay and the parameter server install the base lock alone."""
+    heavy = {"torch", "gymnasium", "matplotlib", "tensorboard", "triton"}
+    assert not heavy & {normalised(package) for package in lock("base")}
