@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
+from functools import partial
+from pathlib import Path
 
 import structlog
-from prometheus_client import start_http_server
+from prometheus_client import Gauge, disable_created_metrics, start_http_server
 
 from tidemill.errors import FatalError
 from tidemill.rpc.server import check_exposure
@@ -51,6 +54,21 @@ def _named(service: str) -> structlog.typing.Processor:
     return add
 
 
+_DISK_FREE = Gauge("tidemill_disk_free_bytes", "Free bytes of the disk this process writes to.")
+_DISK_SIZE = Gauge("tidemill_disk_size_bytes", "Size of the disk this process writes to.")
+
+
+def watch_disk(folder: Path) -> None:
+    """Let Prometheus read how full the disk of a folder is; the folder may be made later."""
+    _DISK_FREE.set_function(partial(_disk_bytes, folder.absolute(), "free"))
+    _DISK_SIZE.set_function(partial(_disk_bytes, folder.absolute(), "total"))
+
+
+def _disk_bytes(folder: Path, what: str) -> float:
+    made = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return float(getattr(shutil.disk_usage(made), what))
+
+
 def serve_metrics(settings: ServerSettings) -> str:
     """Serve /metrics in a daemon thread; return its `host:port`, or an empty string when it is turned off.
 
@@ -62,6 +80,7 @@ def serve_metrics(settings: ServerSettings) -> str:
         return ""
     check_exposure(settings.metrics_address, insecure=settings.insecure)
     host, _, port = settings.metrics_address.rpartition(":")
+    disable_created_metrics()  # a second series for each counter, which nothing reads
     try:
         server, _thread = start_http_server(int(port), addr=host)
     except OSError as error:

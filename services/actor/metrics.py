@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import collections
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import structlog
-from prometheus_client import Counter, Gauge, Summary
+from prometheus_client import REGISTRY, Counter, Gauge, Summary
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from tidemill.envs.interface import Tick
 from tidemill.replay.append import Appender
@@ -19,9 +21,6 @@ _LENGTH = Summary("tidemill_actor_episode_steps", "Length of an episode in decis
 _VERSION = Gauge("tidemill_actor_params_version", "Version of the parameters the actor acts with.")
 _SECONDS = Counter("tidemill_actor_seconds_total", "Time spent, by what it was spent on.", ("part",))
 _UNACKNOWLEDGED = Gauge("tidemill_actor_unacknowledged_chunks", "Chunks queued or sent and not yet acknowledged.")
-_BLOCKED = Gauge("tidemill_actor_blocked_seconds", "Time spent waiting for acknowledgements since the start.")
-_RESTARTS = Gauge("tidemill_actor_stream_restarts", "How often the replay service lost this actor's streams.")
-_DROPPED = Gauge("tidemill_actor_dropped_chunks", "Chunks dropped because the streams were lost.")
 
 _log = structlog.get_logger()
 
@@ -74,9 +73,26 @@ class ActorMetrics:
         self._logged_at, self._logged_steps = now, self._env_steps
 
 
+class AppenderCollector:
+    """A Prometheus collector over what an appender counts itself. It only reads, so any thread may collect."""
+
+    def __init__(self, appender: Appender) -> None:
+        """Collect from an appender."""
+        self._appender = appender
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every counter."""
+        counted = self._appender
+        yield _counter("blocked_seconds", "Time spent waiting for acknowledgements.", counted.blocked_s)
+        yield _counter("stream_restarts", "How often the replay service lost this actor's streams.", counted.restarts)
+        yield _counter("dropped_chunks", "Chunks dropped because the streams were lost.", counted.dropped_chunks)
+
+
+def _counter(name: str, about: str, value: float) -> Metric:
+    return CounterMetricFamily(f"tidemill_actor_{name}", about, value=value)
+
+
 def watch_appender(appender: Appender) -> None:
     """Let Prometheus read how the connection to the replay service is doing."""
     _UNACKNOWLEDGED.set_function(lambda: appender.unacknowledged_chunks)
-    _BLOCKED.set_function(lambda: appender.blocked_s)
-    _RESTARTS.set_function(lambda: appender.restarts)
-    _DROPPED.set_function(lambda: appender.dropped_chunks)
+    REGISTRY.register(AppenderCollector(appender))

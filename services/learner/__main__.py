@@ -12,7 +12,7 @@ from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.process import run, stop_event
 from tidemill.rpc.background import BackgroundServer
-from tidemill.telemetry import configure_logging, serve_metrics
+from tidemill.telemetry import configure_logging, serve_metrics, watch_disk
 
 _log = structlog.get_logger()
 
@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         about = "Trains on sampled transitions and publishes parameters."
         config = load(LearnerConfig, arguments, prog="tidemill learner", description=about)
         configure_logging("learner", level=config.log.level, json=config.log.json)
+        watch_disk(config.run.folder)
         learner = Learner(config, stop_event())
         with BackgroundServer("learner", config.learner.server) as server:
             learner.add_to(server.server)

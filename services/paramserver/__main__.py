@@ -19,7 +19,7 @@ from tidemill import process
 from tidemill.config.load import load
 from tidemill.config.sections import ParamServerConfig
 from tidemill.rpc.server import RpcServer
-from tidemill.telemetry import configure_logging, serve_metrics
+from tidemill.telemetry import configure_logging, serve_metrics, watch_disk
 
 _SERVICE = "paramserver"
 
@@ -52,6 +52,7 @@ async def _serve(config: ParamServerConfig) -> None:
     metrics.corrupt_versions.inc(store.corrupt_versions)
     servicer = ParamServicer(store, writer, announcer, metrics)
     servicer.add_to(server)
+    watch_disk(config.run.folder)
     metrics_address = serve_metrics(settings.server)
     log = structlog.get_logger()
     log.info("serving", address=await server.start(), metrics=metrics_address)

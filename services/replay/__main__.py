@@ -20,7 +20,7 @@ from tidemill import process
 from tidemill.config.load import load
 from tidemill.config.sections import ReplayConfig
 from tidemill.rpc.server import RpcServer
-from tidemill.telemetry import configure_logging, serve_metrics
+from tidemill.telemetry import configure_logging, serve_metrics, watch_disk
 
 _SERVICE = "replay"
 
@@ -52,6 +52,7 @@ async def _serve(config: ReplayConfig) -> None:
     REGISTRY.register(ReplayCollector(replay, gate))
     servicer = ReplayServicer(replay, gate, settings.server.max_message_bytes)
     servicer.add_to(server)
+    watch_disk(config.run.folder)
     metrics_address = serve_metrics(settings.server)
     log = structlog.get_logger()
     log.info("serving", address=await server.start(), metrics=metrics_address)
