@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,8 @@ class SampledBatch:
     """B items and the C chunks that hold them, each chunk once. `tidemill.codec.decode` opens the columns.
 
     Attributes:
-        keys: Keys of the items, for priority updates, uint64 [B].
+        keys: Keys of the items, for priority updates, uint64 [B]; from several shards uint64 [B, 2], each key with the
+            number of its shard.
         probabilities: Probability with which the sampler chose each item, float64 [B].
         first_rows: Row of each item's first step, counted over the steps of all chunks, int64 [B].
         lengths: Steps of each item, int64 [B].
@@ -38,6 +40,7 @@ class SampledBatch:
         priority_mass: Sum of sampler weights when the batch was drawn.
         env_steps: Agent decisions in all chunks the server ever stored.
         limiter_lead: How far inserts were ahead of samples by the rate limiter's count, in samples; 0 without a ratio.
+        shard_env_steps: Agent decisions by name of the shard; empty from a single server.
     """
 
     keys: NDArray[np.uint64]
@@ -52,3 +55,4 @@ class SampledBatch:
     priority_mass: float
     env_steps: int
     limiter_lead: float = 0.0
+    shard_env_steps: Mapping[str, int] = field(default_factory=dict)

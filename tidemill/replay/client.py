@@ -70,6 +70,13 @@ class ReplayClient:
         with translated():
             return self._stub.UpdatePriorities(request, timeout=self._deadline_s).updated
 
+    def begin_update_priorities(
+        self, table: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]
+    ) -> grpc.Future[pb.UpdatePrioritiesResponse]:
+        """Send what `update_priorities` sends without waiting for the answer; its result may raise an RpcError."""
+        request = pb.UpdatePrioritiesRequest(table=table, keys=keys.tolist(), priorities=priorities.tolist())
+        return self._stub.UpdatePriorities.future(request, timeout=self._deadline_s)
+
     def delete_items(self, table: str, keys: ArrayLike) -> int:
         """Remove items by key [N]; return how many were in the table. NotFound: no such table."""
         request = pb.DeleteItemsRequest(table=table, keys=_checked(keys).tolist())

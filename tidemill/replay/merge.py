@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,9 @@ class Part:
     sample: SampledBatch
 
 
-def merge(parts: Sequence[Part], table_items: int, priority_mass: float, rotation: int) -> SampledBatch:
+def merge(
+    parts: Sequence[Part], table_items: int, priority_mass: float, rotation: int, env_steps: Mapping[str, int]
+) -> SampledBatch:
     """Return one batch with the items and chunks of all parts, in their order, rotated.
 
     An item's probability is that of its shard times that within the shard: exact for the split that was used, however
@@ -36,6 +38,7 @@ def merge(parts: Sequence[Part], table_items: int, priority_mass: float, rotatio
         table_items: Items of all shards together.
         priority_mass: Mass of all shards together.
         rotation: By how many places the items move on. A random one gives each place of the batch the same chances.
+        env_steps: Agent decisions that each shard has stored, by name.
     """
     samples = [part.sample for part in parts]
     rows = np.cumsum([0, *(int(sample.step_counts.sum()) for sample in samples)])
@@ -56,8 +59,8 @@ def merge(parts: Sequence[Part], table_items: int, priority_mass: float, rotatio
         blocks=tuple(_joined(column) for column in columns),
         table_items=table_items,
         priority_mass=priority_mass,
-        env_steps=sum(sample.env_steps for sample in samples),
-        limiter_lead=sum(sample.limiter_lead for sample in samples),
+        env_steps=sum(env_steps.values()),
+        shard_env_steps=env_steps,
     )
 
 

@@ -27,3 +27,21 @@ def systematic_split(count: int, masses: Sequence[float], rng: np.random.Generat
     edges[edges == edges[-1]] = count  # offset + count may round up to the next whole number
     counts: list[int] = np.diff(edges).tolist()
     return counts
+
+
+def capped_split(count: int, masses: Sequence[float], caps: Sequence[int], rng: np.random.Generator) -> list[int]:
+    """Split like `systematic_split`, but give no shard more than its cap; what is too much goes to the others.
+
+    Args:
+        count: Draws to split, at most the sum of all caps of shards with mass.
+        masses: As for `systematic_split`.
+        caps: Most draws of each shard, 0 or more.
+        rng: Source of the offsets.
+    """
+    parts, left = [0] * len(masses), count
+    while left:
+        open_masses = [mass if part < cap else 0.0 for mass, part, cap in zip(masses, parts, caps, strict=True)]
+        more = systematic_split(left, open_masses, rng)
+        parts = [min(part + extra, cap) for part, extra, cap in zip(parts, more, caps, strict=True)]
+        left = count - sum(parts)
+    return parts

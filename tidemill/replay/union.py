@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tidemill.replay.split import systematic_split
+from tidemill.replay.split import capped_split, systematic_split
 from tidemill.replay.table_config import RateLimiterConfig, TableConfig
 
 
@@ -95,16 +95,19 @@ class _Limit:
 class UnionTable:
     """Decides how batches of a table are drawn from its shards, in proportion to their masses."""
 
-    def __init__(self, config: TableConfig, shard_count: int, rng: np.random.Generator) -> None:
+    def __init__(
+        self, config: TableConfig, shard_count: int, rng: np.random.Generator, *, without_replacement: bool = False
+    ) -> None:
         """Begin without a shard.
 
         Args:
             config: The whole table, see `shard_config`.
             shard_count: Over how many shards it is divided.
             rng: Source of all random splits.
+            without_replacement: Whether no item may come twice in a batch: no shard is then asked for more than it has.
         """
         self._rng = rng
-        self._exhaustible = config.max_times_sampled > 0
+        self._exhaustible, self._distinct = config.max_times_sampled > 0, without_replacement
         self._limit = _Limit(config.rate_limiter, config.rate_limiter.error_buffer / shard_count)
         self._states: dict[str, ShardState] = {}
 
@@ -154,7 +157,7 @@ class UnionTable:
         if self.is_held_back:
             return None
         masses = {shard: self._available_mass(state) for shard, state in self._states.items()}
-        if not sum(masses.values()) > 0 or (self._exhaustible and self._free_items() < batch_size):
+        if not sum(masses.values()) > 0 or self._most_items(masses) < batch_size:
             return None
         counted = batch_size if self._limit.config.samples_per_insert else 0
         return Plan(masses, self._draws(masses, batch_size, counted))
@@ -167,9 +170,9 @@ class UnionTable:
         """
         gone = {draw.shard for draw in lost}
         masses = {s: mass for s, mass in plan.masses.items() if s not in gone and s in self._states}
-        if not sum(masses.values()) > 0:
-            return None
         items, counted = sum(draw.items for draw in lost), sum(draw.counted for draw in lost)
+        if not sum(masses.values()) > 0 or self._most_items(masses) < items:
+            return None
         return Plan(masses, self._draws(masses, items, counted))
 
     def look(self, shard: str) -> Draw:
@@ -182,19 +185,32 @@ class UnionTable:
         return Draw(shard, 0, 0 if self._limit.reached else max(math.floor(lead), 0))
 
     def _draws(self, masses: Mapping[str, float], items: int, counted: int) -> tuple[Draw, ...]:
-        parts = dict(zip(masses, systematic_split(items, list(masses.values()), self._rng), strict=True))
+        parts = dict(zip(masses, self._split(masses, items), strict=True))
         counting = max(self._states, key=lambda shard: self._states[shard].expected_lead)
         parts.setdefault(counting, 0)
         draws = (Draw(shard, count, counted if shard == counting else 0) for shard, count in parts.items())
         return tuple(draw for draw in draws if draw.items or draw.counted)
 
+    def _split(self, masses: Mapping[str, float], items: int) -> list[int]:
+        if not (self._exhaustible or self._distinct):
+            return systematic_split(items, list(masses.values()), self._rng)
+        return capped_split(items, list(masses.values()), [self._cap(shard) for shard in masses], self._rng)
+
+    def _most_items(self, masses: Mapping[str, float]) -> float:
+        """Return how many items a batch may have."""
+        if not (self._exhaustible or self._distinct):
+            return math.inf
+        return sum(self._cap(shard) for shard, mass in masses.items() if mass > 0)
+
+    def _cap(self, shard: str) -> int:
+        """Return how many items may be asked of a shard: one that may be sampled so often is not promised twice."""
+        state = self._states[shard]
+        return max(state.items - state.asked_items, 0) if self._exhaustible else state.items
+
     def _available_mass(self, state: ShardState) -> float:
         if not self._exhaustible or not state.items:
             return state.mass
         return state.mass * max(state.items - state.asked_items, 0) / state.items
-
-    def _free_items(self) -> int:
-        return sum(max(state.items - state.asked_items, 0) for state in self._states.values())
 
 
 def shard_config(config: TableConfig, shard_count: int) -> TableConfig:

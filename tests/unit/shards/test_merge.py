@@ -53,19 +53,19 @@ def test_items_of_a_merged_batch_are_those_of_its_parts(sizes: list[int], rotati
     """Every item keeps its steps, its key beside its shard's number, and its probability times the share."""
     samples = [sample_of(stream, size) for stream, size in enumerate(sizes)]
     parts = [Part(10 + i, 0.25 * (i + 1), sample) for i, sample in enumerate(samples)]
-    merged = merge(parts, 70, 7.0, rotation)
+    merged = merge(parts, 70, 7.0, rotation, {"a": 3, "b": 4})
     assert steps(merged) == _rolled([item for sample in samples for item in steps(sample)], rotation)
     keys = [[key, 10 + i] for i, sample in enumerate(samples) for key in sample.keys.tolist()]
     assert merged.keys.tolist() == _rolled(keys, rotation)
     probabilities = [p * 0.25 * (i + 1) for i, sample in enumerate(samples) for p in sample.probabilities.tolist()]
     np.testing.assert_allclose(merged.probabilities, _rolled(probabilities, rotation))
-    assert (merged.table_items, merged.priority_mass) == (70, 7.0)
+    assert (merged.table_items, merged.priority_mass, merged.env_steps) == (70, 7.0, 7)
 
 
 def test_payloads_stay_with_their_items_when_only_some_parts_have_them() -> None:
     """An item of a part without payloads has an empty one."""
     with_payloads, without = sample_of(3, 4, payloads=True), sample_of(4, 2)
-    merged = merge([Part(0, 0.5, with_payloads), Part(1, 0.5, without)], 14, 14.0, 1)
+    merged = merge([Part(0, 0.5, with_payloads), Part(1, 0.5, without)], 14, 14.0, 1, {})
     assert merged.payloads == (b"", *with_payloads.payloads, b"")
     assert [stream for stream, _, _ in steps(merged)] == [4, 3, 3, 3, 3, 4]
 

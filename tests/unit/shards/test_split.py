@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.replay.split import systematic_split
+from tidemill.replay.split import capped_split, systematic_split
 
 MASSES = st.lists(st.one_of(st.just(0.0), st.floats(1e-12, 1e12)), min_size=1, max_size=8).filter(any)
 
@@ -49,3 +49,13 @@ def test_average_part_is_the_exact_share() -> None:
     share = 5 * np.array(masses) / sum(masses)
     error = parts.std(axis=0) / np.sqrt(len(parts))
     assert (np.abs(parts.mean(axis=0) - share) <= 4 * error + 1e-12).all()
+
+
+@given(st.data(), MASSES, st.integers(0, 2**32))
+def test_capped_part_never_exceeds_its_cap(data: st.DataObject, masses: list[float], seed: int) -> None:
+    """The parts add up as long as the caps of shards with mass do, and a shard without mass gives nothing."""
+    caps = data.draw(st.lists(st.integers(0, 50), min_size=len(masses), max_size=len(masses)))
+    count = data.draw(st.integers(0, sum(cap for cap, mass in zip(caps, masses, strict=True) if mass > 0)))
+    parts = capped_split(count, masses, caps, np.random.default_rng(seed))
+    assert sum(parts) == count
+    assert all(part <= cap and (mass > 0 or part == 0) for part, cap, mass in zip(parts, caps, masses, strict=True))

@@ -1,0 +1,94 @@
+"""Several replay servers inside the test's process, and what tests of shards ask of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+
+from tests.integration.replay_service import CHUNK_LENGTH, WAIT_S, LocalServer, local_server
+from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_items
+from tidemill.codec import decode
+from tidemill.replay.append import Appender
+from tidemill.replay.batch import SampledBatch
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.directory import ShardDirectory
+from tidemill.replay.sharded_sampler import ShardedSampleStream
+from tidemill.replay.table_config import TableConfig
+from tidemill.replay.union import shard_config
+
+
+@contextmanager
+def local_shards(count: int, table: TableConfig | None = None) -> Iterator[list[LocalServer]]:
+    """Serve `count` shards, each with its part of the table if one is given."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(local_server()) for _ in range(count)]
+        for server in servers if table else ():
+            with ReplayClient(server.address) as client:
+                assert table is not None
+                client.create_table(shard_config(table, count))
+        yield servers
+
+
+@contextmanager
+def sampling(
+    addresses: Sequence[str],
+    table: TableConfig,
+    batch_size: int,
+    *,
+    credit: int = 4,
+    without_replacement: bool = False,
+) -> Iterator[ShardedSampleStream]:
+    """Sample a table from shards."""
+    directory = ShardDirectory(addresses)
+    stream = ShardedSampleStream(
+        directory,
+        table,
+        len(addresses),
+        batch_size,
+        rng=np.random.default_rng(11),
+        credit=credit,
+        without_replacement=without_replacement,
+    )
+    with stream:
+        yield stream
+    directory.close()
+
+
+def fill(address: str, stream: int, priorities: Sequence[float]) -> None:
+    """Append one stream whose steps 0, 1, ... are items of one step with these priorities."""
+    with Appender(address, f"filler-{stream}", 1, SIGNATURE, ("t",), CHUNK_LENGTH) as appender:
+        for first in range(0, len(priorities), CHUNK_LENGTH):
+            part = list(priorities[first : first + CHUNK_LENGTH])
+            items = make_items(0, [(0, i, 1) for i in range(len(part))], part)
+            assert appender.append([make_chunk(stream, 0, first, len(part))], [items], timeout_s=WAIT_S)
+        assert appender.flush(WAIT_S)
+
+
+def taken(stream: ShardedSampleStream) -> SampledBatch:
+    """Return the next batch; there must be one."""
+    batch = stream.take(WAIT_S)
+    assert batch is not None
+    return batch
+
+
+def items_of(batch: SampledBatch) -> list[tuple[int, int]]:
+    """Return (stream, step) of each item, from the decoded columns."""
+    rows = decode(SIGNATURE, batch, 1)
+    last = rows.index[:, -1]
+    return list(zip(rows.columns["stream"][last, 0].tolist(), rows.columns["step"][last].tolist(), strict=True))
+
+
+def assert_distributed(counts: Counter[tuple[int, int]], expected: dict[tuple[int, int], float]) -> None:
+    """Fail if a chi-square test rejects that the counts come from these probabilities, at a level of 1e-5."""
+    assert set(counts) <= {item for item, probability in expected.items() if probability > 0}
+    total = sum(counts.values())
+    cells = {item: probability * total for item, probability in expected.items() if probability > 0}
+    statistic = sum((counts[item] - mean) ** 2 / mean for item, mean in cells.items())
+    freedom = max(len(cells) - 1, 1)
+    # the quantile by Wilson & Hilferty (1931)
+    limit = freedom * (1 - 2 / (9 * freedom) + 4.265 * math.sqrt(2 / (9 * freedom))) ** 3
+    assert statistic < limit, f"chi-square {statistic:.1f} over {limit:.1f} at {freedom} degrees of freedom"

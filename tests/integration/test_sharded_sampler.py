@@ -1,0 +1,192 @@
+"""Several shards are sampled like one table: distribution, probabilities, weights, limiter, priorities."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from tests.integration.replay_service import WAIT_S, open_appender, wait_until
+from tests.integration.shards_service import (
+    assert_distributed,
+    fill,
+    items_of,
+    local_shards,
+    sampling,
+    taken,
+)
+from tests.unit.replay.streams_for_tests import make_chunk, make_config, make_items
+from tidemill.errors import AlreadyExists
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
+
+KINDS = {kind: SelectorConfig(kind, 0.7 if kind is SelectorKind.PRIORITIZED else 0.0) for kind in SelectorKind}
+PICKED = {SelectorKind.FIFO: 0, SelectorKind.LIFO: -1, SelectorKind.MAX_HEAP: 1, SelectorKind.MIN_HEAP: 2}
+"""Which of a shard's items, in order of insertion, a deterministic sampler picks; see `priorities_of`."""
+
+_BATCHES, _BATCH = 150, 64
+
+
+def priorities_of(shard: int) -> list[float]:
+    """Return 4, 12 or 24 unequal priorities; item 1 has the greatest and item 2 the least."""
+    count = (4, 12, 24)[shard]
+    return [1.0 + shard, 9.0, 0.25, *(0.5 + (7 * i) % 5 for i in range(3, count))]
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("kind", list(SelectorKind))
+def test_sampled_items_are_distributed_as_from_one_table(kind: SelectorKind, shards: int) -> None:
+    """For every sampler: the items drawn from shards of unequal mass pass a chi-square test against the whole table.
+
+    Random samplers report exactly the probability that a single table would; deterministic ones, which each shard
+    applies to its own items, report 1 and are drawn from in proportion to the items of each shard.
+    """
+    config = make_config(sampler=KINDS[kind], max_items=300)
+    items = {(shard, i): p for shard in range(shards) for i, p in enumerate(priorities_of(shard))}
+    if kind in PICKED:
+        sizes = [len(priorities_of(shard)) for shard in range(shards)]
+        expected = {(shard, PICKED[kind] % size): size / sum(sizes) for shard, size in enumerate(sizes)}
+    else:
+        weights = {
+            item: p ** KINDS[kind].priority_exponent if "prior" in kind.value else 1.0 for item, p in items.items()
+        }
+        expected = {item: weight / sum(weights.values()) for item, weight in weights.items()}
+    with local_shards(shards, config) as servers:
+        for shard, server in enumerate(servers):
+            fill(server.address, shard, priorities_of(shard))
+        counts: Counter[tuple[int, int]] = Counter()
+        with sampling([server.address for server in servers], config, _BATCH) as stream:
+            for _ in range(_BATCHES):
+                batch = taken(stream)
+                drawn = items_of(batch)
+                counts.update(drawn)
+                reported = [1.0 if kind in PICKED else expected[item] for item in drawn]
+                np.testing.assert_allclose(batch.probabilities, reported, rtol=1e-9)
+                assert batch.table_items == len(items)
+    assert_distributed(counts, expected)
+
+
+def test_batch_without_replacement_has_no_item_twice() -> None:
+    """Every item of three shards comes exactly once in a batch as large as all of them."""
+    config = make_config()
+    with local_shards(3, config) as servers:
+        for shard, server in enumerate(servers):
+            fill(server.address, shard, priorities_of(shard))
+        with sampling([s.address for s in servers], config, 40, without_replacement=True) as stream:
+            assert Counter(items_of(taken(stream))) == Counter(
+                (shard, i) for shard in range(3) for i in range(len(priorities_of(shard)))
+            )
+
+
+def test_new_priorities_go_to_the_shard_of_their_key() -> None:
+    """A batch's keys name their shard; after an update each shard holds the priorities of its own items."""
+    config = make_config(sampler=SelectorConfig(SelectorKind.PRIORITIZED, 1.0))
+    with local_shards(2, config) as servers:
+        for shard, server in enumerate(servers):
+            fill(server.address, shard, [1.0] * 4)
+        with sampling([s.address for s in servers], config, 8, without_replacement=True) as stream:
+            batch = taken(stream)
+            assert batch.keys.shape == (8, 2)
+            for (key, source), (shard, step) in zip(batch.keys.tolist(), items_of(batch), strict=True):
+                client = stream.client_of(source)
+                assert client is not None
+                assert client.update_priorities("t", [key], [10.0 * shard + step]) == 1
+        for shard, server in enumerate(servers):
+            with ReplayClient(server.address) as direct:
+                assert direct.describe_table("t").priority_mass == sum(10.0 * shard + step for step in range(4))
+
+
+def test_min_size_counts_the_items_of_all_shards() -> None:
+    """Two items short, no batch comes; the missing ones may go to any shard."""
+    config = make_config(limiter=RateLimiterConfig(min_size=18))
+    with local_shards(3, config) as servers:
+        fill(servers[0].address, 0, [1.0] * 12)
+        fill(servers[1].address, 1, [1.0] * 4)
+        with sampling([s.address for s in servers], config, 4) as stream:
+            assert stream.take(1.0) is None
+            fill(servers[0].address, 2, [1.0] * 2)
+            assert taken(stream).table_items == 18
+
+
+def test_ratio_is_held_over_all_shards() -> None:
+    """With one writer on one of three shards, the batches of the whole buffer come, and each insert lets more come."""
+    limiter = RateLimiterConfig(min_size=8, samples_per_insert=2.0, error_buffer=24.0)
+    config = make_config(limiter=limiter)
+    with local_shards(3, config) as servers, open_appender(servers[1].address) as appender:
+        sent = 0
+
+        def write(count: int) -> None:
+            nonlocal sent
+            for _ in range(count):
+                items = make_items(0, [(0, i, 1) for i in range(4)])
+                assert appender.append([make_chunk(0, 0, sent, 4)], [items], timeout_s=WAIT_S)
+                sent += 4
+
+        with sampling([s.address for s in servers], config, 4, credit=1) as stream:
+            write(2)
+            first = sum(stream.take(1.0) is not None for _ in range(12))
+            assert first * 4 in range(24, 24 + 3 * 4 + 1)  # until the lead is below -24; 8 items count as none
+            write(2)  # 16 more samples
+            assert appender.flush(WAIT_S)
+            second = sum(stream.take(1.0) is not None for _ in range(8))
+            assert (first + second) * 4 in range(40, 40 + 3 * 4 + 1)
+
+
+def test_writer_is_held_back_by_samples_that_come_from_other_shards() -> None:
+    """All items lie on one shard and the writer on another: its inserts go on with the samples of the first."""
+    limiter = RateLimiterConfig(min_size=8, samples_per_insert=1.0, error_buffer=16.0)
+    config = make_config(limiter=limiter, max_items=1000)
+    with local_shards(2, config) as servers, sampling([s.address for s in servers], config, 16, credit=1) as stream:
+        fill(servers[0].address, 0, [1.0] * 12)
+        with open_appender(servers[1].address) as appender:
+            for first in range(0, 160, 4):
+                items = make_items(0, [(0, i, 1) for i in range(4)], [0.0] * 4)
+                assert appender.append([make_chunk(1, 0, first, 4)], [items], timeout_s=WAIT_S)
+            assert not appender.flush(0.5)  # held back: nobody samples
+            for _ in range(20):
+                stream.take(0.5)
+                if appender.flush(0.05):
+                    break
+            assert appender.flush(0.0)
+
+
+def test_table_of_another_configuration_on_one_shard_is_an_error() -> None:
+    """It is raised by `take`, and names the difference."""
+    config = make_config()
+    with local_shards(2, config) as servers:
+        other = make_config(max_items=77)
+        with (
+            sampling([s.address for s in servers], other, 4) as stream,
+            pytest.raises(AlreadyExists, match="max_items"),
+        ):
+            stream.take(WAIT_S)
+
+
+def test_reports_tell_live_shards_from_dead_ones() -> None:
+    """A shard that never answers is listed as dead with its address; the others with items, mass and samples."""
+    config = make_config()
+    with local_shards(2, config) as servers:
+        fill(servers[0].address, 0, [1.0] * 4)
+        with sampling([servers[0].address, servers[1].address, "127.0.0.1:1"], make_config(max_items=150), 6) as stream:
+            taken(stream)
+            wait_until(lambda: sum(report.live for report in stream.reports()) == 2, "both shards")
+            reports = stream.reports()
+    assert [(r.name, r.live, r.items, r.mass) for r in reports] == [
+        ("0", True, 4, 4.0),
+        ("1", True, 0, 0.0),
+        ("2", False, 0, 0.0),
+    ]
+    assert reports[0].samples >= 6
+    assert reports[2].address == "127.0.0.1:1"
+
+
+def test_env_steps_are_told_by_shard_and_together() -> None:
+    """A batch says how many agent decisions each shard has stored, for counters that outlive a shard."""
+    config = make_config()
+    with local_shards(2, config) as servers:
+        fill(servers[0].address, 0, [1.0] * 4)
+        fill(servers[1].address, 1, [1.0] * 8)
+        with sampling([s.address for s in servers], config, 6) as stream:
+            batch = taken(stream)
+    assert (dict(batch.shard_env_steps), batch.env_steps) == ({"0": 4, "1": 8}, 12)

@@ -1,0 +1,68 @@
+"""One shard of a table as a sampler sees it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from tidemill.replay.assembly import Assembly
+from tidemill.replay.shard_link import ShardLink
+from tidemill.replay.union import Draw
+
+
+@dataclass(frozen=True)
+class ShardReport:
+    """One shard at one moment.
+
+    Attributes:
+        name: Its name in the directory.
+        address: Its address.
+        live: Whether it answers.
+        items: Items in its part of the table; 0 while it does not answer.
+        mass: Sum of its sampler's weights; likewise.
+        samples: Items it has given to this sampler, over all its lives.
+    """
+
+    name: str
+    address: str
+    live: bool
+    items: int = 0
+    mass: float = 0.0
+    samples: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Shard:
+    """What a sampler keeps of a shard.
+
+    Attributes:
+        address: Its address.
+        link: The conversation with it.
+        source: Number that goes with its keys; another one when its table was lost.
+        talking: Whether a conversation is held.
+        live: Whether it has answered in this conversation.
+        asked: What is not answered, and for which batch.
+        heard_s: When it answered last, or was asked the first thing that is not answered.
+        samples: Items it has given.
+        env_steps: Agent decisions it has stored; None before its first answer.
+    """
+
+    address: str
+    link: ShardLink
+    source: int
+    talking: bool = False
+    live: bool = False
+    asked: deque[tuple[Draw, Assembly | None]] = field(default_factory=deque)
+    heard_s: float = 0.0
+    samples: int = 0
+    env_steps: int | None = None
+
+    def end_conversation(self) -> list[tuple[Assembly, list[Draw]]]:
+        """Forget what was asked; return the draws that batches wait for in vain."""
+        self.talking = self.live = False
+        asked, self.asked = self.asked, deque()
+        lost: dict[int, tuple[Assembly, list[Draw]]] = {}
+        for draw, assembly in asked:
+            if assembly is not None:
+                lost.setdefault(id(assembly), (assembly, []))[1].append(draw)
+        return list(lost.values())

@@ -1,0 +1,284 @@
+"""The sampling side of the replay client over several shards: batches as from one table."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import structlog
+
+from tidemill.replay.assembly import Assembly
+from tidemill.replay.batch import SampledBatch
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.directory import ShardDirectory
+from tidemill.replay.shard import Shard, ShardReport
+from tidemill.replay.shard_link import ShardLink
+from tidemill.replay.table_config import SelectorKind, TableConfig
+from tidemill.replay.union import Draw, UnionTable, shard_config
+from tidemill.replay.v1 import replay_pb2 as pb
+
+SILENT_S = 8.0
+"""A shard that answers nothing for so long is left out until it answers again, in seconds."""
+
+_TICK_S = 0.05
+_LOOK_S = 0.5  # how old the knowledge about a shard may be while nothing is drawn from it
+_OPENING_S = 5.0  # longest wait for all shards before the first batch
+
+_RANDOM = (SelectorKind.UNIFORM, SelectorKind.PRIORITIZED)
+
+_log = structlog.get_logger()
+
+
+class ShardedSampleStream:
+    """Batches of a table that is spread over shards, each in proportion to its mass, received ahead of use.
+
+    Items have the probability with which they were drawn from all shards together, and keys [B, 2]: the key, and the
+    number of the shard it belongs to, for `client_of`. At most `credit` batches are underway or ready. A shard whose
+    connection breaks, or that is silent for `SILENT_S`, is left out at once; the others make up for what it was to
+    give. It is taken back with its first answer, and the table is created there if it is lost. Every method may be
+    called from any thread.
+    """
+
+    def __init__(
+        self,
+        directory: ShardDirectory,
+        table: TableConfig,
+        shard_count: int,
+        batch_size: int,
+        *,
+        rng: np.random.Generator,
+        credit: int = 4,
+        without_replacement: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start connecting in the background.
+
+        Args:
+            directory: The shards; stays the caller's to close.
+            table: The whole table; each shard gets its part, see `shard_config`.
+            shard_count: Over how many shards it is divided, the same for everybody who creates it.
+            batch_size: Items in each batch, 1 .. 65536.
+            rng: Source of all splits.
+            credit: Batches that may be underway or ready, at least 1.
+            without_replacement: Whether no item may come twice in a batch.
+            clock: Monotonic time in seconds.
+        """
+        self._directory, self._part = directory, shard_config(table, shard_count)
+        self._batch_size, self._credit, self._distinct = batch_size, credit, without_replacement
+        self._most = _largest_draw(self._part, batch_size, without_replacement)
+        self._is_random, self._rng, self._clock = table.sampler.kind in _RANDOM, rng, clock
+        self._changed = threading.Condition()  # guards everything below
+        self._union = UnionTable(table, shard_count, rng, without_replacement=without_replacement)
+        self._shards: dict[str, Shard] = {}
+        self._sources: list[str] = []  # shard of each source number
+        self._underway: list[Assembly] = []
+        self._ready: deque[Assembly] = deque()
+        self._open_at_s: float | None = clock() + _OPENING_S
+        self._error: BaseException | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"sample-shards-{table.name}", daemon=True)
+        self._thread.start()
+
+    def take(self, timeout_s: float) -> SampledBatch | None:
+        """Return the next batch, or None if it takes longer than `timeout_s` seconds or the stream was closed.
+
+        Raises:
+            TidemillError: a shard refused for good, such as one that has the table with another configuration.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._error or self._closed.is_set(), timeout_s)
+            if self._closed.is_set():
+                return None
+            if self._error is not None:
+                raise self._error
+            if not self._ready:
+                return None
+            assembly = self._ready.popleft()
+            items, mass, rotation = self._union.items, self._union.mass, int(self._rng.integers(self._batch_size))
+            env_steps = {name: s.env_steps for name, s in self._shards.items() if s.env_steps is not None}
+            self._advance()
+        return assembly.batch(
+            table_items=items, priority_mass=mass, rotation=rotation, random=self._is_random, env_steps=env_steps
+        )
+
+    def client_of(self, source: int) -> ReplayClient | None:
+        """Return the client of the shard that keys of this number belong to; None if it is away or lost its items."""
+        with self._changed:
+            shard = self._shards.get(self._sources[source])
+            return shard.link.client if shard and shard.live and shard.source == source else None
+
+    def reports(self) -> tuple[ShardReport, ...]:
+        """Return every shard as it is now, those that do not answer included, in order of name."""
+        with self._changed:
+            states = self._union.states
+            return tuple(
+                ShardReport(
+                    name,
+                    shard.address,
+                    shard.live,
+                    states[name].items if shard.live else 0,
+                    states[name].mass if shard.live else 0.0,
+                    shard.samples,
+                )
+                for name, shard in sorted(self._shards.items())
+            )
+
+    def close(self) -> None:
+        """End every conversation and thread, within a bounded time. May be called twice."""
+        self._closed.set()
+        with self._changed:
+            self._changed.notify_all()
+            links = [shard.link for shard in self._shards.values()]
+        self._thread.join(SILENT_S)
+        for link in links:
+            link.close()
+
+    def opened(self, link: ShardLink, created: bool) -> None:
+        """Begin to talk to a shard; keys of an earlier table are no longer its own if it was lost (`LinkOwner`)."""
+        with self._changed:
+            if (shard := self._of(link)) is None:
+                return
+            if created:
+                shard.source = self._new_source(link.shard)
+            shard.talking, shard.heard_s = True, self._clock()
+            link.send(look := Draw(link.shard, 0, 0))
+            shard.asked.append((look, None))
+
+    def answered(self, link: ShardLink, answer: pb.SampleResponse) -> None:
+        """Take an answer, and draw what it allows (`LinkOwner`)."""
+        with self._changed:
+            if (shard := self._of(link)) is None:
+                return
+            draw, assembly = shard.asked.popleft()
+            shard.heard_s, shard.env_steps = self._clock(), answer.env_steps
+            shard.samples += len(answer.keys)
+            if not shard.live:
+                shard.live = True
+                self._union.join(link.shard)
+                self._union.asked(draw)
+                _log.info("sampling from a replay shard", shard=link.shard, address=shard.address)
+            self._union.answered(draw, answer.table_items, answer.priority_mass, answer.limiter_lead)
+            if assembly is not None:
+                self._take_part(assembly, draw, shard.source, answer)
+            self._advance()
+
+    def lost(self, link: ShardLink) -> None:
+        """Leave a shard out, and have the others make up for what it did not give (`LinkOwner`)."""
+        with self._changed:
+            if (shard := self._of(link)) is None:
+                return
+            if shard.live:
+                _log.warning("a replay shard is left out", shard=link.shard, address=shard.address)
+            self._union.leave(link.shard)
+            for assembly, draws in shard.end_conversation():
+                self._make_up(assembly, draws)
+            self._advance()
+
+    def failed(self, error: BaseException) -> None:
+        """Keep what ended a conversation for good; `take` raises it (`LinkOwner`)."""
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def _of(self, link: ShardLink) -> Shard | None:
+        shard = self._shards.get(link.shard)
+        return shard if shard is not None and shard.link is link else None
+
+    def _take_part(self, assembly: Assembly, draw: Draw, source: int, answer: pb.SampleResponse) -> None:
+        assembly.answer(draw, source, answer)
+        if assembly.is_complete and assembly in self._underway:
+            self._underway.remove(assembly)
+            self._ready.append(assembly)
+            self._changed.notify_all()
+
+    def _make_up(self, assembly: Assembly, lost: list[Draw]) -> None:
+        if assembly not in self._underway:
+            return
+        plan = self._union.replan(assembly.plan, lost)
+        if plan is None:
+            self._underway.remove(assembly)  # nobody is left who could; the batch is drawn anew
+            return
+        assembly.replace(lost, plan)
+        for draw in plan.draws:
+            self._ask(draw, assembly)
+
+    def _advance(self) -> None:
+        """Ask for as many batches as the credit and the table allow."""
+        if self._open_at_s is not None or self._closed.is_set():
+            return
+        while len(self._underway) + len(self._ready) < self._credit:
+            plan = self._union.plan(self._batch_size)
+            if plan is None:
+                return
+            assembly = Assembly.of(plan)
+            self._underway.append(assembly)
+            for draw in plan.draws:
+                self._ask(draw, assembly)
+
+    def _ask(self, draw: Draw, assembly: Assembly | None) -> None:
+        shard = self._shards[draw.shard]
+        if not shard.asked:
+            shard.heard_s = self._clock()  # silence counts from the first thing that is not answered
+        shard.asked.append((draw, assembly))
+        self._union.asked(draw)
+        shard.link.send(draw)
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.wait(_TICK_S):
+                with self._changed:
+                    self._follow_directory()
+                    self._tick(self._clock())
+        except BaseException as error:  # raised by `take`
+            self.failed(error)
+
+    def _tick(self, now_s: float) -> None:
+        held_back = self._union.is_held_back
+        for name, shard in self._shards.items():
+            if not shard.talking:
+                continue
+            silent_s = now_s - shard.heard_s
+            if shard.asked and silent_s > SILENT_S:
+                shard.heard_s = now_s
+                shard.link.cut()
+            elif shard.live and not shard.asked and (held_back or silent_s > _LOOK_S):
+                self._ask(self._union.look(name), None)
+        if self._open_at_s is not None:
+            all_live = bool(self._shards) and all(shard.live for shard in self._shards.values())
+            if all_live or now_s > self._open_at_s:
+                self._open_at_s = None
+        self._advance()
+
+    def _follow_directory(self) -> None:
+        current = self._directory.current
+        for name, address in current.items():
+            if name not in self._shards:
+                link = ShardLink(name, address, self._part, self._most, self._distinct, self)
+                self._shards[name] = Shard(address, link, self._new_source(name))
+                link.start()
+        for name in [name for name, shard in self._shards.items() if name not in current and not shard.talking]:
+            gone = self._shards.pop(name)
+            threading.Thread(target=gone.link.close, name=f"close-{name}", daemon=True).start()
+
+    def _new_source(self, shard: str) -> int:
+        self._sources.append(shard)
+        return len(self._sources) - 1
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Close."""
+        self.close()
+
+
+def _largest_draw(part: TableConfig, batch_size: int, without_replacement: bool) -> int:
+    """Return the most items of a batch that a shard's part of the table can give."""
+    is_limited = without_replacement or part.max_times_sampled
+    return min(batch_size, part.max_items) if is_limited else batch_size
