@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.replay_frames import NUM_ENVS, Steps, cached_steps, play
+from tidemill.allocator import keep_freed_memory
 from tidemill.codec import decode, encode
 from tidemill.replay.append import Appender
 from tidemill.replay.batch import SampledBatch
@@ -169,6 +170,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=2**62, help="steps after which to stop")
     parser.add_argument("--batch-size", type=int, default=256)
     a = parser.parse_args()
+    keep_freed_memory()  # as every process does that handles images
     rates = {
         "write": lambda: write(a.address, a.actor_id, a.seconds, a.limit),
         "play": lambda: play_and_write(a.address, a.limit),

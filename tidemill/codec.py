@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import DataLoss, InvalidArgument
+from tidemill.lz4_prefix import decompress_prefix
 from tidemill.replay.batch import Blocks, SampledBatch
 from tidemill.types import Codec, ColumnSpec, Signature
 
@@ -71,7 +72,7 @@ def decode(signature: Signature, batch: SampledBatch, length: int) -> DecodedBat
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cover:
-    """Which rows of the chunks are decoded: of each chunk, from the first to the last that an item covers.
+    """Which rows of the chunks are kept: of each chunk, from the first to the last that an item covers.
 
     The rest is left out, because moving bytes through memory costs more than decompressing them.
 
@@ -129,26 +130,31 @@ def _decode_column(spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int
         return np.frombuffer(blocks.data, dtype=spec.dtype).reshape(rows, *spec.shape)[cover.rows]
     if len(blocks.sizes) != len(step_counts) or int(blocks.sizes.sum()) != len(blocks.data):
         raise DataLoss(f"the blocks of column {spec.name!r} do not add up to its {len(blocks.data)} bytes")
-    array = np.empty((len(cover.rows), *spec.shape), dtype=spec.dtype)
-    _decompress(spec, blocks, step_counts, cover, array)
-    return array
+    return _decompress(spec, blocks, step_counts, cover)
 
 
-def _decompress(spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64], cover: _Cover, array: Array) -> None:
-    """Fill `array` chunk by chunk; LZ4 lets other threads run meanwhile."""
-    source, target = memoryview(blocks.data), array.reshape(-1).view(np.uint8).data
+def _decompress(spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64], cover: _Cover) -> Array:
+    """Return the covered rows [R, ...], each chunk decompressed in place and no further than its last covered row.
+
+    A chunk's rows before its first covered one are written too, over the end of the chunk before it. So the last
+    chunk comes first, and the first ones have `spare` rows to write over.
+    """
     step_bytes = spec.step_bytes
-    sizes, raw_sizes = blocks.sizes.tolist(), (step_counts * step_bytes).tolist()
-    begins, ends = (cover.begins * step_bytes).tolist(), (cover.ends * step_bytes).tolist()
-    start, filled = 0, 0
-    for size, raw_bytes, begin, end in zip(sizes, raw_sizes, begins, ends, strict=True):
-        try:
-            raw = lz4.block.decompress(source[start : start + size], uncompressed_size=raw_bytes)
-        except lz4.block.LZ4BlockError as error:
-            raise DataLoss(f"a block of column {spec.name!r} is damaged: {error}") from error
-        _expect_bytes(spec, len(raw), raw_bytes)
-        target[filled : filled + end - begin] = memoryview(raw)[begin:end]
-        start, filled = start + size, filled + end - begin
+    kept = cover.ends - cover.begins
+    first = np.cumsum(kept) - kept - cover.begins  # where each chunk's row 0 belongs
+    spare = int(max(0, -first[kept > 0].min(initial=0)))
+    array = np.empty((spare + len(cover.rows), *spec.shape), dtype=spec.dtype)
+    source = np.frombuffer(blocks.data, dtype=np.uint8)
+    sources = source.ctypes.data + np.cumsum(blocks.sizes) - blocks.sizes
+    calls = np.stack(
+        [sources, blocks.sizes, array.ctypes.data + (spare + first) * step_bytes, cover.ends * step_bytes,
+         step_counts * step_bytes], axis=1)  # fmt: skip
+    for arguments in calls[kept > 0][::-1].tolist():
+        got = decompress_prefix(*arguments)
+        if got < 0:
+            raise DataLoss(f"a block of column {spec.name!r} is damaged")
+        _expect_bytes(spec, got, arguments[3])
+    return array[spare:]
 
 
 def _expect_bytes(spec: ColumnSpec, got: int, expected: int) -> None:

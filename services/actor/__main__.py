@@ -16,6 +16,7 @@ import torch
 from services.actor.loop import ActingLoop, PolicyParams, pace_of
 from services.actor.metrics import ActorMetrics, watch_appender
 from services.actor.writer import StreamWriter
+from tidemill.allocator import keep_freed_memory
 from tidemill.config.load import load
 from tidemill.config.sections import ActorConfig
 from tidemill.envs.make import make_env
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def body() -> int:
         arguments = sys.argv[1:] if argv is None else argv
         config = load(ActorConfig, arguments, prog="tidemill actor", description="Acts and writes experience.")
+        keep_freed_memory()
         configure_logging("actor", level=config.log.level, json=config.log.json)
         torch.set_num_threads(config.actor.threads)
         with BackgroundServer("actor", config.actor.server) as server:

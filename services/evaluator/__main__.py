@@ -17,6 +17,7 @@ from services.evaluator.examiner import Examiner
 from services.evaluator.params_source import ParamsSource
 from services.evaluator.records import Records
 from services.evaluator.report import write_report
+from tidemill.allocator import keep_freed_memory
 from tidemill.config.load import load
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.process import run, stop_event
@@ -36,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:] if argv is None else argv
         about = "Measures published parameters by protocol and ends the run at its target or limit."
         config = load(EvaluatorConfig, arguments, prog="tidemill evaluator", description=about)
+        keep_freed_memory()
         configure_logging("evaluator", level=config.log.level, json=config.log.json)
         torch.set_num_threads(config.evaluator.threads)
         stop, finish = stop_event(), threading.Event()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import structlog
 
 from services.learner.learner import Learner
+from tidemill.allocator import keep_freed_memory
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.process import run, stop_event
@@ -24,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:] if argv is None else argv
         about = "Trains on sampled transitions and publishes parameters."
         config = load(LearnerConfig, arguments, prog="tidemill learner", description=about)
+        keep_freed_memory()
         configure_logging("learner", level=config.log.level, json=config.log.json)
         watch_disk(config.run.folder)
         learner = Learner(config, stop_event())
