@@ -80,7 +80,7 @@ def serve_metrics(settings: ServerSettings) -> str:
         return ""
     check_exposure(settings.metrics_address, insecure=settings.insecure)
     host, _, port = settings.metrics_address.rpartition(":")
-    disable_created_metrics()  # a second series for each counter, which nothing reads
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nothing reads
     try:
         server, _thread = start_http_server(int(port), addr=host)
     except OSError as error:
