@@ -24,14 +24,14 @@ class RecentTicks:
         """Add one row of each environment.
 
         Args:
-            row: Columns of the rows, each [N]; the same names at every call.
+            row: Columns of the rows, each [N, ...]; the same names at every call.
             written: Which environments wrote a row, [N]; None if all did. The others keep their window.
         """
         who: slice | NDArray[np.bool_] = slice(None) if written is None else written
         for name, value in row.items():
             column = self._columns.get(name)
             if column is None:
-                column = self._columns[name] = np.zeros((self._length, len(self._filled)), dtype=value.dtype)
+                column = self._columns[name] = np.zeros((self._length, *value.shape), dtype=value.dtype)
             column[:-1, who] = column[1:, who]
             column[-1, who] = value[who]
         self._filled[who] += 1
@@ -42,5 +42,5 @@ class RecentTicks:
         return self._filled >= self._length
 
     def window(self) -> Mapping[str, Array]:
-        """Return each column's newest rows, oldest first, [length, N]; valid until the next `push`."""
+        """Return each column's newest rows, oldest first, [length, N, ...]; valid until the next `push`."""
         return self._columns

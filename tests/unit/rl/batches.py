@@ -6,18 +6,41 @@ import torch
 from torch import Tensor
 
 from tidemill.rl.agents.config import AgentConfig
+from tidemill.rl.agents.d4pg.config import D4PGConfig
+from tidemill.rl.agents.ddpg.config import DDPGConfig
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.rl.agents.td3.config import TD3Config
+from tidemill.rl.noise import NoiseConfig
 from tidemill.types import EnvSpec
 
 VECTOR = EnvSpec((3,), "float32", num_actions=4)
 CONTINUOUS = EnvSpec((3,), "float32", action_shape=(2,))
+CONTINUOUS_IMAGE = EnvSpec((6, 5), "uint8", frame_stack=2, action_shape=(2, 2))
 IMAGE = EnvSpec((36, 40), "uint8", frame_stack=4, num_actions=4)
+COLOURS = EnvSpec((9, 12, 3), "uint8", frame_stack=2, num_actions=4)
 
 CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
     "dqn": (DQNConfig(network="mlp", hidden_sizes=(16,), target_every=100), VECTOR),
     "dqn_soft_target": (DQNConfig(network="mlp", hidden_sizes=(16,), target_every=0, loss="mse", double=False), VECTOR),
     "dqn_image": (DQNConfig(network="nature_group_norm", hidden_sizes=(16,), dueling=False, target_every=3), IMAGE),
+    "dqn_rainbow": (
+        DQNConfig(
+            network="mlp",
+            hidden_sizes=(16,),
+            noisy=True,
+            distribution="c51",
+            atoms=11,
+            exploration="none",
+            target_every=5,
+        ),
+        VECTOR,
+    ),
+    "dqn_quantiles_rmsprop": (
+        DQNConfig(network="mlp", hidden_sizes=(16, 8), distribution="qr", atoms=7, optimizer="rmsprop", tau=0.1),
+        VECTOR,
+    ),
+    "dqn_colours": (DQNConfig(network="impala", hidden_sizes=(16,), initialisation="xavier", noisy=True), COLOURS),
     "sac": (SACConfig(hidden_sizes=(16, 16)), CONTINUOUS),
     "sac_all_options": (
         SACConfig(
@@ -29,6 +52,26 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
             policy_average=0.9,
             learning_rate_decay_updates=1_000,
         ),
+        CONTINUOUS,
+    ),
+    "ddpg": (DDPGConfig(actor_sizes=(16,), critic_sizes=(16, 16)), CONTINUOUS),
+    "ddpg_all_options": (
+        DDPGConfig(
+            actor_sizes=(16, 8),
+            actor_activation="tanh",
+            critic_sizes=(16,),
+            action_layer=0,
+            critic_weight_decay=0.0,
+            n_step=5,
+            noise=NoiseConfig(kind="gaussian", greedy_share=0.4, hold_probability=0.1),
+        ),
+        CONTINUOUS_IMAGE,
+    ),
+    "td3": (TD3Config(hidden_sizes=(16, 16)), CONTINUOUS),
+    "td3_image": (TD3Config(hidden_sizes=(16,), n_step=3, actor_every=1, target_noise=0.0), CONTINUOUS_IMAGE),
+    "d4pg": (D4PGConfig(actor_sizes=(16,), critic_sizes=(16, 16), target_every=3), CONTINUOUS),
+    "d4pg_soft_target": (
+        D4PGConfig(actor_sizes=(16,), critic_sizes=(16,), action_layer=0, target_every=1, tau=0.1, num_atoms=7),
         CONTINUOUS,
     ),
 }

@@ -18,6 +18,7 @@ from tidemill.rl.agents.config import AgentConfig
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Agent, Array, Policy
 from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.exploration import ActorPlace
 from tidemill.types import EnvSpec
 
@@ -64,7 +65,20 @@ def observations(env_spec: EnvSpec, count: int = 5) -> Array:
 
 
 @pytest.mark.parametrize(
-    "name,updates", [("dqn", 500), ("dqn_soft_target", 60), ("dqn_image", 6), ("sac", 500), ("sac_all_options", 60)]
+    "name,updates",
+    [
+        ("dqn", 500),
+        ("dqn_soft_target", 60),
+        ("dqn_image", 6),
+        ("dqn_rainbow", 60),
+        ("dqn_quantiles_rmsprop", 60),
+        ("dqn_colours", 6),
+        ("sac", 500),
+        ("sac_all_options", 60),
+        ("ddpg", 60),
+        ("td3", 60),
+        ("d4pg", 60),
+    ],
 )
 def test_resumed_agent_equals_the_one_that_went_on(name: str, updates: int) -> None:
     """All updates at once, and half + save + load + half, end in bit-equal states."""
@@ -106,7 +120,7 @@ def test_update_reports_a_priority_for_each_item_and_scalar_metrics(config: Agen
 def test_item_of_weight_zero_does_not_move_the_values(config: AgentConfig, env_spec: EnvSpec) -> None:
     """Importance weights scale each item's part in the loss: with all of them 0 the critic's gradient is 0."""
     agent = build_agent(config, env_spec)
-    name = "critic" if isinstance(config, SACConfig) else "online"
+    name = "online" if isinstance(config, DQNConfig) else "critic"
     before = copy.deepcopy(agent.state_dict()[name])
     agent.update(random_batch(env_spec, 6, torch.Generator().manual_seed(0)), torch.zeros(6))
     assert_equal_states(agent.state_dict()[name], before)
@@ -182,10 +196,10 @@ def test_actions_have_the_environments_shape_and_type(config: AgentConfig, env_s
 @every_agent
 def test_first_priority_is_one_positive_number_an_environment(config: AgentConfig, env_spec: EnvSpec) -> None:
     """The columns of a decision, stacked over n + 1 ticks, are all a policy needs."""
-    policy = policy_of(config, env_spec)
-    ticks = [policy.explore(observations(env_spec), 0).priority_inputs for _ in range(config.n_step + 1)]
+    policy, steps = policy_of(config, env_spec), config.window(env_spec.frame_stack).steps
+    ticks = [policy.explore(observations(env_spec), 0).priority_inputs for _ in range(steps + 1)]
     columns = {name: np.stack([tick[name] for tick in ticks]) for name in ticks[0]}
-    flags = np.zeros((config.n_step + 1, 5), dtype=bool)
+    flags = np.zeros((steps + 1, 5), dtype=bool)
     columns |= {"reward": flags.astype(np.float32), "terminated": flags, "truncated": flags}
     priority = policy.first_priority(columns)
     assert priority.dtype == np.float32
@@ -196,9 +210,10 @@ def test_first_priority_is_one_positive_number_an_environment(config: AgentConfi
 @pytest.mark.parametrize(
     "config,env_spec,message",
     [
+        (TD3Config(), VECTOR, "'td3', but the environment's actions are discrete"),
         (DQNConfig(), CONTINUOUS, "'dqn', but the environment's actions are continuous"),
         (SACConfig(), VECTOR, "'sac', but the environment's actions are discrete"),
-        (DQNConfig(), VECTOR, r"'nature', which takes gray images .* \(3,\); use 'mlp'"),
+        (DQNConfig(), VECTOR, r"'nature', which takes images .* \(3,\); use 'mlp'"),
         (DQNConfig(), EnvSpec((20, 84), "uint8", 4, 3), "at least 36x36"),
     ],
 )

@@ -54,7 +54,7 @@ def test_updates_reach_the_optimal_values_of_a_small_mdp(double: bool, dueling: 
     policy = DQNPolicy(config, CHAIN, CPU, 0, ActorPlace(num_envs=3))
     policy.load(agent.policy_state())
     decision = policy.explore(np.eye(3, dtype=np.float32), 0)
-    np.testing.assert_allclose(decision.priority_inputs["q_max"], [0.25, 0.5, 1.0], atol=0.01)
+    np.testing.assert_allclose(decision.priority_inputs["best"][:, 0], [0.25, 0.5, 1.0], atol=0.01)
     assert policy.greedy(np.eye(3, dtype=np.float32)).tolist() == [1, 1, 1]
 
 
@@ -86,14 +86,14 @@ def test_gradient_is_clipped_to_its_norm() -> None:
 def test_actors_first_priority_equals_the_learners(env_spec: EnvSpec, ends: str) -> None:
     """On the same parameters, |TD| of a window computed by the actor is what the learner's update reports."""
     network = "mlp" if env_spec is VECTOR else "nature"
-    config = DQNConfig(network=network, hidden_sizes=(16,), n_step=3, gamma=0.9)  # type: ignore[arg-type]
+    config = DQNConfig(network=network, hidden_sizes=(16,), n_step=3, gamma=0.9)
     agent = DQNAgent(config, env_spec, CPU, seed=0)
     policy = DQNPolicy(config, env_spec, CPU, 1, ActorPlace(num_envs=5))
     policy.load(agent.policy_state())
     rng = torch.Generator().manual_seed(5)
     seen = [random_batch(env_spec, 5, rng)["observation"] for _ in range(4)]
     decisions = [policy.explore(observation.numpy(), 0) for observation in seen]
-    ticks = {name: np.stack([d.priority_inputs[name] for d in decisions]) for name in ("q_taken", "q_max")}
+    ticks = {name: np.stack([d.priority_inputs[name] for d in decisions]) for name in ("taken", "best")}
     reward = torch.randn((4, 5), generator=rng).numpy()
     end = np.zeros((4, 5), dtype=bool)
     end[1] = True  # the second step, so two rewards are summed and the third row is the final one

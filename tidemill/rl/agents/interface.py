@@ -42,7 +42,7 @@ class Decision:
 
     Attributes:
         action: int64 [N], or float32 [N, *action_shape] in [-1, 1].
-        priority_inputs: Columns, each [N], that `Policy.first_priority` wants back for this tick.
+        priority_inputs: Columns, each [N, ...], that `Policy.first_priority` wants back for this tick.
     """
 
     action: Array
@@ -132,5 +132,5 @@ class Policy(Protocol):
 
         Args:
             ticks: `reward`, `terminated`, `truncated` and every column of `Decision.priority_inputs` of the
-                last `window.steps + 1` rows of each stream, each [steps + 1, N], oldest first.
+                last `window.steps + 1` rows of each stream, each [steps + 1, N, ...], oldest first.
         """

@@ -3,7 +3,7 @@
 from tidemill.rl.losses.item import ItemLoss
 from tidemill.rl.losses.quantile import quantile_huber_loss, quantile_target
 from tidemill.rl.losses.rank import assert_rank
-from tidemill.rl.losses.td import TDLoss, q_learning_target, td_loss
+from tidemill.rl.losses.td import TDLoss, q_learning_target, td_item_loss, td_loss
 from tidemill.rl.losses.twin import twin_td_loss
 from tidemill.rl.losses.value_rescaling import rescale, unscale
 
@@ -15,6 +15,7 @@ __all__ = [
     "quantile_huber_loss",
     "quantile_target",
     "rescale",
+    "td_item_loss",
     "td_loss",
     "twin_td_loss",
     "unscale",

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional
 
+from tidemill.rl.losses.item import ItemLoss
 from tidemill.rl.losses.rank import assert_rank
 
 
@@ -43,11 +44,16 @@ def q_learning_target(
     return (n_step_return + bootstrap_discount * value).detach()
 
 
+def td_item_loss(prediction: Tensor, target: Tensor, huber: bool) -> ItemLoss:
+    """Return half the squared error of each item, or its Huber loss (threshold 1), and the absolute error; all [B]."""
+    assert_rank(1, prediction=prediction, target=target)
+    error = prediction - target
+    loss = functional.smooth_l1_loss(prediction, target, reduction="none") if huber else 0.5 * error.square()
+    return ItemLoss(loss, error.detach().abs())
+
+
 def td_loss(prediction: Tensor, target: Tensor, weight: Tensor, huber: bool) -> TDLoss:
-    """Return the weighted mean of a squared (halved) or Huber (threshold 1) error; all arguments [B]."""
-    assert_rank(1, prediction=prediction, target=target, weight=weight)
-    if huber:
-        per_sample = functional.smooth_l1_loss(prediction, target, reduction="none")
-    else:
-        per_sample = 0.5 * (prediction - target).square()
-    return TDLoss((weight * per_sample).mean(), (target - prediction).detach())
+    """Return the weighted mean of `td_item_loss` and the signed error; all arguments [B]."""
+    assert_rank(1, weight=weight)
+    per_item = td_item_loss(prediction, target, huber)
+    return TDLoss((weight * per_item.loss).mean(), (target - prediction).detach())

@@ -10,11 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.rl import losses
-from tidemill.rl.adam import Adam
 from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.agents.dqn.loss import build_values, of_action
+from tidemill.rl.agents.dqn.networks import build_network
 from tidemill.rl.agents.interface import Array, State, Update
-from tidemill.rl.networks.q_network import QNetwork
+from tidemill.rl.gradients import clip_
+from tidemill.rl.networks.noisy import draw_noise
+from tidemill.rl.optimizer import build_optimizer
+from tidemill.rl.target_network import TargetNetwork
 from tidemill.rl.windows import transitions
 from tidemill.types import EnvSpec, Signature
 
@@ -26,15 +29,11 @@ class DQNAgent:
         self._config = config
         self._frame_stack = env_spec.frame_stack
         self.window = config.window(env_spec.frame_stack)
-        self._online = _network(config, env_spec, seed).to(device)
-        self._target = _network(config, env_spec, seed).to(device).requires_grad_(False)
-        self._optimizer = Adam(
-            self._online.parameters(),
-            config.learning_rate,
-            epsilon=config.adam_epsilon,
-            weight_decay=config.weight_decay,
-        )
-        self._target_parameters: list[Tensor] = list(self._target.parameters())
+        self._values = build_values(config, device)
+        self._online = build_network(config, env_spec, seed).to(device)
+        self._target = TargetNetwork(self._online, config.target_every, config.tau)
+        self._optimizer = build_optimizer(config, self._online.parameters())
+        self._noise = torch.Generator(device).manual_seed(seed)
         self._updates = 0
 
     def extra_columns(self) -> Signature:
@@ -46,64 +45,56 @@ class DQNAgent:
         return transitions(columns, index, self._frame_stack, self._config.n_step, self._config.gamma)
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
-        """Take one gradient step on the TD loss and move the target network if it is time."""
-        q = self._online(batch["observation"])
-        prediction = q.gather(1, batch["action"][:, None]).squeeze(1)
-        result = losses.td_loss(prediction, self._td_target(batch), weight, huber=self._config.loss == "huber")
-        gradients = torch.autograd.grad(result.loss, self._optimizer.parameters)
-        grad_norm = self._clip(gradients)
+        """Take one gradient step on the loss of the values and move the target network if it is time."""
+        following = self._following(batch["bootstrap_observation"])
+        self._draw_noise(self._online)
+        taken = of_action(self._online(batch["observation"]), batch["action"])
+        item = self._values.loss(taken, batch["n_step_return"], batch["bootstrap_discount"], following)
+        loss = (weight * item.loss).mean()
+        gradients = torch.autograd.grad(loss, self._optimizer.parameters)
+        grad_norm = clip_(gradients, self._config.max_grad_norm)
         self._optimizer.step(gradients)
         self._updates += 1
-        self._move_target()
-        metrics = {"loss": result.loss.detach(), "q": prediction.detach().mean(), "grad_norm": grad_norm}
-        return Update(result.td_error.abs(), metrics)
-
-    def _clip(self, gradients: tuple[Tensor, ...]) -> Tensor:
-        """Scale the gradients in place to a norm of `max_grad_norm` at most; return the norm before, []."""
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        if self._config.max_grad_norm:
-            torch._foreach_mul_(gradients, (self._config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-        return norm
+        self._target.follow(self._optimizer.parameters, self._updates)
+        q = self._values.mean(taken.detach()).mean()
+        return Update(item.priority, {"loss": loss.detach(), "q": q, "grad_norm": grad_norm})
 
     @torch.no_grad()
-    def _td_target(self, batch: Mapping[str, Tensor]) -> Tensor:
-        following = batch["bootstrap_observation"]
-        bootstrap_q = self._target(following)
-        selector_q = self._online(following) if self._config.double else bootstrap_q
-        return losses.q_learning_target(batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q, selector_q)
+    def _following(self, observation: Tensor) -> Tensor:
+        """Return the target network's numbers for the action chosen at the bootstrap observation, [B, K]."""
+        self._draw_noise(self._target.network)
+        output: Tensor = self._target.network(observation)
+        chooser = output
+        if self._config.double:
+            self._draw_noise(self._online)  # apart from that of the prediction
+            chooser = self._online(observation)
+        return of_action(output, self._values.mean(chooser).argmax(dim=1))
 
-    @torch.no_grad()
-    def _move_target(self) -> None:
-        online = self._optimizer.parameters
-        if self._config.target_every == 0:
-            torch._foreach_lerp_(self._target_parameters, online, self._config.tau)
-        elif self._updates % self._config.target_every == 0:
-            torch._foreach_copy_(self._target_parameters, online)
+    def _draw_noise(self, network: torch.nn.Module) -> None:
+        if self._config.noisy:
+            draw_noise(network, self._noise)
 
     def policy_state(self) -> dict[str, Tensor]:
         """Return copies of the Q-network's parameters."""
         return {name: value.detach().clone() for name, value in self._online.state_dict().items()}
 
     def state_dict(self) -> State:
-        """Return network, target, optimizer and counter; an update draws no random numbers."""
+        """Return network, target, optimizer, noise generator and counter."""
         return {
             "online": dict(self._online.state_dict()),
-            "target": dict(self._target.state_dict()),
+            "target": dict(self._target.network.state_dict()),
             "optimizer": self._optimizer.state_dict(),
+            "noise": self._noise.get_state(),
             "updates": self._updates,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where `state_dict` was called."""
         self._online.load_state_dict(state["online"])
-        self._target.load_state_dict(state["target"])
+        self._target.network.load_state_dict(state["target"])
         self._optimizer.load_state_dict(state["optimizer"])
+        self._noise.set_state(state["noise"].cpu())
         self._updates = int(state["updates"])
-
-
-def _network(config: DQNConfig, env_spec: EnvSpec, seed: int) -> QNetwork:
-    rng = torch.Generator().manual_seed(seed)
-    return QNetwork(env_spec, config.network, config.hidden_sizes, config.dueling, rng)
 
 
 def build(config: DQNConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> DQNAgent:

@@ -1,40 +1,56 @@
-"""Settings of DQN. Imports no torch, so that any process can read them."""
+"""Settings of the Q family. Imports no torch, so that any process can read them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from tidemill.errors import ConfigError
 from tidemill.rl.agents.checks import require, require_actions
+from tidemill.rl.networks.torso_names import check_torso
 from tidemill.types import EnvSpec, WindowSpec
-
-MIN_IMAGE_SIZE = 36
-"""Pixels of the smallest side that the three convolutions of `nature` can take."""
 
 
 @dataclass(frozen=True)
 class DQNConfig:
-    """Deep Q-learning for discrete actions (Mnih et al. 2015) and its usual improvements."""
+    """Deep Q-learning for discrete actions (Mnih et al. 2015); every improvement on it is a switch of its own."""
 
     algorithm: Literal["dqn"] = "dqn"
     """Names these settings; always `dqn`."""
-    network: Literal["nature", "nature_group_norm", "mlp"] = "nature"
-    """Torso: three convolutions; the same with group norm and Xavier weights; none, for vectors."""
+    network: str = "nature"
+    """Torso: `nature`, `nature_group_norm` or `impala` for images, `mlp` for vectors, or your own module's path."""
     hidden_sizes: tuple[int, ...] = (512,)
-    """Units of each fully connected layer before the head."""
+    """Units of each fully connected layer after the torso; a dueling head has the last one twice."""
+    initialisation: Literal["torch", "xavier"] = "torch"
+    """How weights start: as torch's layers do, or Xavier uniform (not the noisy ones)."""
     dueling: bool = True
-    """Whether the head splits into value and advantage."""
+    """Whether the head has a stream for the state and one for the actions (Wang et al. 2016)."""
+    noisy: bool = False
+    """Whether the fully connected layers explore by noise of their own (Fortunato et al. 2018)."""
     double: bool = True
-    """Whether the online network chooses the action that the target network values."""
-    learning_rate: float = 1e-4
-    """Step size of Adam."""
-    adam_epsilon: float = 1.5e-4
-    """Added to Adam's denominator."""
-    weight_decay: float = 0.0
-    """L2 penalty that Adam adds to the gradient, per unit of weight."""
+    """Whether the online network chooses the action that the target network values (van Hasselt et al. 2016)."""
+    distribution: Literal["none", "c51", "qr"] = "none"
+    """What the network predicts: values, or their distribution over fixed atoms or by quantiles.
+
+    Prioritized replay goes by the TD error, with `c51` by the KL divergence, with `qr` by the error of the mean.
+    """
+    atoms: int = 51
+    """Atoms of `c51`, or quantiles of `qr` (whose paper has 200)."""
+    value_min: float = -10.0
+    """Lowest atom of `c51`, in discounted reward."""
+    value_max: float = 10.0
+    """Highest atom of `c51`, in discounted reward."""
     loss: Literal["huber", "mse"] = "huber"
-    """Loss of the TD error: Huber with threshold 1, or half the square."""
+    """Loss of a value's TD error: Huber with threshold 1, or half the square; a distribution has its own."""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """Adam, or centered RMSProp."""
+    learning_rate: float = 1e-4
+    """Step size of the optimizer."""
+    optimizer_epsilon: float = 1.5e-4
+    """Added to Adam's denominator, or under the root of RMSProp's."""
+    rmsprop_decay: float = 0.95
+    """Share of the old that each step leaves in RMSProp's averages."""
+    weight_decay: float = 0.0
+    """L2 penalty that the optimizer adds to the gradient, per unit of weight."""
     max_grad_norm: float = 10.0
     """Largest norm of the whole gradient; 0 does not clip."""
     batch_size: int = 32
@@ -47,8 +63,8 @@ class DQNConfig:
     """Updates between two copies to the target network; 0 moves it by `tau` at each update instead."""
     tau: float = 0.005
     """Share of the network that the target takes over at each update; only if `target_every` is 0."""
-    exploration: Literal["ladder", "schedule"] = "ladder"
-    """Each environment its own constant epsilon, or one epsilon for all that falls with time."""
+    exploration: Literal["ladder", "schedule", "none"] = "ladder"
+    """Each environment its own constant epsilon; one for all that falls with time; or 0, for noisy networks."""
     ladder_base: float = 0.4
     """Epsilon of the most exploring environment of a ladder."""
     ladder_alpha: float = 7.0
@@ -63,41 +79,48 @@ class DQNConfig:
     """Share of random actions in evaluation."""
 
     def __post_init__(self) -> None:
-        networks = ("nature", "nature_group_norm", "mlp")
-        require(self.network in networks, "network", self.network, f"one of {', '.join(networks)}")
+        check_torso(self.network)
         sizes = self.hidden_sizes
         require(len(sizes) > 0 and min(sizes) > 0, "hidden_sizes", sizes, "at least one size, each positive")
-        require(self.learning_rate > 0, "learning_rate", self.learning_rate, "positive")
-        require(self.adam_epsilon > 0, "adam_epsilon", self.adam_epsilon, "positive")
-        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "0 or more")
-        require(self.loss in ("huber", "mse"), "loss", self.loss, "'huber' or 'mse'")
-        require(self.max_grad_norm >= 0, "max_grad_norm", self.max_grad_norm, "0 or more")
+        for field, allowed in (("initialisation", ("torch", "xavier")), ("distribution", ("none", "c51", "qr"))):
+            require(getattr(self, field) in allowed, field, getattr(self, field), f"one of {', '.join(allowed)}")
+        require(self.atoms >= 2, "atoms", self.atoms, "at least 2")
+        require(self.value_min < self.value_max, "value_min", self.value_min, f"below value_max, {self.value_max}")
         require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
         require(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
         require(self.n_step >= 1, "n_step", self.n_step, "at least 1")
         require(self.target_every >= 0, "target_every", self.target_every, "0 or more")
         require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
+        self._check_optimizer()
         self._check_exploration()
 
+    def _check_optimizer(self) -> None:
+        require(self.loss in ("huber", "mse"), "loss", self.loss, "'huber' or 'mse'")
+        require(self.optimizer in ("adam", "rmsprop"), "optimizer", self.optimizer, "'adam' or 'rmsprop'")
+        for field in ("learning_rate", "optimizer_epsilon"):
+            require(getattr(self, field) > 0, field, getattr(self, field), "positive")
+        require(0 <= self.rmsprop_decay < 1, "rmsprop_decay", self.rmsprop_decay, "at least 0 and below 1")
+        for field in ("weight_decay", "max_grad_norm"):
+            require(getattr(self, field) >= 0, field, getattr(self, field), "0 or more")
+
     def _check_exploration(self) -> None:
-        kinds = ("ladder", "schedule")
-        require(self.exploration in kinds, "exploration", self.exploration, "'ladder' or 'schedule'")
+        kinds = ("ladder", "schedule", "none")
+        require(self.exploration in kinds, "exploration", self.exploration, f"one of {', '.join(kinds)}")
         require(0 < self.ladder_base <= 1, "ladder_base", self.ladder_base, "above 0 and at most 1")
         require(self.ladder_alpha >= 0, "ladder_alpha", self.ladder_alpha, "0 or more")
         for field in ("epsilon_start", "epsilon_final", "evaluation_epsilon"):
             require(0 <= getattr(self, field) <= 1, field, getattr(self, field), "between 0 and 1")
         require(self.epsilon_decay_steps >= 1, "epsilon_decay_steps", self.epsilon_decay_steps, "at least 1")
 
+    @property
+    def values_per_action(self) -> int:
+        """How many numbers the network gives for each action."""
+        return 1 if self.distribution == "none" else self.atoms
+
     def window(self, frame_stack: int) -> WindowSpec:
         """Return which steps of a stream an item covers, given how many frames the network sees."""
         return WindowSpec(history=frame_stack - 1, steps=self.n_step)
 
     def check_fit(self, env_spec: EnvSpec) -> None:
-        """Raise ConfigError if the environment's actions are not discrete, or its observations not for the network."""
+        """Raise ConfigError if the environment's actions are not discrete; the torso checks the observations."""
         require_actions(self.algorithm, env_spec, discrete=True)
-        shape = env_spec.observation_shape
-        if self.network != "mlp" and (len(shape) != 2 or min(shape) < MIN_IMAGE_SIZE):
-            raise ConfigError(
-                f"network is {self.network!r}, which takes gray images [H, W] of at least "
-                f"{MIN_IMAGE_SIZE}x{MIN_IMAGE_SIZE}, but observations have shape {shape}; use 'mlp'"
-            )

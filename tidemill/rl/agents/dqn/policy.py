@@ -10,16 +10,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.agents.dqn.loss import build_values, of_action
+from tidemill.rl.agents.dqn.networks import build_network
 from tidemill.rl.agents.interface import Acting, Array, Decision
 from tidemill.rl.exploration import ActorPlace, epsilon_ladder, epsilon_schedule
-from tidemill.rl.networks.precision import Precision, acting_dtype
-from tidemill.rl.networks.q_network import QNetwork
-from tidemill.rl.priorities import td_error_priority
+from tidemill.rl.networks.noisy import draw_noise, silence
+from tidemill.rl.networks.precision import Precision
+from tidemill.rl.returns import n_step
 from tidemill.types import EnvSpec
 
 
 class DQNPolicy:
-    """Epsilon-greedy on a Q-network."""
+    """Epsilon-greedy on a Q-network, which may be noisy besides."""
 
     def __init__(
         self,
@@ -33,54 +35,70 @@ class DQNPolicy:
         self._config = config
         self._num_actions = env_spec.num_actions
         self._device = device
-        init = torch.Generator().manual_seed(seed)
-        network = QNetwork(env_spec, config.network, config.hidden_sizes, config.dueling, init)
-        self._network = network.to(device).requires_grad_(False)
-        if config.network != "mlp":  # a small network's time is not in its products
-            image = torch.zeros((place.num_envs, env_spec.frame_stack, *env_spec.observation_shape), dtype=torch.uint8)
-            self._network.torso.to(acting_dtype(network.torso, image.to(device), precision))
+        self._values = build_values(config, device)
+        self._network = build_network(config, env_spec, seed).to(device).requires_grad_(False)
+        if env_spec.observation_dtype == "uint8":  # a small network's time is not in its products
+            stack = (env_spec.frame_stack,) if env_spec.frame_stack > 1 else ()
+            images = torch.zeros((place.num_envs, *stack, *env_spec.observation_shape), dtype=torch.uint8)
+            self._network.compute_in(precision, images.to(device))
         self._ladder = epsilon_ladder(place, config.ladder_base, config.ladder_alpha)
         self._rng = np.random.default_rng(seed)
+        self._noise = torch.Generator(device).manual_seed(seed)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take the Q-network's parameters."""
         self._network.load_state_dict(dict(state))
 
     def explore(self, observation: Array, env_steps: int, is_first: NDArray[np.bool_] | None = None) -> Decision:
-        """Return epsilon-greedy actions [N], with `q_taken` and `q_max` for first priorities."""
-        q = self._q(observation)
+        """Return epsilon-greedy actions [N]; noise in the network is drawn anew, for each environment its own.
+
+        First priorities want back the network's numbers for the action `taken` and for the `best`, [N, K].
+        """
+        if self._config.noisy:
+            draw_noise(self._network, self._noise, rows=len(observation))
+        output = self._output(observation)
+        q = self._values.mean(output).cpu().numpy()
         action = self._epsilon_greedy(q, self.epsilon(env_steps, len(q)))
-        return Decision(action, {"q_taken": q[np.arange(len(q)), action], "q_max": q.max(axis=1)})
+        taken, best = (
+            of_action(output, torch.from_numpy(chosen).to(self._device)).cpu().numpy()
+            for chosen in (action, q.argmax(axis=1))
+        )
+        return Decision(action, {"taken": taken, "best": best})
 
     def epsilon(self, env_steps: int, num_envs: int) -> NDArray[np.float64]:
         """Return each environment's epsilon at a step of the whole cluster, [num_envs]."""
-        if self._config.exploration == "ladder":
+        c = self._config
+        if c.exploration == "none":
+            return np.zeros(num_envs)
+        if c.exploration == "ladder":
             assert len(self._ladder) == num_envs, f"placed for {len(self._ladder)} environments, got {num_envs}"
             return self._ladder
-        c = self._config
         epsilon = epsilon_schedule(env_steps, c.epsilon_start, c.epsilon_final, c.epsilon_decay_steps)
         return np.full(num_envs, epsilon)
 
     def greedy(self, observation: Array) -> NDArray[np.int64]:
-        """Return the actions of largest Q, [N]."""
+        """Return the actions of largest Q, without noise, [N]."""
         best: NDArray[np.int64] = self._q(observation).argmax(axis=1)
         return best
 
     def evaluate(self, observation: Array) -> NDArray[np.int64]:
-        """Return actions with `evaluation_epsilon`, [N]."""
+        """Return actions with `evaluation_epsilon`, without noise in the network, [N]."""
         q = self._q(observation)
         return self._epsilon_greedy(q, np.full(len(q), self._config.evaluation_epsilon))
 
+    @torch.inference_mode()
     def first_priority(self, ticks: Mapping[str, Array]) -> NDArray[np.float32]:
-        """Return |n-step TD error| of the windows that start at the oldest tick, [N]."""
-        return td_error_priority(
-            ticks["q_taken"],
-            ticks["q_max"],
-            ticks["reward"],
-            ticks["terminated"],
-            ticks["truncated"],
-            gamma=self._config.gamma,
-        )
+        """Return the priority that the learner's update gives the windows that start at the oldest tick, [N].
+
+        It is exact while online and target parameters are equal to these (Horgan et al. 2018, section 3).
+        """
+        reward, terminated, truncated = (ticks[name][:-1].T for name in ("reward", "terminated", "truncated"))
+        target = n_step(reward, terminated, truncated, self._config.gamma)
+        following = ticks["best"][target.bootstrap_index, np.arange(len(target.return_))]
+        arguments = (ticks["taken"][0], target.return_, target.discount, following)
+        item = self._values.loss(*(torch.from_numpy(array).to(self._device) for array in arguments))
+        priority: NDArray[np.float32] = item.priority.cpu().numpy()
+        return priority
 
     def _epsilon_greedy(self, q: NDArray[np.float32], epsilon: NDArray[np.float64]) -> NDArray[np.int64]:
         explores = self._rng.random(len(q)) < epsilon
@@ -88,10 +106,17 @@ class DQNPolicy:
         return np.where(explores, anything, q.argmax(axis=1))
 
     @torch.inference_mode()
-    def _q(self, observation: Array) -> NDArray[np.float32]:
-        """Return Q [N, A]."""
+    def _output(self, observation: Array) -> Tensor:
+        """Return the network's numbers, [N, A, K]."""
         tensor = torch.from_numpy(np.ascontiguousarray(observation)).to(self._device)
-        q: NDArray[np.float32] = self._network(tensor).cpu().numpy()
+        output: Tensor = self._network(tensor)
+        return output
+
+    def _q(self, observation: Array) -> NDArray[np.float32]:
+        """Return Q without noise, [N, A]."""
+        if self._config.noisy:
+            silence(self._network)
+        q: NDArray[np.float32] = self._values.mean(self._output(observation)).cpu().numpy()
         return q
 
 

@@ -1,0 +1,204 @@
+"""Every switch of the Q family: together they find a known Q*, apart they do what they say."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.unit.rl.test_dqn import CHAIN, CPU, chain_batch
+from tidemill.rl.agents.dqn.agent import DQNAgent
+from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.agents.dqn.loss import Values, build_values
+from tidemill.rl.agents.dqn.policy import DQNPolicy
+from tidemill.rl.exploration import ActorPlace
+from tidemill.types import EnvSpec
+
+STATES = np.eye(3, dtype=np.float32)
+BEST = [0.25, 0.5, 1.0]
+"""Value of each state of the chain, by hand, with gamma .5: see `chain_batch`."""
+
+_DISTRIBUTIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    # the atoms 0, .25, .5, .75 and 1 hold every return of the best policy, so the projection of its values is exact
+    "c51": {"distribution": "c51", "atoms": 5, "value_min": 0.0, "value_max": 1.0},
+    "qr": {"distribution": "qr", "atoms": 5},
+}
+
+
+def three_step_batch() -> dict[str, torch.Tensor]:
+    """Return the chain's transitions with the best actions followed for up to three steps.
+
+    From state s the action taken is s's item of the one-step batch; what follows it is action 1 until the end or
+    until three rewards are summed, so that a window bootstraps only where three steps do not end the episode.
+    """
+    batch = chain_batch()
+    following = batch["bootstrap_observation"].argmax(dim=1).tolist()
+    returns, discounts, last = [], [], []
+    for reward, discount, state in zip(
+        batch["n_step_return"].tolist(), batch["bootstrap_discount"].tolist(), following, strict=True
+    ):
+        total, factor, place = reward, discount, state
+        for _ in range(2):
+            if factor:
+                total += factor * (1.0 if place == 2 else 0.0)
+                factor, place = (0.0, place) if place == 2 else (factor * 0.5, place + 1)
+        returns.append(total)
+        discounts.append(factor)
+        last.append(place)
+    return batch | {
+        "n_step_return": torch.tensor(returns),
+        "bootstrap_discount": torch.tensor(discounts),
+        "bootstrap_observation": torch.eye(3)[last],
+    }
+
+
+@pytest.mark.parametrize("distribution", list(_DISTRIBUTIONS))
+@pytest.mark.parametrize("double,dueling,noisy", list(itertools.product((False, True), repeat=3)))
+@pytest.mark.parametrize("steps", [1, 3])
+def test_every_variant_reaches_the_optimal_values_of_a_small_mdp(
+    distribution: str, double: bool, dueling: bool, noisy: bool, steps: int
+) -> None:
+    """Whatever switches are on, Q* of the chain's states is .25, .5 and 1, and its best action always 1."""
+    config = DQNConfig(
+        network="mlp",
+        hidden_sizes=(32,),
+        double=double,
+        dueling=dueling,
+        noisy=noisy,
+        learning_rate=1e-2,
+        optimizer_epsilon=1e-5,
+        target_every=20,
+        loss="mse",
+        gamma=0.5,
+        n_step=steps,
+        **_DISTRIBUTIONS[distribution],
+    )
+    agent = DQNAgent(config, CHAIN, CPU, seed=0)
+    batch = chain_batch() if steps == 1 else three_step_batch()
+    for _ in range(350):
+        agent.update(batch, torch.ones(6))
+    policy = DQNPolicy(config, CHAIN, CPU, 0, ActorPlace(num_envs=3))
+    policy.load(agent.policy_state())
+    assert policy.greedy(STATES).tolist() == [1, 1, 1]
+    np.testing.assert_allclose(policy._q(STATES).max(axis=1), BEST, atol=0.05 if noisy else 0.03)
+
+
+@pytest.mark.parametrize("target", [{"target_every": 0, "tau": 0.2}, {"target_every": 10}], ids=["soft", "hard"])
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+@pytest.mark.parametrize("loss", ["huber", "mse"])
+def test_every_optimizer_loss_and_target_reaches_the_optimal_values(
+    target: dict[str, Any], optimizer: str, loss: str
+) -> None:
+    """The same chain, with plain values."""
+    config = DQNConfig(
+        network="mlp",
+        hidden_sizes=(32,),
+        learning_rate=3e-3 if optimizer == "adam" else 1e-3,
+        optimizer=optimizer,  # type: ignore[arg-type]
+        optimizer_epsilon=1e-5,
+        loss=loss,  # type: ignore[arg-type]
+        gamma=0.5,
+        n_step=1,
+        **target,
+    )
+    agent = DQNAgent(config, CHAIN, CPU, seed=0)
+    for _ in range(400):
+        agent.update(chain_batch(), torch.ones(6))
+    policy = DQNPolicy(config, CHAIN, CPU, 0, ActorPlace(num_envs=3))
+    policy.load(agent.policy_state())
+    np.testing.assert_allclose(policy._q(STATES).max(axis=1), BEST, atol=0.02)
+
+
+def test_soft_target_takes_over_its_share_at_each_update() -> None:
+    """With tau 1/4 and a start at the network's own parameters, the target is 3/4 old and 1/4 new."""
+    config = DQNConfig(network="mlp", hidden_sizes=(8,), target_every=0, tau=0.25)
+    agent = DQNAgent(config, CHAIN, CPU, seed=0)
+    start = {name: value.clone() for name, value in agent.state_dict()["target"].items()}
+    agent.update(chain_batch(), torch.ones(6))
+    state = agent.state_dict()
+    for name, value in state["target"].items():
+        torch.testing.assert_close(value, 0.75 * start[name] + 0.25 * state["online"][name])
+
+
+def test_double_values_with_the_target_what_the_online_network_chose() -> None:
+    """With equal networks double makes no difference; once they differ it never raises the target."""
+    batch = chain_batch()
+    online, target = [], []
+    for double in (True, False):
+        config = DQNConfig(network="mlp", hidden_sizes=(8,), double=double, target_every=10**6, loss="mse")
+        agent = DQNAgent(config, CHAIN, CPU, seed=0)
+        online.append(agent._following(batch["bootstrap_observation"]))
+        for _ in range(50):
+            agent.update(batch, torch.ones(6))
+        target.append(agent._following(batch["bootstrap_observation"]))
+    torch.testing.assert_close(online[0], online[1])
+    assert (target[0] <= target[1] + 1e-6).all()
+
+
+def test_noise_is_drawn_for_each_update_and_none_is_left_in_evaluation() -> None:
+    """Two updates on one batch from one state differ by their noise; greedy actions repeat; exploring ones do not."""
+    spec = EnvSpec((3,), "float32", num_actions=6)
+    config = DQNConfig(network="mlp", hidden_sizes=(16,), noisy=True, exploration="none", evaluation_epsilon=0.0)
+    agent = DQNAgent(config, spec, CPU, seed=0)
+    first, second = (agent.update(chain_batch(), torch.zeros(6)).priority for _ in range(2))  # weight 0 moves nothing
+    assert not torch.equal(first, second)
+    policy = DQNPolicy(config, spec, CPU, 0, ActorPlace(num_envs=200))
+    policy.load(agent.policy_state())
+    observation = np.zeros((200, 3), dtype=np.float32)
+    explored = policy.explore(observation, 0).action
+    assert len(np.unique(explored)) > 1, "each environment has noise of its own"
+    assert len(np.unique(policy.greedy(observation))) == 1
+    np.testing.assert_array_equal(policy.evaluate(observation), policy.greedy(observation))
+    assert not np.array_equal(policy.explore(observation, 0).action, explored)
+
+
+def _random_values(config: DQNConfig, rng: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randn((*shape, config.values_per_action), generator=rng)
+
+
+@pytest.mark.parametrize("distribution", list(_DISTRIBUTIONS))
+@pytest.mark.parametrize("ends", ["nowhere", "terminated", "truncated"])
+def test_actors_first_priority_equals_the_learners_whatever_the_values(distribution: str, ends: str) -> None:
+    """On the same parameters the actor's priority of a window is what the learner's update reports."""
+    config = DQNConfig(network="mlp", hidden_sizes=(16,), n_step=3, gamma=0.9, **_DISTRIBUTIONS[distribution])
+    spec = EnvSpec((3,), "float32", num_actions=4)
+    agent = DQNAgent(config, spec, CPU, seed=0)
+    policy = DQNPolicy(config, spec, CPU, 1, ActorPlace(num_envs=5))
+    policy.load(agent.policy_state())
+    rng = torch.Generator().manual_seed(5)
+    seen = torch.randn((4, 5, 3), generator=rng)
+    decisions = [policy.explore(observation.numpy(), 0) for observation in seen]
+    ticks = {name: np.stack([d.priority_inputs[name] for d in decisions]) for name in ("taken", "best")}
+    reward = torch.randn((4, 5), generator=rng).numpy()
+    end = np.zeros((4, 5), dtype=bool)
+    end[1] = True  # the second step: two rewards are summed, and the third row is the final one
+    ticks |= {"reward": reward, "terminated": end & (ends == "terminated"), "truncated": end & (ends == "truncated")}
+    summed = 3 if ends == "nowhere" else 2
+    batch = {
+        "observation": seen[0],
+        "action": torch.from_numpy(decisions[0].action),
+        "n_step_return": torch.from_numpy(sum(0.9**k * reward[k] for k in range(summed))),
+        "bootstrap_discount": torch.full((5,), 0.0 if ends == "terminated" else 0.9**summed),
+        "bootstrap_observation": seen[summed],
+    }
+    learned = agent.update(batch, torch.ones(5)).priority
+    assert learned.max() > 0.0
+    np.testing.assert_allclose(policy.first_priority(ticks), learned.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("distribution", list(_DISTRIBUTIONS))
+def test_perfect_prediction_has_priority_0(distribution: str) -> None:
+    """A terminal reward of .5 that was predicted with certainty surprises nobody."""
+    config = DQNConfig(**_DISTRIBUTIONS[distribution])
+    values: Values = build_values(config, CPU)
+    taken = torch.full((1, config.values_per_action), 0.5)
+    if distribution == "c51":
+        taken = torch.tensor([[-100.0, -100.0, 100.0, -100.0, -100.0]])
+    torch.testing.assert_close(values.mean(taken), torch.tensor([0.5]))
+    following = _random_values(config, torch.Generator().manual_seed(0), 1)
+    item = values.loss(taken, torch.tensor([0.5]), torch.tensor([0.0]), following)
+    torch.testing.assert_close(item.priority, torch.tensor([0.0]))

@@ -1,0 +1,167 @@
+"""Networks: shapes, number formats, noise and initial weights."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tidemill.errors import ConfigError
+from tidemill.rl.networks.image import as_channels
+from tidemill.rl.networks.noisy import NoisyLinear, draw_noise, silence
+from tidemill.rl.networks.q_head import QHead
+from tidemill.rl.networks.torso import build_torso
+from tidemill.rl.networks.torso_names import check_torso, torso_names
+from tidemill.types import EnvSpec
+
+GRAY = EnvSpec((84, 84), "uint8", frame_stack=4, num_actions=6)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    """Return a seeded generator."""
+    return torch.Generator().manual_seed(seed)
+
+
+def images(env_spec: EnvSpec, count: int = 2) -> torch.Tensor:
+    """Return made-up observations of bytes."""
+    stack = (env_spec.frame_stack,) if env_spec.frame_stack > 1 else ()
+    return torch.randint(256, (count, *stack, *env_spec.observation_shape), dtype=torch.uint8, generator=generator(3))
+
+
+@pytest.mark.parametrize(
+    "name,parameters,outputs",
+    [
+        # convolutions 4*32*64+32, 32*64*16+64, 64*64*9+64; 84 -> 20 -> 9 -> 7 pixels a side
+        ("nature", 8_224 + 32_832 + 36_928, 64 * 7 * 7),
+        # no biases, but a scale and a shift for each of 32 + 64 + 64 channels
+        ("nature_group_norm", 8_192 + 32_768 + 36_864 + 320, 64 * 7 * 7),
+        # by section: first convolution, then four of a section's width; 84 -> 42 -> 21 -> 11 pixels a side
+        ("impala", (592 + 4 * 2_320) + (4_640 + 4 * 9_248) + (9_248 + 4 * 9_248), 32 * 11 * 11),
+    ],
+)
+def test_image_torso_has_the_size_its_paper_gives(name: str, parameters: int, outputs: int) -> None:
+    """Counted by hand, for four gray frames of 84x84 pixels."""
+    torso = build_torso(name, GRAY, generator())
+    assert sum(parameter.numel() for parameter in torso.parameters()) == parameters
+    assert torso(images(GRAY)).shape == (2, outputs)
+    assert torso.outputs == outputs
+
+
+@pytest.mark.parametrize("name", torso_names())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_torso_computes_in_the_number_format_of_its_parameters(name: str, dtype: torch.dtype) -> None:
+    """Features of both formats agree to bfloat16's digits; the observation is left as it was."""
+    torso = build_torso(name, GRAY, generator())
+    seen = images(GRAY)
+    before, exact = seen.clone(), torso(seen)
+    features = torso.to(dtype)(seen)
+    assert torch.equal(seen, before)
+    torch.testing.assert_close(features.float(), exact, rtol=0.05, atol=0.02)
+    if name != "mlp":
+        assert features.dtype == dtype
+
+
+def test_float_observation_is_not_overwritten() -> None:
+    """Scaling happens on a copy, whatever the dtype."""
+    spec = EnvSpec((8, 8), "float32", num_actions=2)
+    seen = torch.ones((1, 8, 8))
+    assert torch.equal(as_channels(seen, spec, torch.float32), torch.ones((1, 1, 8, 8)))
+    assert torch.equal(seen, torch.ones((1, 8, 8)))
+
+
+def test_colours_and_frames_become_channels_frame_by_frame() -> None:
+    """[B, stack, H, W, C] -> [B, stack * C, H, W]: the first three channels are the oldest frame's colours."""
+    spec = EnvSpec((8, 9, 3), "uint8", frame_stack=2, num_actions=2)
+    seen = images(spec)
+    channels = as_channels(seen, spec, torch.float32)
+    assert channels.shape == (2, 6, 8, 9)
+    torch.testing.assert_close(channels[1, 4], seen[1, 1, :, :, 1].float() / 255.0)
+    single = EnvSpec((8, 9, 3), "uint8", num_actions=2)
+    torch.testing.assert_close(as_channels(seen[:, 0], single, torch.float32)[0, 2], seen[0, 0, :, :, 2] / 255.0)
+
+
+def test_unknown_torso_is_refused_with_the_nearest_name() -> None:
+    """The message names what there is."""
+    with pytest.raises(ConfigError, match=r"network is 'impla', but must be one of impala, .*did you mean 'impala'"):
+        check_torso("impla")
+
+
+def test_torso_of_ones_own_is_found_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module with `build` anywhere on the path is a network like any other."""
+    (tmp_path / "my_project").mkdir()
+    (tmp_path / "my_project" / "__init__.py").touch()
+    (tmp_path / "my_project" / "halves.py").write_text(
+        "from tidemill.rl.networks.torsos.mlp import Flat\n\n\n"
+        "class Halves(Flat):\n"
+        "    def forward(self, observation):\n        return super().forward(observation) / 2\n\n\n"
+        "def build(env_spec, rng):\n    return Halves(3)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    check_torso("my_project.halves")
+    torso = build_torso("my_project.halves", EnvSpec((3,), "float32", num_actions=2), generator())
+    torch.testing.assert_close(torso(torch.ones((1, 3))), torch.full((1, 3), 0.5))
+
+
+def test_dueling_head_is_the_state_and_the_advantage_over_the_mean() -> None:
+    """The streams by hand: the mean over actions is the state's value, differences are those of the action stream."""
+    head = QHead(5, (8, 6), 4, 3, generator(), dueling=True, noisy=False)
+    features = torch.randn((2, 5), generator=generator(1))
+    q = head(features)
+    shared = torch.relu(head.shared[0](features))
+    assert head.state is not None
+    torch.testing.assert_close(q.mean(dim=1), head.state(shared))
+    action = head.action(shared).view(2, 4, 3)
+    torch.testing.assert_close(q[:, 1] - q[:, 0], action[:, 1] - action[:, 0])
+
+
+def test_dueling_head_has_a_hidden_layer_for_each_stream() -> None:
+    """Wang et al. (2016), figure 1: 3136 -> 512 -> 1 and 3136 -> 512 -> A."""
+    head = QHead(3136, (512,), 6, 1, generator(), dueling=True, noisy=False)
+    assert sum(p.numel() for p in head.parameters()) == 2 * (3136 * 512 + 512) + (512 + 1) + (512 * 6 + 6)
+
+
+def test_noisy_layer_is_the_papers_formula() -> None:
+    """As the paper writes it: (mu + sigma * f(e_out) f(e_in)^T) x + mu_b + sigma_b * f(e_out), written out, in float64."""
+    layer = NoisyLinear(3, 2, generator()).double()
+    layer.draw(generator(7))
+    raw = torch.randn(5, generator=generator(7)).double()
+    scaled = raw.sign() * raw.abs().sqrt()
+    weight = layer.weight + layer.weight_sigma * torch.outer(scaled[3:], scaled[:3])
+    bias = layer.bias + layer.bias_sigma * scaled[3:]
+    x = torch.randn((4, 3), generator=generator(8)).double()
+    torch.testing.assert_close(layer(x), x @ weight.T + bias, rtol=1e-5, atol=1e-6)
+
+
+def test_noisy_layer_starts_with_the_papers_sigma_and_is_silent_until_noise_is_drawn() -> None:
+    """Sigma is .5 / sqrt(inputs); without noise it is the linear layer."""
+    layer = NoisyLinear(16, 2, generator())
+    torch.testing.assert_close(layer.weight_sigma, torch.full((2, 16), 0.125))
+    x = torch.randn((3, 16), generator=generator(1))
+    plain = x @ layer.weight.T + layer.bias
+    torch.testing.assert_close(layer(x), plain)
+    draw_noise(layer, generator())
+    assert not torch.allclose(layer(x), plain)
+    silence(layer)
+    torch.testing.assert_close(layer(x), plain)
+
+
+def test_noise_by_rows_is_each_items_own() -> None:
+    """With rows, equal items come out differently; without, alike."""
+    layer = NoisyLinear(4, 2, generator())
+    layer.draw(generator(), rows=5)
+    assert len(np.unique(layer(torch.ones((5, 4))).detach().numpy()[:, 0])) == 5
+    layer.draw(generator())
+    assert len(np.unique(layer(torch.ones((5, 4))).detach().numpy()[:, 0])) == 1
+
+
+def test_mean_and_spread_of_the_noise() -> None:
+    """f(e) has mean 0 and variance E|e| = sqrt(2 / pi)."""
+    layer = NoisyLinear(1, 20_000, generator())
+    layer.draw(generator())
+    assert layer._noise is not None
+    noise = layer._noise[1]
+    assert noise.mean().item() == pytest.approx(0.0, abs=0.03)
+    assert noise.var().item() == pytest.approx(math.sqrt(2 / math.pi), rel=0.03)

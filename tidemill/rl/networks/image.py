@@ -1,0 +1,57 @@
+"""What convolutional torsos share: images as they come, as channels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tidemill.errors import ConfigError
+from tidemill.rl.networks.mlp import initialise_linear
+from tidemill.types import EnvSpec
+
+
+def image_channels(network: str, env_spec: EnvSpec, min_size: int) -> tuple[int, int, int]:
+    """Return channels, height and width of what the network sees: a stack's frames and colours are channels.
+
+    Raises:
+        ConfigError: Observations are no images [H, W] or [H, W, C], or their smaller side has less than `min_size`.
+    """
+    shape = env_spec.observation_shape
+    if len(shape) not in (2, 3) or min(shape[:2]) < min_size:
+        raise ConfigError(
+            f"network is {network!r}, which takes images [H, W] or [H, W, C] of at least "
+            f"{min_size}x{min_size}, but observations have shape {shape}; use 'mlp'"
+        )
+    colours = shape[2] if len(shape) == 3 else 1
+    return env_spec.frame_stack * colours, shape[0], shape[1]
+
+
+def as_channels(observation: Tensor, env_spec: EnvSpec, dtype: torch.dtype) -> Tensor:
+    """Return images as [B, C, H, W] from 0 to 1, in `dtype`, of observations [B, H, W], [B, stack, H, W, C] or between.
+
+    A byte is exact in bfloat16, which holds every integer up to 256.
+    """
+    x = observation
+    if len(env_spec.observation_shape) == 3:  # colours last
+        x = x.movedim(-1, -3).flatten(1, -3)
+    elif env_spec.frame_stack == 1:
+        x = x.unsqueeze(1)
+    scale = 1.0 / 255.0 if env_spec.observation_dtype == "uint8" else 1.0
+    return x.to(dtype, copy=True).mul_(scale)
+
+
+def convolution(
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    rng: torch.Generator,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+    bias: bool = True,
+) -> nn.Conv2d:
+    """Return a convolution whose parameters come from `rng`, on the CPU, as torch's own start."""
+    layer = nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=bias)
+    unused = torch.empty(outputs)
+    initialise_linear(layer.weight, unused if layer.bias is None else layer.bias, inputs * kernel * kernel, rng)
+    return layer

@@ -1,0 +1,62 @@
+"""Linear layers that explore by themselves (Fortunato et al. 2018, NoisyNet, factorised noise)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+INITIAL_SIGMA = 0.5
+"""Scale of the noise at the start, before it is divided by sqrt(inputs) (ibid., section 3.2)."""
+
+
+class NoisyLinear(nn.Module):
+    """y = (w + sigma_w * f(e_out) f(e_in)^T) x + b + sigma_b * f(e_out), with f(e) = sign(e) sqrt(|e|) and e ~ N(0, 1).
+
+    Without noise, as it is made and after `silence`, it is the linear layer of w and b: [B, inputs] -> [B, outputs].
+    """
+
+    def __init__(self, inputs: int, outputs: int, rng: torch.Generator) -> None:
+        super().__init__()
+        bound = 1.0 / math.sqrt(inputs)
+        self.weight = nn.Parameter(torch.empty(outputs, inputs).uniform_(-bound, bound, generator=rng))
+        self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound, generator=rng))
+        self.weight_sigma = nn.Parameter(torch.full((outputs, inputs), INITIAL_SIGMA * bound))
+        self.bias_sigma = nn.Parameter(torch.full((outputs,), INITIAL_SIGMA * bound))
+        self._noise: tuple[Tensor, Tensor] | None = None
+
+    def draw(self, rng: torch.Generator, rows: int = 0) -> None:
+        """Draw noise for the next passes: one for all items of a batch, or with `rows` one for each of its items."""
+        lead = (rows,) if rows else ()
+        count, inputs = self.weight.shape
+        raw = torch.randn((*lead, count + inputs), generator=rng, device=self.weight.device)
+        scaled = (raw.sign() * raw.abs().sqrt()).to(self.weight.dtype)
+        self._noise = (scaled[..., :inputs], scaled[..., inputs:])
+
+    def silence(self) -> None:
+        """Pass without noise from now on."""
+        self._noise = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, outputs]."""
+        y = functional.linear(x, self.weight, self.bias)
+        if self._noise is None:
+            return y
+        noise_in, noise_out = self._noise  # the outer product is never made: each factor goes to its own side
+        return y + noise_out * functional.linear(x * noise_in, self.weight_sigma, self.bias_sigma)
+
+
+def draw_noise(network: nn.Module, rng: torch.Generator, rows: int = 0) -> None:
+    """Draw noise in every noisy layer of a network; see `NoisyLinear.draw`."""
+    for layer in network.modules():
+        if isinstance(layer, NoisyLinear):
+            layer.draw(rng, rows)
+
+
+def silence(network: nn.Module) -> None:
+    """End the noise in every noisy layer of a network."""
+    for layer in network.modules():
+        if isinstance(layer, NoisyLinear):
+            layer.silence()

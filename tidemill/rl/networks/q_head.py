@@ -1,0 +1,82 @@
+"""From features to the values of every action: fully connected layers, plain or dueling, quiet or noisy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from tidemill.rl.networks.mlp import linear
+from tidemill.rl.networks.noisy import NoisyLinear
+
+Layer = Callable[[int, int, torch.Generator], nn.Module]
+
+
+class Stream(nn.Module):
+    """One hidden layer and a linear one: [B, inputs] -> float32 [B, outputs]."""
+
+    def __init__(self, inputs: int, hidden: int, outputs: int, layer: Layer, rng: torch.Generator) -> None:
+        super().__init__()
+        self.hidden = layer(inputs, hidden, rng)
+        self.output = layer(hidden, outputs, rng)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return [B, outputs], float32 whatever the hidden layer computes in."""
+        out: Tensor = self.output(torch.relu(self.hidden(features)).float())
+        return out
+
+
+class QHead(nn.Module):
+    """Features [B, F] -> K numbers for each action, [B, A, K].
+
+    A dueling head has a stream for the state and one for the actions: V + A - mean(A) (Wang et al. 2016, eq. 9).
+    The last hidden layer belongs to the streams, the others are shared.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden_sizes: tuple[int, ...],
+        num_actions: int,
+        values: int,
+        rng: torch.Generator,
+        *,
+        dueling: bool,
+        noisy: bool,
+    ) -> None:
+        """Make the layers.
+
+        Args:
+            inputs: F.
+            hidden_sizes: Units of each hidden layer, at least one.
+            num_actions: A.
+            values: K: 1 for plain values, or the atoms or quantiles of a distribution.
+            rng: Draws the initial parameters.
+            dueling: Whether there are two streams.
+            noisy: Whether every layer is noisy.
+        """
+        super().__init__()
+        layer: Layer = NoisyLinear if noisy else linear
+        self._shape = (num_actions, values)
+        widths = (inputs, *hidden_sizes[:-1])
+        self.shared = nn.ModuleList(layer(a, b, rng) for a, b in pairwise(widths))
+        self.state = Stream(widths[-1], hidden_sizes[-1], values, layer, rng) if dueling else None
+        self.action = Stream(widths[-1], hidden_sizes[-1], num_actions * values, layer, rng)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return [B, A, K], float32."""
+        x = features
+        for layer in self.shared:
+            x = torch.relu(layer(x))
+        q: Tensor = self.action(x).unflatten(1, self._shape)
+        if self.state is None:
+            return q
+        state: Tensor = self.state(x)
+        return state[:, None, :] + q - q.mean(dim=1, keepdim=True)
+
+    def hidden_layers(self) -> list[nn.Module]:
+        """Return every layer but the last: those whose number format may be a short one."""
+        streams = [self.action] if self.state is None else [self.action, self.state]
+        return [*self.shared, *(stream.hidden for stream in streams)]

@@ -1,0 +1,37 @@
+"""The part of a network between an observation and its features, found by name.
+
+A torso is a module with `build(env_spec, rng)`: one of `tidemill/rl/networks/torsos` by its file's name, or one of your
+own by its dotted path.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tidemill.rl.networks import torsos
+from tidemill.types import EnvSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+def build_torso(name: str, env_spec: EnvSpec, rng: torch.Generator) -> nn.Module:
+    """Return a torso whose parameters come from `rng`, on the CPU.
+
+    It takes observations [B, ...], or [B, frame_stack, ...] with a stack, of the environment's dtype, and returns
+    features [B, outputs], where `outputs` is its attribute, in the dtype of its parameters.
+
+    Args:
+        name: Of a file in `torsos`, or the dotted path of a module.
+        env_spec: Shapes of the environment.
+        rng: Draws the initial parameters.
+
+    Raises:
+        ConfigError: The torso does not take such observations.
+    """
+    path = name if "." in name else f"{torsos.__name__}.{name}"
+    module: Any = importlib.import_module(path)
+    torso: nn.Module = module.build(env_spec, rng)
+    return torso

@@ -1,0 +1,44 @@
+"""The three convolutions of Mnih et al. (2015), Methods."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tidemill.rl.networks.image import as_channels, convolution, image_channels
+from tidemill.types import EnvSpec
+
+LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+"""Channels, kernel and stride of each convolution."""
+
+MIN_SIZE = 36
+"""Pixels of the smallest side that the three of them can take."""
+
+
+class NatureCNN(nn.Module):
+    """Images [B, ...] -> features [B, outputs]; with `groups` each convolution has a group norm instead of a bias."""
+
+    def __init__(self, name: str, env_spec: EnvSpec, rng: torch.Generator, groups: int = 0) -> None:
+        super().__init__()
+        self._env_spec = env_spec
+        channels, height, width = image_channels(name, env_spec, MIN_SIZE)
+        layers: list[nn.Module] = []
+        for outputs, kernel, stride in LAYERS:
+            layers.append(convolution(channels, outputs, kernel, rng, stride=stride, bias=not groups))
+            if groups:
+                layers.append(nn.GroupNorm(groups, outputs))
+            layers.append(nn.ReLU(inplace=True))
+            channels, height, width = outputs, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        self.convolutions = nn.Sequential(*layers)
+        self.outputs = channels * height * width
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Return features [B, outputs]."""
+        image = as_channels(observation, self._env_spec, next(self.parameters()).dtype)
+        features: Tensor = self.convolutions(image)
+        return features.flatten(1)
+
+
+def build(env_spec: EnvSpec, rng: torch.Generator) -> NatureCNN:
+    """Return the torso; raises ConfigError if observations are no images, or too small."""
+    return NatureCNN("nature", env_spec, rng)

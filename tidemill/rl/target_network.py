@@ -1,0 +1,34 @@
+"""A network that follows another one slowly, to bootstrap from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class TargetNetwork:
+    """A copy of a network that is moved after updates, whole now and then or a little each time."""
+
+    def __init__(self, online: nn.Module, every: int, tau: float) -> None:
+        """Copy a network.
+
+        Args:
+            online: The network to follow.
+            every: Updates between two copies; 0 moves by `tau` at each update instead.
+            tau: Share of the network taken over at each update; only if `every` is 0.
+        """
+        self.network = copy.deepcopy(online).requires_grad_(False)
+        self._every, self._tau = every, tau
+        # listed once: walking a module's tree costs more than the copy itself
+        self._parameters: list[Tensor] = list(self.network.parameters())
+
+    @torch.no_grad()
+    def follow(self, online: Sequence[Tensor], updates: int) -> None:
+        """Move, if it is time, towards the online network's parameters after its update number `updates`."""
+        if self._every == 0:
+            torch._foreach_lerp_(self._parameters, list(online), self._tau)
+        elif updates % self._every == 0:
+            torch._foreach_copy_(self._parameters, list(online))
