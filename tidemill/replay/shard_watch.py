@@ -1,0 +1,85 @@
+"""Asks shards whether they serve, without waiting for the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tidemill.rpc.channel import open_channel
+
+_EVERY_S = 1.0
+_DEADLINE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What came of one question.
+
+    Attributes:
+        shard: Who was asked.
+        asked_s: When.
+        serves: Whether it answered that it serves.
+    """
+
+    shard: str
+    asked_s: float
+    serves: bool
+
+
+@dataclass(slots=True)
+class _Question:
+    """The newest question to one shard."""
+
+    channel: grpc.Channel
+    address: str
+    asked_s: float
+    answer: grpc.Future[health_pb2.HealthCheckResponse] | None
+
+
+class ShardWatch:
+    """Keeps one question underway to each shard that is watched. Used by one thread; `poll` never waits."""
+
+    def __init__(self) -> None:
+        """Ask nobody yet."""
+        self._questions: dict[str, _Question] = {}
+
+    def poll(self, shards: Mapping[str, str], now_s: float) -> list[Finding]:
+        """Return what has come in of earlier questions, and ask the shards (address by name) that are due."""
+        findings = [finding for name in list(self._questions) if (finding := self._collect(name)) is not None]
+        self._forget(name for name, asked in self._questions.items() if shards.get(name) != asked.address)
+        for name, address in shards.items():
+            known = self._questions.get(name)
+            if known is None or (known.answer is None and now_s - known.asked_s >= _EVERY_S):
+                channel = known.channel if known else open_channel(address)
+                self._questions[name] = _Question(channel, address, now_s, _ask(channel))
+        return findings
+
+    def close(self) -> None:
+        """End every question."""
+        self._forget(list(self._questions))
+
+    def _collect(self, name: str) -> Finding | None:
+        question = self._questions[name]
+        if question.answer is None or not question.answer.done():
+            return None
+        answer, question.answer = question.answer, None
+        try:
+            serves = answer.result().status == health_pb2.HealthCheckResponse.SERVING
+        except (grpc.RpcError, grpc.FutureCancelledError):
+            serves = False
+        return Finding(name, question.asked_s, serves)
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in list(names):
+            self._questions.pop(name).channel.close()
+
+
+def _ask(channel: grpc.Channel) -> grpc.Future[health_pb2.HealthCheckResponse]:
+    stub = health_pb2_grpc.HealthStub(channel)
+    answer: grpc.Future[health_pb2.HealthCheckResponse] = stub.Check.future(
+        health_pb2.HealthCheckRequest(), timeout=_DEADLINE_S
+    )
+    return answer

@@ -1,0 +1,103 @@
+"""New priorities on their way to the shards that their items are on."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.errors import InvalidArgument, NotFound, Unavailable
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.rpc.status import from_rpc_error
+
+_MOST_UNDERWAY = 4
+"""Messages a shard may leave unanswered before more for it are dropped."""
+
+
+class ShardedPriorities:
+    """Sends priorities by shard and never waits: one that does not answer holds up none of the others.
+
+    Priorities are advice. Those for a shard that is away, or behind with its answers, are counted and dropped.
+    """
+
+    def __init__(self, table: str, client_of: Callable[[int], ReplayClient | None]) -> None:
+        """Take the table's name, and what finds the client of the shard with a number, None if it is away."""
+        self._table, self._client_of = table, client_of
+        self._changed = threading.Condition()  # guards everything below
+        self._underway: Counter[int] = Counter()
+        self._dropped = self._unknown = 0
+        self._error: BaseException | None = None
+
+    @property
+    def dropped(self) -> int:
+        """Priorities that were not delivered."""
+        return self._dropped
+
+    @property
+    def unknown_keys(self) -> int:
+        """Priorities that were delivered when their item had left its table."""
+        return self._unknown
+
+    def send(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
+        """Send the priorities [N] of items by key [N, 2], as sampled; never waits.
+
+        Raises:
+            InvalidArgument: a priority is negative or not finite, named with its place; none was sent.
+            TidemillError: a shard refused earlier ones for good.
+        """
+        check_priorities(priorities)
+        if self._error is not None:
+            raise self._error
+        for source in np.unique(keys[:, 1]).tolist():
+            own = keys[:, 1] == source
+            self._send(source, keys[own, 0], priorities[own])
+
+    def close(self, timeout_s: float = 3.0) -> None:
+        """Wait for answers, for a bounded time."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._underway.total(), timeout_s)
+
+    def _send(self, source: int, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
+        client = self._client_of(source)
+        with self._changed:
+            if client is None or self._underway[source] >= _MOST_UNDERWAY:
+                self._dropped += len(keys)
+                return
+            self._underway[source] += 1
+        try:
+            answer = client.begin_update_priorities(self._table, keys, priorities)
+        except ValueError:  # the shard was given up just now, its channel is closed
+            self._settle(source, dropped=len(keys))
+            return
+        answer.add_done_callback(lambda answer: self._answered(source, len(keys), answer))
+
+    def _answered(self, source: int, count: int, answer: grpc.Future[pb.UpdatePrioritiesResponse]) -> None:
+        try:
+            self._settle(source, unknown=answer.result().unknown)
+        except grpc.FutureCancelledError:
+            self._settle(source, dropped=count)
+        except grpc.RpcError as error:
+            failure = from_rpc_error(error)
+            may_pass = isinstance(failure, Unavailable | NotFound)
+            self._settle(source, dropped=count, error=None if may_pass else failure)
+
+    def _settle(self, source: int, *, dropped: int = 0, unknown: int = 0, error: BaseException | None = None) -> None:
+        with self._changed:
+            self._underway[source] -= 1
+            self._dropped += dropped
+            self._unknown += unknown
+            self._error = self._error or error
+            self._changed.notify_all()
+
+
+def check_priorities(priorities: NDArray[np.float64]) -> None:
+    """Raise InvalidArgument, with place and value, unless all priorities are finite and not negative."""
+    bad = np.flatnonzero(~(np.isfinite(priorities) & (priorities >= 0)))
+    if len(bad):
+        value = priorities[bad[0]]
+        raise InvalidArgument(f"priorities[{bad[0]}] is {value}, must be finite and not negative")
