@@ -18,7 +18,7 @@ from tidemill.envs.interface import Tick, VectorEnv
 from tidemill.params.blob import unpack
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.rl.agents.interface import Policy
-from tidemill.rl.frame_stacker import FrameStack
+from tidemill.rl.percept import Perception
 
 _log = structlog.get_logger()
 
@@ -73,23 +73,28 @@ class ActingLoop:
         """
         self._env, self._policy, self._params = env, policy, params
         self._writer, self._metrics, self._pace = writer, metrics, pace
-        spec = env.spec
-        self._stack = FrameStack(env.num_envs, spec.frame_stack, spec.observation_shape, spec.observation_dtype)
+        self._perception = Perception(env.num_envs, env.spec, policy.memory_size)
 
     def run(self, seed: int, stop: threading.Event) -> None:
         """Act until `stop` is set; the environments start from `seed`."""
-        observation = self._env.reset(seed)
+        observation, last_reward = self._env.reset(seed), None
         is_first = np.ones(self._env.num_envs, dtype=np.bool_)
         while not stop.is_set():
-            tick = self._step(observation, is_first)
-            observation, is_first = tick.observation, tick.is_first
+            tick = self._step(observation, is_first, last_reward)
+            observation, is_first, last_reward = tick.observation, tick.is_first, tick.reward
             self._pace()
 
-    def _step(self, observation: NDArray[np.generic], is_first: NDArray[np.bool_]) -> Tick:
+    def _step(
+        self,
+        observation: NDArray[np.generic],
+        is_first: NDArray[np.bool_],
+        last_reward: NDArray[np.float32] | None,
+    ) -> Tick:
         started = time.perf_counter()
         self._params.refresh()
-        stacked = self._stack.push(observation, is_first)
-        decision = self._policy.explore(stacked, self._writer.env_steps, is_first)
+        percept = self._perception.perceive(observation, is_first, last_reward)
+        decision = self._policy.explore(percept, self._writer.env_steps)
+        self._perception.decided(decision)
         decided = time.perf_counter()
         tick = self._env.step(decision.action)
         stepped = time.perf_counter()
@@ -101,7 +106,7 @@ class ActingLoop:
             "truncated": tick.truncated,
             "is_first": is_first,
         }
-        self._writer.add(row, decision.priority_inputs, tick.was_reset, self._params.version)
+        self._writer.add(row, decision.priority_inputs, tick.was_reset, self._params.version, percept.memory)
         self._metrics.count(tick, self._params.version)
         self._metrics.time(act=decided - started, step=stepped - decided, write=time.perf_counter() - stepped)
         return tick

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -25,11 +26,13 @@ class Windows:
         env_index: Whose stream it is, int64 [K].
         length: Steps from the first of its history to its last, int64 [K].
         priority: First priority, float64 [K].
+        memory: What the policy remembered when it first acted in the window, float32 [K, M]; M may be 0.
     """
 
     env_index: NDArray[np.int64]
     length: NDArray[np.int64]
     priority: NDArray[np.float64]
+    memory: NDArray[np.float32]
 
 
 class WindowTracker:
@@ -49,31 +52,35 @@ class WindowTracker:
     def restart(self) -> None:
         """Start anew before step 0; the next row is the first of a new stream."""
         self._recent = RecentTicks(self._window.steps + 1, self._num_envs)
+        self._memories: deque[NDArray[np.float32]] = deque()  # of every step at which a window starts
         self._next_step = 0
         self._first_start = np.zeros(self._num_envs, dtype=np.int64)
 
-    def add(self, row: Mapping[str, Array]) -> Windows:
+    def add(self, row: Mapping[str, Array], memory: NDArray[np.float32] | None = None) -> Windows:
         """Take one row of every stream and return the windows it completes.
 
         Args:
             row: `reward`, `terminated`, `truncated`, `is_first`, `was_reset` and priority inputs,
-                each [N].
+                each [N, ...].
+            memory: What the policy remembered before this row, [N, M]; None if it remembers nothing.
         """
         if self._next_step == 0:
             self._first_start = np.where(row["is_first"], 0, self._window.history)
         self._recent.push(row)
+        if self._next_step % self._window.stride == 0:
+            self._memories.append(np.zeros((self._num_envs, 0), np.float32) if memory is None else memory)
         start = self._next_step - self._window.steps
         self._next_step += 1
         if start < 0 or start % self._window.stride:
             return _NONE
-        ticks = self._recent.window()
+        memory, ticks = self._memories.popleft(), self._recent.window()
         starts = (start >= self._first_start) & ~ticks["was_reset"][0].astype(np.bool_)
         env_index = np.flatnonzero(starts)
         if not len(env_index):
             return _NONE
         length = min(self._window.history, start) + self._window.steps + 1
         priority = self._first_priority(ticks)[env_index].astype(np.float64)
-        return Windows(env_index, np.full(len(env_index), length, dtype=np.int64), priority)
+        return Windows(env_index, np.full(len(env_index), length, dtype=np.int64), priority, memory[env_index])
 
 
-_NONE = Windows(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float64))
+_NONE = Windows(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float64), np.zeros((0, 0), np.float32))

@@ -64,6 +64,7 @@ class StreamWriter:
         priority_inputs: Mapping[str, Array],
         was_reset: NDArray[np.bool_],
         params_version: int,
+        memory: NDArray[np.float32] | None = None,
     ) -> None:
         """Take one row of every stream; waits while too much is unacknowledged.
 
@@ -72,16 +73,20 @@ class StreamWriter:
             priority_inputs: What the policy wants back for first priorities, each [N].
             was_reset: Rows whose action the environment ignored, [N].
             params_version: Version of the parameters that chose the actions; 0 for none.
+            memory: What the policy remembered before it chose them, [N, M], handed to the learner with each item
+                that starts here; None if it remembers nothing.
         """
         last_offset = self._rows.filled
         self._rows.add(row)
         self._decisions += ~was_reset
         scalars = {name: row[name] for name in ("reward", "terminated", "truncated", "is_first")}
-        windows = self._windows.add({**scalars, **priority_inputs, "was_reset": was_reset})
+        windows = self._windows.add({**scalars, **priority_inputs, "was_reset": was_reset}, memory)
         self._item_envs.append(windows.env_index)
         self._item_offsets.append(np.full(len(windows.env_index), last_offset, dtype=np.int64))
         self._item_lengths.append(windows.length)
         self._item_priorities.append(windows.priority)
+        if windows.memory.shape[1]:
+            self._item_payloads += [memory.tobytes() for memory in windows.memory]
         if self._rows.is_full:
             self._append(params_version)
 
@@ -103,6 +108,7 @@ class StreamWriter:
             last_offsets=np.concatenate(self._item_offsets),
             lengths=np.concatenate(self._item_lengths),
             priorities=np.concatenate(self._item_priorities),
+            payloads=tuple(self._item_payloads),
         )
         self._first_step += self._rows.filled
         self._clear()
@@ -123,3 +129,4 @@ class StreamWriter:
         self._item_offsets: list[NDArray[np.int64]] = []
         self._item_lengths: list[NDArray[np.int64]] = []
         self._item_priorities: list[NDArray[np.float64]] = []
+        self._item_payloads: list[bytes] = []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from services.evaluator.protocol import Act, Evaluation, Protocol
+from services.evaluator.protocol import Evaluation, Player, Protocol
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.interface import EpisodeSummary, VectorEnv
 from tidemill.envs.make import make_env, spec_of
@@ -38,25 +38,27 @@ class Examiner:
             InvalidArgument: the bytes are no parameters.
             FatalError: they are of another network.
         """
-        return self._protocol.play(self._act_with(params), seeds, is_stopped)
+        return self._protocol.play(self._player(params), seeds, is_stopped)
 
-    def film(self, params: Params, record: Callable[[VectorEnv, Act], EpisodeSummary | None]) -> EpisodeSummary | None:
+    def film(
+        self, params: Params, record: Callable[[VectorEnv, Player], EpisodeSummary | None]
+    ) -> EpisodeSummary | None:
         """Let `record` play these parameters in an environment with pictures."""
         env = make_env(self._config.env, 1, training=False, render=True)
-        return record(env, self._act_with(params))
+        return record(env, self._player(params))
 
     def close(self) -> None:
         """Free the environments."""
         self._protocol.close()
 
-    def _act_with(self, params: Params) -> Act:
+    def _player(self, params: Params) -> Player:
         state = {name: torch.from_numpy(value) for name, value in unpack(params.blob).items()}
         try:
             self._policy.load(state)
         except (RuntimeError, KeyError) as error:
             raise FatalError(f"version {params.number} is of another network than agent.*: {error}") from error
         is_greedy = self._config.evaluator.policy == "greedy"
-        return self._policy.greedy if is_greedy else self._policy.evaluate
+        return Player(self._policy.greedy if is_greedy else self._policy.evaluate, self._policy.memory_size)
 
     def _make_slot_env(self) -> VectorEnv:
         return make_env(self._config.env, 1, training=False)

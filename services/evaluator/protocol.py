@@ -9,17 +9,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.envs.interface import EpisodeSummary, VectorEnv
-from tidemill.rl.frame_stacker import FrameStack
+from tidemill.rl.agents.interface import Decision
+from tidemill.rl.percept import Percept, Perception, join
 
-Array = NDArray[Any]
-Act = Callable[[Array], Array]
-"""From observations [N, ...], or [N, frame_stack, ...] with a stack, to actions [N, ...]."""
+
+@dataclass(frozen=True)
+class Player:
+    """A policy with fixed parameters, as the protocol asks it."""
+
+    act: Callable[[Percept], Decision]
+    """Chooses the actions of any number of environments."""
+    memory_size: int = 0
+    """Numbers it remembers of each from one step to the next."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +60,19 @@ class Slot:
         """Take an environment batch of one, which this object then owns."""
         assert env.num_envs == 1, f"a slot has one environment, got {env.num_envs}"
         self._env = env
-        spec = env.spec
-        self._stack = FrameStack(1, spec.frame_stack, spec.observation_shape, spec.observation_dtype)
 
-    def start(self, seed: int) -> Array:
-        """Begin the episode of a seed; return what the policy sees, [1, ...]."""
-        return self._stack.push(self._env.reset(seed), np.ones(1, np.bool_))
+    def start(self, seed: int, memory_size: int) -> Percept:
+        """Begin the episode of a seed for a policy that remembers so many numbers; return what it perceives."""
+        self._perception = Perception(1, self._env.spec, memory_size)
+        return self._perception.perceive(self._env.reset(seed), np.ones(1, np.bool_))
 
-    def step(self, action: Array) -> tuple[Array, EpisodeSummary | None]:
-        """Act once, [1, ...]; return what the policy sees next, and the episode's summary if it has ended."""
-        tick = self._env.step(action)
-        return self._stack.push(tick.observation, tick.is_first), tick.episodes[0] if tick.episodes else None
+    def step(self, decision: Decision, index: int = 0) -> tuple[Percept, EpisodeSummary | None]:
+        """Act once, by one row of a decision; return the next percept, and the episode's summary if it has ended."""
+        row = slice(index, index + 1)
+        self._perception.decided(decision, row)
+        tick = self._env.step(decision.action[row])
+        percept = self._perception.perceive(tick.observation, tick.is_first, tick.reward)
+        return percept, tick.episodes[0] if tick.episodes else None
 
     def close(self) -> None:
         """Free the environment."""
@@ -84,11 +92,13 @@ class Protocol:
         self._make_env, self._num_slots = make_env, num_slots
         self._slots: list[Slot] = []
 
-    def play(self, act: Act, seeds: Sequence[int], is_stopped: Callable[[], bool] = lambda: False) -> Evaluation | None:
+    def play(
+        self, player: Player, seeds: Sequence[int], is_stopped: Callable[[], bool] = lambda: False
+    ) -> Evaluation | None:
         """Play one episode of each seed.
 
         Args:
-            act: The policy.
+            player: The policy.
             seeds: Seeds of the episodes, at least one.
             is_stopped: Asked at every step; True abandons the evaluation.
 
@@ -96,11 +106,11 @@ class Protocol:
             The evaluation, or None if it was abandoned.
         """
         self._fill(min(self._num_slots, len(seeds)))
-        round_ = _Round(self._slots, seeds)
+        round_ = _Round(self._slots, seeds, player)
         while round_.is_playing:
             if is_stopped():
                 return None
-            round_.step(act)
+            round_.step()
         return Evaluation(round_.returns, round_.lengths)
 
     def close(self) -> None:
@@ -117,11 +127,12 @@ class Protocol:
 class _Round:
     """The episodes of one evaluation: a slot that ends one takes the next seed that is left."""
 
-    def __init__(self, slots: Sequence[Slot], seeds: Sequence[int]) -> None:
+    def __init__(self, slots: Sequence[Slot], seeds: Sequence[int], player: Player) -> None:
+        self._player = player
         self.returns = np.full(len(seeds), np.nan)
         self.lengths = np.zeros(len(seeds), np.int64)
         self._left = deque(enumerate(seeds))
-        self._playing: list[tuple[Slot, int, Array]] = []
+        self._playing: list[tuple[Slot, int, Percept]] = []
         for slot in slots:
             self._begin(slot)
 
@@ -129,15 +140,15 @@ class _Round:
     def is_playing(self) -> bool:
         return bool(self._playing)
 
-    def step(self, act: Act) -> None:
+    def step(self) -> None:
         """Act once in every slot that plays."""
         playing = self._playing
-        actions = act(np.concatenate([observation for _, _, observation in playing]))
+        decision = self._player.act(join([percept for _, _, percept in playing]))
         self._playing = []
         for i, (slot, episode, _) in enumerate(playing):
-            observation, summary = slot.step(actions[i : i + 1])
+            percept, summary = slot.step(decision, i)
             if summary is None:
-                self._playing.append((slot, episode, observation))
+                self._playing.append((slot, episode, percept))
             else:
                 self.returns[episode], self.lengths[episode] = summary.episode_return, summary.length
                 self._begin(slot)
@@ -145,4 +156,4 @@ class _Round:
     def _begin(self, slot: Slot) -> None:
         if self._left:
             episode, seed = self._left.popleft()
-            self._playing.append((slot, episode, slot.start(seed)))
+            self._playing.append((slot, episode, slot.start(seed, self._player.memory_size)))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.evaluator.protocol import Act, Slot
+from services.evaluator.protocol import Player, Slot
 from tidemill.envs.interface import EpisodeSummary, VectorEnv
 from tidemill.errors import FatalError
 
@@ -18,12 +18,12 @@ FRAMES_PER_S = 30
 """Pictures a second, one picture a decision."""
 
 
-def record_video(env: VectorEnv, act: Act, seed: int, file: Path, *, max_steps: int) -> EpisodeSummary | None:
+def record_video(env: VectorEnv, player: Player, seed: int, file: Path, *, max_steps: int) -> EpisodeSummary | None:
     """Play one episode and write its video; the file is replaced whole.
 
     Args:
         env: A batch of one, made with `render=True`; closed afterwards.
-        act: The policy.
+        player: The policy.
         seed: Of the episode.
         file: Where the MP4 is written.
         max_steps: Longest video, in agent decisions.
@@ -35,7 +35,7 @@ def record_video(env: VectorEnv, act: Act, seed: int, file: Path, *, max_steps: 
         FatalError: The environment has no pictures, or the encoder failed.
     """
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures need no screen
-    episode = _Episode(env, act, seed, max_steps)
+    episode = _Episode(env, player, seed, max_steps)
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_name(f".{file.name}")
     try:
@@ -51,17 +51,17 @@ def record_video(env: VectorEnv, act: Act, seed: int, file: Path, *, max_steps: 
 class _Episode:
     """One episode as a sequence of pictures."""
 
-    def __init__(self, env: VectorEnv, act: Act, seed: int, max_steps: int) -> None:
-        self._env, self._act, self._seed, self._max_steps = env, act, seed, max_steps
+    def __init__(self, env: VectorEnv, player: Player, seed: int, max_steps: int) -> None:
+        self._env, self._player, self._seed, self._max_steps = env, player, seed, max_steps
         self.summary: EpisodeSummary | None = None
 
     def pictures(self) -> Iterator[NDArray[np.uint8]]:
         """Yield the pictures, uint8 [H, W, 3], that of the episode's end included."""
         slot = Slot(self._env)
-        observation = slot.start(self._seed)
+        percept = slot.start(self._seed, self._player.memory_size)
         yield self._picture()
         for _ in range(self._max_steps):
-            observation, self.summary = slot.step(self._act(observation))
+            percept, self.summary = slot.step(self._player.act(percept))
             yield self._picture()
             if self.summary is not None:
                 return

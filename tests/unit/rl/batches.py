@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.rl.agents.config import AgentConfig
@@ -12,6 +16,7 @@ from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.noise import NoiseConfig
+from tidemill.rl.percept import Percept
 from tidemill.types import EnvSpec
 
 VECTOR = EnvSpec((3,), "float32", num_actions=4)
@@ -87,6 +92,18 @@ def random_batch(env_spec: EnvSpec, size: int, rng: torch.Generator) -> dict[str
         "bootstrap_discount": torch.rand(size, generator=rng),
         "bootstrap_observation": _observations(env_spec, size, rng),
     }
+
+
+def percept(observation: NDArray[Any], is_first: NDArray[np.bool_] | None = None, memory_size: int = 0) -> Percept:
+    """Return what a policy perceives that has done nothing yet; unless said otherwise no episode begins."""
+    count = len(observation)
+    return Percept(
+        observation,
+        np.zeros(count, dtype=np.bool_) if is_first is None else is_first,
+        np.zeros(count, dtype=np.int64),
+        np.zeros(count, dtype=np.float32),
+        np.zeros((count, memory_size), dtype=np.float32),
+    )
 
 
 def _observations(env_spec: EnvSpec, size: int, rng: torch.Generator) -> Tensor:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.rl.batches import CASES, CONTINUOUS, IMAGE, VECTOR, random_batch
+from tests.unit.rl.batches import CASES, CONTINUOUS, IMAGE, VECTOR, percept, random_batch
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.config import AgentConfig
@@ -155,7 +155,7 @@ def test_policies_with_the_same_parameters_agree(config: AgentConfig, env_spec: 
     policies = [policy_of(config, env_spec, seed) for seed in (1, 2)]
     for policy in policies:
         policy.load(state)
-    actions = [policy.greedy(observations(env_spec)) for policy in policies]
+    actions = [policy.greedy(percept(observations(env_spec))).action for policy in policies]
     np.testing.assert_array_equal(actions[0], actions[1])
 
 
@@ -167,7 +167,9 @@ def test_exploration_follows_its_seed(config: AgentConfig, env_spec: EnvSpec) ->
     def actions(seed: int) -> Array:
         policy = policy_of(config, env_spec, seed)
         policy.load(state)
-        return np.stack([policy.explore(observations(env_spec), step).action for step in (0, 100_000, 100_001)])
+        return np.stack(
+            [policy.explore(percept(observations(env_spec)), step).action for step in (0, 100_000, 100_001)]
+        )
 
     first = actions(7)
     torch.manual_seed(1)
@@ -181,10 +183,10 @@ def test_actions_have_the_environments_shape_and_type(config: AgentConfig, env_s
     policy = policy_of(config, env_spec)
     seen = observations(env_spec)
     for action in (
-        policy.explore(seen, 0).action,
-        policy.explore(seen, 10**6).action,
-        policy.greedy(seen),
-        policy.evaluate(seen),
+        policy.explore(percept(seen), 0).action,
+        policy.explore(percept(seen), 10**6).action,
+        policy.greedy(percept(seen)).action,
+        policy.evaluate(percept(seen)).action,
     ):
         assert action.dtype == env_spec.action_dtype
         assert action.shape == (5, *env_spec.action_shape)
@@ -197,7 +199,7 @@ def test_actions_have_the_environments_shape_and_type(config: AgentConfig, env_s
 def test_first_priority_is_one_positive_number_an_environment(config: AgentConfig, env_spec: EnvSpec) -> None:
     """The columns of a decision, stacked over n + 1 ticks, are all a policy needs."""
     policy, steps = policy_of(config, env_spec), config.window(env_spec.frame_stack).steps
-    ticks = [policy.explore(observations(env_spec), 0).priority_inputs for _ in range(steps + 1)]
+    ticks = [policy.explore(percept(observations(env_spec)), 0).priority_inputs for _ in range(steps + 1)]
     columns = {name: np.stack([tick[name] for tick in ticks]) for name in ticks[0]}
     flags = np.zeros((steps + 1, 5), dtype=bool)
     columns |= {"reward": flags.astype(np.float32), "terminated": flags, "truncated": flags}
@@ -229,4 +231,4 @@ def test_smallest_image_passes_through_the_network() -> None:
     """36 pixels leave one after three convolutions."""
     config = DQNConfig(hidden_sizes=(8,))
     spec = EnvSpec((36, 36), "uint8", IMAGE.frame_stack, 3)
-    assert policy_of(config, spec).greedy(observations(spec)).shape == (5,)
+    assert policy_of(config, spec).greedy(percept(observations(spec))).action.shape == (5,)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.rl.batches import CONTINUOUS, random_batch
+from tests.unit.rl.batches import CONTINUOUS, percept, random_batch
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.d4pg import loss as d4pg_loss
@@ -187,11 +187,11 @@ def test_policy_explores_by_its_noise_after_random_steps(config: Config) -> None
     policy = build_policy(settings, spec, seed=0)
     policy.load(build_agent(settings, spec, seed=0).policy_state())
     seen = np.zeros((4_000, 3), np.float32)
-    random = policy.explore(seen, 99).action
+    random = policy.explore(percept(seen), 99).action
     np.testing.assert_allclose(random.var(axis=0), 1 / 3, atol=0.03)
-    off = policy.explore(seen, 100).action - policy.greedy(seen)
+    off = policy.explore(percept(seen), 100).action - policy.greedy(percept(seen)).action
     np.testing.assert_allclose(off.std(axis=0), 0.05, rtol=0.05)
-    np.testing.assert_array_equal(policy.evaluate(seen), policy.greedy(seen))
+    np.testing.assert_array_equal(policy.evaluate(percept(seen)).action, policy.greedy(percept(seen)).action)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.rl.batches import IMAGE, VECTOR, random_batch
+from tests.unit.rl.batches import IMAGE, VECTOR, percept, random_batch
 from tidemill.rl.agents.dqn.agent import DQNAgent
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.policy import DQNPolicy
@@ -53,9 +53,9 @@ def test_updates_reach_the_optimal_values_of_a_small_mdp(double: bool, dueling: 
         agent.update(chain_batch(), torch.ones(6))
     policy = DQNPolicy(config, CHAIN, CPU, 0, ActorPlace(num_envs=3))
     policy.load(agent.policy_state())
-    decision = policy.explore(np.eye(3, dtype=np.float32), 0)
+    decision = policy.explore(percept(np.eye(3, dtype=np.float32)), 0)
     np.testing.assert_allclose(decision.priority_inputs["best"][:, 0], [0.25, 0.5, 1.0], atol=0.01)
-    assert policy.greedy(np.eye(3, dtype=np.float32)).tolist() == [1, 1, 1]
+    assert policy.greedy(percept(np.eye(3, dtype=np.float32))).action.tolist() == [1, 1, 1]
 
 
 def test_hard_target_changes_only_every_target_every_updates() -> None:
@@ -92,7 +92,7 @@ def test_actors_first_priority_equals_the_learners(env_spec: EnvSpec, ends: str)
     policy.load(agent.policy_state())
     rng = torch.Generator().manual_seed(5)
     seen = [random_batch(env_spec, 5, rng)["observation"] for _ in range(4)]
-    decisions = [policy.explore(observation.numpy(), 0) for observation in seen]
+    decisions = [policy.explore(percept(observation.numpy()), 0) for observation in seen]
     ticks = {name: np.stack([d.priority_inputs[name] for d in decisions]) for name in ("taken", "best")}
     reward = torch.randn((4, 5), generator=rng).numpy()
     end = np.zeros((4, 5), dtype=bool)
@@ -115,11 +115,13 @@ def test_epsilon_of_the_ladder_is_the_share_of_random_actions() -> None:
     config = DQNConfig(network="mlp", hidden_sizes=(8,), ladder_base=1.0, ladder_alpha=0.0)
     uniform = DQNPolicy(config, VECTOR, CPU, 0, ActorPlace(num_envs=4_000))
     observation = np.zeros((4_000, 3), dtype=np.float32)
-    share = np.bincount(uniform.explore(observation, 0).action, minlength=4) / 4_000
+    share = np.bincount(uniform.explore(percept(observation), 0).action, minlength=4) / 4_000
     np.testing.assert_allclose(share, 0.25, atol=0.03)
     greedy = DQNConfig(network="mlp", hidden_sizes=(8,), ladder_base=1e-9)
     policy = DQNPolicy(greedy, VECTOR, CPU, 0, ActorPlace(num_envs=4_000))
-    np.testing.assert_array_equal(policy.explore(observation, 0).action, policy.greedy(observation))
+    np.testing.assert_array_equal(
+        policy.explore(percept(observation), 0).action, policy.greedy(percept(observation)).action
+    )
 
 
 def test_schedule_gives_all_environments_the_epsilon_of_the_clusters_step() -> None:
@@ -134,5 +136,5 @@ def test_evaluation_leaves_its_own_share_of_random_actions() -> None:
     config = DQNConfig(network="mlp", hidden_sizes=(8,), evaluation_epsilon=0.4)
     policy = DQNPolicy(config, VECTOR, CPU, 0, ActorPlace())
     observation = np.zeros((4_000, 3), dtype=np.float32)
-    differs = policy.evaluate(observation) != policy.greedy(observation)
+    differs = policy.evaluate(percept(observation)).action != policy.greedy(percept(observation)).action
     assert differs.mean() == pytest.approx(0.3, abs=0.03)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.unit.rl.batches import percept
 from tests.unit.rl.test_dqn import CHAIN, CPU, chain_batch
 from tidemill.rl.agents.dqn.agent import DQNAgent
 from tidemill.rl.agents.dqn.config import DQNConfig
@@ -83,7 +84,7 @@ def test_every_variant_reaches_the_optimal_values_of_a_small_mdp(
         agent.update(batch, torch.ones(6))
     policy = DQNPolicy(config, CHAIN, CPU, 0, ActorPlace(num_envs=3))
     policy.load(agent.policy_state())
-    assert policy.greedy(STATES).tolist() == [1, 1, 1]
+    assert policy.greedy(percept(STATES)).action.tolist() == [1, 1, 1]
     np.testing.assert_allclose(policy._q(STATES).max(axis=1), BEST, atol=0.05 if noisy else 0.03)
 
 
@@ -149,11 +150,13 @@ def test_noise_is_drawn_for_each_update_and_none_is_left_in_evaluation() -> None
     policy = DQNPolicy(config, spec, CPU, 0, ActorPlace(num_envs=200))
     policy.load(agent.policy_state())
     observation = np.zeros((200, 3), dtype=np.float32)
-    explored = policy.explore(observation, 0).action
+    explored = policy.explore(percept(observation), 0).action
     assert len(np.unique(explored)) > 1, "each environment has noise of its own"
-    assert len(np.unique(policy.greedy(observation))) == 1
-    np.testing.assert_array_equal(policy.evaluate(observation), policy.greedy(observation))
-    assert not np.array_equal(policy.explore(observation, 0).action, explored)
+    assert len(np.unique(policy.greedy(percept(observation)).action)) == 1
+    np.testing.assert_array_equal(
+        policy.evaluate(percept(observation)).action, policy.greedy(percept(observation)).action
+    )
+    assert not np.array_equal(policy.explore(percept(observation), 0).action, explored)
 
 
 def _random_values(config: DQNConfig, rng: torch.Generator, *shape: int) -> torch.Tensor:
@@ -171,7 +174,7 @@ def test_actors_first_priority_equals_the_learners_whatever_the_values(distribut
     policy.load(agent.policy_state())
     rng = torch.Generator().manual_seed(5)
     seen = torch.randn((4, 5, 3), generator=rng)
-    decisions = [policy.explore(observation.numpy(), 0) for observation in seen]
+    decisions = [policy.explore(percept(observation.numpy()), 0) for observation in seen]
     ticks = {name: np.stack([d.priority_inputs[name] for d in decisions]) for name in ("taken", "best")}
     reward = torch.randn((4, 5), generator=rng).numpy()
     end = np.zeros((4, 5), dtype=bool)

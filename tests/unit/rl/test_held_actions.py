@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from tests.unit.rl.batches import percept
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.loss import critic_gradient
@@ -54,7 +55,7 @@ def test_policy_holds_in_its_noisy_environments_only() -> None:
     config = SACConfig(hidden_sizes=(8,), random_steps=0, greedy_share=0.5, hold_probability=1.0, hold_steps=30)
     policy = build_policy(config, EnvSpec((3,), "float32", action_shape=(2,)), seed=0)
     rng = np.random.default_rng(0)
-    first, second = (policy.explore(rng.normal(size=(4, 3)).astype(np.float32), 1).action for _ in range(2))
+    first, second = (policy.explore(percept(rng.normal(size=(4, 3)).astype(np.float32)), 1).action for _ in range(2))
     assert (first[2:] == second[2:]).all()
     assert (first[:2] != second[:2]).all()
 

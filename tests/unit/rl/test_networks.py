@@ -124,7 +124,7 @@ def test_dueling_head_has_a_hidden_layer_for_each_stream() -> None:
 
 
 def test_noisy_layer_is_the_papers_formula() -> None:
-    """As the paper writes it: (mu + sigma * f(e_out) f(e_in)^T) x + mu_b + sigma_b * f(e_out), written out, in float64."""
+    """The layer is (mu + sigma * f(e_out) f(e_in)^T) x + mu_b + sigma_b * f(e_out), in float64."""
     layer = NoisyLinear(3, 2, generator()).double()
     layer.draw(generator(7))
     raw = torch.randn(5, generator=generator(7)).double()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from tests.unit.rl.batches import percept
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.exploration import ActorPlace
@@ -31,7 +32,8 @@ def test_bfloat16_greedy_actions_agree_wherever_float32_is_not_undecided() -> No
     assert error < 0.02 * np.abs(exact).max()
     decided = best[:, -1] - best[:, -2] > 2 * error
     assert decided.mean() > 0.5
-    assert np.array_equal(full.greedy(observation)[decided], half.greedy(observation)[decided])
+    actions = [policy.greedy(percept(observation)).action[decided] for policy in (full, half)]
+    assert np.array_equal(actions[0], actions[1])
 
 
 def test_auto_precision_loads_and_acts() -> None:
@@ -39,4 +41,4 @@ def test_auto_precision_loads_and_acts() -> None:
     config = DQNConfig(network="nature", hidden_sizes=(64,))
     policy = build_policy(config, _SPEC, precision="auto", place=ActorPlace(num_envs=2))
     policy.load({name: value.to(torch.float16) for name, value in build_agent(config, _SPEC).policy_state().items()})
-    assert policy.greedy(np.zeros((2, 4, 84, 84), dtype=np.uint8)).shape == (2,)
+    assert policy.greedy(percept(np.zeros((2, 4, 84, 84), dtype=np.uint8))).action.shape == (2,)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.rl.batches import CONTINUOUS, random_batch
+from tests.unit.rl.batches import CONTINUOUS, percept, random_batch
 from tidemill.rl import losses
 from tidemill.rl.agents.sac import loss as sac_loss
 from tidemill.rl.agents.sac.agent import SACAgent
@@ -54,7 +54,7 @@ def test_actor_finds_the_best_action_of_a_bandit(layer_norm: bool) -> None:
         random_steps=0,
     )
     _, policy = learn_bandit(config)
-    assert policy.greedy(np.zeros((1, 1), dtype=np.float32))[0, 0] == pytest.approx(0.5, abs=0.05)
+    assert policy.greedy(percept(np.zeros((1, 1), dtype=np.float32))).action[0, 0] == pytest.approx(0.5, abs=0.05)
 
 
 def test_learned_temperature_brings_the_entropy_to_its_target() -> None:
@@ -63,7 +63,7 @@ def test_learned_temperature_brings_the_entropy_to_its_target() -> None:
         hidden_sizes=(32,), learning_rate=3e-3, initial_temperature=0.1, target_entropy=-1.0, random_steps=0
     )
     agent, policy = learn_bandit(config)
-    action = policy.explore(np.zeros((4_000, 1), dtype=np.float32), 0).action[:, 0]
+    action = policy.explore(percept(np.zeros((4_000, 1), dtype=np.float32)), 0).action[:, 0]
     density, edges = np.histogram(action, bins=60, density=True)
     width = np.diff(edges)
     seen = density > 0
@@ -211,14 +211,14 @@ def test_averaged_policy_is_evaluated_and_the_actor_itself_explores() -> None:
     plain.load({name.replace("average.", "actor."): value for name, value in state.items() if "average." in name})
     averaged = SACPolicy(config, CONTINUOUS, CPU, seed=0)
     averaged.load(state)
-    observation = np.ones((3, 3), dtype=np.float32)
-    np.testing.assert_array_equal(averaged.greedy(observation), plain.greedy(observation))
+    seen = percept(np.ones((3, 3), dtype=np.float32))
+    np.testing.assert_array_equal(averaged.greedy(seen).action, plain.greedy(seen).action)
 
 
 def test_first_random_steps_are_uniform() -> None:
     """Until the cluster has stepped `random_steps` times the parameters take no part."""
     policy = SACPolicy(SACConfig(hidden_sizes=(8,), random_steps=100), CONTINUOUS, CPU, seed=0)
-    action = policy.explore(np.full((4_000, 3), 50.0, dtype=np.float32), 99).action
+    action = policy.explore(percept(np.full((4_000, 3), 50.0, dtype=np.float32)), 99).action
     np.testing.assert_allclose(action.mean(axis=0), 0.0, atol=0.05)
     np.testing.assert_allclose(action.var(axis=0), 1 / 3, atol=0.03)
 
@@ -228,10 +228,10 @@ def test_share_of_the_environments_acts_greedily() -> None:
     config = SACConfig(hidden_sizes=(8,), greedy_share=0.5, random_steps=10)
     policy = SACPolicy(config, CONTINUOUS, CPU, seed=0)
     observation = np.ones((4, 3), dtype=np.float32)
-    action, greedy = policy.explore(observation, 10).action, policy.greedy(observation)
+    action, greedy = policy.explore(percept(observation), 10).action, policy.greedy(percept(observation)).action
     np.testing.assert_array_equal(action[:2], greedy[:2])
     assert (action[2:] != greedy[2:]).all()
-    assert (policy.explore(observation, 9).action != greedy).all()  # at first all are random
+    assert (policy.explore(percept(observation), 9).action != greedy).all()  # at first all are random
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
@@ -240,7 +240,7 @@ def test_exploration_noise_has_the_correlation_asked_for(correlation: float) -> 
     config = SACConfig(hidden_sizes=(8,), noise_correlation=correlation, random_steps=0)
     policy = SACPolicy(config, CONTINUOUS, CPU, seed=0)
     observation = np.zeros((2_000, 3), dtype=np.float32)
-    raw = [np.arctanh(policy.explore(observation, 0).action[:, 0]) for _ in range(20)]
+    raw = [np.arctanh(policy.explore(percept(observation), 0).action[:, 0]) for _ in range(20)]
     assert np.corrcoef(raw[-2], raw[-1])[0, 1] == pytest.approx(correlation, abs=0.06)
     assert raw[-1].std() == pytest.approx(raw[0].std(), rel=0.08)
 
@@ -250,6 +250,7 @@ def test_correlated_noise_starts_anew_with_each_episode() -> None:
     config = SACConfig(hidden_sizes=(8,), noise_correlation=0.9, random_steps=0)
     policy = SACPolicy(config, CONTINUOUS, CPU, seed=0)
     observation, is_first = np.zeros((4_000, 3), dtype=np.float32), np.arange(4_000) < 2_000
-    before, after = (np.arctanh(policy.explore(observation, 0, first).action[:, 0]) for first in (None, is_first))
+    percepts = (percept(observation), percept(observation, is_first))
+    before, after = (np.arctanh(policy.explore(seen, 0).action[:, 0]) for seen in percepts)
     assert np.corrcoef(before[:2_000], after[:2_000])[0, 1] == pytest.approx(0.0, abs=0.06)
     assert np.corrcoef(before[2_000:], after[2_000:])[0, 1] == pytest.approx(0.9, abs=0.06)

@@ -12,10 +12,13 @@ from torch import Tensor
 from tidemill.rl.agents.interface import Acting, Array, Decision
 from tidemill.rl.networks.deterministic import DeterministicActor, flat
 from tidemill.rl.noise import ActionNoise, NoiseConfig
+from tidemill.rl.percept import Percept
 
 
 class DeterministicPolicy:
     """Acts by the actor; disturbs its actions to explore."""
+
+    memory_size = 0
 
     def __init__(
         self,
@@ -42,19 +45,19 @@ class DeterministicPolicy:
         """Take `actor.*`."""
         self._actor.load_state_dict({name.removeprefix("actor."): value for name, value in state.items()})
 
-    def explore(self, observation: Array, env_steps: int, is_first: NDArray[np.bool_] | None = None) -> Decision:
+    def explore(self, percept: Percept, env_steps: int) -> Decision:
         """Return uniform actions for the first `random_steps`, then the actor's with noise."""
         if env_steps < self._random_steps:
-            return Decision(self._shaped(self._noise.uniform((len(observation), self._action_size))))
-        return Decision(self._shaped(self._noise.disturb(self._act(observation), is_first)))
+            return Decision(self._shaped(self._noise.uniform((len(percept), self._action_size))))
+        return Decision(self._shaped(self._noise.disturb(self._act(percept.observation), percept.is_first)))
 
-    def greedy(self, observation: Array) -> Array:
+    def greedy(self, percept: Percept) -> Decision:
         """Return the actor's actions, float32 [N, *action_shape]."""
-        return self._shaped(self._act(observation))
+        return Decision(self._shaped(self._act(percept.observation)))
 
-    def evaluate(self, observation: Array) -> Array:
+    def evaluate(self, percept: Percept) -> Decision:
         """Return the same as `greedy`."""
-        return self.greedy(observation)
+        return self.greedy(percept)
 
     def first_priority(self, ticks: Mapping[str, Array]) -> NDArray[np.float32]:
         """Return 1 for each environment: a new item is as likely as the average one."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.rl.exploration import ActorPlace
+from tidemill.rl.percept import Percept
 from tidemill.types import Signature, WindowSpec
 
 if TYPE_CHECKING:  # decoder threads and torch-free processes may import this module
@@ -43,10 +44,12 @@ class Decision:
     Attributes:
         action: int64 [N], or float32 [N, *action_shape] in [-1, 1].
         priority_inputs: Columns, each [N, ...], that `Policy.first_priority` wants back for this tick.
+        memory: What the policy wants to find in its next percept, float32 [N, memory_size]; None if that is 0.
     """
 
     action: Array
     priority_inputs: dict[str, Array] = field(default_factory=dict)
+    memory: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True)
@@ -106,26 +109,23 @@ class Agent(Protocol):
 
 
 class Policy(Protocol):
-    """Chooses actions. Observations are NumPy [N, ...], or [N, frame_stack, ...] with a stack."""
+    """Chooses actions. What it remembers of an episode is in the percept, not in the policy."""
+
+    @property
+    def memory_size(self) -> int:
+        """Numbers it remembers of each environment from one tick to the next; 0 for a policy that only looks."""
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take the parameters that `Agent.policy_state` returned."""
 
-    def explore(self, observation: Array, env_steps: int, is_first: NDArray[np.bool_] | None = None) -> Decision:
-        """Choose actions to learn from.
+    def explore(self, percept: Percept, env_steps: int) -> Decision:
+        """Choose actions to learn from; `env_steps` is the whole cluster's count, which schedules follow."""
 
-        Args:
-            observation: Of each environment.
-            env_steps: The whole cluster's count of agent decisions, which schedules follow.
-            is_first: Whether it is the first of an episode, [N]: what a policy carries from one step to the
-                next, such as correlated noise, starts anew there. None: none of them is.
-        """
+    def greedy(self, percept: Percept) -> Decision:
+        """Choose the actions thought best, without any randomness."""
 
-    def greedy(self, observation: Array) -> Array:
-        """Choose the actions thought best, without any randomness, [N, ...]."""
-
-    def evaluate(self, observation: Array) -> Array:
-        """Choose actions by the evaluation protocol, which may leave a little randomness, [N, ...]."""
+    def evaluate(self, percept: Percept) -> Decision:
+        """Choose actions by the evaluation protocol, which may leave a little randomness."""
 
     def first_priority(self, ticks: Mapping[str, Array]) -> NDArray[np.float32]:
         """Return the first priority of the windows that start at the oldest of the given ticks, [N].

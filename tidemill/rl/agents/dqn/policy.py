@@ -16,12 +16,15 @@ from tidemill.rl.agents.interface import Acting, Array, Decision
 from tidemill.rl.exploration import ActorPlace, epsilon_ladder, epsilon_schedule
 from tidemill.rl.networks.noisy import draw_noise, silence
 from tidemill.rl.networks.precision import Precision
+from tidemill.rl.percept import Percept
 from tidemill.rl.returns import n_step
 from tidemill.types import EnvSpec
 
 
 class DQNPolicy:
     """Epsilon-greedy on a Q-network, which may be noisy besides."""
+
+    memory_size = 0
 
     def __init__(
         self,
@@ -49,14 +52,14 @@ class DQNPolicy:
         """Take the Q-network's parameters."""
         self._network.load_state_dict(dict(state))
 
-    def explore(self, observation: Array, env_steps: int, is_first: NDArray[np.bool_] | None = None) -> Decision:
+    def explore(self, percept: Percept, env_steps: int) -> Decision:
         """Return epsilon-greedy actions [N]; noise in the network is drawn anew, for each environment its own.
 
         First priorities want back the network's numbers for the action `taken` and for the `best`, [N, K].
         """
         if self._config.noisy:
-            draw_noise(self._network, self._noise, rows=len(observation))
-        output = self._output(observation)
+            draw_noise(self._network, self._noise, rows=len(percept))
+        output = self._output(percept.observation)
         q = self._values.mean(output).cpu().numpy()
         action = self._epsilon_greedy(q, self.epsilon(env_steps, len(q)))
         taken, best = (
@@ -76,15 +79,14 @@ class DQNPolicy:
         epsilon = epsilon_schedule(env_steps, c.epsilon_start, c.epsilon_final, c.epsilon_decay_steps)
         return np.full(num_envs, epsilon)
 
-    def greedy(self, observation: Array) -> NDArray[np.int64]:
+    def greedy(self, percept: Percept) -> Decision:
         """Return the actions of largest Q, without noise, [N]."""
-        best: NDArray[np.int64] = self._q(observation).argmax(axis=1)
-        return best
+        return Decision(self._q(percept.observation).argmax(axis=1))
 
-    def evaluate(self, observation: Array) -> NDArray[np.int64]:
+    def evaluate(self, percept: Percept) -> Decision:
         """Return actions with `evaluation_epsilon`, without noise in the network, [N]."""
-        q = self._q(observation)
-        return self._epsilon_greedy(q, np.full(len(q), self._config.evaluation_epsilon))
+        q = self._q(percept.observation)
+        return Decision(self._epsilon_greedy(q, np.full(len(q), self._config.evaluation_epsilon)))
 
     @torch.inference_mode()
     def first_priority(self, ticks: Mapping[str, Array]) -> NDArray[np.float32]:

@@ -16,11 +16,14 @@ from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.networks import build_actor
 from tidemill.rl.held_actions import HeldActions
 from tidemill.rl.networks.squashed_gaussian import mode, split
+from tidemill.rl.percept import Percept
 from tidemill.types import EnvSpec
 
 
 class SACPolicy:
     """Samples from the actor to explore; acts by its mean, or its average's, to be evaluated."""
+
+    memory_size = 0
 
     def __init__(self, config: SACConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config = config
@@ -43,45 +46,44 @@ class SACPolicy:
             self._evaluated.load_state_dict(_under("average.", state))
 
     @torch.inference_mode()
-    def explore(self, observation: Array, env_steps: int, is_first: NDArray[np.bool_] | None = None) -> Decision:
+    def explore(self, percept: Percept, env_steps: int) -> Decision:
         """Return uniform actions for the first `random_steps`, then samples of the policy.
 
         The first `greedy_share` of the environments act by the actor's mean; the others may hold random actions.
         """
-        shape = (len(observation), *self._action_shape)
+        shape = (len(percept), *self._action_shape)
         if env_steps < self._config.random_steps:
             return Decision(self._rng.uniform(-1.0, 1.0, shape).astype(np.float32))
-        mean, log_std = split(self._actor(self._tensor(observation))[0])
-        noise = self._next_noise(mean.shape, is_first)
-        quiet = round(self._config.greedy_share * len(observation))
+        mean, log_std = split(self._actor(self._tensor(percept.observation))[0])
+        noise = self._next_noise(mean.shape, percept.is_first)
+        quiet = round(self._config.greedy_share * len(percept))
         noise[:quiet] = 0.0
         action = torch.tanh(torch.addcmul(mean, log_std.exp(), noise)).cpu().numpy()
         if self._config.hold_probability:
             action = self._held.replace(action, may_hold=np.arange(len(action)) >= quiet)
         return Decision(action.reshape(shape))
 
-    def _next_noise(self, shape: torch.Size, is_first: NDArray[np.bool_] | None) -> Tensor:
+    def _next_noise(self, shape: torch.Size, is_first: NDArray[np.bool_]) -> Tensor:
         """Return standard normal noise [N, A], a first-order autoregressive process in each episode."""
         fresh = torch.randn(shape, generator=self._noise_rng, device=self._device)
         correlation = self._config.noise_correlation
         if correlation and self._noise is not None and self._noise.shape == shape:
             lasting = correlation * self._noise + math.sqrt(1.0 - correlation**2) * fresh
-            if is_first is not None:
-                begins = torch.from_numpy(is_first)
-                lasting[begins] = fresh[begins]
+            begins = torch.from_numpy(is_first)
+            lasting[begins] = fresh[begins]
             fresh = lasting
         self._noise = fresh.clone()
         return fresh
 
     @torch.inference_mode()
-    def greedy(self, observation: Array) -> Array:
+    def greedy(self, percept: Percept) -> Decision:
         """Return the squashed mean, float32 [N, *action_shape]."""
-        action = mode(self._evaluated(self._tensor(observation))[0]).cpu().numpy()
-        return action.reshape(len(observation), *self._action_shape)
+        action = mode(self._evaluated(self._tensor(percept.observation))[0]).cpu().numpy()
+        return Decision(action.reshape(len(percept), *self._action_shape))
 
-    def evaluate(self, observation: Array) -> Array:
+    def evaluate(self, percept: Percept) -> Decision:
         """Return the same as `greedy`."""
-        return self.greedy(observation)
+        return self.greedy(percept)
 
     def first_priority(self, ticks: Mapping[str, Array]) -> NDArray[np.float32]:
         """Return 1 for each environment: a new item is as likely as the average one."""
