@@ -20,7 +20,7 @@ class CountingEnv(gymnasium.Env[Vector, np.int64]):
     """Observes (episode, step), both from 0; the reward of step t is t. Episodes last `length` steps."""
 
     def __init__(self, length: int = 5, end: str = "terminated") -> None:
-        """Set how an episode ends: `terminated`, `truncated` or `both`."""
+        """Set how an episode ends: `terminated`, `truncated`, `both`, or `told`: terminated, but info tells a limit."""
         self.observation_space = spaces.Box(0, np.inf, (2,), np.float32)
         self.action_space = spaces.Discrete(3)
         self._length, self._end = length, end
@@ -36,8 +36,9 @@ class CountingEnv(gymnasium.Env[Vector, np.int64]):
         """Act once."""
         self._step += 1
         ended = self._step == self._length
-        terminated, truncated = self._end in ("terminated", "both"), self._end in ("truncated", "both")
-        return self._observation(), float(self._step), ended and terminated, ended and truncated, {}
+        terminated, truncated = self._end in ("terminated", "both", "told"), self._end in ("truncated", "both")
+        info = {"TimeLimit.truncated": True} if ended and self._end == "told" else {}
+        return self._observation(), float(self._step), ended and terminated, ended and truncated, info
 
     def _observation(self) -> Vector:
         return np.array([self._episode, self._step], np.float32)
@@ -125,6 +126,18 @@ def dictionary() -> ObservingEnv:
     """Return an environment that observes {"place": 1 of 3, "speed": (0.5, -0.5)}."""
     space = spaces.Dict({"place": spaces.Discrete(3), "speed": spaces.Box(-1, 1, (2,), np.float32)})
     return ObservingEnv(space, {"place": np.int64(1), "speed": np.array([0.5, -0.5], np.float32)})
+
+
+def pair() -> ObservingEnv:
+    """Return an environment that observes the tuple (1 of 3, {"speed": .5})."""
+    inner = spaces.Dict({"speed": spaces.Box(-1, 1, (1,), np.float32)})
+    value = (np.int64(1), {"speed": np.array([0.5], np.float32)})
+    return ObservingEnv(spaces.Tuple((spaces.Discrete(3), inner)), value)
+
+
+def sequence() -> ObservingEnv:
+    """Return an environment that observes a sequence of numbers, of any length."""
+    return ObservingEnv(spaces.Sequence(spaces.Box(-1, 1, (1,), np.float32)), ())
 
 
 def place() -> ObservingEnv:

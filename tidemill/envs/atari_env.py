@@ -61,7 +61,7 @@ def _make_ale(settings: EnvSettings, num_envs: int, *, training: bool, in_colour
         raise ConfigError(
             f"env.id is {settings.id!r}, which needs ale-py: pip install 'tidemill[atari]' ({error})"
         ) from error
-    limit = settings.max_episode_steps * settings.frame_skip if training else 0
+    limit = settings.frame_skip * settings.max_steps(training=training)
     return AtariVectorEnv(
         _rom_name(settings.id),
         num_envs,

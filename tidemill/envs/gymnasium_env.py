@@ -128,8 +128,10 @@ class GymnasiumVectorEnv:
                 if reset:
                     observation[index], _ = env.reset()
                 else:
-                    row, gain, terminated[index], truncated[index], _ = env.step(commands[index])
+                    row, gain, terminated[index], truncated[index], info = env.step(commands[index])
                     observation[index], reward[index] = row, float(gain)
+                    if terminated[index] and info.get("TimeLimit.truncated"):
+                        terminated[index], truncated[index] = False, True  # older environments tell a limit so
         except Exception as error:
             step = self._counter.lengths[index] + (not was_reset[index])
             raise FatalError(f"{_place(index, step)} raised {type(error).__name__}: {error}") from error

@@ -12,6 +12,7 @@ import gymnasium
 from tidemill.envs.atari_env import game_ids, make_atari
 from tidemill.envs.gymnasium_env import GymnasiumEnv, GymnasiumVectorEnv
 from tidemill.envs.interface import VectorEnv
+from tidemill.envs.observations import flattened, shown
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.nearest import nearest
@@ -57,12 +58,12 @@ def _make_one(settings: EnvSettings, *, training: bool, render: bool) -> Gymnasi
         env.close()
         env = _construct(settings, training=training, render_mode="rgb_array")
     if settings.flatten:
-        env = gymnasium.wrappers.FlattenObservation(env)
-    return env
+        env = flattened(env)
+    return shown(env, settings.observed) if settings.observed else env
 
 
 def _construct(settings: EnvSettings, *, training: bool, render_mode: str | None) -> GymnasiumEnv:
-    limit = settings.max_episode_steps if training and settings.max_episode_steps else None
+    limit = settings.max_steps(training=training) or None
     arguments = dict(settings.kwargs) | ({"render_mode": render_mode} if render_mode else {})
     function = _function(settings.id)
     if function is None:

@@ -30,10 +30,15 @@ class EnvSettings:
     num_envs: int = 16
     """Environments that one actor steps together, at least 1."""
     max_episode_steps: int = 0
-    """Agent decisions after which a training episode is truncated; 0 keeps the environment's own limit.
-    Evaluation always keeps the environment's own limit."""
+    """Agent decisions after which a training episode is truncated; 0 keeps the environment's own limit."""
+    max_evaluation_steps: int = 0
+    """Agent decisions after which an evaluation episode is truncated; 0 keeps the environment's own limit.
+    An environment without one needs it, or the evaluation of a policy that never fails would not end."""
     flatten: bool = False
     """Whether any observation (dict, tuple, image) becomes one float32 vector; discrete parts are one-hot."""
+    observed: tuple[int, ...] = ()
+    """Positions of the numbers of a vector observation that the agent sees, the first being 0; empty shows all.
+    `[0, 2]` of CartPole are its positions without its velocities: a task that needs memory."""
     frame_stack: int = 4
     """Atari: newest frames the network sees at once, 1 to 16."""
     frame_skip: int = 4
@@ -58,12 +63,19 @@ class EnvSettings:
         _check(bool(self.id), "id", self.id, "a gymnasium id, ALE/Game, module:Id or module:function")
         _check(self.num_envs >= 1, "num_envs", self.num_envs, "at least 1")
         _check(self.max_episode_steps >= 0, "max_episode_steps", self.max_episode_steps, "0 or more")
+        _check(self.max_evaluation_steps >= 0, "max_evaluation_steps", self.max_evaluation_steps, "0 or more")
+        _check(min(self.observed, default=0) >= 0, "observed", self.observed, "positions from 0")
+        _check(not (self.is_atari and self.observed), "observed", self.observed, "nothing for an ALE/ game")
         _check(1 <= self.frame_stack <= 16, "frame_stack", self.frame_stack, "1 to 16")
         _check(self.frame_skip >= 1, "frame_skip", self.frame_skip, "at least 1")
         _check(self.noop_max >= 0, "noop_max", self.noop_max, "at least 0")
         _check(0.0 <= self.sticky_actions <= 1.0, "sticky_actions", self.sticky_actions, "0 to 1")
         _check(self.max_frames >= self.frame_skip, "max_frames", self.max_frames, "at least frame_skip")
         _check(not (self.is_atari and self.kwargs), "kwargs", dict(self.kwargs), "nothing for an ALE/ game")
+
+    def max_steps(self, *, training: bool) -> int:
+        """Return the agent decisions after which an episode is truncated; 0 keeps the environment's own limit."""
+        return self.max_episode_steps if training else self.max_evaluation_steps
 
     @property
     def is_atari(self) -> bool:

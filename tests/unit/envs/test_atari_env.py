@@ -129,6 +129,14 @@ def test_max_episode_steps_counts_decisions_in_training_only(*, training: bool, 
     assert [bool(tick.truncated[0]) for tick in ticks].index(True) == decisions - 1
 
 
+def test_max_evaluation_steps_counts_decisions_in_evaluation_only() -> None:
+    """12 decisions of 4 frames in evaluation; training keeps the limit of 100 frames."""
+    settings = EnvSettings("ALE/Pong-v5", max_evaluation_steps=12, max_frames=100)
+    for training, decisions in ((False, 12), (True, 25)):
+        ticks = play(settings, actions(25, 1), training=training)
+        assert [bool(tick.truncated[0]) for tick in ticks].index(True) == decisions - 1
+
+
 def test_lost_life_at_the_limit_is_both_terminated_and_truncated() -> None:
     """A life that ends in the tick that cuts the game ends the value, and a final row still follows."""
     batch = actions(200, 1)

@@ -60,6 +60,25 @@ def test_max_episode_steps_truncates_in_training_only(env_id: str) -> None:
         assert (episodes[0].length, episodes[0].terminated) == (length, terminated)
 
 
+def test_max_evaluation_steps_truncates_in_evaluation_only() -> None:
+    """Evaluation is cut after 3 decisions, and the cut is a truncation; training goes on to the end."""
+    settings = EnvSettings(COUNTING, {"length": 6}, max_evaluation_steps=3)
+    for training, length, terminated in ((True, 6, True), (False, 3, False)):
+        env = make_env(settings, 1, training=training)
+        env.reset(0)
+        episodes = [episode for _ in range(6) for episode in env.step(np.array([0])).episodes]
+        assert (episodes[0].length, episodes[0].terminated) == (length, terminated)
+
+
+def test_limit_that_only_the_info_tells_is_a_truncation() -> None:
+    """An older environment ends as terminated and says in its info that a time limit did it: the value goes on."""
+    env = make_env(EnvSettings(COUNTING, {"length": 1, "end": "told"}), 1, training=True)
+    env.reset(0)
+    tick = env.step(np.array([0]))
+    assert (bool(tick.terminated[0]), bool(tick.truncated[0])) == (False, True)
+    assert not tick.episodes[0].terminated
+
+
 def test_registered_limit_of_the_environment_is_kept_by_default() -> None:
     """An environment registered with 7 steps at most is truncated there."""
     env = make_env(EnvSettings("tests.envs_for_tests:tidemill-tests/Counting-v0", {"length": 50}), 1, training=True)
@@ -198,6 +217,29 @@ def test_flatten_makes_one_vector_of_a_dict() -> None:
     env = make_env(EnvSettings("tests.envs_for_tests:dictionary", flatten=True), 1, training=True)
     assert env.spec.observation_shape == (5,)
     assert env.reset(0).tolist() == [[0, 1, 0, 0.5, -0.5]]
+
+
+def test_flatten_makes_one_vector_of_a_nested_tuple() -> None:
+    """A place of 3, one-hot, and the speed of a dict inside the tuple."""
+    env = make_env(EnvSettings("tests.envs_for_tests:pair", flatten=True), 1, training=True)
+    assert env.reset(0).tolist() == [[0, 1, 0, 0.5]]
+
+
+def test_observed_shows_some_numbers_of_a_vector_in_the_order_asked_for() -> None:
+    """CartPole without its velocities, the angle first, in resets and steps alike."""
+    whole = make_env(EnvSettings("CartPole-v1"), 2, training=True)
+    part = make_env(EnvSettings("CartPole-v1", observed=(2, 0)), 2, training=True)
+    assert part.spec.observation_shape == (2,)
+    np.testing.assert_array_equal(part.reset(5), whole.reset(5)[:, [2, 0]])
+    for _ in range(3):
+        action = np.array([0, 1])
+        np.testing.assert_array_equal(part.step(action).observation, whole.step(action).observation[:, [2, 0]])
+
+
+def test_observed_counts_positions_of_what_was_flattened() -> None:
+    """The two speeds of a flattened dict."""
+    env = make_env(EnvSettings("tests.envs_for_tests:dictionary", flatten=True, observed=(3, 4)), 1, training=True)
+    assert env.reset(0).tolist() == [[0.5, -0.5]]
 
 
 def test_flatten_makes_a_discrete_observation_one_hot() -> None:

@@ -55,6 +55,8 @@ def test_kwargs_reach_the_environment() -> None:
         (f"{HERE}:no_environment", "which made int, allowed: a gymnasium.Env"),
         (f"{HERE}:dictionary", r"not an array with at least one axis; set --env.flatten"),
         (f"{HERE}:place", r"observations of Discrete\(4\) are not an array.*set --env.flatten"),
+        (f"{HERE}:pair", r"observations of Tuple\(.* are not an array.*set --env.flatten"),
+        (f"{HERE}:sequence", r"observations of Sequence\(.* are not an array"),
         (f"{HERE}:unbounded", r"have no bounds to scale \[-1, 1\] to"),
     ],
 )
@@ -95,3 +97,17 @@ def test_every_single_player_game_that_gymnasium_knows_is_a_game_id() -> None:
     registered = {key for key in gymnasium.registry if key.startswith("ALE/") and key.endswith("-v5")}
     assert len(registered) > 100
     assert {key.lower() for key in registered} <= {key.lower() for key in game_ids()}
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (EnvSettings(f"{HERE}:sequence", flatten=True), "Sequence.* have no fixed size, and env.flatten needs one"),
+        (EnvSettings("CartPole-v1", observed=(0, 4)), r"env.observed is \(0, 4\), but observations are Box.*\(4,\)"),
+        (EnvSettings(f"{HERE}:image", observed=(0,)), r"env.observed is \(0,\), but .* positions in a vector"),
+    ],
+)
+def test_observation_that_cannot_be_made_as_asked_is_refused(settings: EnvSettings, message: str) -> None:
+    """The message names the setting and the space."""
+    with pytest.raises(ConfigError, match=message):
+        make_env(settings, 1, training=True)
