@@ -54,8 +54,17 @@ protos: $(VENV)/.dev ## generate the stubs from protos/
 	$(BIN)/python -m scripts.protos
 
 .PHONY: bench
-bench: $(VENV)/.dev ## every benchmark at its default size, into benchmarks/results/
-	for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+bench: bench-replay ## every benchmark at its default size, into benchmarks/results/
+	for name in sac_update learner actor; do echo "== $$name"; $(BIN)/python -m "benchmarks.$$name"; done
+
+.PHONY: bench-replay
+bench-replay: $(VENV)/.dev $(VENV)-reverb/.installed ## the replay service beside Reverb, in turns (2 GB of packages)
+	$(BIN)/python -m benchmarks.replay --peer $(VENV)-reverb/bin/python $(BENCH)
+
+$(VENV)-reverb/.installed: requirements/reverb.txt
+	$(PYTHON) -m venv $(VENV)-reverb
+	$(VENV)-reverb/bin/pip install --quiet --requirement requirements/reverb.txt
+	touch $@
 
 .PHONY: hooks
 hooks: $(VENV)/.dev ## run the quick checks at every commit

@@ -40,7 +40,7 @@ class Steps:
 
 def cached_steps() -> Steps:
     """Return 1,024 steps of each environment, about 20,000 frames of five games."""
-    path = Path(tempfile.gettempdir()) / f"tidemill_benchmark_frames_{NUM_ENVS}x{_CACHED_STEPS}.npz"
+    path = cached_path()
     if not path.exists():
         steps = next(play(_CACHED_STEPS))
         partial = path.with_suffix(".part.npz")
@@ -48,6 +48,11 @@ def cached_steps() -> Steps:
         partial.rename(path)
     with np.load(path) as arrays:
         return Steps(**arrays)
+
+
+def cached_path() -> Path:
+    """Return the file that `cached_steps` keeps."""
+    return Path(tempfile.gettempdir()) / f"tidemill_benchmark_frames_{NUM_ENVS}x{_CACHED_STEPS}.npz"
 
 
 def play(steps: int, seed: int = 0) -> Iterator[Steps]:
