@@ -8,11 +8,12 @@ import sys
 import threading
 import zlib
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import structlog
 import torch
 
+from services.actor.appending import start_appending
 from services.actor.loop import ActingLoop, PolicyParams, pace_of
 from services.actor.metrics import ActorMetrics, watch_appender
 from services.actor.writer import StreamWriter
@@ -23,7 +24,6 @@ from tidemill.envs.make import make_env
 from tidemill.params.version import Precision
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.process import run, stop_event
-from tidemill.replay.append import Appender
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.exploration import ActorPlace
 from tidemill.rpc.background import BackgroundServer
@@ -64,17 +64,9 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
         policy = build_policy(config.agent, env.spec, seed=seed, place=place, precision=settings.precision)
         window = config.agent.window(env.spec.frame_stack)
         signature = signature_of(env.spec)
-        appender = Appender(
-            config.cluster.replay,
-            actor_id,
-            num_envs,
-            signature,
-            [config.table.name],
-            config.table.chunk_length,
-            max_unacknowledged_chunks=max(settings.max_unacknowledged_chunks, num_envs),
-            stop=stop,
-        )
-        with appender, ParamsWatcher(config.cluster.params, precision=Precision.HALF) as watcher:
+        with ExitStack() as stack:
+            appender = start_appending(config, actor_id, signature, stop, stack)
+            watcher = stack.enter_context(ParamsWatcher(config.cluster.params, precision=Precision.HALF))
             watch_appender(appender)
             params = PolicyParams(watcher, policy)
             writer = StreamWriter(

@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY, Counter, Gauge, Summary
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from tidemill.envs.interface import Tick
-from tidemill.replay.append import Appender
+from tidemill.replay.appending import Appending
 
 _STEPS = Counter("tidemill_actor_env_steps_total", "Decisions of the agent, all environments together.")
 _EPISODES = Counter("tidemill_actor_episodes_total", "Real episodes that ended.")
@@ -76,7 +76,7 @@ class ActorMetrics:
 class AppenderCollector:
     """A Prometheus collector over what an appender counts itself. It only reads, so any thread may collect."""
 
-    def __init__(self, appender: Appender) -> None:
+    def __init__(self, appender: Appending) -> None:
         """Collect from an appender."""
         self._appender = appender
 
@@ -84,7 +84,11 @@ class AppenderCollector:
         """Yield every counter."""
         counted = self._appender
         yield _counter("blocked_seconds", "Time spent waiting for acknowledgements.", counted.blocked_s)
-        yield _counter("stream_restarts", "How often the replay service lost this actor's streams.", counted.restarts)
+        yield _counter(
+            "stream_restarts",
+            "How often this actor's streams began anew: they were lost, or it moved.",
+            counted.restarts,
+        )
         yield _counter("dropped_chunks", "Chunks dropped because the streams were lost.", counted.dropped_chunks)
 
 
@@ -92,7 +96,7 @@ def _counter(name: str, about: str, value: float) -> Metric:
     return CounterMetricFamily(f"tidemill_actor_{name}", about, value=value)
 
 
-def watch_appender(appender: Appender) -> None:
+def watch_appender(appender: Appending) -> None:
     """Let Prometheus read how the connection to the replay service is doing."""
     _UNACKNOWLEDGED.set_function(lambda: appender.unacknowledged_chunks)
     REGISTRY.register(AppenderCollector(appender))

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from services.actor.rows import ChunkRows
 from services.actor.windows import FirstPriority, WindowTracker
 from tidemill.codec import encode
-from tidemill.replay.append import Appender, StreamRestarted
+from tidemill.replay.append import StreamRestarted
+from tidemill.replay.appending import Appending
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.types import Signature, WindowSpec
 
@@ -29,7 +30,7 @@ class StreamWriter:
 
     def __init__(
         self,
-        appender: Appender,
+        appender: Appending,
         signature: Signature,
         window: WindowSpec,
         num_envs: int,
@@ -118,7 +119,7 @@ class StreamWriter:
         try:
             self._appender.append(chunks, items)
         except StreamRestarted as restarted:
-            _log.warning("the replay service lost this actor's streams; they start anew", reason=str(restarted))
+            _log.warning("this actor's streams start anew", reason=str(restarted))
             self._first_step = 0
             self._windows.restart()
 

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from tidemill.config.sections import RunConfig
+from tidemill.errors import ConfigError
 from tidemill.rpc.settings import ServerSettings
 
 _PREFIX = "tidemill-"
@@ -33,14 +34,18 @@ def with_addresses(config: RunConfig, sockets: Path) -> RunConfig:
     """Return the settings with an address for every server that has only its default one.
 
     An address that was set on purpose is kept, for example so that actors of other machines can reach it.
+
+    Raises:
+        ConfigError: A single address is set on purpose for several replay shards.
     """
+    _check_shards(config)
     replay = _chosen(config.replay.server, _DEFAULT.replay.server, sockets / "replay.sock")
     params = _chosen(config.paramserver.server, _DEFAULT.paramserver.server, sockets / "params.sock")
     learner = _chosen(config.learner.server, _DEFAULT.learner.server, sockets / "learner.sock")
     evaluator = _chosen(config.evaluator.server, _DEFAULT.evaluator.server, sockets / "evaluator.sock")
     cluster = dataclasses.replace(
         config.cluster,
-        replay=_reached_at(config.cluster.replay, _DEFAULT.cluster.replay, replay),
+        replay=_shards_reached_at(config, replay, sockets),
         params=_reached_at(config.cluster.params, _DEFAULT.cluster.params, params),
         learner=_reached_at(config.cluster.learner, _DEFAULT.cluster.learner, learner),
     )
@@ -52,6 +57,11 @@ def with_addresses(config: RunConfig, sockets: Path) -> RunConfig:
         learner=dataclasses.replace(config.learner, server=learner),
         evaluator=dataclasses.replace(config.evaluator, server=evaluator),
     )
+
+
+def shard_address(sockets: Path, shard: int) -> str:
+    """Return where replay shard `shard` listens when there are several."""
+    return _socket(sockets / f"replay-{shard}.sock")
 
 
 def actor_address(sockets: Path, index: int) -> str:
@@ -67,6 +77,25 @@ def socket_folder_of(address: str) -> Path | None:
 def _chosen(server: ServerSettings, default: ServerSettings, socket: Path) -> ServerSettings:
     is_chosen = server.address != default.address and not server.address.endswith(":0")
     return server if is_chosen else dataclasses.replace(server, address=_socket(socket))
+
+
+def _check_shards(config: RunConfig) -> None:
+    if config.replay.shards == 1:
+        return
+    for name in ("address", "metrics_address"):
+        value: str = getattr(config.replay.server, name)
+        if value and value != getattr(_DEFAULT.replay.server, name) and not value.endswith(":0"):
+            raise ConfigError(
+                f"replay.server.{name} is {value!r} and replay.shards is {config.replay.shards}: shards cannot share "
+                "it. Leave it out, or start each shard by hand and list them all in cluster.replay"
+            )
+
+
+def _shards_reached_at(config: RunConfig, server: ServerSettings, sockets: Path) -> tuple[str, ...]:
+    if config.cluster.replay != _DEFAULT.cluster.replay:
+        return config.cluster.replay
+    shards = config.replay.shards
+    return (server.address,) if shards == 1 else tuple(shard_address(sockets, shard) for shard in range(shards))
 
 
 def _reached_at(address: str, default: str, server: ServerSettings) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.launcher.addresses import actor_address
+from services.launcher.addresses import actor_address, shard_address
 from tidemill.config.sections import RunConfig
 
 REPLAY, PARAMSERVER, LEARNER, EVALUATOR, ACTOR = "replay", "paramserver", "learner", "evaluator", "actor"
@@ -49,13 +49,23 @@ def cluster_specs(config: RunConfig, config_file: Path, sockets: Path) -> tuple[
         return ServiceSpec(name, name, f"services.{name}", arguments, address, after, nice)
 
     return (
-        spec(REPLAY, config.replay.server.address),
+        *(
+            (spec(REPLAY, config.replay.server.address),)
+            if config.replay.shards == 1
+            else (_shard_spec(config_file, sockets, shard) for shard in range(config.replay.shards))
+        ),
         spec(PARAMSERVER, config.paramserver.server.address),
         spec(LEARNER, config.learner.server.address),
         *(_actor_spec(config, config_file, sockets, index) for index in range(config.launcher.actors)),
         # Its imports would delay the first environment step, and there is nothing to evaluate before that.
         spec(EVALUATOR, config.evaluator.server.address, (LEARNER,), config.launcher.evaluator_nice),
     )
+
+
+def _shard_spec(config_file: Path, sockets: Path, shard: int) -> ServiceSpec:
+    address = shard_address(sockets, shard)
+    arguments = ("--config", str(config_file), "--replay.shard", str(shard), "--replay.server.address", address)
+    return ServiceSpec(f"replay-{shard}", REPLAY, "services.replay", arguments, address)
 
 
 def _actor_spec(config: RunConfig, config_file: Path, sockets: Path, index: int) -> ServiceSpec:

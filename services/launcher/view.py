@@ -137,6 +137,10 @@ def _progress_table(config: RunConfig, snapshot: Snapshot) -> Table:
     updates = _count(learner.learner_steps, run.max_learner_steps)
     table.add_row("updates", updates, f"{learner.steps_per_s:,.0f}/s", snapshot.waiting)
     table.add_row("table", f"{learner.table_items:,}", "items", f"params version {learner.params_version}")
+    if learner.shards:
+        away = [shard.name for shard in learner.shards if not shard.live]
+        state = f"without {', '.join(away)}" if away else "all answer"
+        table.add_row("shards", str(len(learner.shards)), "", state)
     for name, score in (("newest score", snapshot.newest), ("best score", snapshot.best)):
         if score is not None:
             table.add_row(name, f"{score.mean:.1f}", f"± {score.std:.1f}", describe_origin(score))

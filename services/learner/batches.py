@@ -100,7 +100,8 @@ class Batches:
         with self._receiving:  # keeps the counts of agent decisions in their order
             sample = self._samples.take(_POLL_S)
             if sample is not None:
-                self._counters.observe_env_steps(sample.env_steps)
+                for shard, env_steps in (sample.shard_env_steps or {"": sample.env_steps}).items():
+                    self._counters.observe_env_steps(env_steps, shard)
             return sample
 
     def _hand_over(self, batches: list[Batch]) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+_SERVER = "server_env_steps"
+"""Before the name of a shard, which is empty for a single server, in a checkpoint."""
 
 
 @dataclass
@@ -20,22 +23,23 @@ class Counters:
     generation: int = 0
     """Generation of this learner as a publisher; 0 means none yet."""
     _base_env_steps: int = 0
-    _server_env_steps: int = 0
+    _server_env_steps: dict[str, int] = field(default_factory=dict)
 
     @property
     def env_steps(self) -> int:
         """Agent decisions, those of earlier lives of the replay service included; never falls."""
-        return self._base_env_steps + self._server_env_steps
+        return self._base_env_steps + sum(self._server_env_steps.values())
 
-    def observe_env_steps(self, server_env_steps: int) -> None:
-        """Take the replay service's count, which starts at 0 again when the service starts empty.
+    def observe_env_steps(self, server_env_steps: int, shard: str = "") -> None:
+        """Take the count of a replay server, which starts at 0 again when the server starts empty.
 
         Answers that overtake each other by a little are not a restart: those of one sample stream come in
-        order, and only they may be given here.
+        order, and only they may be given here. Several shards count each for itself, under its name.
         """
-        if server_env_steps < self._server_env_steps:
-            self._base_env_steps += self._server_env_steps
-        self._server_env_steps = server_env_steps
+        before = self._server_env_steps.get(shard, 0)
+        if server_env_steps < before:
+            self._base_env_steps += before
+        self._server_env_steps[shard] = server_env_steps
 
     def state(self) -> dict[str, int]:
         """Return what a checkpoint keeps; the generation is handed out anew at each start."""
@@ -43,7 +47,7 @@ class Counters:
             "learner_steps": self.learner_steps,
             "version": self.version,
             "base_env_steps": self._base_env_steps,
-            "server_env_steps": self._server_env_steps,
+            **{f"{_SERVER}{shard}": steps for shard, steps in self._server_env_steps.items()},
         }
 
     def load_state(self, state: Mapping[str, int]) -> None:
@@ -51,4 +55,5 @@ class Counters:
         self.learner_steps = state["learner_steps"]
         self.version = state["version"]
         self._base_env_steps = state["base_env_steps"]
-        self._server_env_steps = state["server_env_steps"]
+        counts = {name: value for name, value in state.items() if name.startswith(_SERVER)}
+        self._server_env_steps = {name.removeprefix(_SERVER): value for name, value in counts.items()}

@@ -19,23 +19,23 @@ from services.learner.control import Control
 from services.learner.counters import Counters
 from services.learner.decoder import Decoder
 from services.learner.digest import config_digest
-from services.learner.peers import wait_for_peer
+from services.learner.peers import wait_for_peer, wait_for_shard
 from services.learner.priorities import PriorityWriter
 from services.learner.progress import Progress
 from services.learner.publishing import PolicyPublisher
 from services.learner.resume import Resumable
 from services.learner.rng import seed_rng
+from services.learner.sampling import Sampling, create_tables, start_sampling
 from services.learner.servicer import LearnerServicer
 from services.learner.status import StatusBoard
-from services.learner.table import create_table, table_config
+from services.learner.table import table_config
 from services.learner.trainer import Limits, Outlets, Trainer
 from services.learner.transfer import Transfer, device_of
 from tidemill.config.sections import LearnerConfig
 from tidemill.envs.make import spec_of
 from tidemill.params.publisher import ParamsPublisher
 from tidemill.params.version import ParamsMetadata
-from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampler import SampleStream
+from tidemill.replay.directory import ShardDirectory, is_sharded
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
@@ -76,9 +76,10 @@ class Learner:
         """
         agent, table, device = self._build()
         try:
-            if self._peers_are_ready():
-                with ExitStack() as stack:
-                    self._train(agent, table, device, set_serving, stack)
+            with ExitStack() as stack:
+                directory = self._directory(stack)
+                if self._peers_are_ready(directory):
+                    self._train(agent, table, device, directory, set_serving, stack)
         finally:
             self._control.close()
 
@@ -93,28 +94,38 @@ class Learner:
         agent = build_agent(config.agent, spec, str(device), config.run.seed)
         return agent, table_config(config.table, config.learner, agent, spec, config.agent.batch_size), device
 
-    def _peers_are_ready(self) -> bool:
-        cluster = self._config.cluster
-        peers = (("cluster.replay", cluster.replay), ("cluster.params", cluster.params))
-        return all(wait_for_peer(name, at, cluster.connect_timeout_s, self._stop) for name, at in peers)
+    def _directory(self, stack: ExitStack) -> ShardDirectory | None:
+        """Return the replay shards; None if there is one server, and never more."""
+        addresses = self._config.cluster.replay
+        return stack.enter_context(closing(ShardDirectory(addresses))) if is_sharded(addresses) else None
+
+    def _peers_are_ready(self, directory: ShardDirectory | None) -> bool:
+        cluster, timeout_s = self._config.cluster, self._config.cluster.connect_timeout_s
+        if directory is None:
+            is_ready = wait_for_peer("cluster.replay", cluster.replay[0], timeout_s, self._stop)
+        else:
+            is_ready = wait_for_shard("cluster.replay", directory, timeout_s, self._stop)
+        return is_ready and wait_for_peer("cluster.params", cluster.params, timeout_s, self._stop)
 
     def _train(
         self,
         agent: Agent,
         table: TableConfig,
         device: torch.device,
+        directory: ShardDirectory | None,
         set_serving: Callable[[bool], None],
         stack: ExitStack,
     ) -> None:
-        replay = stack.enter_context(ReplayClient(self._config.cluster.replay))
-        table_items = create_table(replay, table)
+        table_items = create_tables(self._config.cluster, directory, table)
         checkpointer = stack.enter_context(closing(self._restore(agent, table_items)))
         publisher = stack.enter_context(closing(self._publisher(agent)))
         publisher.publish()  # actors wait for a first version
-        priorities = self._priorities(replay)
+        sampling = self._sampling(directory, table, stack)
+        self._board.shards = sampling.shards
+        priorities = self._priorities(sampling)
         if priorities is not None:
             stack.enter_context(closing(priorities))
-        batches = stack.enter_context(closing(self._batches(agent, table, device)))
+        batches = stack.enter_context(closing(self._batches(agent, table, device, sampling)))
         trainer = Trainer(
             agent,
             batches,
@@ -171,23 +182,21 @@ class Learner:
             config_digest=self._digest,
         )
 
-    def _priorities(self, replay: ReplayClient) -> PriorityWriter | None:
-        table = self._config.table
-        if table.sampler != "prioritized":
-            return None
-        return PriorityWriter(lambda keys, priorities: replay.update_priorities(table.name, keys, priorities))
+    def _sampling(self, directory: ShardDirectory | None, table: TableConfig, stack: ExitStack) -> Sampling:
+        settings = self._config.learner
+        size, credit = self._config.agent.batch_size * settings.batches_per_sample, settings.decode_threads + 1
+        return start_sampling(self._config.cluster, directory, table, size, credit, stack)
 
-    def _batches(self, agent: Agent, table: TableConfig, device: torch.device) -> Batches:
+    def _priorities(self, sampling: Sampling) -> PriorityWriter | None:
+        if self._config.table.sampler != "prioritized":
+            return None
+        return PriorityWriter(sampling.send_priorities)
+
+    def _batches(self, agent: Agent, table: TableConfig, device: torch.device, sampling: Sampling) -> Batches:
         settings, splits = self._config.learner, self._config.learner.batches_per_sample
-        samples = SampleStream(
-            self._config.cluster.replay,
-            table,
-            self._config.agent.batch_size * splits,
-            credit=settings.decode_threads + 1,
-        )
         decoder = Decoder(agent, table.signature, self._config.table, self._counters, Transfer(device), splits=splits)
         return Batches(
-            samples,
+            sampling.samples,
             decoder.decode,
             self._counters,
             threads=settings.decode_threads,

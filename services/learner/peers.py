@@ -9,6 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tidemill.errors import Unavailable
+from tidemill.replay.directory import ShardDirectory
 from tidemill.rpc.channel import open_channel
 
 _POLL_S = 0.5
@@ -36,6 +37,25 @@ def wait_for_peer(setting: str, address: str, timeout_s: float, stop: threading.
                 raise Unavailable(f"{reason}: is the service running?")
             if _answers(channel, min(_POLL_S, remaining_s)):
                 return True
+    return False
+
+
+def wait_for_shard(setting: str, directory: ShardDirectory, timeout_s: float, stop: threading.Event) -> bool:
+    """Wait until one of the replay shards answers; return False if `stop` was set first.
+
+    Raises:
+        Unavailable: None answered in time; the message names the setting and the addresses.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not stop.is_set():
+        for address in directory.current.values():
+            with open_channel(address) as channel:
+                if _answers(channel, _POLL_S):
+                    return True
+        if time.monotonic() > deadline:
+            addresses = ", ".join(directory.current.values()) or "a name that cannot be resolved"
+            raise Unavailable(f"no shard answers at {setting} ({addresses}) after {timeout_s:g} s: is one running?")
+        stop.wait(_POLL_S)
     return False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -81,4 +82,5 @@ def _pack(status: LearnerStatus) -> pb.GetStatusResponse:
         uptime_s=status.uptime_s,
         max_learner_steps=status.max_learner_steps,
         restored=status.restored,
+        shards=[pb.Shard(**dataclasses.asdict(shard)) for shard in status.shards],
     )

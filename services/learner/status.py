@@ -8,7 +8,8 @@ from collections.abc import Callable
 from services.learner.control import Control
 from services.learner.counters import Counters
 from services.learner.progress import Progress
-from tidemill.learner.status import LearnerState, LearnerStatus
+from tidemill.learner.status import LearnerState, LearnerStatus, ShardStatus
+from tidemill.replay.shard import ShardReport
 
 
 class StatusBoard:
@@ -20,6 +21,8 @@ class StatusBoard:
         self._started = time.monotonic()
         self.restored = ""
         """What the start restored, in words."""
+        self.shards: Callable[[], tuple[ShardReport, ...]] = tuple
+        """Reports on the replay shards."""
         self.checkpoint_steps: Callable[[], int] = lambda: 0
         """Gradient steps in the newest checkpoint."""
 
@@ -41,4 +44,9 @@ class StatusBoard:
             uptime_s=time.monotonic() - self._started,
             max_learner_steps=self._max_learner_steps,
             restored=self.restored,
+            shards=tuple(_shard_status(report) for report in self.shards()),
         )
+
+
+def _shard_status(report: ShardReport) -> ShardStatus:
+    return ShardStatus(report.name, report.address, report.live, report.items, report.mass, report.samples)

@@ -60,6 +60,8 @@ def _convert(value: Any, kind: Any, default: Any, path: str) -> Any:  # noqa: AN
     if origin is typing.Literal:
         return _expect(value in arguments, value, path, "one of " + ", ".join(map(repr, arguments)))
     if origin is tuple:
+        if arguments[0] is str and isinstance(value, str):
+            value = [value]  # one alone needs no list
         _expect(isinstance(value, list | tuple), value, path, "a list")
         return tuple(_convert(item, arguments[0], None, f"{path}[{i}]") for i, item in enumerate(value))
     if origin is not None and issubclass(origin, Mapping):

@@ -45,8 +45,10 @@ class RunSettings:
 class ClusterSettings:
     """Where the services of the run are: `host:port`, `dns:///name:port` or `unix:///path`."""
 
-    replay: str = "127.0.0.1:7401"
-    """Address of the replay service."""
+    replay: tuple[str, ...] = ("127.0.0.1:7401",)
+    """Address of the replay service; of each shard if there are several; or one `dns:///name:port` for all of them."""
+    replay_shards: int = 0
+    """Over how many shards the table's capacity and limits are divided; 0: as many as `cluster.replay` lists."""
     params: str = "127.0.0.1:7402"
     """Address of the parameter server."""
     learner: str = "127.0.0.1:7403"
@@ -55,9 +57,22 @@ class ClusterSettings:
     """How long a process waits at its start for a service it needs, in seconds."""
 
     def __post_init__(self) -> None:
-        for name in ("replay", "params", "learner"):
+        for name in ("params", "learner"):
             check(bool(getattr(self, name)), f"cluster.{name}", getattr(self, name), "an address")
+        _check_shards(self.replay)
+        check(self.replay_shards >= 0, "cluster.replay_shards", self.replay_shards, "0 or more")
         check(self.connect_timeout_s > 0, "cluster.connect_timeout_s", self.connect_timeout_s, "more than 0")
+
+    @property
+    def shard_count(self) -> int:
+        """Over how many replay shards the table is divided."""
+        return self.replay_shards or len(self.replay)
+
+
+def _check_shards(addresses: tuple[str, ...]) -> None:
+    name_alone = len(addresses) == 1 or not any(address.startswith("dns:") for address in addresses)
+    is_valid = bool(addresses) and all(addresses) and len(set(addresses)) == len(addresses) and name_alone
+    check(is_valid, "cluster.replay", list(addresses), "addresses that all differ, or a single dns:/// name")
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,18 @@ class ReplaySettings:
 
     server: ServerSettings = field(default_factory=lambda: _listening_at("127.0.0.1:7401"))
     """Where it listens."""
+    shards: int = 1
+    """Shards `tidemill train` starts, at least 1; the table is divided over them."""
+    shard: int = 0
+    """Which of the shards this one is, counted from 0; what it keeps on disk is its own."""
     max_tables: int = 16
     """Most tables it keeps."""
     max_streams: int = 65_536
     """Most streams it keeps, over all actors."""
 
     def __post_init__(self) -> None:
+        check(self.shards >= 1, "replay.shards", self.shards, "at least 1")
+        check(0 <= self.shard < self.shards, "replay.shard", self.shard, f"below replay.shards ({self.shards})")
         check(self.max_tables >= 1, "replay.max_tables", self.max_tables, "at least 1")
         check(self.max_streams >= 1, "replay.max_streams", self.max_streams, "at least 1")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from tidemill.learner.status import LearnerState, LearnerStatus, SavedCheckpoint
+from tidemill.learner.status import LearnerState, LearnerStatus, SavedCheckpoint, ShardStatus
 from tidemill.learner.v1 import learner_pb2 as pb
 from tidemill.learner.v1 import learner_pb2_grpc
 from tidemill.rpc.channel import DEADLINE_S, open_channel
@@ -100,4 +100,8 @@ def _unpack(response: pb.GetStatusResponse) -> LearnerStatus:
         uptime_s=response.uptime_s,
         max_learner_steps=response.max_learner_steps,
         restored=response.restored,
+        shards=tuple(
+            ShardStatus(shard.name, shard.address, shard.live, shard.items, shard.mass, shard.samples)
+            for shard in response.shards
+        ),
     )

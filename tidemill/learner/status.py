@@ -25,6 +25,24 @@ class LearnerState(enum.Enum):
 
 
 @dataclass(frozen=True)
+class ShardStatus:
+    """One replay shard as the learner sees it."""
+
+    name: str
+    """Its place in the list of addresses, or its address where a DNS name stands for all."""
+    address: str
+    """Its address."""
+    live: bool
+    """Whether it answers."""
+    items: int
+    """Items in its part of the table; 0 while it does not answer."""
+    mass: float
+    """Sum of its sampler's weights; 0 while it does not answer."""
+    samples: int
+    """Items it has given to the learner."""
+
+
+@dataclass(frozen=True)
 class LearnerStatus:
     """A learner at one moment."""
 
@@ -54,6 +72,8 @@ class LearnerStatus:
     """Gradient steps at which the learner stops; 0 means no limit."""
     restored: str = ""
     """What the start restored, in words; empty for a fresh start."""
+    shards: tuple[ShardStatus, ...] = ()
+    """The replay shards, in order of name; none with a single replay server."""
 
 
 @dataclass(frozen=True)

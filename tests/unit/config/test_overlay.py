@@ -18,6 +18,7 @@ class Inner:
 
     rate: float = 0.5
     sizes: tuple[int, ...] = (1, 2)
+    names: tuple[str, ...] = ("a",)
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,12 @@ class Outer:
 def test_overlay_keeps_what_the_document_does_not_name() -> None:
     """Values not named keep the given instance's, not the class's defaults."""
     assert overlay(Outer(count=7), {"inner": {"sizes": [4]}}) == Outer(count=7, inner=Inner(0.25, (4,)))
+
+
+def test_one_text_alone_needs_no_list() -> None:
+    """A setting that takes several texts takes one without brackets; numbers are still told apart from lists."""
+    assert overlay(Inner(), {"names": "b"}).names == ("b",)
+    assert overlay(Inner(), {"names": ["b", "c"]}).names == ("b", "c")
 
 
 @pytest.mark.parametrize(

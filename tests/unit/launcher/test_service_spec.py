@@ -7,6 +7,8 @@ import os
 import stat
 from pathlib import Path
 
+import pytest
+
 from services.launcher.addresses import (
     make_socket_folder,
     remove_socket_folder,
@@ -14,10 +16,11 @@ from services.launcher.addresses import (
     with_addresses,
 )
 from services.launcher.service_spec import cluster_specs
-from tidemill.config.load import load
+from tidemill.config.load import load, write_document
 from tidemill.config.run import ClusterSettings
-from tidemill.config.sections import ActorConfig, RunConfig
+from tidemill.config.sections import ActorConfig, ReplayConfig, RunConfig
 from tidemill.config.services import LauncherSettings, ReplaySettings
+from tidemill.errors import ConfigError
 from tidemill.rpc.settings import ServerSettings
 
 _SOCKETS = Path("/tmp/tidemill-x")
@@ -26,7 +29,8 @@ _SOCKETS = Path("/tmp/tidemill-x")
 def test_addresses_are_sockets_unless_they_were_set() -> None:
     """Every default is replaced, and clients are sent where the servers listen."""
     config = with_addresses(RunConfig(), _SOCKETS)
-    assert config.replay.server.address == config.cluster.replay == "unix:///tmp/tidemill-x/replay.sock"
+    assert config.replay.server.address == "unix:///tmp/tidemill-x/replay.sock"
+    assert config.cluster.replay == ("unix:///tmp/tidemill-x/replay.sock",)
     assert config.paramserver.server.address == config.cluster.params == "unix:///tmp/tidemill-x/params.sock"
     assert config.learner.server.address == config.cluster.learner == "unix:///tmp/tidemill-x/learner.sock"
     assert config.evaluator.server.address == "unix:///tmp/tidemill-x/evaluator.sock"
@@ -37,15 +41,15 @@ def test_address_that_was_set_is_kept_and_told_to_the_clients() -> None:
     server = ServerSettings(address="0.0.0.0:9001", insecure=True)
     config = with_addresses(RunConfig(replay=ReplaySettings(server=server)), _SOCKETS)
     assert config.replay.server == server
-    assert config.cluster.replay == "0.0.0.0:9001"
-    named = RunConfig(replay=ReplaySettings(server=server), cluster=ClusterSettings(replay="box:9001"))
-    assert with_addresses(named, _SOCKETS).cluster.replay == "box:9001"
+    assert config.cluster.replay == ("0.0.0.0:9001",)
+    named = RunConfig(replay=ReplaySettings(server=server), cluster=ClusterSettings(replay=("box:9001",)))
+    assert with_addresses(named, _SOCKETS).cluster.replay == ("box:9001",)
 
 
 def test_port_zero_is_not_an_address_that_others_could_know() -> None:
     """It asks for a free address, which a socket is."""
     config = RunConfig(replay=ReplaySettings(server=ServerSettings(address="127.0.0.1:0")))
-    assert with_addresses(config, _SOCKETS).cluster.replay == "unix:///tmp/tidemill-x/replay.sock"
+    assert with_addresses(config, _SOCKETS).cluster.replay == ("unix:///tmp/tidemill-x/replay.sock",)
 
 
 def test_socket_folder_is_private_and_removed_by_its_address_only() -> None:
@@ -68,6 +72,36 @@ def test_cluster_has_one_process_a_service_and_the_actors_that_were_asked_for(tm
     assert specs["evaluator"].after == ("learner",)
     assert [spec.nice for spec in specs.values()] == [0, 0, 0, 5, 5, 7]
     assert specs["actor-1"].health_address == "unix:///tmp/tidemill-x/actor-1.sock"
+
+
+def test_several_shards_are_processes_of_one_kind_with_an_address_each(tmp_path: Path) -> None:
+    """The clients are told all of them, each shard its own number and address."""
+    config = with_addresses(RunConfig(replay=ReplaySettings(shards=3)), _SOCKETS)
+    file = tmp_path / "cluster.yaml"
+    write_document(config, file)
+    specs = cluster_specs(config, file, _SOCKETS)[:3]
+    assert [(spec.name, spec.kind, spec.module) for spec in specs] == [
+        (f"replay-{shard}", "replay", "services.replay") for shard in range(3)
+    ]
+    told = [load(ReplayConfig, spec.arguments, prog="x", description="x").replay for spec in specs]
+    assert [(replay.shard, replay.shards) for replay in told] == [(0, 3), (1, 3), (2, 3)]
+    assert tuple(replay.server.address for replay in told) == config.cluster.replay
+    assert [spec.health_address for spec in specs] == list(config.cluster.replay)
+    assert config.cluster.shard_count == 3
+
+
+@pytest.mark.parametrize(
+    "setting,server",
+    [
+        ("address", ServerSettings(address="127.0.0.1:9001")),
+        ("metrics_address", ServerSettings(metrics_address="127.0.0.1:9001")),
+    ],
+)
+def test_one_address_for_several_shards_is_refused(setting: str, server: ServerSettings) -> None:
+    """They could not all listen there; the message says what to do."""
+    config = RunConfig(replay=ReplaySettings(server=server, shards=2))
+    with pytest.raises(ConfigError, match=rf"replay.server.{setting} is '127.0.0.1:9001' and replay.shards is 2"):
+        with_addresses(config, _SOCKETS)
 
 
 def test_actor_understands_what_the_launcher_tells_it(tmp_path: Path) -> None:

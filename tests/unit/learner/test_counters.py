@@ -41,3 +41,17 @@ def test_learner_and_server_restarted_together_add_up() -> None:
     after.load_state(before.state())
     after.observe_env_steps(1)
     assert after.env_steps == 26
+
+
+def test_shards_count_each_for_itself_over_restarts_of_both() -> None:
+    """One of two shards starts empty, then the learner resumes and hears of the other first: nothing counts twice."""
+    before = Counters()
+    for shard, count in (("0", 10), ("1", 20), ("1", 3)):
+        before.observe_env_steps(count, shard)
+    assert before.env_steps == 33
+    after = Counters()
+    after.load_state(before.state())
+    after.observe_env_steps(12, "0")
+    assert after.env_steps == 35
+    after.observe_env_steps(3, "1")
+    assert after.env_steps == 35

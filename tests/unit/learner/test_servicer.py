@@ -13,7 +13,7 @@ from services.learner.control import Control
 from services.learner.servicer import LearnerServicer
 from tidemill.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from tidemill.learner.client import LearnerClient
-from tidemill.learner.status import LearnerState, LearnerStatus, SavedCheckpoint
+from tidemill.learner.status import LearnerState, LearnerStatus, SavedCheckpoint, ShardStatus
 from tidemill.learner.v1 import learner_pb2 as pb
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import ServerSettings
@@ -32,6 +32,7 @@ _STATUS = LearnerStatus(
     uptime_s=9.0,
     max_learner_steps=100,
     restored="checkpoint-00000001",
+    shards=(ShardStatus("0", "unix:///a", True, 5, 2.5, 100), ShardStatus("1", "unix:///b", False, 0, 0.0, 7)),
 )
 
 

@@ -114,6 +114,7 @@ class GetStatusResponse(_message.Message):
     UPTIME_S_FIELD_NUMBER: _builtins.int
     MAX_LEARNER_STEPS_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
     state: Global___LearnerState.ValueType
     """What the learner is doing."""
     learner_steps: _builtins.int
@@ -142,6 +143,10 @@ class GetStatusResponse(_message.Message):
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Newest values of the agent's metrics, e.g. `critic_loss`."""
 
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___Shard]:
+        """The replay shards it samples, in order of name; empty with a single replay server."""
+
     def __init__(
         self,
         *,
@@ -158,14 +163,57 @@ class GetStatusResponse(_message.Message):
         uptime_s: _builtins.float = ...,
         max_learner_steps: _builtins.int = ...,
         restored: _builtins.str = ...,
+        shards: _abc.Iterable[Global___Shard] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_steps", b"checkpoint_steps", "env_steps", b"env_steps", "generation", b"generation", "learner_steps", b"learner_steps", "max_learner_steps", b"max_learner_steps", "metrics", b"metrics", "params_version", b"params_version", "restored", b"restored", "state", b"state", "steps_per_s", b"steps_per_s", "table_items", b"table_items", "uptime_s", b"uptime_s", "wait_fraction", b"wait_fraction"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_steps", b"checkpoint_steps", "env_steps", b"env_steps", "generation", b"generation", "learner_steps", b"learner_steps", "max_learner_steps", b"max_learner_steps", "metrics", b"metrics", "params_version", b"params_version", "restored", b"restored", "shards", b"shards", "state", b"state", "steps_per_s", b"steps_per_s", "table_items", b"table_items", "uptime_s", b"uptime_s", "wait_fraction", b"wait_fraction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class Shard(_message.Message):
+    """A replay shard as the learner sees it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    LIVE_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    MASS_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name: its place in the list of addresses, or its address where a DNS name stands for all."""
+    address: _builtins.str
+    """Its address."""
+    live: _builtins.bool
+    """Whether it answers; items and mass are 0 if it does not."""
+    items: _builtins.int
+    """Items in its part of the table."""
+    mass: _builtins.float
+    """Sum of its sampler's weights; samples are drawn from the shards in proportion to it."""
+    samples: _builtins.int
+    """Items it has given to this learner."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        address: _builtins.str = ...,
+        live: _builtins.bool = ...,
+        items: _builtins.int = ...,
+        mass: _builtins.float = ...,
+        samples: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "items", b"items", "live", b"live", "mass", b"mass", "name", b"name", "samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Shard: _TypeAlias = Shard  # noqa: Y015
 
 @_typing.final
 class PauseRequest(_message.Message):

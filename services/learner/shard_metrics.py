@@ -1,0 +1,45 @@
+"""What Prometheus sees of the replay shards a learner samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from tidemill.replay.shard import ShardReport
+from tidemill.replay.sharded_priorities import ShardedPriorities
+
+_PREFIX = "tidemill_learner_shard"
+
+
+class ShardCollector:
+    """A Prometheus collector over the reports of a sampler. It only reads, so any thread may collect."""
+
+    def __init__(self, reports: Callable[[], tuple[ShardReport, ...]], priorities: ShardedPriorities) -> None:
+        """Collect from a sampler's reports and from what sends its priorities."""
+        self._reports, self._priorities = reports, priorities
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield liveness, items, mass, samples and share of the samples by shard, and what became of priorities."""
+        reports = self._reports()
+        total = sum(report.samples for report in reports) or 1
+        yield _gauge("live", "Whether the replay shard answers.", {r.name: float(r.live) for r in reports})
+        yield _gauge("items", "Items in the shard's part of the table.", {r.name: float(r.items) for r in reports})
+        yield _gauge("mass", "Sum of the shard's sampler weights.", {r.name: r.mass for r in reports})
+        shares = {r.name: r.samples / total for r in reports}
+        yield _gauge("sample_ratio", "Share of all samples so far that came from the shard.", shares)
+        samples = CounterMetricFamily(f"{_PREFIX}_samples", "Items the shard has given.", labels=("shard",))
+        for report in reports:
+            samples.add_metric((report.name,), report.samples)
+        yield samples
+        dropped = "New priorities that were not delivered, because their shard was away or behind."
+        yield CounterMetricFamily(f"{_PREFIX}_priorities_dropped", dropped, value=self._priorities.dropped)
+        unknown = "New priorities whose item had left its shard."
+        yield CounterMetricFamily(f"{_PREFIX}_unknown_keys", unknown, value=self._priorities.unknown_keys)
+
+
+def _gauge(name: str, about: str, values: dict[str, float]) -> Metric:
+    family = GaugeMetricFamily(f"{_PREFIX}_{name}", about, labels=("shard",))
+    for shard, value in values.items():
+        family.add_metric((shard,), value)
+    return family
