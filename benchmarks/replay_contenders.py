@@ -16,6 +16,7 @@ from typing import Protocol
 from benchmarks.replay_frames import cached_path
 from benchmarks.replay_roles import TABLE
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.table_config import TableConfig
 
 _START_S = 120.0
 _ROLES = Path(__file__).parent / "reverb_roles.py"
@@ -52,8 +53,9 @@ class Contender(Protocol):
 class Tidemill:
     """This project's."""
 
-    def __init__(self, *server_options: str) -> None:
-        self._server_options = server_options
+    def __init__(self, *server_options: str, table: TableConfig = TABLE) -> None:
+        """Take further options of the server, and another table than the benchmark's."""
+        self._server_options, self._table = server_options, table
 
     @contextlib.contextmanager
     def server(self) -> Iterator[Server]:
@@ -64,7 +66,7 @@ class Tidemill:
             found = re.search(r"address=(\S+)", process.stderr.readline())
             assert found is not None
             with ReplayClient(found[1]) as client:
-                client.create_table(TABLE)
+                client.create_table(self._table)
             yield Server(found[1], process.pid)
 
     def role(self, name: str, address: str, **options: object) -> subprocess.Popen[str]:

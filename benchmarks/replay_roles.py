@@ -8,7 +8,8 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -85,10 +86,14 @@ class Writer:
 
 
 def write(address: str, actor_id: str, seconds: float, limit: int) -> float:
-    """Write cached frames for a time, or up to a number of steps; return acknowledged steps a second."""
+    """Write cached frames for a time, or up to a number of steps; return acknowledged steps a second.
+
+    A time is measured after a warm-up, a number of steps as a whole.
+    """
     steps = cached_steps()
     starts = itertools.cycle(range(0, steps.reward.shape[1], CHUNK_LENGTH))
     writer = Writer(address, actor_id)
+    started = time.monotonic()
     with writer.appender:
         for phase_s in (_WARM_UP_S, seconds):
             began, before = time.monotonic(), writer.acknowledged()
@@ -96,7 +101,32 @@ def write(address: str, actor_id: str, seconds: float, limit: int) -> float:
                 writer.write(steps, next(starts))
             rate = (writer.acknowledged() - before) / (time.monotonic() - began)
         writer.appender.flush(_FLUSH_S)
+        if writer.written >= limit:
+            rate = writer.acknowledged() / (time.monotonic() - started)
     return rate
+
+
+def write_paced(address: str, actor_id: str, seconds: float, streams: int, steps_per_s: float) -> dict[str, float]:
+    """Write at a fixed rate through many append streams in turn; return what each of them got acknowledged.
+
+    Returns:
+        `rate`: acknowledged steps a second of all streams; `fewest` and `most`: calls of one stream acknowledged.
+    """
+    steps, per_call = cached_steps(), CHUNK_LENGTH * NUM_ENVS
+    starts = itertools.cycle(range(0, steps.reward.shape[1], CHUNK_LENGTH))
+    writers = [Writer(address, f"{actor_id}-{i}") for i in range(streams)]
+    began = due = time.monotonic()
+    for writer in itertools.cycle(writers):
+        writer.write(steps, next(starts))
+        due += per_call / steps_per_s
+        if due - began > seconds:
+            break
+        time.sleep(max(0.0, due - time.monotonic()))
+    elapsed, acknowledged = time.monotonic() - began, [writer.acknowledged() for writer in writers]
+    for writer in writers:
+        writer.appender.close()
+    calls = [count / per_call for count in acknowledged]
+    return {"rate": sum(acknowledged) / elapsed, "fewest": min(calls), "most": max(calls)}
 
 
 def play_and_write(address: str, limit: int) -> float:
@@ -112,12 +142,12 @@ def play_and_write(address: str, limit: int) -> float:
     return writer.written / (time.monotonic() - began)
 
 
-def sample(address: str, batch_size: int, seconds: float) -> float:
+def sample(address: str, batch_size: int, seconds: float, max_items: int) -> float:
     """Sample decoded n-step transitions and set their priorities; return transitions a second."""
     rng = np.random.default_rng(0)
     with (
         ReplayClient(address) as client,
-        SampleStream(address, TABLE, batch_size, credit=4) as stream,
+        SampleStream(address, replace(TABLE, max_items=max_items), batch_size, credit=4) as stream,
         _Updates(client) as updates,
     ):
         for phase_s in (_WARM_UP_S, seconds):
@@ -163,18 +193,22 @@ class _Updates:
 def main() -> None:
     """Play one role and print its rate."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("role", choices=["write", "play", "sample"])
+    parser.add_argument("role", choices=["write", "pace", "play", "sample"])
     parser.add_argument("address")
     parser.add_argument("--actor-id", default="writer")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--limit", type=int, default=2**62, help="steps after which to stop")
+    parser.add_argument("--streams", type=int, default=1, help="append streams that take turns")
+    parser.add_argument("--steps-per-s", type=float, default=20_000.0, help="of all streams together")
+    parser.add_argument("--max-items", type=int, default=TABLE.max_items, help="of the table that is sampled")
     parser.add_argument("--batch-size", type=int, default=256)
     a = parser.parse_args()
     keep_freed_memory()  # as every process does that handles images
-    rates = {
+    rates: dict[str, Callable[[], object]] = {
         "write": lambda: write(a.address, a.actor_id, a.seconds, a.limit),
+        "pace": lambda: write_paced(a.address, a.actor_id, a.seconds, a.streams, a.steps_per_s),
         "play": lambda: play_and_write(a.address, a.limit),
-        "sample": lambda: sample(a.address, a.batch_size, a.seconds),
+        "sample": lambda: sample(a.address, a.batch_size, a.seconds, a.max_items),
     }
     print(json.dumps(rates[a.role]()))
 
