@@ -31,11 +31,19 @@ class Score:
     """Smallest return."""
     max: float
     """Largest return."""
+    median: float | None = None
+    """Median return; None in files of before this column, and so for the ones below."""
+    mean_length: float | None = None
+    """Mean agent decisions of an episode."""
+    human_normalised: float | None = None
+    """Mean in Atari games: 0 is random play, 1 a person (`tidemill.envs.atari_scores`); None elsewhere."""
 
 
 COLUMNS = tuple(field.name for field in fields(Score))
+_FIRST_COLUMNS = COLUMNS[: COLUMNS.index("median")]
+"""What files of the first releases have; later columns are only ever added at the end."""
+
 _COUNTS = ("learner_steps", "env_steps", "params_version", "episodes")
-_KINDS = {name: int if name in _COUNTS else float for name in COLUMNS}
 
 
 def read_scores(file: Path) -> list[Score]:
@@ -52,13 +60,27 @@ def read_scores(file: Path) -> list[Score]:
         lines.pop()
     if not lines:
         return []
-    if tuple(next(csv.reader(lines[:1]))) != COLUMNS:
+    header = tuple(next(csv.reader(lines[:1])))
+    if header not in (COLUMNS, _FIRST_COLUMNS):
         raise DataLoss(f"{file} does not start with the columns {','.join(COLUMNS)}; move it away")
-    return [_parse(file, number, cells) for number, cells in enumerate(csv.reader(lines[1:]), start=2)]
+    rows = enumerate(csv.reader(lines[1:]), start=2)
+    return [_parse(file, number, header, cells) for number, cells in rows]
 
 
-def _parse(file: Path, number: int, cells: list[str]) -> Score:
+def has_all_columns(file: Path) -> bool:
+    """Return whether the rows of a scores.csv have every column of today."""
+    with file.open(encoding="utf-8") as lines:
+        return lines.readline() == ",".join(COLUMNS) + "\n"
+
+
+def _parse(file: Path, number: int, header: tuple[str, ...], cells: list[str]) -> Score:
     try:
-        return Score(*(_KINDS[name](cell) for name, cell in zip(COLUMNS, cells, strict=True)))  # type: ignore[arg-type]
+        return Score(**{name: _value(name, cell) for name, cell in zip(header, cells, strict=True)})  # type: ignore[arg-type]
     except ValueError as error:
         raise DataLoss(f"{file} line {number} is no score: {','.join(cells)!r}") from error
+
+
+def _value(name: str, cell: str) -> float | None:
+    if name in _COUNTS:
+        return int(cell)
+    return None if cell == "" and name not in _FIRST_COLUMNS else float(cell)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -10,10 +11,14 @@ from services.evaluator.protocol import Evaluation, Player, Protocol
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.interface import EpisodeSummary, VectorEnv
 from tidemill.envs.make import make_env, spec_of
-from tidemill.errors import FatalError
+from tidemill.errors import ConfigError, FatalError
 from tidemill.params.blob import unpack
 from tidemill.params.version import Params
 from tidemill.rl.agents.build import build_policy
+from tidemill.types import EnvSpec
+
+_PAST_SCHEDULES = 2**62
+"""A count of agent decisions after all random ones and at the end of every schedule."""
 
 
 class Examiner:
@@ -23,11 +28,15 @@ class Examiner:
         """Build the policy.
 
         Raises:
-            ConfigError: there is no such environment, or the algorithm cannot act in it.
+            ConfigError: there is no such environment, or the algorithm or the protocol cannot act in it.
         """
-        self._config = config
-        self._policy = build_policy(config.agent, spec_of(config.env), seed=config.evaluator.seed)
-        self._protocol = Protocol(self._make_slot_env, config.evaluator.num_envs)
+        settings, self._config = config.evaluator, config
+        noop_max = config.env.noop_max if settings.noop_max is None else settings.noop_max
+        self._env = replace(config.env, noop_max=noop_max)
+        self._spec = spec_of(self._env)
+        _check_policy(settings.policy, self._spec)
+        self._policy = build_policy(config.agent, self._spec, seed=settings.seed)
+        self._protocol = Protocol(self._make_slot_env, settings.num_envs)
 
     def test(
         self, params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool] = lambda: False
@@ -44,7 +53,7 @@ class Examiner:
         self, params: Params, record: Callable[[VectorEnv, Player], EpisodeSummary | None]
     ) -> EpisodeSummary | None:
         """Let `record` play these parameters in an environment with pictures."""
-        env = make_env(self._config.env, 1, training=False, render=True)
+        env = make_env(self._env, 1, training=False, render=True)
         return record(env, self._player(params))
 
     def close(self) -> None:
@@ -57,8 +66,25 @@ class Examiner:
             self._policy.load(state)
         except (RuntimeError, KeyError) as error:
             raise FatalError(f"version {params.number} is of another network than agent.*: {error}") from error
-        is_greedy = self._config.evaluator.policy == "greedy"
-        return Player(self._policy.greedy if is_greedy else self._policy.evaluate, self._policy.memory_size)
+        settings, memory_size = self._config.evaluator, self._policy.memory_size
+        if settings.policy == "sampled":
+            return Player(lambda percept: self._policy.explore(percept, _PAST_SCHEDULES), memory_size)
+        epsilon = epsilon_of(self._config) if settings.policy == "epsilon" else 0.0
+        return Player(self._policy.greedy, memory_size, epsilon, self._spec.num_actions)
 
     def _make_slot_env(self) -> VectorEnv:
-        return make_env(self._config.env, 1, training=False)
+        return make_env(self._env, 1, training=False)
+
+
+def epsilon_of(config: EvaluatorConfig) -> float:
+    """Return the share of random actions of the policy `epsilon`: the evaluator's, or else the agent's."""
+    if config.evaluator.epsilon is not None:
+        return config.evaluator.epsilon
+    return float(getattr(config.agent, "evaluation_epsilon", 0.0))
+
+
+def _check_policy(policy: str, spec: EnvSpec) -> None:
+    if policy == "epsilon" and not spec.is_discrete:
+        raise ConfigError("evaluator.policy is 'epsilon', allowed for continuous actions: 'greedy' or 'sampled'")
+    if policy == "sampled" and spec.is_discrete:
+        raise ConfigError("evaluator.policy is 'sampled', allowed for discrete actions: 'greedy' or 'epsilon'")

@@ -14,8 +14,8 @@ import torch
 
 from services.evaluator.ending import CONFIRMATION_SEED_OFFSET
 from services.evaluator.examiner import Examiner
+from services.evaluator.outcome import outcome_of
 from services.evaluator.params_source import BEST
-from services.evaluator.protocol import Evaluation
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import ConfigError, NotFound
@@ -40,17 +40,22 @@ def _parser() -> argparse.ArgumentParser:
         "each seed counted once.",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, for example runs/quickstart")
-    parser.add_argument("--episodes", type=int, metavar="N", help="episodes (default: as the run evaluated)")
+    parser.add_argument("--episodes", type=int, metavar="N", help="episodes (default: as the run's protocol says)")
     parser.add_argument(
         "--tag", metavar="TAG", help="best, latest or a version's number (default: best, or latest without it)"
     )
     parser.add_argument("--seed", type=int, metavar="S", help="first seed (default: seeds the run never used)")
+    parser.add_argument("--policy", choices=("greedy", "epsilon", "sampled"), help="default: as the run evaluated")
+    parser.add_argument("--epsilon", type=float, metavar="E", help="random share of --policy epsilon, 0 to 1")
+    parser.add_argument("--noop-max", type=int, metavar="N", help="Atari: most frames without action at the start")
+    parser.add_argument("--num-envs", type=int, metavar="N", help="episodes played side by side; changes no result")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="the JSON file (default: in RUN/evaluations)")
     parser.add_argument("--video", type=Path, metavar="FILE", help="also record an episode as MP4")
     return parser
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    config = _config_of(arguments.run, arguments.episodes)
+    config = _config_of(arguments)
     params = _params_of(arguments.run / "params", arguments.tag)
     first = config.evaluator.seed + _FRESH_SEED_OFFSET if arguments.seed is None else arguments.seed
     torch.set_num_threads(config.evaluator.threads)
@@ -60,22 +65,31 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         evaluation = examiner.test(params, range(first, first + config.evaluator.episodes), stop.is_set)
         if evaluation is None:
             return 130
-        _print_evaluation(evaluation)
+        outcome = outcome_of(evaluation, config, params.version)
+        file = arguments.output or arguments.run / "evaluations" / outcome.file_name
+        outcome.write(file)
+        print(f"{outcome}\nevery episode: {file}", flush=True)
         if arguments.video:
             _film(config, examiner, params, first, arguments.video)
     return 0
 
 
-def _config_of(folder: Path, episodes: int | None) -> EvaluatorConfig:
-    file = folder / "config.yaml"
+def _config_of(arguments: argparse.Namespace) -> EvaluatorConfig:
+    """Return the run's settings with the protocol that the command line asks for."""
+    file = arguments.run / "config.yaml"
     if not file.is_file():
-        raise ConfigError(f"{folder} is no run: it has no config.yaml")
+        raise ConfigError(f"{arguments.run} is no run: it has no config.yaml")
     config = from_document(EvaluatorConfig, read_document(file))
-    if episodes is None:
-        return config
-    if episodes < 1:
-        raise ConfigError(f"--episodes is {episodes}, allowed: at least 1")
-    return dataclasses.replace(config, evaluator=dataclasses.replace(config.evaluator, episodes=episodes))
+    settings = config.evaluator
+    asked = {
+        "episodes": arguments.episodes if arguments.episodes is not None else settings.test_episodes or None,
+        "policy": arguments.policy or (None if arguments.epsilon is None else "epsilon"),
+        "epsilon": arguments.epsilon,
+        "noop_max": arguments.noop_max,
+        "num_envs": arguments.num_envs,
+    }
+    changed = {name: value for name, value in asked.items() if value is not None}
+    return dataclasses.replace(config, evaluator=dataclasses.replace(settings, **changed))
 
 
 def _params_of(folder: Path, tag: str | None) -> Params:
@@ -93,16 +107,6 @@ def _print_subject(config: EvaluatorConfig, params: Params, first: int) -> None:
         f"version {params.number}: {metadata.algorithm} on {config.env.id}, "
         f"{metadata.learner_steps:,} gradient steps, {metadata.env_steps:,} agent decisions\n"
         f"{config.evaluator.episodes} episodes, {config.evaluator.policy}, seeds from {first}",
-        flush=True,
-    )
-
-
-def _print_evaluation(evaluation: Evaluation) -> None:
-    returns = evaluation.returns
-    print(
-        f"mean {evaluation.mean:.2f}  std {evaluation.std:.2f}  min {returns.min():.2f}  "
-        f"max {returns.max():.2f}  median {evaluation.median:.2f}  "
-        f"mean length {evaluation.lengths.mean():.1f}",
         flush=True,
     )
 

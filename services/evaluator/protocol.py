@@ -1,14 +1,15 @@
 """The evaluation protocol: which episodes are played, and that each of them counts exactly once.
 
 Every episode has its own seed, fixed before the first step, and every one is played to its end. Taking the
-first N episodes that happen to end instead would favour short ones.
+first N episodes that happen to end instead would favour short ones. The seed decides the episode's random actions
+too, so that a result does not depend on how many episodes are played side by side.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,10 @@ class Player:
     """Chooses the actions of any number of environments."""
     memory_size: int = 0
     """Numbers it remembers of each from one step to the next."""
+    epsilon: float = 0.0
+    """Share of its actions in whose place a random one is taken; for discrete actions."""
+    num_actions: int = 0
+    """Discrete actions there are."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class Evaluation:
     """Raw returns, [N]."""
     lengths: NDArray[np.int64]
     """Agent decisions, [N]."""
+    seeds: tuple[int, ...]
+    """Of the episodes, N of them."""
 
     @property
     def mean(self) -> float:
@@ -111,7 +118,7 @@ class Protocol:
             if is_stopped():
                 return None
             round_.step()
-        return Evaluation(round_.returns, round_.lengths)
+        return Evaluation(round_.returns, round_.lengths, tuple(seeds))
 
     def close(self) -> None:
         """Free the environments."""
@@ -124,6 +131,16 @@ class Protocol:
             self._slots.append(Slot(self._make_env()))
 
 
+@dataclass
+class _Episode:
+    """An episode that is being played."""
+
+    slot: Slot
+    number: int
+    percept: Percept
+    rng: np.random.Generator
+
+
 class _Round:
     """The episodes of one evaluation: a slot that ends one takes the next seed that is left."""
 
@@ -132,7 +149,7 @@ class _Round:
         self.returns = np.full(len(seeds), np.nan)
         self.lengths = np.zeros(len(seeds), np.int64)
         self._left = deque(enumerate(seeds))
-        self._playing: list[tuple[Slot, int, Percept]] = []
+        self._playing: list[_Episode] = []
         for slot in slots:
             self._begin(slot)
 
@@ -143,17 +160,30 @@ class _Round:
     def step(self) -> None:
         """Act once in every slot that plays."""
         playing = self._playing
-        decision = self._player.act(join([percept for _, _, percept in playing]))
+        decision = self._decide()
         self._playing = []
-        for i, (slot, episode, _) in enumerate(playing):
-            percept, summary = slot.step(decision, i)
+        for i, episode in enumerate(playing):
+            episode.percept, summary = episode.slot.step(decision, i)
             if summary is None:
-                self._playing.append((slot, episode, percept))
+                self._playing.append(episode)
             else:
-                self.returns[episode], self.lengths[episode] = summary.episode_return, summary.length
-                self._begin(slot)
+                self.returns[episode.number], self.lengths[episode.number] = summary.episode_return, summary.length
+                self._begin(episode.slot)
+
+    def _decide(self) -> Decision:
+        """Return the player's decision, with random actions in a share of the places."""
+        player = self._player
+        decision = player.act(join([episode.percept for episode in self._playing]))
+        if player.epsilon == 0.0:
+            return decision
+        action = decision.action.copy()
+        for i, episode in enumerate(self._playing):
+            if episode.rng.random() < player.epsilon:
+                action[i] = episode.rng.integers(player.num_actions)
+        return replace(decision, action=action)
 
     def _begin(self, slot: Slot) -> None:
         if self._left:
-            episode, seed = self._left.popleft()
-            self._playing.append((slot, episode, slot.start(seed, self._player.memory_size)))
+            number, seed = self._left.popleft()
+            percept = slot.start(seed, self._player.memory_size)
+            self._playing.append(_Episode(slot, number, percept, np.random.default_rng(seed)))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from services.evaluator.board import Board
 from services.evaluator.ending import reaches_target
+from services.evaluator.episode_log import EpisodeLog
 from services.evaluator.protocol import Evaluation
 from services.evaluator.score_log import ScoreLog, score_of
 from services.evaluator.wall_clock import WallClock, session_start_s
@@ -15,7 +16,7 @@ from tidemill.scores import Score
 
 
 class Records:
-    """scores.csv, confirmations.csv, TensorBoard and the run's clock."""
+    """scores.csv, confirmations.csv, episodes.csv, TensorBoard and the run's clock."""
 
     def __init__(self, run: RunSettings, now: Callable[[], float]) -> None:
         """Take up the records of the run's folder, which is made if there is none.
@@ -33,21 +34,24 @@ class Records:
         self.clock = WallClock(folder / "wall_clock.json", session_start_s(now), now)
         self.scores = ScoreLog(folder / "scores.csv")
         self.confirmations = ScoreLog(folder / "confirmations.csv")
+        self._episodes = EpisodeLog(folder / "episodes.csv")
         self._board = Board(folder / "tensorboard" / "evaluator")
 
     def add(self, evaluation: Evaluation, version: Version) -> Score:
         """Record an evaluation that ended now."""
         score = score_of(evaluation, version, self.clock.wall_s())
+        self._episodes.append(evaluation, version.version, "evaluation")
         self.scores.append(score)
         self.clock.save()
-        self._write_board("evaluation", score, float(evaluation.lengths.mean()))
+        self._write_board("evaluation", score)
         return score
 
     def add_confirmation(self, evaluation: Evaluation, version: Version) -> Score:
         """Record a confirmation that ended now, whether or not its mean reached the target."""
         score = score_of(evaluation, version, self.clock.wall_s())
+        self._episodes.append(evaluation, version.version, "confirmation")
         self.confirmations.append(score)
-        self._write_board("confirmation", score, float(evaluation.lengths.mean()))
+        self._write_board("confirmation", score)
         return score
 
     def best(self) -> Score | None:
@@ -61,7 +65,16 @@ class Records:
         self.clock.save()
         self._board.close()
 
-    def _write_board(self, group: str, score: Score, length: float) -> None:
-        scalars = {"return_mean": score.mean, "return_std": score.std, "return_min": score.min}
-        scalars |= {"return_max": score.max, "episode_length": length, "params_version": score.params_version}
-        self._board.write({f"{group}/{name}": value for name, value in scalars.items()}, score.env_steps)
+    def _write_board(self, group: str, score: Score) -> None:
+        scalars = {
+            "return_mean": score.mean,
+            "return_std": score.std,
+            "return_min": score.min,
+            "return_max": score.max,
+            "return_median": score.median,
+            "episode_length": score.mean_length,
+            "human_normalised": score.human_normalised,
+            "params_version": score.params_version,
+        }
+        known = {f"{group}/{name}": value for name, value in scalars.items() if value is not None}
+        self._board.write(known, score.env_steps)

@@ -88,6 +88,8 @@ def result_of(
         std_return=score.std if score else None,
         min_return=score.min if score else None,
         max_return=score.max if score else None,
+        median_return=score.median if score else None,
+        human_normalised=score.human_normalised if score else None,
         episodes=score.episodes if score else 0,
         wall_s=score.wall_s if score else round(records.clock.wall_s(), 3),
         env_steps=score.env_steps if score else 0,

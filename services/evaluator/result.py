@@ -28,6 +28,9 @@ class Result:
     std_return: float | None
     min_return: float | None
     max_return: float | None
+    median_return: float | None
+    human_normalised: float | None
+    """Mean in Atari games: 0 is random play, 1 a person; None elsewhere."""
     episodes: int
     """Episodes of that evaluation."""
     wall_s: float

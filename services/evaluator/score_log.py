@@ -9,15 +9,16 @@ import os
 from pathlib import Path
 
 from services.evaluator.protocol import Evaluation
+from tidemill.envs.atari_scores import human_normalised
 from tidemill.params.version import Version
-from tidemill.scores import COLUMNS, Score, read_scores
+from tidemill.scores import COLUMNS, Score, has_all_columns, read_scores
 
 
 class ScoreLog:
     """scores.csv, or another file of the same columns. A row is on disk before `append` returns."""
 
     def __init__(self, file: Path) -> None:
-        """Read the rows that are there; a torn last line is cut off.
+        """Read the rows that are there; a torn last line is cut off, and columns that came later are added.
 
         Raises:
             DataLoss: the file holds something else.
@@ -25,7 +26,7 @@ class ScoreLog:
         self._file = file
         self._rows = read_scores(file)
         file.parent.mkdir(parents=True, exist_ok=True)
-        if not self._rows or not file.read_bytes().endswith(b"\n"):
+        if not self._rows or not file.read_bytes().endswith(b"\n") or not has_all_columns(file):
             self._rewrite()
 
     @property
@@ -69,6 +70,9 @@ def score_of(evaluation: Evaluation, version: Version, wall_s: float) -> Score:
         std=evaluation.std,
         min=float(evaluation.returns.min()),
         max=float(evaluation.returns.max()),
+        median=evaluation.median,
+        mean_length=float(evaluation.lengths.mean()),
+        human_normalised=human_normalised(version.metadata.env_id, evaluation.mean),
     )
 
 

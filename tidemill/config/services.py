@@ -140,7 +140,10 @@ class ActorSettings:
 
 @dataclass(frozen=True)
 class EvaluatorSettings:
-    """The evaluator: how a policy is measured, and what is recorded."""
+    """The evaluator: how a policy is measured, and what is recorded.
+
+    Its episodes are full games and their returns are raw, whatever lives and clipped rewards make of training's.
+    """
 
     server: ServerSettings = field(default_factory=ServerSettings)
     """Where its health service listens."""
@@ -148,8 +151,15 @@ class EvaluatorSettings:
     """Episodes of one evaluation, at least 1."""
     num_envs: int = 25
     """Environments stepped together, at least 1."""
-    policy: Literal["greedy", "epsilon"] = "greedy"
-    """`greedy`: the deterministic policy; `epsilon`: with the evaluation epsilon (discrete actions)."""
+    test_episodes: int = 0
+    """Episodes of `tidemill evaluate`; 0: as many as `episodes`."""
+    policy: Literal["greedy", "epsilon", "sampled"] = "greedy"
+    """`greedy`: the deterministic policy; `epsilon`: with a share of random actions (discrete actions only);
+    `sampled`: with the noise it explores by (continuous actions only)."""
+    epsilon: float | None = None
+    """Share of random actions of `policy: epsilon`, 0 to 1; none takes `agent.evaluation_epsilon`."""
+    noop_max: int | None = None
+    """Atari: most frames without action at the start of an evaluation episode; none takes `env.noop_max`."""
     seed: int = 10_000
     """First seed of the evaluation's environments; never a training seed."""
     min_interval_s: float = 5.0
@@ -168,8 +178,10 @@ class EvaluatorSettings:
     def __post_init__(self) -> None:
         for name in ("episodes", "num_envs", "threads", "video_max_steps"):
             check(getattr(self, name) >= 1, f"evaluator.{name}", getattr(self, name), "at least 1")
-        for name in ("min_interval_s", "start_env_steps", "confirm_episodes", "seed"):
+        for name in ("min_interval_s", "start_env_steps", "confirm_episodes", "seed", "test_episodes"):
             check(getattr(self, name) >= 0, f"evaluator.{name}", getattr(self, name), "0 or more")
+        check(self.epsilon is None or 0 <= self.epsilon <= 1, "evaluator.epsilon", self.epsilon, "0 to 1, or none")
+        check(self.noop_max is None or self.noop_max >= 0, "evaluator.noop_max", self.noop_max, "0 or more, or none")
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class ScriptedExaminer:
             return None
         self.seeds.append((seeds[0], len(seeds)))
         mean = self.means[params.number].pop(0)
-        return Evaluation(np.full(len(seeds), mean), np.full(len(seeds), 7))
+        return Evaluation(np.full(len(seeds), mean), np.full(len(seeds), 7), tuple(seeds))
 
 
 @dataclass

@@ -116,3 +116,29 @@ def test_play_tells_the_policy_what_it_did_and_got() -> None:
 
     assert _protocol(1).play(Player(act), [2]) is not None
     assert seen == [(True, 0, 0.0), (False, 1, 2.0), (False, 1, 2.0)]
+
+
+def _epsilon(num_slots: int, epsilon: float, seeds: range) -> Evaluation:
+    evaluation = _protocol(num_slots, period=50).play(Player(_zeros, epsilon=epsilon, num_actions=2), seeds)
+    assert evaluation is not None
+    return evaluation
+
+
+def test_play_takes_a_share_of_random_actions() -> None:
+    """At epsilon .4 half of the random actions are 1: of 40 episodes' 1,020 steps a fifth, give or take."""
+    evaluation = _epsilon(4, 0.4, range(40))
+    share = (evaluation.returns - evaluation.lengths).sum() / evaluation.lengths.sum()
+    assert share == pytest.approx(0.2, abs=0.05)
+    assert _epsilon(4, 0.0, range(40)).returns.sum() == evaluation.lengths.sum()
+
+
+def test_play_draws_random_actions_by_the_episodes_seed_alone() -> None:
+    """However many slots there are, and whatever was played before, a seed's episode is the same."""
+    alone = _epsilon(1, 0.5, range(10, 30))
+    assert _epsilon(7, 0.5, range(10, 30)).returns.tolist() == alone.returns.tolist()
+    assert _epsilon(7, 0.5, range(12, 20)).returns.tolist() == alone.returns.tolist()[2:10]
+
+
+def test_evaluation_names_its_seeds() -> None:
+    """In the order of returns and lengths."""
+    assert _play(_protocol(3), range(5, 9)).seeds == (5, 6, 7, 8)

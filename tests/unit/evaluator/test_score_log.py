@@ -14,18 +14,19 @@ from tidemill.errors import DataLoss
 from tidemill.params.version import ParamsMetadata, Version
 from tidemill.scores import Score, read_scores
 
-_HEADER = "wall_s,learner_steps,env_steps,params_version,episodes,mean,std,min,max\n"
+_FIRST_HEADER = "wall_s,learner_steps,env_steps,params_version,episodes,mean,std,min,max\n"
+_HEADER = _FIRST_HEADER.rstrip() + ",median,mean_length,human_normalised\n"
 
 
 def _score(version: int, mean: float = 1.5) -> Score:
-    return Score(2.5, 100 * version, 1000 * version, version, 25, mean, 0.25, -1.0, 3.0)
+    return Score(2.5, 100 * version, 1000 * version, version, 25, mean, 0.25, -1.0, 3.0, 1.25, 80.0)
 
 
 def test_log_writes_one_line_a_score_in_the_documented_columns(tmp_path: Path) -> None:
     """The file can be read without Tidemill."""
     log = ScoreLog(tmp_path / "scores.csv")
     log.append(_score(3))
-    assert (tmp_path / "scores.csv").read_text() == _HEADER + "2.5,300,3000,3,25,1.5,0.25,-1.0,3.0\n"
+    assert (tmp_path / "scores.csv").read_text() == _HEADER + "2.5,300,3000,3,25,1.5,0.25,-1.0,3.0,1.25,80.0,\n"
 
 
 def test_log_goes_on_after_a_restart_and_knows_the_last_version(tmp_path: Path) -> None:
@@ -70,8 +71,28 @@ def test_scores_name_the_line_that_is_none(tmp_path: Path) -> None:
 
 def test_score_holds_the_mean_and_the_spread_over_the_sample() -> None:
     """Returns 1, 2, 3, 6: mean 3, variance (4 + 1 + 0 + 9) / 4."""
-    evaluation = Evaluation(np.array([1.0, 2.0, 3.0, 6.0]), np.array([1, 2, 3, 4]))
+    evaluation = Evaluation(np.array([1.0, 2.0, 3.0, 6.0]), np.array([1, 2, 3, 4]), (7, 8, 9, 10))
     created = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     version = Version(5, 4, 1, created, ParamsMetadata(learner_steps=50, env_steps=500), ())
     score = score_of(evaluation, version, wall_s=12.0)
-    assert score == Score(12.0, 50, 500, 5, 4, 3.0, 3.5**0.5, 1.0, 6.0)
+    assert score == Score(12.0, 50, 500, 5, 4, 3.0, 3.5**0.5, 1.0, 6.0, 2.5, 2.5)
+
+
+def test_score_of_an_atari_game_is_human_normalised() -> None:
+    """Pong's mean of -3.05 is half-way from -20.7, random play, to 14.6, a person; and it survives the file."""
+    evaluation = Evaluation(np.array([-3.05]), np.array([900]), (7,))
+    created = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    version = Version(5, 4, 1, created, ParamsMetadata(env_id="ALE/Pong-v5"), ())
+    assert score_of(evaluation, version, wall_s=1.0).human_normalised == pytest.approx(0.5)
+
+
+def test_log_of_an_earlier_release_is_read_and_gets_the_new_columns(tmp_path: Path) -> None:
+    """Its rows keep what they say and leave the rest empty; new rows fill all columns."""
+    file = tmp_path / "scores.csv"
+    file.write_text(_FIRST_HEADER + "2.5,300,3000,3,25,1.5,0.25,-1.0,3.0\n")
+    old = Score(2.5, 300, 3000, 3, 25, 1.5, 0.25, -1.0, 3.0)
+    assert read_scores(file) == [old]
+    log = ScoreLog(file)
+    log.append(_score(4))
+    assert file.read_text().splitlines()[1] == "2.5,300,3000,3,25,1.5,0.25,-1.0,3.0,,,"
+    assert read_scores(file) == [old, _score(4)]

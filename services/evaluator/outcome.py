@@ -1,0 +1,106 @@
+"""What a test of a policy brought, by which protocol: the JSON document of `tidemill evaluate`."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.evaluator.examiner import epsilon_of
+from services.evaluator.protocol import Evaluation
+from tidemill.config.sections import EvaluatorConfig
+from tidemill.envs.atari_scores import human_normalised
+from tidemill.params.version import Version
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One test. Episodes are full games, and returns are raw, whatever training episodes and rewards were."""
+
+    run: str
+    algorithm: str
+    env_id: str
+    params_version: int
+    learner_steps: int
+    """Gradient steps behind the parameters."""
+    env_steps: int
+    """Agent decisions behind the parameters."""
+    policy: str
+    """`greedy`, `epsilon` or `sampled`."""
+    epsilon: float
+    """Share of random actions; 0 unless the policy is `epsilon`."""
+    noop_max: int | None
+    """Atari: most frames without action at an episode's start; None elsewhere."""
+    sticky_actions: float | None
+    """Atari: probability that a frame repeats the last action; None elsewhere."""
+    max_steps: int
+    """Agent decisions after which an episode was cut; 0 stands for the environment's own limit."""
+    episodes: int
+    mean: float
+    std: float
+    """Standard deviation of the returns (over the sample, not corrected)."""
+    min: float
+    max: float
+    median: float
+    mean_length: float
+    """Mean agent decisions of an episode."""
+    human_normalised: float | None
+    """Of the mean: 0 is random play, 1 a person; None for what is not among the 57 Atari games."""
+    seeds: list[int]
+    returns: list[float]
+    lengths: list[int]
+    created_at: str
+    """When the test ended, ISO 8601, UTC."""
+
+    @property
+    def file_name(self) -> str:
+        """A name that another test of the same run does not have, unless it is the same test."""
+        return f"version-{self.params_version}-{self.policy}-seed-{self.seeds[0]}-episodes-{self.episodes}.json"
+
+    def write(self, file: Path) -> None:
+        """Write the document, whole or not at all."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_name(f".{file.name}")
+        draft.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
+        draft.replace(file)
+
+    def __str__(self) -> str:
+        """Return two lines for people."""
+        normalised = "" if self.human_normalised is None else f"  human-normalised {100 * self.human_normalised:.1f} %"
+        return (
+            f"mean {self.mean:.2f}  std {self.std:.2f}  min {self.min:.2f}  max {self.max:.2f}  "
+            f"median {self.median:.2f}  mean length {self.mean_length:.1f}{normalised}"
+        )
+
+
+def outcome_of(evaluation: Evaluation, config: EvaluatorConfig, version: Version) -> Outcome:
+    """Return the outcome of a test that ended now."""
+    env, settings, returns = config.env, config.evaluator, evaluation.returns
+    noop_max = env.noop_max if settings.noop_max is None else settings.noop_max
+    return Outcome(
+        run=config.run.name,
+        algorithm=version.metadata.algorithm,
+        env_id=env.id,
+        params_version=version.version,
+        learner_steps=version.metadata.learner_steps,
+        env_steps=version.metadata.env_steps,
+        policy=settings.policy,
+        epsilon=epsilon_of(config) if settings.policy == "epsilon" else 0.0,
+        noop_max=noop_max if env.is_atari else None,
+        sticky_actions=env.sticky_actions if env.is_atari else None,
+        max_steps=env.max_evaluation_steps,
+        episodes=len(returns),
+        mean=evaluation.mean,
+        std=evaluation.std,
+        min=float(returns.min()),
+        max=float(returns.max()),
+        median=evaluation.median,
+        mean_length=float(evaluation.lengths.mean()),
+        human_normalised=human_normalised(env.id, evaluation.mean),
+        seeds=list(evaluation.seeds),
+        returns=returns.tolist(),
+        lengths=evaluation.lengths.tolist(),
+        created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )

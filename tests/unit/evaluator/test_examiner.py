@@ -1,0 +1,96 @@
+"""The protocol's settings reach the policy and the environments."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from services.evaluator.examiner import Examiner, epsilon_of
+from services.evaluator.protocol import Evaluation
+from tests.unit.evaluator.blobs import params_of
+from tidemill.config.sections import EvaluatorConfig
+from tidemill.config.services import EvaluatorSettings
+from tidemill.envs.settings import EnvSettings
+from tidemill.errors import ConfigError
+from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.rl.agents.td3.config import TD3Config
+
+DQN = DQNConfig(network="mlp", hidden_sizes=(4,))
+PONG = EnvSettings("ALE/Pong-v5", noop_max=7, max_evaluation_steps=3)
+
+
+def _config(env: EnvSettings, agent: object, **evaluator: object) -> EvaluatorConfig:
+    settings = EvaluatorSettings(**{"num_envs": 2, **evaluator})  # type: ignore[arg-type]
+    return EvaluatorConfig(env=env, agent=agent, evaluator=settings)  # type: ignore[arg-type]
+
+
+def _test(config: EvaluatorConfig, seeds: range = range(4)) -> Evaluation:
+    with closing(Examiner(config)) as examiner:
+        evaluation = examiner.test(params_of(config), seeds)
+    assert evaluation is not None
+    return evaluation
+
+
+@pytest.mark.parametrize(
+    "env_id, agent, policy, message",
+    [
+        ("Pendulum-v1", SACConfig(hidden_sizes=(4,)), "epsilon", "'epsilon', allowed for continuous actions: 'greedy'"),
+        ("CartPole-v1", DQN, "sampled", "'sampled', allowed for discrete actions: 'greedy' or 'epsilon'"),
+    ],
+)
+def test_policy_that_the_actions_do_not_allow_is_refused(env_id: str, agent: object, policy: str, message: str) -> None:
+    """The message names the setting and what is allowed instead."""
+    with pytest.raises(ConfigError, match=message):
+        Examiner(_config(EnvSettings(env_id), agent, policy=policy))
+
+
+def test_epsilon_is_the_evaluators_or_else_the_agents() -> None:
+    """Preset A tests with .05 whatever the agent would; without a word of it the agent's stands."""
+    agent = replace(DQN, evaluation_epsilon=0.25)
+    assert epsilon_of(_config(EnvSettings("CartPole-v1"), agent)) == 0.25
+    assert epsilon_of(_config(EnvSettings("CartPole-v1"), agent, epsilon=0.05)) == 0.05
+    assert epsilon_of(_config(EnvSettings("Pendulum-v1"), SACConfig())) == 0.0
+
+
+def test_random_actions_change_the_episodes_and_repeat_themselves() -> None:
+    """Epsilon 1 differs from the greedy policy and from epsilon 0, and is the same again for the same seeds."""
+    cartpole = EnvSettings("CartPole-v1")
+    greedy, none, all_random, again = (
+        _test(_config(cartpole, DQN, policy=policy, epsilon=epsilon), range(12)).returns.tolist()
+        for policy, epsilon in (("greedy", None), ("epsilon", 0.0), ("epsilon", 1.0), ("epsilon", 1.0))
+    )
+    assert greedy == none
+    assert all_random != greedy
+    assert all_random == again
+
+
+@pytest.mark.parametrize("agent", [SACConfig(hidden_sizes=(4,)), TD3Config(hidden_sizes=(4,))])
+def test_sampled_policy_plays_with_the_noise_it_explores_by(agent: object) -> None:
+    """The deterministic policy brings the same returns twice; the sampled one brings others."""
+    pendulum = EnvSettings("Pendulum-v1", max_evaluation_steps=20)
+    greedy, again, sampled = (
+        _test(_config(pendulum, agent, policy=policy)).returns.tolist() for policy in ("greedy", "greedy", "sampled")
+    )
+    assert greedy == again
+    assert sampled != greedy
+
+
+def test_noop_starts_of_evaluation_are_its_own() -> None:
+    """`evaluator.noop_max` takes the place of `env.noop_max`, which stands if it is not given."""
+    agent = DQNConfig(hidden_sizes=(4,))
+    for noop_max, expected in ((None, 7), (0, 0), (30, 30)):
+        with closing(Examiner(_config(PONG, agent, noop_max=noop_max))) as examiner:
+            assert examiner._env.noop_max == expected
+
+
+def test_full_games_with_raw_rewards_are_played_whatever_training_does() -> None:
+    """Lives and clipped rewards are training's alone: greedy games of Ms. Pac-Man bring points in tens."""
+    env = EnvSettings("ALE/MsPacman-v5", episodic_life=True, clip_rewards=True, max_evaluation_steps=150)
+    config = _config(env, DQNConfig(hidden_sizes=(4,)), policy="epsilon", epsilon=1.0)
+    evaluation = _test(config, range(2))
+    assert (evaluation.returns >= 50).all()
+    assert (evaluation.returns % 10 == 0).all()
+    assert evaluation.lengths.tolist() == [150, 150]

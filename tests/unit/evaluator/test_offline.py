@@ -1,0 +1,99 @@
+"""`tidemill evaluate` on the folder of a run that has ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.evaluator.offline import main
+from services.paramserver.version_store import VersionStore
+from tests.unit.evaluator.blobs import blob_of
+from tests.unit.params.publishing import publish
+from tidemill.config.load import write_document
+from tidemill.config.run import RunSettings
+from tidemill.config.sections import EvaluatorConfig
+from tidemill.config.services import EvaluatorSettings
+from tidemill.envs.settings import EnvSettings
+from tidemill.rl.agents.sac.config import SACConfig
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Return the folder of a run with two versions, neither tagged, and a protocol of 3 and 5 episodes."""
+    config = EvaluatorConfig(
+        run=RunSettings(name="run", root=str(tmp_path)),
+        env=EnvSettings("Pendulum-v1", max_evaluation_steps=10),
+        agent=SACConfig(hidden_sizes=(4,)),
+        evaluator=EvaluatorSettings(episodes=3, test_episodes=5, num_envs=2, video=False),
+    )
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write_document(config, folder / "config.yaml")
+    store = VersionStore(folder / "params", keep_versions=20, max_blob_bytes=100_000)
+    for seed in (1, 2):
+        publish(store, blob_of(config, seed))
+    store.close()
+    return folder
+
+
+def _document(run: Path, name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((run / "evaluations" / name).read_text())
+    return document
+
+
+def test_test_of_a_run_is_printed_and_written_with_every_episode(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The newest version plays the protocol's 5 test episodes on seeds the run never used."""
+    assert main([str(run)]) == 0
+    document = _document(run, "version-2-greedy-seed-10010000-episodes-5.json")
+    returns = document["returns"]
+    assert len(returns) == document["episodes"] == 5
+    assert document["lengths"] == [10] * 5
+    assert document["seeds"] == list(range(10_010_000, 10_010_005))
+    assert document["mean"] == pytest.approx(sum(returns) / 5)
+    assert (document["min"], document["max"]) == (min(returns), max(returns))
+    assert document["median"] == sorted(returns)[2]
+    assert (document["params_version"], document["policy"], document["epsilon"]) == (2, "greedy", 0.0)
+    assert (document["human_normalised"], document["noop_max"], document["max_steps"]) == (None, None, 10)
+    printed = capsys.readouterr().out
+    assert f"mean {document['mean']:.2f}" in printed
+    assert f"median {document['median']:.2f}" in printed
+
+
+def test_protocol_can_be_changed_on_the_command_line(run: Path, tmp_path: Path) -> None:
+    """Episodes, version, seed, policy, slots and file; two slots or three change no episode."""
+    asked = ["--episodes", "4", "--tag", "1", "--seed", "7"]
+    files = [tmp_path / name for name in ("two.json", "three.json", "sampled.json")]
+    for file, options in zip(files, (["--num-envs", "2"], ["--num-envs", "3"], ["--policy", "sampled"]), strict=True):
+        assert main([str(run), *asked, *options, "--output", str(file)]) == 0
+    two, three, sampled = (json.loads(file.read_text()) for file in files)
+    assert (two["params_version"], two["seeds"]) == (1, [7, 8, 9, 10])
+    assert two["returns"] == three["returns"]
+    assert sampled["policy"] == "sampled"
+    assert sampled["returns"] != two["returns"]
+    assert not (run / "evaluations").exists()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--episodes", "0"], "evaluator.episodes is 0, allowed: at least 1"),
+        (["--epsilon", "0.1"], "evaluator.policy is 'epsilon', allowed for continuous actions"),
+        (["--tag", "good"], "has no tag 'good'"),
+        (["--tag", "9"], "9"),
+    ],
+)
+def test_wrong_wish_is_told_with_its_value(
+    run: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit code is not 0, and one line says what was wrong."""
+    assert main([str(run), *options]) != 0
+    assert message in capsys.readouterr().err
+
+
+def test_folder_of_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a config.yaml there is nothing to test."""
+    assert main([str(tmp_path)]) != 0
+    assert "is no run: it has no config.yaml" in capsys.readouterr().err
