@@ -55,8 +55,8 @@ class WindowSpec:
     `history + steps + 1` of them. Only at the very start of a stream is the history shorter.
 
     Attributes:
-        history: Steps before the first action, `frame_stack - 1`.
-        steps: Transitions in the window: n for an n-step agent, burn-in + unroll for a recurrent one.
+        history: Steps before the first action: `frame_stack - 1`, and at least 1 for a recurrent agent.
+        steps: Transitions in the window: n for an n-step agent, burn-in + unroll + n - 1 for a recurrent one.
         stride: Distance between the starts of two neighbouring items of a stream, in steps.
     """
 

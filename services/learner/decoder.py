@@ -10,6 +10,7 @@ from torch import Tensor
 
 from services.learner.counters import Counters
 from services.learner.importance import importance_exponent, importance_weights
+from services.learner.memories import MEMORY, memories
 from services.learner.transfer import Transfer, Transferred
 from tidemill import codec
 from tidemill.config.table import TableSettings
@@ -25,7 +26,7 @@ class Batch:
     """What one gradient step takes.
 
     Attributes:
-        columns: What `Agent.decode` returned, on the device, each [B, ...].
+        columns: What `Agent.decode` returned, on the device, each [B, ...], and `memory` if the items have one.
         weight: Importance weights, float32 [B].
         keys: Keys of the items, uint64 [B].
         transferred: The copy to the device, to be waited for.
@@ -66,6 +67,8 @@ class Decoder:
         rows = codec.decode(self._signature, sample, self._agent.window.length)
         arrays = self._agent.decode(rows.columns, rows.index[order])
         arrays[_WEIGHT] = self._weights(sample, order)
+        if sample.payloads:
+            arrays[MEMORY] = memories(sample.payloads)[order]
         transferred = self._transfer.start(arrays)
         return self._split(sample, sample.keys[order], transferred, received_at)
 

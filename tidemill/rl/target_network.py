@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+M = TypeVar("M", bound=nn.Module)
 
-class TargetNetwork:
+
+class TargetNetwork(Generic[M]):
     """A copy of a network that is moved after updates, whole now and then or a little each time."""
 
-    def __init__(self, online: nn.Module, every: int, tau: float) -> None:
+    def __init__(self, online: M, every: int, tau: float) -> None:
         """Copy a network.
 
         Args:
@@ -20,7 +23,7 @@ class TargetNetwork:
             every: Updates between two copies; 0 moves by `tau` at each update instead.
             tau: Share of the network taken over at each update; only if `every` is 0.
         """
-        self.network = copy.deepcopy(online).requires_grad_(False)
+        self.network: M = copy.deepcopy(online).requires_grad_(False)
         self._every, self._tau = every, tau
         # listed once: walking a module's tree costs more than the copy itself
         self._parameters: list[Tensor] = list(self.network.parameters())

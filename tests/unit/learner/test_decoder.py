@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from services.learner.counters import Counters
 from services.learner.decoder import Batch, Decoder
+from services.learner.memories import memories
 from services.learner.transfer import Transfer, device_of
 from tests.unit.learner.fakes import FakeAgent, sample
 from tidemill import codec
 from tidemill.config.table import TableSettings
+from tidemill.errors import DataLoss
 from tidemill.replay.batch import SampledBatch
 from tidemill.types import ColumnSpec, Signature
 
@@ -42,7 +46,8 @@ def test_one_batch_keeps_the_order_of_its_sample() -> None:
     (batch,) = _decode(TableSettings(), splits=1)
     assert batch.columns["reward"].tolist() == _REWARDS
     assert batch.keys.tolist() == [1, 2, 3, 4, 5, 6]
-    assert (batch.table_items, batch.params_version, batch.received_at) == (10, 4.0, 7.0)
+    assert (batch.table_items, batch.received_at) == (10, 7.0)
+    assert batch.params_versions.tolist() == [4.0] * 6
 
 
 def test_items_are_dealt_out_to_batches_in_turn() -> None:
@@ -68,6 +73,33 @@ def test_weights_are_scaled_within_each_batch() -> None:
     first, second = _decode(settings, splits=2)
     assert first.weight.tolist() == pytest.approx([1, 1 / 3, 1 / 5])
     assert second.weight.tolist() == pytest.approx([1, 1 / 2, 1 / 3])
+    assert (first.largest_weight, second.largest_weight) == pytest.approx((1.0, 0.5))
+
+
+def test_each_item_has_the_version_of_its_own_chunk() -> None:
+    """Chunks of 2, 1 and 4 rows by versions 3, 5 and 9: the rows 0 to 5 are theirs in that order."""
+    found = dataclasses.replace(
+        sample(_REWARDS), step_counts=np.array([2, 1, 4]), params_versions=np.array([3, 5, 9], np.uint64)
+    )
+    decoder = Decoder(FakeAgent(), _SIGNATURE, TableSettings(), Counters(), Transfer(device_of("cpu")), splits=1)
+    (batch,) = decoder.decode(found, received_at=7.0)
+    assert batch.params_versions.tolist() == [3, 3, 5, 9, 9, 9]
+
+
+def test_memories_of_items_go_with_them() -> None:
+    """Two numbers an item, dealt out like the items; a sample without payloads has no such column."""
+    found = dataclasses.replace(sample(_REWARDS), payloads=tuple(np.array([i, -i], "<f4").tobytes() for i in range(6)))
+    decoder = Decoder(FakeAgent(), _SIGNATURE, TableSettings(), Counters(), Transfer(device_of("cpu")), splits=2)
+    first, second = decoder.decode(found, received_at=7.0)
+    assert first.columns["memory"].tolist() == [[0, 0], [2, -2], [4, -4]]
+    assert second.columns["memory"].tolist() == [[1, -1], [3, -3], [5, -5]]
+
+
+@pytest.mark.parametrize("payloads", [(b"\0" * 4, b""), (b"\0" * 4, b"\0" * 8), (b"\0" * 3,) * 2])
+def test_memories_of_different_sizes_are_refused(payloads: tuple[bytes, ...]) -> None:
+    """An item without its memory, or with another agent's, is never trained on."""
+    with pytest.raises(DataLoss, match="must all have the same number of floats"):
+        memories(payloads)
 
 
 def test_exponent_follows_the_learner_steps() -> None:

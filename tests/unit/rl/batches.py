@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.config import AgentConfig
 from tidemill.rl.agents.d4pg.config import D4PGConfig
 from tidemill.rl.agents.ddpg.config import DDPGConfig
 from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.agents.interface import Agent
+from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.noise import NoiseConfig
@@ -24,6 +28,17 @@ CONTINUOUS = EnvSpec((3,), "float32", action_shape=(2,))
 CONTINUOUS_IMAGE = EnvSpec((6, 5), "uint8", frame_stack=2, action_shape=(2, 2))
 IMAGE = EnvSpec((36, 40), "uint8", frame_stack=4, num_actions=4)
 COLOURS = EnvSpec((9, 12, 3), "uint8", frame_stack=2, num_actions=4)
+
+SMALL_R2D2: dict[str, Any] = {
+    "hidden_sizes": (16,),
+    "lstm_size": 8,
+    "head_sizes": (16,),
+    "burn_in": 2,
+    "unroll": 4,
+    "period": 2,
+    "n_step": 3,
+}
+"""Sizes of a recurrent agent that is quick to test."""
 
 CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
     "dqn": (DQNConfig(network="mlp", hidden_sizes=(16,), target_every=100), VECTOR),
@@ -46,6 +61,11 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         VECTOR,
     ),
     "dqn_colours": (DQNConfig(network="impala", hidden_sizes=(16,), initialisation="xavier", noisy=True), COLOURS),
+    "r2d2": (R2D2Config(network="mlp", **SMALL_R2D2, target_every=5), VECTOR),
+    "r2d2_image": (
+        R2D2Config(network="nature", **SMALL_R2D2, dueling=False, double=False, value_rescaling=False, target_every=0),
+        IMAGE,
+    ),
     "sac": (SACConfig(hidden_sizes=(16, 16)), CONTINUOUS),
     "sac_all_options": (
         SACConfig(
@@ -83,6 +103,34 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
 """Settings and environment by name: every network and option takes part in one."""
 
 
+def memory_size(config: AgentConfig, env_spec: EnvSpec) -> int:
+    """Return how many numbers the policy of these settings remembers."""
+    return build_policy(config, env_spec).memory_size
+
+
+def sampled_batch(
+    agent: Agent, config: AgentConfig, env_spec: EnvSpec, size: int, rng: torch.Generator
+) -> dict[str, Tensor]:
+    """Return a batch as a learner makes it, of one made-up stream that ends an episode now and then."""
+    length = agent.window.length
+    rows = size + length
+    stream = random_batch(dataclasses.replace(env_spec, frame_stack=1), rows, rng)
+    ends = (torch.arange(rows) % 7 == 3).numpy()
+    columns = {
+        "observation": stream["observation"].numpy(),
+        "action": stream["action"].numpy(),
+        "reward": stream["n_step_return"].numpy(),
+        "terminated": ends,
+        "truncated": np.zeros(rows, dtype=np.bool_),
+        "is_first": np.roll(ends, 1),
+    }
+    index = np.arange(size)[:, None] + np.arange(length)
+    batch = {name: torch.from_numpy(array) for name, array in agent.decode(columns, index).items()}
+    if memory_size(config, env_spec):
+        batch["memory"] = torch.randn((size, memory_size(config, env_spec)), generator=rng)
+    return batch
+
+
 def random_batch(env_spec: EnvSpec, size: int, rng: torch.Generator) -> dict[str, Tensor]:
     """Return a batch of made-up transitions as `Agent.update` takes it."""
     return {
@@ -94,7 +142,7 @@ def random_batch(env_spec: EnvSpec, size: int, rng: torch.Generator) -> dict[str
     }
 
 
-def percept(observation: NDArray[Any], is_first: NDArray[np.bool_] | None = None, memory_size: int = 0) -> Percept:
+def percept(observation: NDArray[Any], is_first: NDArray[np.bool_] | None = None, memory: int = 0) -> Percept:
     """Return what a policy perceives that has done nothing yet; unless said otherwise no episode begins."""
     count = len(observation)
     return Percept(
@@ -102,7 +150,7 @@ def percept(observation: NDArray[Any], is_first: NDArray[np.bool_] | None = None
         np.zeros(count, dtype=np.bool_) if is_first is None else is_first,
         np.zeros(count, dtype=np.int64),
         np.zeros(count, dtype=np.float32),
-        np.zeros((count, memory_size), dtype=np.float32),
+        np.zeros((count, memory), dtype=np.float32),
     )
 
 

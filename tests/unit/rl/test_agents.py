@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.rl.batches import CASES, CONTINUOUS, IMAGE, VECTOR, percept, random_batch
+from tests.unit.rl.batches import CASES, CONTINUOUS, IMAGE, VECTOR, memory_size, percept, random_batch, sampled_batch
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.config import AgentConfig
@@ -20,16 +20,18 @@ from tidemill.rl.agents.interface import Agent, Array, Policy
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.exploration import ActorPlace
+from tidemill.rl.percept import Percept
 from tidemill.types import EnvSpec
 
 every_agent = pytest.mark.parametrize("config,env_spec", CASES.values(), ids=CASES.keys())
 
 
-def run(agent: Agent, env_spec: EnvSpec, updates: range, batch_size: int = 8) -> None:
+def run(agent: Agent, config: AgentConfig, env_spec: EnvSpec, updates: range, batch_size: int = 8) -> None:
     """Make the updates of these numbers; the number alone decides the batch."""
     for number in updates:
         rng = torch.Generator().manual_seed(number)
-        agent.update(random_batch(env_spec, batch_size, rng), torch.rand(batch_size, generator=rng))
+        batch = sampled_batch(agent, config, env_spec, batch_size, rng)
+        agent.update(batch, torch.rand(batch_size, generator=rng))
 
 
 def leaves(state: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -58,6 +60,11 @@ def policy_of(config: AgentConfig, env_spec: EnvSpec, seed: int = 0, num_envs: i
     return build_policy(config, env_spec, seed=seed, place=ActorPlace(0, num_envs, 1))
 
 
+def seen_by(config: AgentConfig, env_spec: EnvSpec) -> Percept:
+    """Return what a policy of these settings perceives of five environments."""
+    return percept(observations(env_spec), memory=memory_size(config, env_spec))
+
+
 def observations(env_spec: EnvSpec, count: int = 5) -> Array:
     """Return made-up observations as an actor sees them."""
     seen: Array = random_batch(env_spec, count, torch.Generator().manual_seed(9))["observation"].numpy()
@@ -73,6 +80,8 @@ def observations(env_spec: EnvSpec, count: int = 5) -> Array:
         ("dqn_rainbow", 60),
         ("dqn_quantiles_rmsprop", 60),
         ("dqn_colours", 6),
+        ("r2d2", 30),
+        ("r2d2_image", 4),
         ("sac", 500),
         ("sac_all_options", 60),
         ("ddpg", 60),
@@ -84,12 +93,12 @@ def test_resumed_agent_equals_the_one_that_went_on(name: str, updates: int) -> N
     """All updates at once, and half + save + load + half, end in bit-equal states."""
     config, env_spec = CASES[name]
     straight = build_agent(config, env_spec, seed=1)
-    run(straight, env_spec, range(updates))
+    run(straight, config, env_spec, range(updates))
     before = build_agent(config, env_spec, seed=1)
-    run(before, env_spec, range(updates // 2))
+    run(before, config, env_spec, range(updates // 2))
     resumed = build_agent(config, env_spec, seed=2)
     resumed.load_state_dict(copy.deepcopy(before.state_dict()))
-    run(resumed, env_spec, range(updates // 2, updates))
+    run(resumed, config, env_spec, range(updates // 2, updates))
     assert_equal_states(resumed.state_dict(), straight.state_dict())
 
 
@@ -98,7 +107,7 @@ def test_state_dict_holds_only_what_can_be_stored_without_pickle(config: AgentCo
     """Every leaf is a tensor, an int, a float or a string, on a fresh agent as on a trained one."""
     agent = build_agent(config, env_spec)
     fresh = dict(leaves(agent.state_dict()))
-    run(agent, env_spec, range(2))
+    run(agent, config, env_spec, range(2))
     trained = dict(leaves(agent.state_dict()))
     assert fresh.keys() == trained.keys()
     assert all(isinstance(value, Tensor | int | float | str) for value in trained.values())
@@ -107,8 +116,8 @@ def test_state_dict_holds_only_what_can_be_stored_without_pickle(config: AgentCo
 @every_agent
 def test_update_reports_a_priority_for_each_item_and_scalar_metrics(config: AgentConfig, env_spec: EnvSpec) -> None:
     """Priorities are finite, not negative, of shape [B] and without a gradient; metrics are scalars."""
-    batch = random_batch(env_spec, 6, torch.Generator().manual_seed(0))
-    update = build_agent(config, env_spec).update(batch, torch.ones(6))
+    agent = build_agent(config, env_spec)
+    update = agent.update(sampled_batch(agent, config, env_spec, 6, torch.Generator().manual_seed(0)), torch.ones(6))
     assert update.priority.shape == (6,)
     assert bool(torch.isfinite(update.priority).all())
     assert bool((update.priority >= 0).all())
@@ -120,9 +129,9 @@ def test_update_reports_a_priority_for_each_item_and_scalar_metrics(config: Agen
 def test_item_of_weight_zero_does_not_move_the_values(config: AgentConfig, env_spec: EnvSpec) -> None:
     """Importance weights scale each item's part in the loss: with all of them 0 the critic's gradient is 0."""
     agent = build_agent(config, env_spec)
-    name = "online" if isinstance(config, DQNConfig) else "critic"
+    name = "online" if env_spec.is_discrete else "critic"
     before = copy.deepcopy(agent.state_dict()[name])
-    agent.update(random_batch(env_spec, 6, torch.Generator().manual_seed(0)), torch.zeros(6))
+    agent.update(sampled_batch(agent, config, env_spec, 6, torch.Generator().manual_seed(0)), torch.zeros(6))
     assert_equal_states(agent.state_dict()[name], before)
 
 
@@ -143,7 +152,7 @@ def test_published_policy_state_is_a_copy(config: AgentConfig, env_spec: EnvSpec
     agent = build_agent(config, env_spec)
     published = agent.policy_state()
     kept = {name: value.clone() for name, value in published.items()}
-    run(agent, env_spec, range(3))
+    run(agent, config, env_spec, range(3))
     assert_equal_states(published, kept)
     assert any(not torch.equal(value, kept[name]) for name, value in agent.policy_state().items())
 
@@ -155,7 +164,7 @@ def test_policies_with_the_same_parameters_agree(config: AgentConfig, env_spec: 
     policies = [policy_of(config, env_spec, seed) for seed in (1, 2)]
     for policy in policies:
         policy.load(state)
-    actions = [policy.greedy(percept(observations(env_spec))).action for policy in policies]
+    actions = [policy.greedy(seen_by(config, env_spec)).action for policy in policies]
     np.testing.assert_array_equal(actions[0], actions[1])
 
 
@@ -167,9 +176,7 @@ def test_exploration_follows_its_seed(config: AgentConfig, env_spec: EnvSpec) ->
     def actions(seed: int) -> Array:
         policy = policy_of(config, env_spec, seed)
         policy.load(state)
-        return np.stack(
-            [policy.explore(percept(observations(env_spec)), step).action for step in (0, 100_000, 100_001)]
-        )
+        return np.stack([policy.explore(seen_by(config, env_spec), step).action for step in (0, 100_000, 100_001)])
 
     first = actions(7)
     torch.manual_seed(1)
@@ -181,12 +188,12 @@ def test_exploration_follows_its_seed(config: AgentConfig, env_spec: EnvSpec) ->
 def test_actions_have_the_environments_shape_and_type(config: AgentConfig, env_spec: EnvSpec) -> None:
     """int64 [N] in range, or float32 [N, ...] in [-1, 1], from all three ways to act."""
     policy = policy_of(config, env_spec)
-    seen = observations(env_spec)
+    seen = seen_by(config, env_spec)
     for action in (
-        policy.explore(percept(seen), 0).action,
-        policy.explore(percept(seen), 10**6).action,
-        policy.greedy(percept(seen)).action,
-        policy.evaluate(percept(seen)).action,
+        policy.explore(seen, 0).action,
+        policy.explore(seen, 10**6).action,
+        policy.greedy(seen).action,
+        policy.evaluate(seen).action,
     ):
         assert action.dtype == env_spec.action_dtype
         assert action.shape == (5, *env_spec.action_shape)
@@ -199,10 +206,10 @@ def test_actions_have_the_environments_shape_and_type(config: AgentConfig, env_s
 def test_first_priority_is_one_positive_number_an_environment(config: AgentConfig, env_spec: EnvSpec) -> None:
     """The columns of a decision, stacked over n + 1 ticks, are all a policy needs."""
     policy, steps = policy_of(config, env_spec), config.window(env_spec.frame_stack).steps
-    ticks = [policy.explore(percept(observations(env_spec)), 0).priority_inputs for _ in range(steps + 1)]
+    ticks = [policy.explore(seen_by(config, env_spec), 0).priority_inputs for _ in range(steps + 1)]
     columns = {name: np.stack([tick[name] for tick in ticks]) for name in ticks[0]}
     flags = np.zeros((steps + 1, 5), dtype=bool)
-    columns |= {"reward": flags.astype(np.float32), "terminated": flags, "truncated": flags}
+    columns |= {"reward": flags.astype(np.float32), "terminated": flags, "truncated": flags, "was_reset": flags}
     priority = policy.first_priority(columns)
     assert priority.dtype == np.float32
     assert priority.shape == (5,)
@@ -231,4 +238,4 @@ def test_smallest_image_passes_through_the_network() -> None:
     """36 pixels leave one after three convolutions."""
     config = DQNConfig(hidden_sizes=(8,))
     spec = EnvSpec((36, 36), "uint8", IMAGE.frame_stack, 3)
-    assert policy_of(config, spec).greedy(percept(observations(spec))).action.shape == (5,)
+    assert policy_of(config, spec).greedy(seen_by(config, spec)).action.shape == (5,)

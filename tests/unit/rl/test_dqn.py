@@ -10,6 +10,7 @@ from tests.unit.rl.batches import IMAGE, VECTOR, percept, random_batch
 from tidemill.rl.agents.dqn.agent import DQNAgent
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.policy import DQNPolicy
+from tidemill.rl.epsilon_greedy import EpsilonGreedy
 from tidemill.rl.exploration import ActorPlace
 from tidemill.types import EnvSpec
 
@@ -127,8 +128,8 @@ def test_epsilon_of_the_ladder_is_the_share_of_random_actions() -> None:
 def test_schedule_gives_all_environments_the_epsilon_of_the_clusters_step() -> None:
     """Half way from 1 to .01 it is .505 for each."""
     config = DQNConfig(network="mlp", exploration="schedule", epsilon_decay_steps=1_000)
-    policy = DQNPolicy(config, VECTOR, CPU, 0, ActorPlace())
-    np.testing.assert_allclose(policy.epsilon(500, num_envs=3), [0.505] * 3)
+    chance = EpsilonGreedy(config, ActorPlace(), seed=0)
+    np.testing.assert_allclose(chance.epsilon(500, num_envs=3), [0.505] * 3)
 
 
 def test_evaluation_leaves_its_own_share_of_random_actions() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tidemill.rl.agents.checks import require, require_actions
+from tidemill.rl.epsilon_greedy import check_epsilons
 from tidemill.rl.networks.torso_names import check_torso
 from tidemill.types import EnvSpec, WindowSpec
 
@@ -92,7 +93,7 @@ class DQNConfig:
         require(self.target_every >= 0, "target_every", self.target_every, "0 or more")
         require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
         self._check_optimizer()
-        self._check_exploration()
+        check_epsilons(self)
 
     def _check_optimizer(self) -> None:
         require(self.loss in ("huber", "mse"), "loss", self.loss, "'huber' or 'mse'")
@@ -102,15 +103,6 @@ class DQNConfig:
         require(0 <= self.rmsprop_decay < 1, "rmsprop_decay", self.rmsprop_decay, "at least 0 and below 1")
         for field in ("weight_decay", "max_grad_norm"):
             require(getattr(self, field) >= 0, field, getattr(self, field), "0 or more")
-
-    def _check_exploration(self) -> None:
-        kinds = ("ladder", "schedule", "none")
-        require(self.exploration in kinds, "exploration", self.exploration, f"one of {', '.join(kinds)}")
-        require(0 < self.ladder_base <= 1, "ladder_base", self.ladder_base, "above 0 and at most 1")
-        require(self.ladder_alpha >= 0, "ladder_alpha", self.ladder_alpha, "0 or more")
-        for field in ("epsilon_start", "epsilon_final", "evaluation_epsilon"):
-            require(0 <= getattr(self, field) <= 1, field, getattr(self, field), "between 0 and 1")
-        require(self.epsilon_decay_steps >= 1, "epsilon_decay_steps", self.epsilon_decay_steps, "at least 1")
 
     @property
     def values_per_action(self) -> int:

@@ -13,7 +13,8 @@ from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.loss import build_values, of_action
 from tidemill.rl.agents.dqn.networks import build_network
 from tidemill.rl.agents.interface import Acting, Array, Decision
-from tidemill.rl.exploration import ActorPlace, epsilon_ladder, epsilon_schedule
+from tidemill.rl.epsilon_greedy import EpsilonGreedy
+from tidemill.rl.exploration import ActorPlace
 from tidemill.rl.networks.noisy import draw_noise, silence
 from tidemill.rl.networks.precision import Precision
 from tidemill.rl.percept import Percept
@@ -36,7 +37,6 @@ class DQNPolicy:
         precision: Precision = "float32",
     ) -> None:
         self._config = config
-        self._num_actions = env_spec.num_actions
         self._device = device
         self._values = build_values(config, device)
         self._network = build_network(config, env_spec, seed).to(device).requires_grad_(False)
@@ -44,8 +44,7 @@ class DQNPolicy:
             stack = (env_spec.frame_stack,) if env_spec.frame_stack > 1 else ()
             images = torch.zeros((place.num_envs, *stack, *env_spec.observation_shape), dtype=torch.uint8)
             self._network.compute_in(precision, images.to(device))
-        self._ladder = epsilon_ladder(place, config.ladder_base, config.ladder_alpha)
-        self._rng = np.random.default_rng(seed)
+        self._chance = EpsilonGreedy(config, place, seed)
         self._noise = torch.Generator(device).manual_seed(seed)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -61,23 +60,12 @@ class DQNPolicy:
             draw_noise(self._network, self._noise, rows=len(percept))
         output = self._output(percept.observation)
         q = self._values.mean(output).cpu().numpy()
-        action = self._epsilon_greedy(q, self.epsilon(env_steps, len(q)))
+        action = self._chance.explore(q, env_steps)
         taken, best = (
             of_action(output, torch.from_numpy(chosen).to(self._device)).cpu().numpy()
             for chosen in (action, q.argmax(axis=1))
         )
         return Decision(action, {"taken": taken, "best": best})
-
-    def epsilon(self, env_steps: int, num_envs: int) -> NDArray[np.float64]:
-        """Return each environment's epsilon at a step of the whole cluster, [num_envs]."""
-        c = self._config
-        if c.exploration == "none":
-            return np.zeros(num_envs)
-        if c.exploration == "ladder":
-            assert len(self._ladder) == num_envs, f"placed for {len(self._ladder)} environments, got {num_envs}"
-            return self._ladder
-        epsilon = epsilon_schedule(env_steps, c.epsilon_start, c.epsilon_final, c.epsilon_decay_steps)
-        return np.full(num_envs, epsilon)
 
     def greedy(self, percept: Percept) -> Decision:
         """Return the actions of largest Q, without noise, [N]."""
@@ -85,8 +73,7 @@ class DQNPolicy:
 
     def evaluate(self, percept: Percept) -> Decision:
         """Return actions with `evaluation_epsilon`, without noise in the network, [N]."""
-        q = self._q(percept.observation)
-        return Decision(self._epsilon_greedy(q, np.full(len(q), self._config.evaluation_epsilon)))
+        return Decision(self._chance.evaluate(self._q(percept.observation)))
 
     @torch.inference_mode()
     def first_priority(self, ticks: Mapping[str, Array]) -> NDArray[np.float32]:
@@ -101,11 +88,6 @@ class DQNPolicy:
         item = self._values.loss(*(torch.from_numpy(array).to(self._device) for array in arguments))
         priority: NDArray[np.float32] = item.priority.cpu().numpy()
         return priority
-
-    def _epsilon_greedy(self, q: NDArray[np.float32], epsilon: NDArray[np.float64]) -> NDArray[np.int64]:
-        explores = self._rng.random(len(q)) < epsilon
-        anything = self._rng.integers(self._num_actions, size=len(q))
-        return np.where(explores, anything, q.argmax(axis=1))
 
     @torch.inference_mode()
     def _output(self, observation: Array) -> Tensor:

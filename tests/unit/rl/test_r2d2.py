@@ -1,0 +1,274 @@
+"""R2D2: its memory, its priorities, and a task that only a memory solves."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tests.unit.rl.batches import IMAGE, SMALL_R2D2, VECTOR, random_batch
+from tidemill.rl import losses
+from tidemill.rl.agents.interface import Acting, Decision
+from tidemill.rl.agents.r2d2.agent import R2D2Agent
+from tidemill.rl.agents.r2d2.config import R2D2Config
+from tidemill.rl.agents.r2d2.loss import sequence_loss, sequence_target
+from tidemill.rl.agents.r2d2.networks import RecurrentQNetwork
+from tidemill.rl.agents.r2d2.policy import R2D2Policy
+from tidemill.rl.exploration import ActorPlace
+from tidemill.rl.networks.lstm import LSTM
+from tidemill.rl.percept import Perception
+from tidemill.types import EnvSpec
+
+CPU = torch.device("cpu")
+
+
+def test_lstm_equals_torchs_where_nothing_is_reset() -> None:
+    """The same weights give the same outputs and state; torch orders its gates alike and has two biases."""
+    own = LSTM(3, 5, torch.Generator().manual_seed(0))
+    other = torch.nn.LSTM(3, 5)
+    other.load_state_dict(
+        {
+            "weight_ih_l0": own.input_weight.detach(),
+            "weight_hh_l0": own.output_weight.detach(),
+            "bias_ih_l0": own.bias.detach(),
+            "bias_hh_l0": torch.zeros(20),
+        }
+    )
+    rng = torch.Generator().manual_seed(1)
+    x, state = torch.randn((7, 2, 3), generator=rng), (torch.randn((2, 5), generator=rng),) * 2
+    found, (output, cell) = own(x, torch.zeros((7, 2), dtype=torch.bool), state)
+    expected, (last, last_cell) = other(x, tuple(part[None] for part in state))
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(output, last[0])
+    torch.testing.assert_close(cell, last_cell[0])
+
+
+def test_lstm_starts_anew_where_an_episode_does() -> None:
+    """After a reset at step 3 of one item nothing of its past shows, and the other item goes on."""
+    lstm = LSTM(3, 4, torch.Generator().manual_seed(0))
+    rng = torch.Generator().manual_seed(1)
+    x, state = torch.randn((6, 2, 3), generator=rng), (torch.randn((2, 4), generator=rng),) * 2
+    is_first = torch.zeros((6, 2), dtype=torch.bool)
+    is_first[3, 0] = True
+    whole, _ = lstm(x, is_first, state)
+    anew, _ = lstm(x[3:], torch.zeros((3, 2), dtype=torch.bool), (torch.zeros((2, 4)),) * 2)
+    on, _ = lstm(x, torch.zeros_like(is_first), state)
+    torch.testing.assert_close(whole[3:, 0], anew[:, 0])
+    torch.testing.assert_close(whole[:, 1], on[:, 1])
+    assert not torch.allclose(whole[3:, 0], on[3:, 0])
+
+
+def test_value_rescaling_by_hand_and_back() -> None:
+    """h(3) = 2 - 1 + .003, h(-8) = -(3 - 1) - .008, h(0) = 0; the inverse gives each back, large and small."""
+    value = torch.tensor([3.0, -8.0, 0.0])
+    torch.testing.assert_close(losses.rescale(value), torch.tensor([1.003, -2.008, 0.0]))
+    wide = torch.tensor([1e-4, -0.5, 7.0, 400.0, -1e5], dtype=torch.float64)
+    torch.testing.assert_close(losses.unscale(losses.rescale(wide)), wide)
+    single = wide.float()
+    torch.testing.assert_close(losses.unscale(losses.rescale(single)), single, rtol=1e-4, atol=2e-7)
+
+
+def test_sequence_target_by_hand() -> None:
+    """h(1 + .5 * h^-1(1.003)) = h(2.5); after a termination h(1), whatever the bootstrap value is."""
+    target = sequence_target(
+        torch.tensor([[1.0, 1.0]]), torch.tensor([[0.5, 0.0]]), torch.tensor([[1.003, math.nan]]), rescaled=True
+    )
+    expected = [[math.sqrt(3.5) - 1 + 0.0025, math.sqrt(2) - 1 + 0.001]]
+    torch.testing.assert_close(target, torch.tensor(expected))
+    plain = sequence_target(torch.tensor([[1.0]]), torch.tensor([[0.5]]), torch.tensor([[3.0]]), rescaled=False)
+    torch.testing.assert_close(plain, torch.tensor([[2.5]]))
+
+
+def test_sequence_loss_and_priority_by_hand() -> None:
+    """Errors 1, -3 and one that does not count: loss .5 + 4.5, priority .9 * 3 + .1 * 2."""
+    item = sequence_loss(
+        torch.tensor([[1.0], [0.0], [9.0]]),
+        torch.tensor([[0.0], [3.0], [0.0]]),
+        torch.tensor([[True], [True], [False]]),
+        priority_mix=0.9,
+    )
+    torch.testing.assert_close(item.loss, torch.tensor([5.0]))
+    torch.testing.assert_close(item.priority, torch.tensor([2.9]))
+
+
+def play(policy: R2D2Policy, env_spec: EnvSpec, rows: int, num_envs: int, seed: int) -> dict[str, NDArray[Any]]:
+    """Return `rows` ticks of made-up environments as an actor hands them on, each column [rows, num_envs, ...]."""
+    rng = np.random.default_rng(seed)
+    perception = Perception(num_envs, env_spec, policy.memory_size)
+    ticks: list[dict[str, NDArray[Any]]] = []
+    is_first, ended = np.ones(num_envs, np.bool_), np.zeros(num_envs, np.bool_)
+    reward: NDArray[np.float32] | None = None
+    plain = EnvSpec(env_spec.observation_shape, env_spec.observation_dtype, num_actions=env_spec.num_actions)
+    for number in range(rows):
+        seen = random_batch(plain, num_envs, torch.Generator().manual_seed(seed * 1000 + number))["observation"].numpy()
+        percept = perception.perceive(seen, is_first, reward)
+        decision = policy.explore(percept, 0)
+        perception.decided(decision)
+        final = ended  # this row's action is ignored
+        reward = np.where(final, 0.0, rng.normal(size=num_envs)).astype(np.float32)
+        terminated, truncated = (~final & (rng.random(num_envs) < 0.08) for _ in range(2))
+        row = {"observation": seen, "action": decision.action, "reward": reward, "memory": percept.memory}
+        row |= {"terminated": terminated, "truncated": truncated & ~terminated, "is_first": is_first}
+        ticks.append(row | decision.priority_inputs | {"was_reset": final})
+        ended, is_first = terminated | truncated, final
+    return {name: np.stack([tick[name] for tick in ticks]) for name in ticks[0]}
+
+
+@pytest.mark.parametrize("rescaling", [True, False])
+@pytest.mark.parametrize("env_spec", [VECTOR, IMAGE], ids=["vector", "image"])
+def test_actors_first_priority_equals_the_learners(env_spec: EnvSpec, rescaling: bool) -> None:
+    """On the same parameters, from the stored memory, and with ends of episodes inside the sequences."""
+    network = "mlp" if env_spec is VECTOR else "nature"
+    config = R2D2Config(network=network, value_rescaling=rescaling, **SMALL_R2D2)
+    agent, num_envs = R2D2Agent(config, env_spec, CPU, seed=0), 40
+    policy = R2D2Policy(config, env_spec, Acting(CPU, 1, ActorPlace(num_envs=num_envs)))
+    policy.load(agent.policy_state())
+    history, length = agent.window.history, agent.window.length
+    ticks = play(policy, env_spec, rows=20 + length, num_envs=num_envs, seed=3)
+    start = 20  # in the middle of episodes, with memories of their own
+    window = slice(start, start + length - history)
+    priority = policy.first_priority({name: column[window] for name, column in ticks.items()})
+    rows = {name: column.swapaxes(0, 1).reshape(-1, *column.shape[2:]) for name, column in ticks.items()}
+    index = np.arange(num_envs)[:, None] * len(ticks["reward"]) + np.arange(start - history, window.stop)
+    batch = {name: torch.from_numpy(array) for name, array in agent.decode(rows, index).items()}
+    batch["memory"] = torch.from_numpy(ticks["memory"][start])
+    assert bool(batch["is_first"][:, 1:].any()), "some episode ends inside"
+    assert bool((~batch["is_trained"]).any()), "some row is a final one"
+    learned = agent.update(batch, torch.ones(num_envs)).priority.numpy()
+    np.testing.assert_allclose(priority, learned, rtol=1e-3, atol=1e-4)
+    assert learned.std() > 0.01
+
+
+def test_nothing_before_a_reset_reaches_what_follows_it() -> None:
+    """Another past, memory and burn-in before an episode's start leave the priorities of its sequence as they were."""
+    config = R2D2Config(network="mlp", **SMALL_R2D2)
+    rng = torch.Generator().manual_seed(0)
+    length = R2D2Agent(config, VECTOR, CPU, seed=0).window.length
+
+    def priority(past: int) -> torch.Tensor:
+        agent = R2D2Agent(config, VECTOR, CPU, seed=0)
+        stream = random_batch(VECTOR, length, torch.Generator().manual_seed(1))
+        other = random_batch(VECTOR, length, torch.Generator().manual_seed(past))
+        start = 1 + config.burn_in  # the history is one row
+        for name in ("observation", "action", "n_step_return"):
+            stream[name][:start] = other[name][:start]
+        no = np.zeros(length, np.bool_)
+        columns = {name: stream[name].numpy() for name in ("observation", "action")}
+        columns |= {"reward": stream["n_step_return"].numpy(), "terminated": no.copy(), "truncated": no}
+        columns["terminated"][start - 1] = True
+        columns["is_first"] = np.arange(length) == start
+        batch = {name: torch.from_numpy(a) for name, a in agent.decode(columns, np.arange(length)[None]).items()}
+        batch["memory"] = torch.randn((1, 2 * config.lstm_size), generator=rng)
+        return agent.update(batch, torch.ones(1)).priority
+
+    torch.testing.assert_close(priority(2), priority(3))
+
+
+class Recall:
+    """N games side by side: a cue in the first of `length` rows, and a reward for naming it in the last."""
+
+    spec = EnvSpec((3,), "float32", num_actions=2)
+
+    def __init__(self, num_envs: int, length: int, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._length, self._row = length, 0
+        self._cue = np.zeros(num_envs, np.int64)
+
+    def observe(self) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Return the observations of this row and whether they are first: cue as -1 or 1, is last, bias."""
+        count = len(self._cue)
+        if self._row == 0:
+            self._cue = self._rng.integers(2, size=count)
+        shown = np.zeros((count, 3), np.float32)
+        shown[:, 0] = (2 * self._cue - 1) * (self._row == 0)
+        shown[:, 1], shown[:, 2] = self._row == self._length - 1, 1.0
+        return shown, np.full(count, self._row == 0)
+
+    def step(self, action: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Return rewards and whether the games ended; the next row is then the first of the next game."""
+        ended = self._row == self._length - 1
+        reward = np.where(action == self._cue, 1.0, -1.0) * ended
+        self._row = 0 if ended else self._row + 1
+        return reward.astype(np.float32), np.full(len(action), ended)
+
+
+def train_on_recall(config: R2D2Config, updates: int) -> float:
+    """Train in process on streams as actors write them; return the mean reward of greedy games."""
+    num_envs, length, rows = 32, 5, 200
+    agent = R2D2Agent(config, Recall.spec, CPU, seed=0)
+    policy = R2D2Policy(config, Recall.spec, Acting(CPU, 1, ActorPlace(num_envs=num_envs)))
+    rng = np.random.default_rng(0)
+    for _ in range(updates // 20):
+        policy.load(agent.policy_state())
+        ticks = _play_recall(policy, Recall(num_envs, length, int(rng.integers(1 << 30))), num_envs, rows)
+        flat = {name: column.swapaxes(0, 1).reshape(-1, *column.shape[2:]) for name, column in ticks.items()}
+        for _ in range(20):
+            start = rng.integers(1, rows - agent.window.length + 1, size=16)
+            stream = rng.integers(num_envs, size=16)
+            first = stream * rows + start
+            index = (first - 1)[:, None] + np.arange(agent.window.length)
+            batch = {name: torch.from_numpy(array) for name, array in agent.decode(flat, index).items()}
+            batch["memory"] = torch.from_numpy(flat["memory"][first])
+            agent.update(batch, torch.ones(16))
+    policy.load(agent.policy_state())
+    played = _play_recall(policy, Recall(num_envs, length, 99), num_envs, 4 * length, greedy=True)
+    return float(played["reward"].sum() / (4 * num_envs))
+
+
+def _play_recall(
+    policy: R2D2Policy, env: Recall, num_envs: int, rows: int, greedy: bool = False
+) -> dict[str, NDArray[Any]]:
+    perception, reward = Perception(num_envs, Recall.spec, policy.memory_size), None
+    ticks = []
+    for _ in range(rows):
+        seen, is_first = env.observe()
+        percept = perception.perceive(seen, is_first, reward)
+        decision: Decision = policy.greedy(percept) if greedy else policy.explore(percept, 0)
+        perception.decided(decision)
+        reward, terminated = env.step(decision.action)
+        row = {"observation": seen, "action": decision.action, "reward": reward, "terminated": terminated}
+        truncated = np.zeros(num_envs, np.bool_)
+        ticks.append(row | {"truncated": truncated, "is_first": is_first, "memory": percept.memory})
+    return {name: np.stack([tick[name] for tick in ticks]) for name in ticks[0]}
+
+
+RECALL = R2D2Config(
+    network="mlp",
+    hidden_sizes=(16,),
+    lstm_size=16,
+    head_sizes=(16,),
+    burn_in=3,
+    unroll=8,
+    period=4,
+    n_step=2,
+    gamma=0.95,
+    learning_rate=5e-3,
+    optimizer_epsilon=1e-5,
+    target_every=20,
+    ladder_base=0.3,
+    ladder_alpha=1.0,
+)
+
+
+@pytest.mark.parametrize("burn_in", [0, 3])
+def test_r2d2_recalls_a_cue(burn_in: int) -> None:
+    """Named right five steps later it brings 1 a game, with and without a burn-in."""
+    assert train_on_recall(dataclasses.replace(RECALL, burn_in=burn_in), updates=300) > 0.95
+
+
+def test_agent_without_a_memory_cannot_recall_the_cue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same network, told at every step that an episode begins, sees the same last row whatever the cue was."""
+    remembering = RecurrentQNetwork.forward
+
+    def forward(self: RecurrentQNetwork, *columns: Any, **named: Any) -> Any:  # noqa: ANN401 - handed through
+        arguments = dict(zip(("observation", "last_action", "last_reward", "is_first", "state"), columns, strict=False))
+        arguments |= named
+        return remembering(self, **arguments | {"is_first": torch.ones_like(arguments["is_first"])})
+
+    monkeypatch.setattr(RecurrentQNetwork, "forward", forward)
+    assert train_on_recall(RECALL, updates=300) < 0.5

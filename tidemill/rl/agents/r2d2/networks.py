@@ -1,0 +1,69 @@
+"""R2D2's network, as its agent and its policy both need it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tidemill.rl.agents.r2d2.config import R2D2Config
+from tidemill.rl.networks.lstm import LSTM, State
+from tidemill.rl.networks.mlp import linear
+from tidemill.rl.networks.q_head import QHead
+from tidemill.rl.networks.torso import build_torso
+from tidemill.types import EnvSpec
+
+
+class RecurrentQNetwork(nn.Module):
+    """Torso, fully connected layers, LSTM and head: T steps of B streams -> Q, float32 [T, B, A]."""
+
+    def __init__(self, config: R2D2Config, env_spec: EnvSpec, rng: torch.Generator) -> None:
+        super().__init__()
+        self._num_actions = env_spec.num_actions
+        self.torso = build_torso(config.network, env_spec, rng)
+        widths = (int(self.torso.outputs), *config.hidden_sizes)  # type: ignore[arg-type]  # every torso has it
+        self.hidden = nn.ModuleList(linear(a, b, rng) for a, b in pairwise(widths))
+        self.lstm = LSTM(widths[-1] + env_spec.num_actions + 1, config.lstm_size, rng)
+        self.head = QHead(
+            config.lstm_size, config.head_sizes, env_spec.num_actions, 1, rng, dueling=config.dueling, noisy=False
+        )
+
+    def forward(
+        self, observation: Tensor, last_action: Tensor, last_reward: Tensor, is_first: Tensor, state: State
+    ) -> tuple[Tensor, State]:
+        """Return Q [T, B, A] and the state after the last step.
+
+        Args:
+            observation: [T, B, ...].
+            last_action: Before each observation, int64 [T, B]; like the reward, meaningless where `is_first`.
+            last_reward: With each observation, float32 [T, B].
+            is_first: Whether an episode begins there, bool [T, B]: the memory is reset.
+            state: Before the first step, each [B, H].
+        """
+        steps = is_first.shape
+        x: Tensor = self.torso(observation.flatten(0, 1))
+        for layer in self.hidden:
+            x = torch.relu(layer(x))
+        x = torch.cat((x.unflatten(0, steps), self._before(last_action, last_reward, is_first)), dim=-1)
+        x, state = self.lstm(x, is_first, state)
+        q: Tensor = self.head(x.flatten(0, 1)).squeeze(-1)
+        return q.unflatten(0, steps), state
+
+    def _before(self, last_action: Tensor, last_reward: Tensor, is_first: Tensor) -> Tensor:
+        """Return the last action, one-hot, and the last reward, squashed to -1 .. 1; zeros if there was none."""
+        action = functional.one_hot(last_action, self._num_actions).float()
+        both = torch.cat((action, last_reward.tanh().unsqueeze(-1)), dim=-1)
+        return torch.where(is_first.unsqueeze(-1), 0.0, both)
+
+
+def build_network(config: R2D2Config, env_spec: EnvSpec, seed: int) -> RecurrentQNetwork:
+    """Return the network, its parameters decided by `seed` alone, on the CPU."""
+    return RecurrentQNetwork(config, env_spec, torch.Generator().manual_seed(seed))
+
+
+def to_state(memory: Tensor) -> State:
+    """Return the LSTM's state of what a policy remembers, [B, 2 H]."""
+    output, cell = memory.chunk(2, dim=-1)
+    return output, cell

@@ -1,0 +1,50 @@
+"""A long short-term memory that starts anew wherever an episode does."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+State = tuple[Tensor, Tensor]
+"""Output and cell of every item, each [B, H]."""
+
+
+class LSTM(nn.Module):
+    """Sequences [T, B, F] -> [T, B, H] (Hochreiter & Schmidhuber 1997, with the forget gate of Gers et al. 2000).
+
+    torch's own knows no resets within a sequence. The product with the inputs is made for all steps at once; only that
+    with the outputs goes step by step.
+    """
+
+    def __init__(self, inputs: int, size: int, rng: torch.Generator) -> None:
+        super().__init__()
+        bound = 1.0 / math.sqrt(size)  # as torch.nn.LSTM starts
+        self.input_weight = nn.Parameter(torch.empty(4 * size, inputs).uniform_(-bound, bound, generator=rng))
+        self.output_weight = nn.Parameter(torch.empty(4 * size, size).uniform_(-bound, bound, generator=rng))
+        bias = torch.zeros(4 * size)
+        bias[size : 2 * size] = 1.0  # the forget gate starts open (Jozefowicz et al. 2015)
+        self.bias = nn.Parameter(bias)
+        self.size = size
+
+    def forward(self, x: Tensor, is_first: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return the outputs of all steps and the state after the last.
+
+        Args:
+            x: [T, B, F].
+            is_first: Steps before which an item's state becomes 0, bool [T, B].
+            state: Before the first step.
+        """
+        gates = functional.linear(x, self.input_weight, self.bias)
+        keep = (~is_first).to(x.dtype).unsqueeze(-1)
+        output, cell = state
+        outputs = []
+        for step_gates, step_keep in zip(gates.unbind(), keep.unbind(), strict=True):
+            output, cell = output * step_keep, cell * step_keep
+            write, forget, new, read = torch.addmm(step_gates, output, self.output_weight.mT).chunk(4, dim=-1)
+            cell = forget.sigmoid() * cell + write.sigmoid() * new.tanh()
+            output = read.sigmoid() * cell.tanh()
+            outputs.append(output)
+        return torch.stack(outputs), (output, cell)

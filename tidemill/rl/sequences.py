@@ -1,0 +1,131 @@
+"""From the rows of a stream to a batch of sequences for a recurrent agent. NumPy only: it runs on decoder threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.rl.returns import n_step
+from tidemill.types import WindowSpec
+
+Array = NDArray[Any]
+
+RETURN_COLUMNS = ("reward", "terminated", "truncated")
+"""What returns are made of."""
+
+
+@dataclass(frozen=True)
+class SequenceShape:
+    """How an item is divided: history | burn-in | unroll | rows to bootstrap from.
+
+    Attributes:
+        frame_stack: Observations the network sees at once.
+        burn_in: Rows that only warm the memory up.
+        unroll: Rows that are trained on.
+        n_step: Rewards summed before bootstrapping, and rows after the unroll.
+    """
+
+    frame_stack: int
+    burn_in: int
+    unroll: int
+    n_step: int
+
+    @property
+    def history(self) -> int:
+        """Rows before the burn-in: those of the first stack, and at least one for the first last action and reward."""
+        return max(self.frame_stack - 1, 1)
+
+    @property
+    def rows(self) -> int:
+        """Rows that the network passes through, T."""
+        return self.burn_in + self.unroll + self.n_step
+
+    def window(self, stride: int) -> WindowSpec:
+        """Return the window of an item; neighbouring ones start `stride` rows apart."""
+        return WindowSpec(self.history, self.rows - 1, stride)
+
+
+class Targets(NamedTuple):
+    """What the rows of an unroll need for their n-step targets; all of shape [B, U].
+
+    Attributes:
+        return_: Discounted sum of the rewards summed, float32.
+        discount: Factor of the bootstrap value, or 0 where the episode terminated, float32.
+        bootstrap: Row to bootstrap from, counted from the burn-in's first, int64.
+    """
+
+    return_: NDArray[np.float32]
+    discount: NDArray[np.float32]
+    bootstrap: NDArray[np.int64]
+
+
+def unroll_targets(rows: Mapping[str, Array], shape: SequenceShape, gamma: float) -> Targets:
+    """Return the n-step targets of every row of the unroll; the rows of an ended episode are never looked beyond.
+
+    Args:
+        rows: `reward` float32, `terminated` and `truncated` bool of the T rows, [B, T].
+        shape: How the rows are divided.
+        gamma: Discount of one step.
+    """
+    start = shape.burn_in + np.arange(shape.unroll)
+    within = start[:, None] + np.arange(shape.n_step)  # [U, n]
+    flat = {name: column[:, within].reshape(-1, shape.n_step) for name, column in rows.items()}
+    target = n_step(flat["reward"], flat["terminated"], flat["truncated"], gamma)
+    size = (-1, shape.unroll)
+    return Targets(
+        target.return_.reshape(size), target.discount.reshape(size), start + target.bootstrap_index.reshape(size)
+    )
+
+
+def sequences(
+    columns: Mapping[str, Array], index: NDArray[np.int64], shape: SequenceShape, gamma: float
+) -> dict[str, Array]:
+    """Return the sequences of a batch of windows; see `tidemill.rl.windows.transitions` for the rows of a stream.
+
+    A window may hold the end of one episode and the start of the next. Nothing is carried over: the memory is
+    reset at `is_first`, no return reaches beyond an end, and a final row, whose action was ignored, is left out.
+
+    Args:
+        columns: `observation` [R, ...], `action` [R], `reward` [R] float32, `terminated`, `truncated` and
+            `is_first` [R] bool: the rows of any number of streams.
+        index: Rows of each window, oldest first, [B, shape.history + T].
+        shape: How a window is divided.
+        gamma: Discount of one step.
+
+    Returns:
+        Of the T rows: `is_first` bool, `last_action` and `last_reward` (meaningless where `is_first`), [B, T];
+        `observation` [B, T, ...] or, with a stack, all frames of the window [B, L, ...] and `stack`, which of them
+        each row shows, int64 [B, T, frame_stack]. Of the U rows of the unroll, [B, U]: `action`, `is_trained` bool,
+        `n_step_return`, `bootstrap_discount` and `bootstrap`, see `Targets`.
+    """
+    assert index.shape == (len(index), shape.history + shape.rows), f"index {index.shape} does not fit {shape}"
+    rows, before = index[:, shape.history :], index[:, shape.history - 1 : -1]
+    unroll = slice(shape.burn_in, shape.burn_in + shape.unroll)
+    is_first = columns["is_first"][rows]
+    ended = (columns["terminated"] | columns["truncated"])[before]
+    target = unroll_targets({name: columns[name][rows] for name in RETURN_COLUMNS}, shape, gamma)
+    batch = {
+        "is_first": is_first,
+        "last_action": columns["action"][before],
+        "last_reward": columns["reward"][before],
+        "action": columns["action"][rows[:, unroll]],
+        "is_trained": ~(ended & ~is_first)[:, unroll],  # a row that follows an end and begins nothing is a final row
+        "n_step_return": target.return_,
+        "bootstrap_discount": target.discount,
+        "bootstrap": target.bootstrap,
+    }
+    return batch | _observations(columns, index, shape)
+
+
+def _observations(columns: Mapping[str, Array], index: NDArray[np.int64], shape: SequenceShape) -> dict[str, Array]:
+    if shape.frame_stack == 1:
+        return {"observation": columns["observation"][index[:, shape.history :]]}
+    positions = np.arange(index.shape[1])
+    starts = np.maximum.accumulate(np.where(columns["is_first"][index], positions, 0), axis=1)  # of each row's episode
+    oldest = positions[shape.history :, None] + np.arange(1 - shape.frame_stack, 1)  # [T, stack]
+    stack = np.maximum(oldest, starts[:, shape.history :, None])
+    return {"observation": columns["observation"][index], "stack": stack}
