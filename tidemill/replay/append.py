@@ -127,9 +127,10 @@ class Appender:
         return True
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything is acknowledged; return False if that took longer than `timeout_s` seconds."""
+        """Wait until everything is acknowledged; return False after `timeout_s` seconds, or if it is closed before."""
+        closed = self._connection.closed
         with self._changed:
-            self._changed.wait_for(lambda: not self._pending or self._error is not None, timeout_s)
+            self._changed.wait_for(lambda: not self._pending or self._error or closed.is_set(), timeout_s)
             self._raise()
             return not self._pending
 

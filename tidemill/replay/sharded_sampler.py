@@ -172,7 +172,7 @@ class ShardedSampleStream:
         with self._changed:
             if (shard := self._of(link)) is None:
                 return
-            if shard.live:
+            if shard.live and not self._closed.is_set():
                 _log.warning("a replay shard is left out", shard=link.shard, address=shard.address)
             self._union.leave(link.shard)
             for assembly, draws in shard.end_conversation():

@@ -1,0 +1,155 @@
+"""Three replay shards as processes, one of which dies, freezes and comes back under load."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.integration.replay_service import WAIT_S, wait_until
+from tests.process.shards import COUNT, TABLE, Shards, Taker, Writer, writers
+from tidemill.replay.directory import ShardDirectory
+from tidemill.replay.sharded_sampler import ShardedSampleStream
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def shards() -> Iterator[Shards]:
+    """Three servers."""
+    with tempfile.TemporaryDirectory(prefix="tm-") as folder, closing(Shards(Path(folder))) as running:
+        yield running
+
+
+@pytest.fixture
+def directory(shards: Shards) -> Iterator[ShardDirectory]:
+    """Their addresses."""
+    with closing(ShardDirectory(shards.addresses)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def stream(directory: ShardDirectory) -> Iterator[ShardedSampleStream]:
+    """A sampler of all three."""
+    with ShardedSampleStream(directory, TABLE, COUNT, 32, rng=np.random.default_rng(2)) as opened:
+        yield opened
+
+
+def live(stream: ShardedSampleStream) -> list[str]:
+    """Return the names of the shards that are sampled."""
+    return [report.name for report in stream.reports() if report.live]
+
+
+def assert_nothing_twice(stored: dict[str, list[tuple[int, int]]]) -> None:
+    """Fail if an item is in the union of the shards more than once."""
+    counts = Counter(item for items in stored.values() for item in items)
+    assert [item for item, count in counts.items() if count > 1] == []
+
+
+def assert_acknowledged_is_stored(
+    stored: dict[str, list[tuple[int, int]]], everybody: list[Writer], except_on: str = ""
+) -> None:
+    """Fail if an acknowledged item is not on the shard that acknowledged it."""
+    for writer in everybody:
+        for life in writer.lives:
+            if life.shard != except_on:
+                missing = life.items - set(stored[life.shard])
+                assert not missing, f"{writer.name} misses {len(missing)} items of shard {life.shard}"
+
+
+def test_killed_shard_is_left_out_and_taken_back(
+    shards: Shards, directory: ShardDirectory, stream: ShardedSampleStream
+) -> None:
+    """Batches go on, its writers move to the others and return to it; nothing is twice, nothing acknowledged is lost.
+
+    The servers keep their tables in memory: what the killed one held is gone, and all that is checked of it is what
+    it was given after its return.
+    """
+    with writers(directory, 6) as everybody:
+        wait_until(lambda: live(stream) == ["0", "1", "2"], "all shards")
+        taker = Taker(stream)
+        wait_until(lambda: taker.batches > 20, "batches")
+        victim = everybody[0].shard
+        moving = [writer for writer in everybody if writer.shard == victim]
+        shards.kill(victim)
+        wait_until(lambda: victim not in live(stream), "the shard to be left out")
+        wait_until(lambda: all(writer.shard != victim for writer in moving), "its writers to move")
+        before = taker.batches
+        wait_until(lambda: taker.batches > before + 20, "batches without it")
+        lost = {life.number for writer in everybody for life in writer.lives if life.shard == victim}
+        shards.start(victim)
+        wait_until(lambda: victim in live(stream), "the shard to be taken back")
+        wait_until(lambda: all(writer.shard == victim for writer in moving), "its writers to return", 2 * WAIT_S)
+        before = samples_of(stream, victim)
+        wait_until(lambda: samples_of(stream, victim) > before, "samples of what it holds now")
+        taker.stop()
+        for writer in everybody:
+            writer.stop()
+        stored = shards.stored()
+        assert_nothing_twice(stored)
+        for writer in everybody:
+            writer.lives = [life for life in writer.lives if life.number not in lost]
+        assert_acknowledged_is_stored(stored, everybody)
+
+
+def test_frozen_shard_is_left_out_and_taken_back(
+    shards: Shards, directory: ShardDirectory, stream: ShardedSampleStream
+) -> None:
+    """It is noticed although no connection breaks; what it had acknowledged is there when it thaws, and nothing twice.
+
+    Messages that lay in its buffers are stored late, and once: nobody sent them elsewhere.
+    """
+    with writers(directory, 6) as everybody:
+        wait_until(lambda: live(stream) == ["0", "1", "2"], "all shards")
+        taker = Taker(stream)
+        wait_until(lambda: taker.batches > 20, "batches")
+        victim = everybody[0].shard
+        moving = [writer for writer in everybody if writer.shard == victim]
+        shards.signal(victim, signal.SIGSTOP)
+        wait_until(lambda: victim not in live(stream), "the shard to be left out")
+        wait_until(lambda: all(writer.shard != victim for writer in moving), "its writers to move")
+        before = taker.batches
+        wait_until(lambda: taker.batches > before + 20, "batches without it")
+        shards.signal(victim, signal.SIGCONT)
+        wait_until(lambda: victim in live(stream), "the shard to be taken back")
+        taker.stop()
+        for writer in everybody:
+            writer.stop()
+        stored = shards.stored()
+        assert_nothing_twice(stored)
+        assert_acknowledged_is_stored(stored, everybody)
+
+
+def test_closing_beside_a_frozen_shard_takes_a_bounded_time(shards: Shards, directory: ShardDirectory) -> None:
+    """Neither a writer with a full window of unacknowledged chunks nor a sampler hangs in `close`."""
+
+    def close_all() -> None:
+        for writer in everybody:
+            writer.close()
+        stream.close()
+
+    with (
+        ShardedSampleStream(directory, TABLE, COUNT, 32, rng=np.random.default_rng(2)) as stream,
+        writers(directory, 3) as everybody,
+    ):
+        wait_until(lambda: len(live(stream)) == COUNT, "all shards")
+        assert stream.take(WAIT_S) is not None
+        for shard in range(COUNT):
+            shards.signal(str(shard), signal.SIGSTOP)
+        wait_until(lambda: all(writer.appender.unacknowledged_chunks == 8 for writer in everybody), "full windows")
+        closing_all = threading.Thread(target=close_all, daemon=True)
+        closing_all.start()
+        closing_all.join(WAIT_S)
+        assert not closing_all.is_alive()
+
+
+def samples_of(stream: ShardedSampleStream, shard: str) -> int:
+    """Return how many items a shard has given."""
+    return next(report.samples for report in stream.reports() if report.name == shard)
