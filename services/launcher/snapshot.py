@@ -42,16 +42,20 @@ class Snapshot:
     """Seconds since this session of the run was started."""
     processes: tuple[ProcessRow, ...]
     learner: LearnerStatus | None = None
-    """None while it cannot be reached."""
+    """What it said last; None until it could be reached."""
     env_steps_per_s: float = 0.0
     newest: Score | None = None
     best: Score | None = None
+    learner_answers: bool = True
+    """Whether the learner said so now."""
 
     @property
     def waiting(self) -> str:
         """Who waits for whom, in words."""
         if self.learner is None:
             return "waiting for the learner to start"
+        if not self.learner_answers:
+            return "the learner does not answer"
         if self.learner.state is LearnerState.WAITING:
             return f"learner waits for data ({self.learner.table_items:,} items in the table)"
         if self.learner.state is not LearnerState.TRAINING:
@@ -82,18 +86,21 @@ class Observer:
         self._pid_of, self._supervisor = pid_of, supervisor
         self._usage = UsageMeter()
         self._history: deque[tuple[float, int]] = deque()
+        self._learner: LearnerStatus | None = None
         self._started_s = time.monotonic()
 
     def take(self) -> Snapshot:
         """Return the state of the run now."""
         now_s = time.monotonic()
-        learner = self._learner_status()
+        answer = self._learner_status()
+        self._learner = answer or self._learner
         scores = self._scores()
         return Snapshot(
             elapsed_s=now_s - self._started_s,
             processes=tuple(self._row(name) for name in self._supervisor.processes),
-            learner=learner,
-            env_steps_per_s=self._rate(now_s, learner.env_steps) if learner else 0.0,
+            learner=self._learner,
+            learner_answers=answer is not None,
+            env_steps_per_s=self._rate(now_s, answer.env_steps) if answer else 0.0,
             newest=scores[-1] if scores else None,
             best=max(scores, key=lambda score: score.mean, default=None),
         )

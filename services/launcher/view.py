@@ -70,7 +70,7 @@ class PlainView:
         if snapshot.newest and snapshot.newest != self._newest:
             self._newest = snapshot.newest
             self._print(f"evaluation  {describe_score(snapshot.newest)}")
-        if snapshot.elapsed_s >= self._next_progress_s and snapshot.learner:
+        if snapshot.elapsed_s >= self._next_progress_s and snapshot.learner and snapshot.learner_answers:
             self._next_progress_s = snapshot.elapsed_s + _PLAIN_EVERY_S
             self._print(describe_progress(snapshot, snapshot.learner))
 
@@ -135,7 +135,8 @@ def _progress_table(config: RunConfig, snapshot: Snapshot) -> Table:
     env_steps = _count(learner.env_steps, run.max_env_steps)
     table.add_row("env steps", env_steps, f"{snapshot.env_steps_per_s:,.0f}/s", "")
     updates = _count(learner.learner_steps, run.max_learner_steps)
-    table.add_row("updates", updates, f"{learner.steps_per_s:,.0f}/s", snapshot.waiting)
+    updates_per_s = learner.steps_per_s if snapshot.learner_answers else 0.0
+    table.add_row("updates", updates, f"{updates_per_s:,.0f}/s", snapshot.waiting)
     table.add_row("table", f"{learner.table_items:,}", "items", f"params version {learner.params_version}")
     if learner.shards:
         away = [shard.name for shard in learner.shards if not shard.live]

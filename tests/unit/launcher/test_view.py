@@ -73,6 +73,14 @@ def test_live_view_shows_a_run_of_which_nothing_is_known_yet() -> None:
     assert "waiting for the learner to start" in _rendered(Snapshot(0.0, ()), RunSettings())
 
 
+def test_live_view_keeps_the_last_counts_of_a_learner_that_is_gone() -> None:
+    """The last picture of a run shows how far it came, and no rate."""
+    shown = _rendered(dataclasses.replace(_SNAPSHOT, learner_answers=False, env_steps_per_s=0.0), RunSettings())
+    for words in ("24,000", "the learner does not answer"):
+        assert words in shown
+    assert "312/s" not in shown
+
+
 def test_plain_view_prints_events_scores_once_and_progress_every_ten_seconds() -> None:
     """Lines that read well in a log file."""
     stream = io.StringIO()
