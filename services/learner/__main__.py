@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import structlog
 
 from services.learner.learner import Learner
+from services.learner.ranks import place_of
 from tidemill.allocator import keep_freed_memory
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
@@ -19,16 +20,24 @@ _log = structlog.get_logger()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a learner until SIGTERM, `Stop` or one of the run's limits; return its exit code."""
+    """Run a learner until SIGTERM, `Stop` or one of the run's limits; return its exit code.
+
+    Under torchrun it is one of several that train together.
+    """
 
     def body() -> int:
         arguments = sys.argv[1:] if argv is None else argv
         about = "Trains on sampled transitions and publishes parameters."
         config = load(LearnerConfig, arguments, prog="tidemill learner", description=about)
+        place = place_of()
         keep_freed_memory()
-        configure_logging("learner", level=config.log.level, json=config.log.json)
+        name = "learner" if place.is_first else f"learner-{place.index}"
+        configure_logging(name, level=config.log.level, json=config.log.json)
         watch_disk(config.run.folder)
-        learner = Learner(config, stop_event())
+        learner = Learner(config, stop_event(), place)
+        if not place.is_first:  # it is asked for nothing: what it does the first rank decides
+            learner.run(lambda _serving: None)
+            return 0
         with BackgroundServer("learner", config.learner.server) as server:
             learner.add_to(server.server)
             address, metrics = server.start(), serve_metrics(config.learner.server)

@@ -1,54 +1,27 @@
 """Checkpoints on disk: all that a learner needs to go on exactly, in formats that run no code when read.
 
-A checkpoint is one safetensors file, `checkpoint-NNNNNNNN.safetensors`, whose header carries the rest as
-JSON, and beside it `checkpoint-NNNNNNNN.sha256` in the format of `sha256sum --check`. The checksum is
-written first and the data is renamed into place last, so a file without a fitting checksum is a damaged one.
+A checkpoint is one file, `checkpoint-NNNNNNNN.safetensors`, and beside it `checkpoint-NNNNNNNN.sha256` in the
+format of `sha256sum --check`. The checksum is written first and the data is renamed into place last, so a file
+without a fitting checksum is a damaged one.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import safetensors.torch
 import structlog
-from safetensors import SafetensorError, safe_open
 
-from services.learner.state_tree import Tree, flatten, unflatten
+from services.learner.checkpoint_format import Checkpoint, decode, encode
 from tidemill.errors import DataLoss, FatalError, ResourceExhausted, TidemillError
 
-FORMAT_VERSION = 1
-"""Raised when an older reader could not make sense of a newer file."""
-
-_HEADER = "tidemill_checkpoint"
 _NAME = re.compile(r"checkpoint-(\d{8})\.safetensors")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _log = structlog.get_logger()
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """What a learner is, between two gradient steps."""
-
-    algorithm: str
-    """Name of the agent's algorithm, e.g. `sac`."""
-    network: dict[str, list[int]]
-    """Shapes of the policy's tensors by name."""
-    config_digest: str
-    """Digest of the settings of agent and environment."""
-    counters: dict[str, int]
-    """`Counters.state()`."""
-    agent: Tree
-    """`Agent.state_dict()`: weights, target, optimizer, schedules."""
-    rng: Tree
-    """`rng_state()`."""
 
 
 class CheckpointStore:
@@ -72,7 +45,7 @@ class CheckpointStore:
             ResourceExhausted: The disk is full; nothing of the new checkpoint is left.
             TidemillError: The disk failed otherwise.
         """
-        data = _encode(checkpoint)
+        data = encode(checkpoint)
         serial = max(self._serials(), default=0) + 1
         path = self._path(serial)
         try:
@@ -97,7 +70,7 @@ class CheckpointStore:
         for serial in reversed(self._serials()):
             path = self._path(serial)
             try:
-                return path, _decode(_checked(path))
+                return path, decode(_checked(path), path)
             except DataLoss as error:
                 _log.warning("checkpoint damaged, trying the one before", path=str(path), reason=str(error))
         return None
@@ -136,53 +109,16 @@ def _described(name: str, shape: list[int] | None) -> str:
     return f"no {name}" if shape is None else f"{name} of shape {shape}"
 
 
-def _encode(checkpoint: Checkpoint) -> bytes:
-    document, tensors = flatten({"agent": checkpoint.agent, "rng": checkpoint.rng})
-    header = {
-        "format": FORMAT_VERSION,
-        "algorithm": checkpoint.algorithm,
-        "network": checkpoint.network,
-        "config_digest": checkpoint.config_digest,
-        "counters": checkpoint.counters,
-        "state": document,
-    }
-    return safetensors.torch.save(tensors, metadata={_HEADER: json.dumps(header)})
-
-
-def _decode(path: Path) -> Checkpoint:
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            header: dict[str, Any] = json.loads(file.metadata()[_HEADER])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise DataLoss(f"not a checkpoint: {error}") from error
-    if header["format"] > FORMAT_VERSION:
-        raise FatalError(
-            f"{path} has format {header['format']}, this version reads up to {FORMAT_VERSION}: "
-            "resume it with the version of Tidemill that wrote it, or a newer one"
-        )
-    state = unflatten(header["state"], tensors)
-    return Checkpoint(
-        algorithm=header["algorithm"],
-        network=header["network"],
-        config_digest=header["config_digest"],
-        counters=header["counters"],
-        agent=state["agent"],
-        rng=state["rng"],
-    )
-
-
-def _checked(path: Path) -> Path:
-    """Return the path of a file whose bytes match their checksum."""
+def _checked(path: Path) -> bytes:
+    """Return the bytes of a file that match their checksum."""
     try:
         expected = path.with_suffix(".sha256").read_text(encoding="ascii").split()[:1]
-        with path.open("rb") as file:
-            actual = hashlib.file_digest(file, "sha256").hexdigest()
+        data = path.read_bytes()
     except (OSError, UnicodeDecodeError) as error:
         raise DataLoss(f"cannot be read: {error}") from error
-    if expected != [actual]:
+    if expected != [hashlib.sha256(data).hexdigest()]:
         raise DataLoss("its bytes do not match their SHA-256")
-    return path
+    return data
 
 
 def _replace(path: Path, data: bytes) -> None:

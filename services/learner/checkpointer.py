@@ -11,7 +11,8 @@ from concurrent.futures import Future
 import structlog
 
 from services.learner import metrics
-from services.learner.checkpoint import Checkpoint, CheckpointStore
+from services.learner.checkpoint import CheckpointStore
+from services.learner.checkpoint_format import Checkpoint
 from services.learner.control import Control
 from tidemill.errors import TidemillError
 from tidemill.learner.status import SavedCheckpoint

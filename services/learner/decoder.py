@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.learner.counters import Counters
-from services.learner.importance import importance_exponent, importance_weights
+from services.learner.importance import importance_exponent, importance_weights, largest_weight
 from services.learner.memories import MEMORY, memories
 from services.learner.transfer import Transfer, Transferred
 from tidemill import codec
@@ -31,8 +31,9 @@ class Batch:
         keys: Keys of the items, uint64 [B].
         transferred: The copy to the device, to be waited for.
         table_items: Items in the table when it was drawn.
-        params_version: Mean version of the parameters that acted in its chunks.
+        params_versions: Version of the parameters that chose each item's first action, float64 [B].
         received_at: When it arrived, by the clock given.
+        largest_weight: The largest importance weight before they were divided by it; other ranks have another.
     """
 
     columns: dict[str, Tensor]
@@ -40,8 +41,9 @@ class Batch:
     keys: NDArray[np.uint64]
     transferred: Transferred
     table_items: int
-    params_version: float
+    params_versions: NDArray[np.float64]
     received_at: float
+    largest_weight: float = 1.0
 
 
 class Decoder:
@@ -66,31 +68,48 @@ class Decoder:
         order = np.arange(len(sample.keys)).reshape(-1, self._splits).T.ravel()
         rows = codec.decode(self._signature, sample, self._agent.window.length)
         arrays = self._agent.decode(rows.columns, rows.index[order])
-        arrays[_WEIGHT] = self._weights(sample, order)
+        arrays[_WEIGHT], largest = self._weights(sample, order)
         if sample.payloads:
             arrays[MEMORY] = memories(sample.payloads)[order]
         transferred = self._transfer.start(arrays)
-        return self._split(sample, sample.keys[order], transferred, received_at)
+        items = _Items(sample.keys[order], self._versions(sample)[order], largest)
+        return self._split(items, transferred, sample.table_items, received_at)
 
-    def _weights(self, sample: SampledBatch, order: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _weights(
+        self, sample: SampledBatch, order: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+        """Return the weight of each item and what each batch's were divided by."""
         if self._table.sampler != "prioritized":
-            return np.ones(len(order), dtype=np.float32)
+            return np.ones(len(order), dtype=np.float32), np.ones(self._splits)
         exponent = importance_exponent(self._table, self._counters.learner_steps)
         probability = sample.probabilities[order].reshape(self._splits, -1)
-        return importance_weights(probability, sample.table_items, exponent).ravel()
+        weights = importance_weights(probability, sample.table_items, exponent).ravel()
+        return weights, largest_weight(probability, sample.table_items, exponent)
 
-    def _split(
-        self, sample: SampledBatch, keys: NDArray[np.uint64], transferred: Transferred, received_at: float
-    ) -> list[Batch]:
-        size = len(keys) // self._splits
+    def _versions(self, sample: SampledBatch) -> NDArray[np.float64]:
+        """Return the version that chose each item's first action, [B]: that of the chunk which holds it."""
+        window = self._agent.window
+        history = np.maximum(window.history - (window.length - sample.lengths), 0)  # shorter at a stream's start
+        chunk = np.searchsorted(np.cumsum(sample.step_counts), sample.first_rows + history, side="right")
+        return sample.params_versions[chunk].astype(np.float64)
+
+    def _split(self, items: _Items, transferred: Transferred, table_items: int, received_at: float) -> list[Batch]:
+        size = len(items.keys) // self._splits
         parts = {name: tensor.split(size) for name, tensor in transferred.tensors.items()}
-        params_version = float(sample.params_versions.mean())
         batches = []
         for number in range(self._splits):
             columns = {name: part[number] for name, part in parts.items()}
             weight = columns.pop(_WEIGHT)
-            own_keys = keys[number * size : (number + 1) * size]
-            batches.append(
-                Batch(columns, weight, own_keys, transferred, sample.table_items, params_version, received_at)
-            )
+            own = slice(number * size, (number + 1) * size)
+            keys, versions, largest = items.keys[own], items.versions[own], float(items.largest_weight[number])
+            batches.append(Batch(columns, weight, keys, transferred, table_items, versions, received_at, largest))
         return batches
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Items:
+    """What a sample says of its items besides their columns, in the order of the batches."""
+
+    keys: NDArray[np.uint64]
+    versions: NDArray[np.float64]
+    largest_weight: NDArray[np.float64]

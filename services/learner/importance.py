@@ -24,6 +24,12 @@ def importance_weights(probability: NDArray[np.float64], table_items: int, expon
     return scaled.astype(np.float32)
 
 
+def largest_weight(probability: NDArray[np.float64], table_items: int, exponent: float) -> NDArray[np.float64]:
+    """Return what `importance_weights` divided each batch by, float64 [...]: the weight of its unlikeliest item."""
+    weight: NDArray[np.float64] = (table_items * probability.min(axis=-1)) ** -exponent
+    return weight
+
+
 def importance_exponent(settings: TableSettings, learner_steps: int) -> float:
     """Return beta after some gradient steps: linear from its first to its final value, then constant."""
     if settings.importance_steps == 0:

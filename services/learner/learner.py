@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from importlib.metadata import version
 
 import structlog
 import torch
@@ -23,6 +25,7 @@ from services.learner.peers import wait_for_peer, wait_for_shard
 from services.learner.priorities import PriorityWriter
 from services.learner.progress import Progress
 from services.learner.publishing import PolicyPublisher
+from services.learner.ranks import Place, Ranks, joined_ranks
 from services.learner.resume import Resumable
 from services.learner.rng import seed_rng
 from services.learner.sampling import Sampling, create_tables, start_sampling
@@ -49,11 +52,23 @@ _log = structlog.get_logger()
 class Learner:
     """One learner of a run; `run` is its whole life."""
 
-    def __init__(self, config: LearnerConfig, stop: threading.Event) -> None:
-        """Take the settings and the event that a signal sets; nothing is connected yet."""
-        self._config, self._stop = config, stop
+    def __init__(self, config: LearnerConfig, stop: threading.Event, place: Place | None = None) -> None:
+        """Take the settings and the event that a signal sets; nothing is connected yet.
+
+        Args:
+            config: The settings.
+            stop: Ends the learner when set.
+            place: Which of the ranks it is; the only one if not given. The first publishes, writes checkpoints and
+                answers callers, and tells the others to stop, pause and go on.
+
+        Raises:
+            ConfigError: The ranks cannot share the batch evenly.
+        """
+        self._config, self._stop, self._place = config, stop, place or Place()
+        self._share = self._place.share_of(config.agent.batch_size)
         self._control, self._counters = Control(stop), Counters()
-        self._progress = Progress(self._counters, log_every_s=config.learner.log_every_s, clock=time.monotonic)
+        log_every_s = config.learner.log_every_s if self._place.is_first else math.inf
+        self._progress = Progress(self._counters, log_every_s=log_every_s, clock=time.monotonic)
         self._board = StatusBoard(
             self._control, self._counters, self._progress, max_learner_steps=config.run.max_learner_steps
         )
@@ -84,7 +99,7 @@ class Learner:
             self._control.close()
 
     def _build(self) -> tuple[Agent, TableConfig, torch.device]:
-        config, device = self._config, device_of(self._config.learner.device)
+        config, device = self._config, device_of(self._config.learner.device, self._place)
         if config.learner.threads:
             torch.set_num_threads(config.learner.threads)
         if device.type == "cuda":
@@ -105,6 +120,8 @@ class Learner:
             is_ready = wait_for_peer("cluster.replay", cluster.replay[0], timeout_s, self._stop)
         else:
             is_ready = wait_for_shard("cluster.replay", directory, timeout_s, self._stop)
+        if not self._place.is_first:
+            return is_ready
         return is_ready and wait_for_peer("cluster.params", cluster.params, timeout_s, self._stop)
 
     def _train(
@@ -116,10 +133,9 @@ class Learner:
         set_serving: Callable[[bool], None],
         stack: ExitStack,
     ) -> None:
-        table_items = create_tables(self._config.cluster, directory, table)
-        checkpointer = stack.enter_context(closing(self._restore(agent, table_items)))
-        publisher = stack.enter_context(closing(self._publisher(agent)))
-        publisher.publish()  # actors wait for a first version
+        ranks = stack.enter_context(joined_ranks(self._place, device, self._config.learner.ranks_timeout_s))
+        agent.join(ranks)
+        checkpointer, publisher = self._keepers(agent, table, ranks, directory, stack)
         sampling = self._sampling(directory, table, stack)
         self._board.shards = sampling.shards
         priorities = self._priorities(sampling)
@@ -129,7 +145,7 @@ class Learner:
         trainer = Trainer(
             agent,
             batches,
-            Outlets(priorities, publisher, checkpointer),
+            Outlets(priorities, publisher, checkpointer, ranks),
             self._control,
             self._counters,
             self._progress,
@@ -141,17 +157,39 @@ class Learner:
         set_serving(False)
         self._finish(publisher, checkpointer)
 
-    def _finish(self, publisher: PolicyPublisher, checkpointer: Checkpointer) -> None:
-        publisher.publish()
-        checkpointer.finish()
-        if not publisher.flush(_LAST_PUBLISH_S):
+    def _keepers(
+        self, agent: Agent, table: TableConfig, ranks: Ranks, directory: ShardDirectory | None, stack: ExitStack
+    ) -> tuple[Checkpointer | None, PolicyPublisher | None]:
+        """Restore, publish a first version, and have all ranks start as the first one does."""
+        resumable = self._resumable(agent)
+        if not self._place.is_first:
+            resumable.adopt(ranks.share(b""))
+            return None, None
+        table_items = create_tables(self._config.cluster, directory, table)
+        checkpointer = stack.enter_context(closing(self._restore(resumable, table_items)))
+        publisher = stack.enter_context(closing(self._publisher(agent)))
+        publisher.publish()  # actors wait for a first version
+        if ranks.size > 1:
+            ranks.share(resumable.encoded())
+        return checkpointer, publisher
+
+    def _finish(self, publisher: PolicyPublisher | None, checkpointer: Checkpointer | None) -> None:
+        if publisher is not None:
+            publisher.publish()
+        if checkpointer is not None:
+            checkpointer.finish()
+        if publisher is not None and not publisher.flush(_LAST_PUBLISH_S):
             _log.warning("the last parameters were not acknowledged", timeout_s=_LAST_PUBLISH_S)
         _log.info("stopped", reason=self._control.stop_reason, learner_steps=self._counters.learner_steps)
 
-    def _restore(self, agent: Agent, table_items: int) -> Checkpointer:
-        settings, algorithm = self._config.learner, self._config.agent.algorithm
+    def _resumable(self, agent: Agent) -> Resumable:
+        algorithm, ranks = self._config.agent.algorithm, str(self._place.size)
+        written_by = {"tidemill": version("tidemill"), "torch": torch.__version__, "learners": ranks}
+        return Resumable(agent, self._counters, algorithm=algorithm, config_digest=self._digest, written_by=written_by)
+
+    def _restore(self, resumable: Resumable, table_items: int) -> Checkpointer:
+        settings = self._config.learner
         store = CheckpointStore(self._config.run.folder / "checkpoints", keep=settings.keep_checkpoints)
-        resumable = Resumable(agent, self._counters, algorithm=algorithm, config_digest=self._digest)
         if restored := resumable.restore(store):
             self._board.restored = f"{restored}; the table holds {table_items:,} items"
             _log.info("restored", what=self._board.restored)
@@ -184,7 +222,7 @@ class Learner:
 
     def _sampling(self, directory: ShardDirectory | None, table: TableConfig, stack: ExitStack) -> Sampling:
         settings = self._config.learner
-        size, credit = self._config.agent.batch_size * settings.batches_per_sample, settings.decode_threads + 1
+        size, credit = self._share * settings.batches_per_sample, settings.decode_threads + 1
         return start_sampling(self._config.cluster, directory, table, size, credit, stack)
 
     def _priorities(self, sampling: Sampling) -> PriorityWriter | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+
+from services.learner.lag import LagHistogram
 
 _STEP_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
@@ -11,7 +13,10 @@ ENV_STEPS = Gauge("tidemill_learner_env_steps", "Agent decisions stored by the r
 PARAMS_VERSION = Gauge("tidemill_learner_params_version", "Newest version the parameter server acknowledged.")
 WAIT_SECONDS = Counter(
     "tidemill_learner_wait_seconds_total", "Time the training thread took no step.", ["what"]
-)  # what: `data` (the table or its rate limiter), `pause`, `checkpoint` (copying the state)
+)  # what: `data` (the table or its rate limiter), `ranks` (other learners), `pause`, `checkpoint` (copying the state)
+BLOCKED_RATIO = Gauge(
+    "tidemill_learner_blocked_ratio", "Share of the newest seconds that the training thread waited for data or ranks."
+)
 UPDATE_SECONDS = Histogram(
     "tidemill_learner_update_seconds", "Time of one gradient step as the host sees it.", buckets=_STEP_SECONDS
 )
@@ -21,6 +26,8 @@ POLICY_LAG = Gauge(
     "tidemill_learner_policy_lag_versions",
     "Newest version minus the mean version that chose the newest batch's actions.",
 )
+ITEM_POLICY_LAG = LagHistogram()
+REGISTRY.register(ITEM_POLICY_LAG)
 TABLE_ITEMS = Gauge("tidemill_learner_table_items", "Items in the table when the newest batch was drawn.")
 SAMPLE_RECONNECTS = Counter("tidemill_learner_sample_reconnects_total", "Sample streams lost and opened again.")
 PRIORITIES_DROPPED = Counter(

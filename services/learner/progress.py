@@ -63,6 +63,12 @@ class Progress:
         metrics.WAIT_SECONDS.labels("data").inc(seconds)
         self.tick()
 
+    def waited_for_ranks(self, seconds: float) -> None:
+        """Count time the training thread waited for what the other ranks have to say."""
+        self._waited_s += seconds
+        metrics.WAIT_SECONDS.labels("ranks").inc(seconds)
+        self.tick()
+
     def paused(self, seconds: float) -> None:
         """Count time in which no step was taken because a caller asked so."""
         self.state = LearnerState.PAUSED
@@ -99,6 +105,7 @@ class Progress:
             self._last_sign = now
         metrics.STEPS.inc(self._unread_steps)
         self._unread_steps = 0
+        metrics.BLOCKED_RATIO.set(self.wait_fraction)
         metrics.STALLED_SECONDS.set(now - self._last_sign)
         metrics.ENV_STEPS.set(self._counters.env_steps)
         metrics.PARAMS_VERSION.set(self._counters.version)

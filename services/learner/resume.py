@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import structlog
 
-from services.learner.checkpoint import Checkpoint, CheckpointStore, check_fits
+from services.learner.checkpoint import CheckpointStore, check_fits
+from services.learner.checkpoint_format import Checkpoint, decode, encode
 from services.learner.counters import Counters
 from services.learner.rng import load_rng_state, rng_state
 from services.learner.state_tree import shapes_of, snapshot
@@ -19,9 +21,18 @@ _log = structlog.get_logger()
 class Resumable:
     """An agent and its counters, as the training thread leaves them between two gradient steps."""
 
-    def __init__(self, agent: Agent, counters: Counters, *, algorithm: str, config_digest: str) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        counters: Counters,
+        *,
+        algorithm: str,
+        config_digest: str,
+        written_by: Mapping[str, str] | None = None,
+    ) -> None:
         self._agent, self._counters = agent, counters
         self._algorithm, self._config_digest = algorithm, config_digest
+        self._written_by = written_by or {}
 
     def capture(self) -> Checkpoint:
         """Return a copy of everything needed to go on exactly; training may go on meanwhile."""
@@ -32,7 +43,22 @@ class Resumable:
             counters=self._counters.state(),
             agent=snapshot(self._agent.state_dict()),
             rng=snapshot(rng_state()),
+            written_by=self._written_by,
         )
+
+    def encoded(self) -> bytes:
+        """Return what `capture` does as bytes, for `adopt`."""
+        return encode(self.capture())
+
+    def adopt(self, data: bytes) -> None:
+        """Become the learner that another rank of the same run is.
+
+        Raises:
+            FatalError: It is of another algorithm or network.
+        """
+        checkpoint, source = decode(data, "rank 0"), Path("rank 0")
+        check_fits(source, checkpoint, self.capture())
+        self._load(source, checkpoint)
 
     def restore(self, store: CheckpointStore) -> str:
         """Go on from the newest whole checkpoint; return in words what was restored, empty if there is none.

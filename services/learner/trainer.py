@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from services.learner.control import Control
 from services.learner.counters import Counters
 from services.learner.decoder import Batch
 from services.learner.progress import Progress
+from services.learner.ranks import OneRank, Ranks, Word
 from tidemill.rl.agents.interface import Agent
 
 _POLL_S = 0.2  # longest the thread is deaf to requests while there is no batch
@@ -55,17 +56,19 @@ class Publisher(Protocol):
 
 @dataclass(frozen=True)
 class Outlets:
-    """Where the results of training go.
+    """Where the results of training go, and who else trains.
 
     Attributes:
         priorities: None for a table whose sampler has no use for them.
-        publisher: Takes parameters.
-        checkpointer: Takes checkpoints.
+        publisher: Takes parameters; None on every rank but the first.
+        checkpointer: Takes checkpoints; None on every rank but the first.
+        ranks: The processes that make each update together; only this one if not given.
     """
 
     priorities: Priorities | None
-    publisher: Publisher
-    checkpointer: Checkpointer
+    publisher: Publisher | None = None
+    checkpointer: Checkpointer | None = None
+    ranks: Ranks = field(default_factory=OneRank)
 
 
 @dataclass(frozen=True)
@@ -102,35 +105,66 @@ class Trainer:
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Take the parts; the agent must have joined the ranks of `outlets`."""
+        self._ranks = outlets.ranks
         self._agent, self._batches = agent, batches
         self._priorities, self._publisher = outlets.priorities, outlets.publisher
         self._checkpointer, self._control, self._counters = outlets.checkpointer, control, counters
         self._progress, self._limits, self._clock = progress, limits, clock
+        self._batch: Batch | None = None
 
     def run(self) -> str:
         """Train until asked to stop or until a limit is reached; return the reason.
 
+        All ranks stop, pause and step together: they agree on it before each step, so that none of them waits in
+        an update for one that makes none.
+
         Raises:
             TidemillError: A part can no longer do its work; the message says which and why.
         """
-        while (reason := self._control.stop_reason or self._limits.reached(self._counters)) is None:
-            self._counters.version = self._publisher.version or self._counters.version
-            self._checkpointer.poll(self._control, self._counters.learner_steps)
-            if self._control.paused:
+        while True:
+            reason = self._control.stop_reason or self._limits.reached(self._counters)
+            if reason is None:
+                self._tend()
+            agreed = self._agree(must_stop=reason is not None)
+            if agreed.stop:
+                return reason or "another rank stopped"
+            if agreed.pause:
                 self._pause()
-            elif (batch := self._batches.take(0.0) or self._wait_for_batch()) is not None:
-                self._step(batch)
-        return reason
+            elif not agreed.lacks_batch:
+                self._step(agreed.largest_weight)
 
-    def _step(self, batch: Batch) -> None:
+    def _tend(self) -> None:
+        if self._publisher is not None:
+            self._counters.version = self._publisher.version or self._counters.version
+        if self._checkpointer is not None:
+            self._checkpointer.poll(self._control, self._counters.learner_steps)
+
+    def _agree(self, *, must_stop: bool) -> Word:
+        """Get a batch, unless none is wanted, and hear what the other ranks have to say."""
+        paused = self._control.paused
+        if self._batch is None and not must_stop and not paused:
+            self._batch = self._batches.take(0.0) or self._wait_for_batch()
+        largest_weight = 0.0 if self._batch is None else self._batch.largest_weight
+        word = Word(must_stop, paused, self._batch is None, largest_weight)
+        if self._ranks.size == 1:
+            return word
+        started = self._clock()
+        agreed = self._ranks.agree(word)
+        self._progress.waited_for_ranks(self._clock() - started)
+        return agreed
+
+    def _step(self, largest_weight: float) -> None:
+        batch, self._batch = self._batch, None
+        assert batch is not None  # the ranks have agreed that none lacks one
         batch.transferred.wait()
         started = self._clock()
-        update = self._agent.update(batch.columns, batch.weight)
+        update = self._agent.update(batch.columns, _scaled(batch, largest_weight))
         seconds = self._clock() - started
         self._counters.learner_steps += 1
         if self._priorities is not None:
             self._priorities.offer(batch.keys, update.priority)
-        if self._counters.learner_steps % self._limits.publish_every == 0:
+        if self._publisher is not None and self._counters.learner_steps % self._limits.publish_every == 0:
             self._publisher.publish()
         self._observe(batch, started)
         self._progress.stepped(seconds, update.metrics)
@@ -141,16 +175,28 @@ class Trainer:
         started = self._clock()
         batch = self._batches.take(_POLL_S)
         self._progress.waited(self._clock() - started, in_vain=batch is None)
-        self._publisher.check()
+        self._check_publisher()
         return batch
 
     def _pause(self) -> None:
         started = self._clock()
         self._control.wait(_POLL_S)
         self._progress.paused(self._clock() - started)
-        self._publisher.check()
+        self._check_publisher()
+
+    def _check_publisher(self) -> None:
+        if self._publisher is not None:
+            self._publisher.check()
 
     def _observe(self, batch: Batch, now: float) -> None:
         self._progress.table_items = batch.table_items
         metrics.BATCH_AGE_SECONDS.set(now - batch.received_at)
-        metrics.POLICY_LAG.set(max(self._counters.version - batch.params_version, 0.0))
+        metrics.POLICY_LAG.set(max(self._counters.version - float(batch.params_versions.mean()), 0.0))
+        metrics.ITEM_POLICY_LAG.observe(batch.params_versions, self._counters.version)
+
+
+def _scaled(batch: Batch, largest_weight: float) -> Tensor:
+    """Return the weights divided by the largest of all ranks' batches instead of this one's."""
+    if batch.largest_weight == largest_weight:
+        return batch.weight
+    return batch.weight * (batch.largest_weight / largest_weight)

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.learner.ranks import Place
 from tidemill.errors import ConfigError
 
 
@@ -52,14 +53,19 @@ class Transfer:
             return Transferred(copies, self._stream.record_event())
 
 
-def device_of(name: str) -> torch.device:
-    """Return the device of `learner.device`: `auto` is the first GPU if there is one, and the CPU otherwise.
+def device_of(name: str, place: Place | None = None) -> torch.device:
+    """Return the device of `learner.device` for one of the ranks.
+
+    `auto` is a GPU if there is one, and the CPU otherwise. Of several ranks each takes the GPU of its number on its
+    machine, and the only one takes the first.
 
     Raises:
         ConfigError: There is no such device on this machine.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if place is not None and place.size > 1 and name == "cuda":
+        name = f"cuda:{place.local_index}"
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -79,6 +79,8 @@ class LearnerSettings:
     """Newest checkpoints kept, at least 1."""
     log_every_s: float = 10.0
     """Seconds between two lines of progress in the log."""
+    ranks_timeout_s: float = 120.0
+    """How long one of several learners waits for the others before it gives up and they all start again, in seconds."""
 
     def __post_init__(self) -> None:
         check(self.threads >= 0, "learner.threads", self.threads, "0 or more")
@@ -98,6 +100,7 @@ class LearnerSettings:
             check(getattr(self, name) >= 1, f"learner.{name}", getattr(self, name), "at least 1")
         check(self.checkpoint_every_s >= 0, "learner.checkpoint_every_s", self.checkpoint_every_s, "0 or more")
         check(self.log_every_s > 0, "learner.log_every_s", self.log_every_s, "more than 0")
+        check(self.ranks_timeout_s > 0, "learner.ranks_timeout_s", self.ranks_timeout_s, "more than 0")
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,8 @@ class LauncherSettings:
 
     actors: int = 1
     """Actor processes to start, at least 0; more may join by hand."""
+    learners: int = 1
+    """Learner processes that train together, at least 1, each with a share of the batch and a GPU if there is one."""
     actor_nice: int = 0
     """Niceness added to actors, 0 to 19: on few cores the learner then gets the time it needs first."""
     evaluator_nice: int = 0
@@ -209,6 +214,7 @@ class LauncherSettings:
 
     def __post_init__(self) -> None:
         check(self.actors >= 0, "launcher.actors", self.actors, "0 or more")
+        check(self.learners >= 1, "launcher.learners", self.learners, "at least 1")
         for name in ("actor_nice", "evaluator_nice"):
             check(0 <= getattr(self, name) <= 19, f"launcher.{name}", getattr(self, name), "0 to 19")
         check(self.max_restarts >= 0, "launcher.max_restarts", self.max_restarts, "0 or more")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tidemill.errors import InvalidArgument
+from tidemill.rl.ranks import ALONE, Ranks
 
 
 class Adam:
@@ -58,9 +59,9 @@ class Adam:
             maximize=False,
         )
 
-    def minimize(self, loss: Tensor) -> None:
-        """Take one step down the gradient of `loss`, float32 []; leaves no `grad` anywhere."""
-        self.step(torch.autograd.grad(loss, self.parameters))
+    def minimize(self, loss: Tensor, ranks: Ranks = ALONE) -> None:
+        """Take one step down the gradient of `loss`, float32 [], meaned over ranks; leaves no `grad` anywhere."""
+        self.step(ranks.mean(torch.autograd.grad(loss, self.parameters)))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the moments of each parameter, by its position, and the number of steps."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def clip_(gradients: tuple[Tensor, ...], max_norm: float) -> Tensor:
+def clip_(gradients: tuple[Tensor, ...] | list[Tensor], max_norm: float) -> Tensor:
     """Scale gradients in place to a common norm of `max_norm` at most, 0 for no bound; return the norm before, []."""
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     if max_norm:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tidemill.rl.adam import Adam
+from tidemill.rl.ranks import ALONE, Ranks
 
 
 @dataclass
@@ -24,6 +25,8 @@ class Parts:
     """Draws what updates need; None if they draw nothing."""
     updates: int = 0
     """Updates so far."""
+    ranks: Ranks = ALONE
+    """The processes that make each update together."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return all parts' states and the counter; the tensors are the parts' own."""

@@ -15,6 +15,7 @@ from services.learner.decoder import Batch
 from services.learner.transfer import Transferred
 from tidemill.replay.batch import SampledBatch
 from tidemill.rl.agents.interface import Update
+from tidemill.rl.ranks import Ranks
 from tidemill.types import Signature, WindowSpec
 
 
@@ -45,6 +46,9 @@ class FakeAgent:
     def decode(self, columns: Mapping[str, NDArray[Any]], index: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         """Return the reward of each item's first step."""
         return {"reward": columns["reward"][index[:, 0]]}
+
+    def join(self, ranks: Ranks) -> None:
+        """Train alone anyway."""
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Count the update."""
@@ -123,7 +127,7 @@ class FakePublisher:
 def batch(*keys: int) -> Batch:
     """Return a batch of items with these keys."""
     weight = torch.ones(len(keys))
-    return Batch({}, weight, np.array(keys, np.uint64), Transferred({}), 10, 0.0, 0.0)
+    return Batch({}, weight, np.array(keys, np.uint64), Transferred({}), 10, np.zeros(len(keys)), 0.0)
 
 
 def sample(rewards: list[float], *, env_steps: int = 0, first_key: int = 1, items: int = 10) -> SampledBatch:

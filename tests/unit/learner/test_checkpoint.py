@@ -13,7 +13,9 @@ import safetensors.torch
 import torch
 
 from services.learner import checkpoint as module
-from services.learner.checkpoint import Checkpoint, CheckpointStore, check_fits
+from services.learner import checkpoint_format
+from services.learner.checkpoint import CheckpointStore, check_fits
+from services.learner.checkpoint_format import Checkpoint
 from tidemill.errors import FatalError, ResourceExhausted, TidemillError
 
 
@@ -170,11 +172,11 @@ def test_disk_that_fails_otherwise_is_an_error_of_its_own(tmp_path: Path, monkey
 
 def test_checkpoint_of_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not skipped as damaged: an older one must not be restored in its place without a word."""
-    monkeypatch.setattr(module, "FORMAT_VERSION", 2)
+    monkeypatch.setattr(checkpoint_format, "FORMAT_VERSION", 3)
     store = CheckpointStore(tmp_path, keep=1)
     store.write(_checkpoint())
-    monkeypatch.setattr(module, "FORMAT_VERSION", 1)
-    with pytest.raises(FatalError, match="has format 2, this version reads up to 1"):
+    monkeypatch.setattr(checkpoint_format, "FORMAT_VERSION", 2)
+    with pytest.raises(FatalError, match="has format 3, this version reads up to 2"):
         store.newest()
 
 
@@ -201,4 +203,4 @@ def test_header_is_readable_json(tmp_path: Path) -> None:
     path = CheckpointStore(tmp_path, keep=1).write(_checkpoint(7))
     with safetensors.safe_open(str(path), framework="pt") as file:
         header = json.loads(file.metadata()["tidemill_checkpoint"])
-    assert (header["format"], header["counters"]["learner_steps"]) == (1, 7)
+    assert (header["format"], header["counters"]["learner_steps"]) == (2, 7)

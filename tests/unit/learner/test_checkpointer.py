@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.learner.checkpoint import Checkpoint, CheckpointStore
+from services.learner.checkpoint import CheckpointStore
+from services.learner.checkpoint_format import Checkpoint
 from services.learner.checkpointer import Checkpointer
 from services.learner.control import Control
 from tests.unit.learner.fakes import Clock

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # decoder threads and torch-free processes may import this mo
     from torch import Tensor
 
     from tidemill.rl.networks.precision import Precision
+    from tidemill.rl.ranks import Ranks
 
 Array = NDArray[Any]
 
@@ -87,11 +88,15 @@ class Agent(Protocol):
             index: Rows of each item, [B, window.length], padded at a stream's start with its first row.
         """
 
+    def join(self, ranks: Ranks) -> None:
+        """Make every further update together with the same agent of the other ranks, each from its share."""
+
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Make one update; waits for nothing on the device.
 
         Args:
-            batch: What `decode` returned, on the agent's device.
+            batch: What `decode` returned, on the agent's device; and for a policy that remembers, `memory`, what it
+                remembered when it first acted in each item, float32 [B, memory_size].
             weight: Importance weights, float32 [B].
         """
 
@@ -131,6 +136,6 @@ class Policy(Protocol):
         """Return the first priority of the windows that start at the oldest of the given ticks, [N].
 
         Args:
-            ticks: `reward`, `terminated`, `truncated` and every column of `Decision.priority_inputs` of the
-                last `window.steps + 1` rows of each stream, each [steps + 1, N, ...], oldest first.
+            ticks: `reward`, `terminated`, `truncated`, `was_reset` and every column of `Decision.priority_inputs`
+                of the last `window.steps + 1` rows of each stream, each [steps + 1, N, ...], oldest first.
         """

@@ -19,6 +19,7 @@ from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.categorical import atoms, categorical_target, expectation
 from tidemill.rl.networks.deterministic import flat
 from tidemill.rl.parts import Parts, move_towards
+from tidemill.rl.ranks import Ranks
 from tidemill.rl.windows import transitions
 from tidemill.types import EnvSpec, Signature
 
@@ -55,6 +56,10 @@ class D4PGAgent:
         """Return n-step transitions; see `tidemill.rl.windows.transitions`."""
         return transitions(columns, index, self._frame_stack, self._config.n_step, self._config.gamma)
 
+    def join(self, ranks: Ranks) -> None:
+        """Make every further update together with the same agent of the other ranks."""
+        self._parts.ranks = ranks
+
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Update the critic, then the actor, and move the targets if it is time.
 
@@ -63,10 +68,10 @@ class D4PGAgent:
         observation = flat(batch["observation"])
         logits = self._critic(observation, batch["action"].flatten(1))
         result = critic_loss(logits, self._target(batch), weight)
-        self._critic_optimizer.minimize(result.loss)
+        self._critic_optimizer.minimize(result.loss, self._parts.ranks)
         # `minimize` asks for the gradients of the actor's parameters alone: the critic's are not touched
         loss = actor_loss(self._critic(observation, self._actor(observation)), self._support)
-        self._actor_optimizer.minimize(loss)
+        self._actor_optimizer.minimize(loss, self._parts.ranks)
         self._parts.updates += 1
         if self._parts.updates % self._config.target_every == 0:
             self._move_targets()

@@ -19,6 +19,7 @@ from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.losses import td_loss
 from tidemill.rl.networks.deterministic import flat
 from tidemill.rl.parts import Parts, move_towards
+from tidemill.rl.ranks import Ranks
 from tidemill.rl.windows import transitions
 from tidemill.types import EnvSpec, Signature
 
@@ -56,15 +57,19 @@ class DDPGAgent:
         """Return n-step transitions; see `tidemill.rl.windows.transitions`."""
         return transitions(columns, index, self._frame_stack, self._config.n_step, self._config.gamma)
 
+    def join(self, ranks: Ranks) -> None:
+        """Make every further update together with the same agent of the other ranks."""
+        self._parts.ranks = ranks
+
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Update the critic, then the actor, then move both targets."""
         observation = flat(batch["observation"])
         q = self._critic(observation, batch["action"].flatten(1)).squeeze(-1)
         result = td_loss(q, self._target(batch), weight, huber=False)
-        self._critic_optimizer.minimize(result.loss)
+        self._critic_optimizer.minimize(result.loss, self._parts.ranks)
         # `minimize` asks for the gradients of the actor's parameters alone: the critic's are not touched
         actor_q = self._critic(observation, self._actor(observation)).squeeze(-1)
-        self._actor_optimizer.minimize(actor_loss(actor_q))
+        self._actor_optimizer.minimize(actor_loss(actor_q), self._parts.ranks)
         self._move_targets()
         self._parts.updates += 1
         metrics = {"loss": result.loss.detach(), "q": q.detach().mean(), "actor_q": actor_q.detach().mean()}

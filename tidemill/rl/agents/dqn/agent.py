@@ -17,6 +17,7 @@ from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.gradients import clip_
 from tidemill.rl.networks.noisy import draw_noise
 from tidemill.rl.optimizer import build_optimizer
+from tidemill.rl.ranks import ALONE, Ranks
 from tidemill.rl.target_network import TargetNetwork
 from tidemill.rl.windows import transitions
 from tidemill.types import EnvSpec, Signature
@@ -35,6 +36,7 @@ class DQNAgent:
         self._optimizer = build_optimizer(config, self._online.parameters())
         self._noise = torch.Generator(device).manual_seed(seed)
         self._updates = 0
+        self._ranks: Ranks = ALONE
 
     def extra_columns(self) -> Signature:
         """Return (): first priorities need the actor's Q values, but the learner does not."""
@@ -44,6 +46,10 @@ class DQNAgent:
         """Return n-step transitions; see `tidemill.rl.windows.transitions`."""
         return transitions(columns, index, self._frame_stack, self._config.n_step, self._config.gamma)
 
+    def join(self, ranks: Ranks) -> None:
+        """Make every further update together with the same agent of the other ranks."""
+        self._ranks = ranks
+
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Take one gradient step on the loss of the values and move the target network if it is time."""
         following = self._following(batch["bootstrap_observation"])
@@ -51,7 +57,7 @@ class DQNAgent:
         taken = of_action(self._online(batch["observation"]), batch["action"])
         item = self._values.loss(taken, batch["n_step_return"], batch["bootstrap_discount"], following)
         loss = (weight * item.loss).mean()
-        gradients = torch.autograd.grad(loss, self._optimizer.parameters)
+        gradients = self._ranks.mean(torch.autograd.grad(loss, self._optimizer.parameters))
         grad_norm = clip_(gradients, self._config.max_grad_norm)
         self._optimizer.step(gradients)
         self._updates += 1

@@ -20,6 +20,7 @@ from tidemill.rl.agents.sac.networks import build_actor, build_critic
 from tidemill.rl.exploration import linear
 from tidemill.rl.networks.batched_mlp import BatchedMLP
 from tidemill.rl.networks.squashed_gaussian import head_gradient, sample
+from tidemill.rl.ranks import ALONE, Ranks, draw_normal
 from tidemill.rl.windows import transitions
 from tidemill.types import EnvSpec, Signature, WindowSpec
 
@@ -51,6 +52,7 @@ class SACAgent:
         self._average_parameters: list[Tensor] = list(self._average.parameters())
         self._noise = torch.Generator(device).manual_seed(seed)
         self._updates = 0
+        self._ranks: Ranks = ALONE
 
     def extra_columns(self) -> Signature:
         """Return (): first priorities are 1."""
@@ -60,11 +62,15 @@ class SACAgent:
         """Return n-step transitions; see `tidemill.rl.windows.transitions`."""
         return transitions(columns, index, self._frame_stack, self._config.n_step, self._config.gamma)
 
+    def join(self, ranks: Ranks) -> None:
+        """Make every further update together with the same agent of the other ranks."""
+        self._ranks = ranks
+
     @torch.no_grad()
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Update critics, then every `actor_every` updates actor and temperature, then the target."""
         self._set_learning_rate()
-        noise = torch.randn((2, len(weight), self._action_size), generator=self._noise, device=weight.device)
+        noise = draw_normal((2, len(weight), self._action_size), self._ranks, self._noise, weight.device, dim=1)
         temperature = self._log_temperature.exp()
         observation = batch["observation"].flatten(1).float()
         target = self._critic_target(batch, noise[0], temperature)
@@ -89,7 +95,8 @@ class SACAgent:
         traces = self._critic.trace(torch.cat((observation, action), dim=-1))
         q = traces[-1].output.squeeze(-1)
         gradient, td_error = loss.critic_gradient(q, target, weight, self._config.max_td_error)
-        self._critic_optimizer.step(self._critic.parameter_gradients(traces, gradient.unsqueeze(-1)))
+        gradients = self._critic.parameter_gradients(traces, gradient.unsqueeze(-1))
+        self._critic_optimizer.step(self._ranks.mean(gradients))
         return td_error, {"td_error": td_error.mean(), "q": q.mean()}
 
     def _update_actor(self, observation: Tensor, noise: Tensor, temperature: Tensor) -> dict[str, Tensor]:
@@ -100,10 +107,12 @@ class SACAgent:
         input_gradient = self._critic.input_gradient(critic_traces, q_gradient.unsqueeze(-1)).sum(dim=0)
         action_gradient = input_gradient[:, observation.shape[1] :]
         gradient = head_gradient(drawn, action_gradient, temperature / len(observation))
-        self._actor_optimizer.step(self._actor.parameter_gradients(actor_traces, gradient.unsqueeze(0)))
         entropy = -drawn.log_prob.mean()
+        parameters = self._actor.parameter_gradients(actor_traces, gradient.unsqueeze(0))
+        *gradients, surplus = self._ranks.mean([*parameters, entropy - self._target_entropy])
+        self._actor_optimizer.step(gradients)
         if self._config.temperature == "learned":
-            self._temperature_optimizer.step([entropy - self._target_entropy])
+            self._temperature_optimizer.step([surplus])
         return {"entropy": entropy}
 
     def _move_averages(self) -> None:

@@ -19,6 +19,7 @@ from tidemill.rl.agents.td3.networks import build_actor, build_critic
 from tidemill.rl.losses import twin_td_loss
 from tidemill.rl.networks.deterministic import flat
 from tidemill.rl.parts import Parts, move_towards
+from tidemill.rl.ranks import Ranks, draw_normal
 from tidemill.rl.windows import transitions
 from tidemill.types import EnvSpec, Signature
 
@@ -56,12 +57,16 @@ class TD3Agent:
         """Return n-step transitions; see `tidemill.rl.windows.transitions`."""
         return transitions(columns, index, self._frame_stack, self._config.n_step, self._config.gamma)
 
+    def join(self, ranks: Ranks) -> None:
+        """Make every further update together with the same agent of the other ranks."""
+        self._parts.ranks = ranks
+
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Update the critics, then every `actor_every` updates the actor and all targets."""
         observation = flat(batch["observation"])
         q = self._values(observation, batch["action"].flatten(1))
         result = twin_td_loss(q, self._target(batch), weight)
-        self._critic_optimizer.minimize(result.loss)
+        self._critic_optimizer.minimize(result.loss, self._parts.ranks)
         metrics = {"loss": result.loss.detach(), "q": q.detach().mean()}
         if self._parts.updates % self._config.actor_every == 0:
             metrics["actor_q"] = self._update_actor(observation)
@@ -78,7 +83,7 @@ class TD3Agent:
     def _target(self, batch: Mapping[str, Tensor]) -> Tensor:
         following = flat(batch["bootstrap_observation"])
         action = self._target_actor(following)
-        noise = torch.randn(action.shape, generator=self._noise, device=action.device) * self._config.target_noise
+        noise = draw_normal(action.shape, self._parts.ranks, self._noise, action.device) * self._config.target_noise
         action = smoothed_action(action, noise, self._config.target_noise_limit)
         bootstrap_q = self._target_critic(torch.cat((following, action), dim=-1)).squeeze(-1)
         return clipped_double_q_target(batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q)
@@ -87,7 +92,7 @@ class TD3Agent:
         """Take one step and return the first critic's mean value of the actor's actions, []."""
         # `minimize` asks for the gradients of the actor's parameters alone: the critics' are not touched
         loss = actor_loss(self._values(observation, self._actor(observation)))
-        self._actor_optimizer.minimize(loss)
+        self._actor_optimizer.minimize(loss, self._parts.ranks)
         return -loss.detach()
 
     def _move_targets(self) -> None:

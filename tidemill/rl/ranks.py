@@ -1,0 +1,64 @@
+"""Several processes that make one update together, each from its own share of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Ranks(Protocol):
+    """The processes that train one agent. All hold the same parameters, and each a share of the batch.
+
+    The batch of an update is the shares of rank 0, 1, ... one after the other, and a loss is a mean over it.
+    """
+
+    @property
+    def index(self) -> int:
+        """Which of them this process is, from 0."""
+
+    @property
+    def size(self) -> int:
+        """How many there are, at least 1."""
+
+    def mean(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Return the mean of each gradient over all ranks, the same bits on every rank.
+
+        Every rank must call it as often as the others and with tensors of the same shapes, float32 and of one
+        device.
+        """
+
+
+class Alone:
+    """A process that trains by itself."""
+
+    index = 0
+    size = 1
+
+    def mean(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Return the gradients."""
+        return list(gradients)
+
+
+ALONE = Alone()
+"""The ranks of an agent that no one joined to others."""
+
+
+def draw_normal(shape: Sequence[int], ranks: Ranks, rng: torch.Generator, device: torch.device, dim: int = 0) -> Tensor:
+    """Draw standard normal numbers for this rank's share of a batch.
+
+    Every rank draws for the whole batch and keeps its own rows. So the generators of all ranks stay equal, and an
+    update is the one that a single process would make of the whole batch.
+
+    Args:
+        shape: Shape of what is returned.
+        ranks: The processes that update together.
+        rng: Source of the numbers, equal on all ranks.
+        device: Where `rng` is.
+        dim: Which dimension of `shape` counts the items of the batch.
+    """
+    rows = shape[dim]
+    whole = [rows * ranks.size if position == dim else size for position, size in enumerate(shape)]
+    return torch.randn(whole, generator=rng, device=device).narrow(dim, ranks.index * rows, rows)
