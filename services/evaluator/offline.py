@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--policy", choices=("greedy", "epsilon", "sampled"), help="default: as the run evaluated")
     parser.add_argument("--epsilon", type=float, metavar="E", help="random share of --policy epsilon, 0 to 1")
     parser.add_argument("--noop-max", type=int, metavar="N", help="Atari: most frames without action at the start")
-    parser.add_argument("--num-envs", type=int, metavar="N", help="episodes played side by side; changes no result")
+    parser.add_argument("--num-envs", type=int, metavar="N", help="episodes played side by side")
     parser.add_argument("--output", type=Path, metavar="FILE", help="the JSON file (default: in RUN/evaluations)")
     parser.add_argument("--video", type=Path, metavar="FILE", help="also record an episode as MP4")
     return parser
