@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +35,15 @@ def test_actors_spread_evenly() -> None:
     """Of 3,000 actors each of three shards is the first choice of about a third: chi-square below 13.8 (p = 0.001)."""
     first = Counter(ranked(f"actor-{i}", ["replay-0", "replay-1", "replay-2"])[0] for i in range(3000))
     assert sum((count - 1000) ** 2 / 1000 for count in first.values()) < 13.8
+
+
+@pytest.mark.parametrize("shards", [2, 3, 4])
+def test_launchers_first_actors_leave_no_shard_without_work(shards: int) -> None:
+    """As many actors as shards take one each; twice as many, or eight, differ by one at most."""
+    names = [str(shard) for shard in range(shards)]
+    for actors in (shards, 2 * shards, 8):
+        loads = Counter(ranked(f"actor-{i}", names)[0] for i in range(actors))
+        assert max(loads.values()) - min(loads[name] for name in names) <= (0 if actors == shards else 1)
 
 
 def test_order_is_the_same_in_another_process() -> None:
