@@ -20,7 +20,8 @@ from tidemill.rl.agents.ddpg import loss as ddpg_loss
 from tidemill.rl.agents.ddpg.config import DDPGConfig
 from tidemill.rl.agents.td3 import loss as td3_loss
 from tidemill.rl.agents.td3.config import TD3Config
-from tidemill.rl.networks.deterministic import ActionCritic, DeterministicActor, flat
+from tidemill.rl.networks.deterministic import ActionCritic, DeterministicActor
+from tidemill.rl.networks.flat import flat
 from tidemill.rl.noise import NoiseConfig
 from tidemill.types import EnvSpec
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.rl.agents.interface import Acting, Array, Decision
-from tidemill.rl.networks.deterministic import DeterministicActor, flat
+from tidemill.rl.networks.deterministic import DeterministicActor
+from tidemill.rl.networks.flat import flat
 from tidemill.rl.noise import ActionNoise, NoiseConfig
 from tidemill.rl.percept import Percept
 

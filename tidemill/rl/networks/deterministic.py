@@ -107,9 +107,3 @@ def shrink_last(layer: nn.Linear, bound: float, rng: torch.Generator) -> None:
         with torch.no_grad():
             layer.weight.uniform_(-bound, bound, generator=rng)
             layer.bias.uniform_(-bound, bound, generator=rng)
-
-
-def flat(observation: Tensor) -> Tensor:
-    """Return observations [B, ...] as float32 [B, O]; bytes of images become 0 .. 1."""
-    vector = observation.flatten(1).float()
-    return vector / 255.0 if observation.dtype == torch.uint8 else vector

@@ -17,7 +17,7 @@ from tidemill.rl.agents.d4pg.loss import actor_loss, critic_loss
 from tidemill.rl.agents.d4pg.networks import build_actor, build_critic
 from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.categorical import atoms, categorical_target, expectation
-from tidemill.rl.networks.deterministic import flat
+from tidemill.rl.networks.flat import flat
 from tidemill.rl.parts import Parts, move_towards
 from tidemill.rl.ranks import Ranks
 from tidemill.rl.windows import transitions

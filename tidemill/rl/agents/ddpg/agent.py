@@ -17,7 +17,7 @@ from tidemill.rl.agents.ddpg.loss import actor_loss, td_target
 from tidemill.rl.agents.ddpg.networks import build_actor, build_critic
 from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.losses import td_loss
-from tidemill.rl.networks.deterministic import flat
+from tidemill.rl.networks.flat import flat
 from tidemill.rl.parts import Parts, move_towards
 from tidemill.rl.ranks import Ranks
 from tidemill.rl.windows import transitions

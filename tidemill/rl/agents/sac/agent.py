@@ -19,6 +19,7 @@ from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.networks import build_actor, build_critic
 from tidemill.rl.exploration import linear
 from tidemill.rl.networks.batched_mlp import BatchedMLP
+from tidemill.rl.networks.flat import flat
 from tidemill.rl.networks.squashed_gaussian import head_gradient, sample
 from tidemill.rl.ranks import ALONE, Ranks, draw_normal
 from tidemill.rl.windows import transitions
@@ -72,7 +73,7 @@ class SACAgent:
         self._set_learning_rate()
         noise = draw_normal((2, len(weight), self._action_size), self._ranks, self._noise, weight.device, dim=1)
         temperature = self._log_temperature.exp()
-        observation = batch["observation"].flatten(1).float()
+        observation = flat(batch["observation"])
         target = self._critic_target(batch, noise[0], temperature)
         priority, metrics = self._update_critic(observation, batch["action"].flatten(1), target, weight)
         if self._updates % self._config.actor_every == 0:
@@ -82,7 +83,7 @@ class SACAgent:
         return Update(priority, metrics | {"temperature": temperature})
 
     def _critic_target(self, batch: Mapping[str, Tensor], noise: Tensor, temperature: Tensor) -> Tensor:
-        following = batch["bootstrap_observation"].flatten(1).float()
+        following = flat(batch["bootstrap_observation"])
         drawn = sample(self._actor(following)[0], noise)
         bootstrap_q = self._target(torch.cat((following, drawn.action), dim=-1)).squeeze(-1)
         return loss.soft_q_target(

@@ -15,6 +15,7 @@ from tidemill.rl.agents.interface import Acting, Array, Decision
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.networks import build_actor
 from tidemill.rl.held_actions import HeldActions
+from tidemill.rl.networks.flat import flat
 from tidemill.rl.networks.squashed_gaussian import mode, split
 from tidemill.rl.percept import Percept
 from tidemill.types import EnvSpec
@@ -91,7 +92,7 @@ class SACPolicy:
 
     def _tensor(self, observation: Array) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(observation)).to(self._device)
-        return tensor.flatten(1).float()
+        return flat(tensor)
 
 
 def _under(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:

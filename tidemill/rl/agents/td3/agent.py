@@ -17,7 +17,7 @@ from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.agents.td3.loss import actor_loss, clipped_double_q_target, smoothed_action
 from tidemill.rl.agents.td3.networks import build_actor, build_critic
 from tidemill.rl.losses import twin_td_loss
-from tidemill.rl.networks.deterministic import flat
+from tidemill.rl.networks.flat import flat
 from tidemill.rl.parts import Parts, move_towards
 from tidemill.rl.ranks import Ranks, draw_normal
 from tidemill.rl.windows import transitions
