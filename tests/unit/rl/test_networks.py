@@ -91,17 +91,17 @@ def test_unknown_torso_is_refused_with_the_nearest_name() -> None:
 
 def test_torso_of_ones_own_is_found_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module with `build` anywhere on the path is a network like any other."""
-    (tmp_path / "my_project").mkdir()
-    (tmp_path / "my_project" / "__init__.py").touch()
-    (tmp_path / "my_project" / "halves.py").write_text(
+    (tmp_path / "own_torsos").mkdir()
+    (tmp_path / "own_torsos" / "__init__.py").touch()
+    (tmp_path / "own_torsos" / "halves.py").write_text(
         "from tidemill.rl.networks.torsos.mlp import Flat\n\n\n"
         "class Halves(Flat):\n"
         "    def forward(self, observation):\n        return super().forward(observation) / 2\n\n\n"
         "def build(env_spec, rng):\n    return Halves(3)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    check_torso("my_project.halves")
-    torso = build_torso("my_project.halves", EnvSpec((3,), "float32", num_actions=2), generator())
+    check_torso("own_torsos.halves")
+    torso = build_torso("own_torsos.halves", EnvSpec((3,), "float32", num_actions=2), generator())
     torch.testing.assert_close(torso(torch.ones((1, 3))), torch.full((1, 3), 0.5))
 
 
