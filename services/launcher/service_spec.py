@@ -55,11 +55,21 @@ def cluster_specs(config: RunConfig, config_file: Path, sockets: Path) -> tuple[
             else (_shard_spec(config_file, sockets, shard) for shard in range(config.replay.shards))
         ),
         spec(PARAMSERVER, config.paramserver.server.address),
-        spec(LEARNER, config.learner.server.address),
+        _learner_spec(config, config_file),
         *(_actor_spec(config, config_file, sockets, index) for index in range(config.launcher.actors)),
         # Its imports would delay the first environment step, and there is nothing to evaluate before that.
         spec(EVALUATOR, config.evaluator.server.address, (LEARNER,), config.launcher.evaluator_nice),
     )
+
+
+def _learner_spec(config: RunConfig, config_file: Path) -> ServiceSpec:
+    """Return one process: the learner, or of several the one that starts them and starts them again together."""
+    address, arguments = config.learner.server.address, ("--config", str(config_file))
+    if config.launcher.learners == 1:
+        return ServiceSpec(LEARNER, LEARNER, "services.learner", arguments, address)
+    ranks, restarts = config.launcher.learners, config.launcher.max_restarts
+    arguments = (str(ranks), str(restarts), *arguments)
+    return ServiceSpec(LEARNER, LEARNER, "services.learner.torchrun", arguments, address)
 
 
 def _shard_spec(config_file: Path, sockets: Path, shard: int) -> ServiceSpec:

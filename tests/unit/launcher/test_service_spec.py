@@ -113,3 +113,15 @@ def test_actor_understands_what_the_launcher_tells_it(tmp_path: Path) -> None:
     actor = load(ActorConfig, spec.arguments, prog="x", description="x").actor
     assert (actor.id, actor.index, actor.count) == ("actor-2", 2, 3)
     assert actor.server.address == spec.health_address
+
+
+def test_several_learners_are_one_service_that_torchrun_starts(tmp_path: Path) -> None:
+    """Its health is that of the first rank; a single learner has no torchrun around it."""
+    config = with_addresses(RunConfig(launcher=LauncherSettings(learners=3, max_restarts=4)), _SOCKETS)
+    (spec,) = [spec for spec in cluster_specs(config, tmp_path / "c.yaml", _SOCKETS) if spec.kind == "learner"]
+    assert (spec.name, spec.module) == ("learner", "services.learner.torchrun")
+    assert spec.arguments == ("3", "4", "--config", str(tmp_path / "c.yaml"))
+    assert spec.health_address == config.learner.server.address
+    alone = with_addresses(RunConfig(), _SOCKETS)
+    (spec,) = [spec for spec in cluster_specs(alone, tmp_path / "c.yaml", _SOCKETS) if spec.kind == "learner"]
+    assert spec.module == "services.learner"

@@ -1,0 +1,63 @@
+"""Several learners of one machine that train together: `python -m services.learner.torchrun RANKS RESTARTS ...`.
+
+It does what `torchrun --standalone --nproc-per-node=RANKS --max-restarts=RESTARTS -m services.learner ...` does, and
+besides ends with its launcher, ends with 0 when it was asked to end, and explains a failure in one line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import parse_args
+from torch.distributed.run import run as run_ranks
+
+from services.learner.ranks import Place
+from tidemill.config.load import load
+from tidemill.config.sections import LearnerConfig
+from tidemill.errors import ConfigError, FatalError
+from tidemill.process import PARENT_VARIABLE, run
+
+_LOOPBACK = "lo"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Start the ranks, start all of them again when one fails, and wait for their end; return the exit code."""
+
+    def body() -> int:
+        ranks, restarts, *arguments = sys.argv[1:] if argv is None else argv
+        config = load(LearnerConfig, arguments, prog="tidemill learner", description="")
+        Place(0, int(ranks)).share_of(config.agent.batch_size)
+        _prepare_environment(config)
+        options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
+        return _run([*options, "-m", "services.learner", *arguments])
+
+    return run("learner", body)
+
+
+def _prepare_environment(config: LearnerConfig) -> None:
+    """Set what the ranks inherit: they end with this process, and talk over the loopback interface alone."""
+    os.environ[PARENT_VARIABLE] = str(os.getpid())
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(config.learner.threads, 1)))
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(name, _LOOPBACK)
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        run_ranks(parse_args(arguments))
+    except SignalException:  # the ranks were told, and have ended
+        return 0
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode == 2:
+            raise ConfigError(f"rank {rank} refused its settings") from error
+        raise FatalError(f"rank {rank} ended with {failure.exitcode} and there are no restarts left") from error
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""One rank of several that update agents together; `tests.process.test_ranks` starts it and reads what it writes.
+
+python -m tests.process.rank_updates FOLDER UPDATES CASE [CASE ...]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from services.learner.ranks import Place, Ranks, Word, joined_ranks, place_of
+from tests.unit.rl.batches import CASES, sampled_batch
+from tidemill.rl.agents.build import build_agent
+
+BATCH = 8
+"""Items of the whole batch."""
+TIMEOUT_S = 60.0
+
+
+def main() -> None:
+    """Update every case as often as asked for and write its parameters, and what the ranks agreed on."""
+    folder, updates, cases = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    torch.set_num_threads(1)
+    place = place_of()
+    with joined_ranks(place, torch.device("cpu"), TIMEOUT_S) as ranks:
+        found = words(ranks, place)
+        for case in cases:
+            found |= trained(case, updates, ranks)
+    safetensors.torch.save_file(found, folder / f"rank-{place.index}.safetensors")
+
+
+def words(ranks: Ranks, place: Place) -> dict[str, Tensor]:
+    """Return what the ranks agree on when only the last one has something to say, and what rank 0 shares."""
+    is_last = place.index == place.size - 1
+    agreed = ranks.agree(Word(stop=False, pause=is_last, lacks_batch=False, largest_weight=float(place.index)))
+    shared = ranks.share(f"from {place.index}".encode())
+    return {
+        "agreed": torch.tensor(agreed, dtype=torch.float64),
+        "shared": torch.frombuffer(bytearray(shared), dtype=torch.uint8),
+    }
+
+
+def trained(case: str, updates: int, ranks: Ranks) -> dict[str, Tensor]:
+    """Return an agent's whole state after some updates from this rank's share of made-up batches."""
+    config, env_spec = CASES[case]
+    agent = build_agent(config, env_spec, seed=1)
+    agent.join(ranks)
+    rng, share = torch.Generator().manual_seed(5), BATCH // ranks.size
+    own = slice(ranks.index * share, (ranks.index + 1) * share)
+    for _ in range(updates):
+        batch = sampled_batch(agent, config, env_spec, BATCH, rng)
+        weight = torch.rand(BATCH, generator=rng)
+        agent.update({name: column[own].contiguous() for name, column in batch.items()}, weight[own])
+    return dict(_leaves(agent.state_dict(), case))
+
+
+def _leaves(tree: object, path: str) -> list[tuple[str, Tensor]]:
+    """Return the tensors of a nested state by their paths."""
+    if isinstance(tree, dict):
+        return [leaf for key, value in tree.items() for leaf in _leaves(value, f"{path}/{key}")]
+    return [(path, tree.clone())] if isinstance(tree, Tensor) else []
+
+
+if __name__ == "__main__":
+    main()
