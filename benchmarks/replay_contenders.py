@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,8 +64,8 @@ class Tidemill:
         command = [sys.executable, "-m", "services.replay", "--replay.server.address", "127.0.0.1:0"]
         with _running([*command, *self._server_options], stderr=subprocess.PIPE) as process:
             assert process.stderr is not None
-            found = re.search(r"address=(\S+)", process.stderr.readline())
-            assert found is not None
+            found = next(filter(None, (re.search(r"address=(\S+)", line) for line in process.stderr)))
+            threading.Thread(target=process.stderr.read, daemon=True).start()  # or a full pipe would stop it
             with ReplayClient(found[1]) as client:
                 client.create_table(self._table)
             yield Server(found[1], process.pid)
@@ -108,10 +109,10 @@ def _running(command: list[str], **pipes: int) -> Iterator[subprocess.Popen[str]
     finally:
         process.terminate()
         try:
-            process.communicate(timeout=_START_S)
+            process.wait(_START_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.communicate()
+            process.wait()
 
 
 def _flags(options: dict[str, object]) -> list[str]:

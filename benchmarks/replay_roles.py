@@ -162,6 +162,29 @@ def sample(address: str, batch_size: int, seconds: float, max_items: int) -> flo
     return rate
 
 
+def probe(address: str, actor_id: str, seconds: float) -> dict[str, float]:
+    """Insert and sample by turns, one call at a time; return how long the calls took, in milliseconds."""
+    steps = cached_steps()
+    starts = itertools.cycle(range(0, steps.reward.shape[1], CHUNK_LENGTH))
+    writer, inserts, samples = Writer(address, actor_id), [], []
+    with writer.appender, SampleStream(address, TABLE, 256, credit=1) as stream:
+        next(stream)
+        began = time.monotonic()
+        while time.monotonic() - began < seconds:
+            called = time.perf_counter()
+            writer.write(steps, next(starts))
+            writer.appender.flush(_FLUSH_S)
+            answered = time.perf_counter()
+            next(stream)
+            inserts.append(answered - called)
+            samples.append(time.perf_counter() - answered)
+    return {
+        f"{name}_{what}_ms": 1e3 * float(np.quantile(taken, share))
+        for name, taken in (("insert", inserts), ("sample", samples))
+        for what, share in (("median", 0.5), ("p99", 0.99), ("longest", 1.0))
+    }
+
+
 class _Updates:
     """Sends priorities from a thread, as a learner does, a few batches behind at most."""
 
@@ -193,7 +216,7 @@ class _Updates:
 def main() -> None:
     """Play one role and print its rate."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("role", choices=["write", "pace", "play", "sample"])
+    parser.add_argument("role", choices=["write", "pace", "play", "sample", "probe"])
     parser.add_argument("address")
     parser.add_argument("--actor-id", default="writer")
     parser.add_argument("--seconds", type=float, default=5.0)
@@ -208,6 +231,7 @@ def main() -> None:
         "write": lambda: write(a.address, a.actor_id, a.seconds, a.limit),
         "pace": lambda: write_paced(a.address, a.actor_id, a.seconds, a.streams, a.steps_per_s),
         "play": lambda: play_and_write(a.address, a.limit),
+        "probe": lambda: probe(a.address, a.actor_id, a.seconds),
         "sample": lambda: sample(a.address, a.batch_size, a.seconds, a.max_items),
     }
     print(json.dumps(rates[a.role]()))
