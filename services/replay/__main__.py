@@ -7,22 +7,28 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import structlog
 from prometheus_client import REGISTRY
 
 from services.replay.gate import Gate
+from services.replay.memory_budget import MemoryBudget
 from services.replay.metrics import ReplayCollector
+from services.replay.recovered import Recovered, recover
 from services.replay.replay import Replay
+from services.replay.replay_log import ReplayLog
 from services.replay.servicer import ReplayServicer
 from tidemill import process
 from tidemill.config.load import load
 from tidemill.config.sections import ReplayConfig
+from tidemill.config.services import ReplaySettings
 from tidemill.rpc.server import RpcServer
 from tidemill.telemetry import configure_logging, serve_metrics, watch_disk
 
 _SERVICE = "replay"
+_logger = structlog.get_logger()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,26 +48,65 @@ def _start(arguments: Sequence[str]) -> int:
 async def _serve(config: ReplayConfig) -> None:
     settings = config.replay
     server = RpcServer(_SERVICE, settings.server)
-    replay = Replay(
-        max_tables=settings.max_tables,
-        max_streams=settings.max_streams,
-        first_epoch=time.time_ns() // 1_000_000,  # above every epoch of an earlier life, which is forgotten
-        rng=np.random.default_rng(),
-    )
+    recovered = _recover(settings)
+    replay = recovered.replay if recovered is not None else _empty(settings, None)
     gate = Gate(time.monotonic)
-    REGISTRY.register(ReplayCollector(replay, gate))
-    servicer = ReplayServicer(replay, gate, settings.server.max_message_bytes)
+    log = ReplayLog(recovered, settings.storage, gate.changed) if recovered is not None else None
+    REGISTRY.register(ReplayCollector(replay, gate, log))
+    servicer = ReplayServicer(replay, gate, settings.server.max_message_bytes, log)
     servicer.add_to(server)
     watch_disk(config.run.folder)
     metrics_address = serve_metrics(settings.server)
-    log = structlog.get_logger()
-    log.info("serving", address=await server.start(), metrics=metrics_address)
+    _logger.info("serving", address=await server.start(), metrics=metrics_address)
     await server.set_serving(True)
-    await process.stop_requested()
+    await _until_stopped(log)
     await server.set_serving(False)
     servicer.close()  # or streams would use up the grace period
     await server.stop()
-    log.info("stopped")
+    if log is not None:
+        await log.close()
+    _logger.info("stopped")
+
+
+async def _until_stopped(log: ReplayLog | None) -> None:
+    """Wait for the signal to stop. FatalError: the log cannot be written any more."""
+    stop = asyncio.create_task(process.stop_requested())
+    waited = {stop} if log is None else {stop, log.failed}
+    done, _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+    for future in done:
+        future.result()
+
+
+def _empty(settings: ReplaySettings, budget: MemoryBudget | None) -> Replay:
+    return Replay(
+        max_tables=settings.max_tables,
+        max_streams=settings.max_streams,
+        first_epoch=time.time_ns() // 1_000_000,  # above every epoch of an earlier life, which may be forgotten
+        rng=np.random.default_rng(),
+        budget=budget,
+    )
+
+
+def _recover(settings: ReplaySettings) -> Recovered | None:
+    """Bring back the tables of an earlier life; None if they are kept in memory only."""
+    storage = settings.storage
+    if not storage.folder:
+        return None
+    recovered = recover(Path(storage.folder), storage.max_memory_mib * 2**20, partial(_empty, settings))
+    damage = recovered.damage
+    report = _logger.warning if damage.records or recovered.dropped else _logger.info
+    report(
+        "restored" if recovered.segment_sizes else "new log",
+        folder=storage.folder,
+        tables=len(recovered.replay.tables),
+        items=recovered.items,
+        env_steps=recovered.replay.env_steps,
+        took_s=round(recovered.took_s, 3),
+        torn_bytes=damage.torn_bytes,
+        corrupt_records=damage.records,
+        dropped_items=recovered.dropped,
+    )
+    return recovered
 
 
 if __name__ == "__main__":

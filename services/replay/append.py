@@ -83,21 +83,40 @@ def plan(appending: Appending, chunks: Sequence[Chunk], items: Sequence[ItemBatc
     return Plan(epoch.revision, new, is_fresh, tuple(items), tuple(tables), sum(chunk.decision_count for chunk in new))
 
 
-def store(appending: Appending, planned: Plan) -> None:
+@dataclass(frozen=True, slots=True, eq=False)
+class Stored:
+    """What became of a message.
+
+    Attributes:
+        slots: Slots of its new chunks, in order; some may be free again, int64 [C].
+        blobs: Their blobs, for a log; empty without one.
+        inserted: Tables that got items, each with the slots of those that are still there, int64 [N].
+    """
+
+    slots: Ints
+    blobs: Sequence[bytes]
+    inserted: Sequence[tuple[Table, Ints]]
+
+
+def store(appending: Appending, planned: Plan) -> Stored:
     """Store what is new of a message: its chunks, then the items of each table."""
     epoch = appending.epoch
     epoch.revision += 1
+    new = np.array([_add_chunk(epoch, chunk) for chunk in planned.chunks], dtype=np.int64)
+    blobs = epoch.store.blocks.blobs(new)
     slots = np.full(len(planned.is_new), NONE, dtype=np.int64)
-    slots[planned.is_new] = [_add_chunk(epoch, chunk) for chunk in planned.chunks]
+    slots[planned.is_new] = new
+    inserted = []
     for batch in planned.items:
         picked = planned.is_new[batch.chunk_indices]
         if picked.any():
             table = appending.tables[batch.table_index]
-            table.insert(_locate(epoch, batch, picked, slots))
+            inserted.append((table, table.insert(_locate(epoch, batch, picked, slots))))
     touched = {chunk.env_index for chunk in planned.chunks}
     unreachable = [slot for env_index in touched for slot in epoch.trim(epoch.streams[env_index])]
     if unreachable:
         epoch.store.release(np.array(unreachable, dtype=np.int64))
+    return Stored(new, blobs, inserted)
 
 
 def _find_new(appending: Appending, chunks: Sequence[Chunk]) -> list[bool]:

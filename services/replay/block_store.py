@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -24,7 +25,11 @@ class BlockStore(Protocol):
         ...
 
     def read(self, slots: NDArray[np.int64], step_counts: NDArray[np.int64]) -> tuple[Blocks, ...]:
-        """Return the blocks of chunks [N] side by side, one entry for each column."""
+        """Return the blocks of chunks [N], all in memory, side by side, one entry for each column."""
+        ...
+
+    def blobs(self, slots: NDArray[np.int64]) -> Sequence[bytes]:
+        """Return what a log is to keep of chunks [N] that were just put, or nothing if there is none."""
         ...
 
 
@@ -60,6 +65,10 @@ class MemoryBlocks:
             for slot in slots.tolist():
                 column[slot] = b""
 
+    def blobs(self, slots: NDArray[np.int64]) -> Sequence[bytes]:  # noqa: ARG002 - the interface's
+        """Return nothing: there is no log."""
+        return ()
+
     def read(self, slots: NDArray[np.int64], step_counts: NDArray[np.int64]) -> tuple[Blocks, ...]:
         """Return the blocks of chunks [N] side by side, one entry for each column."""
         picked = slots.tolist()
@@ -70,18 +79,23 @@ class MemoryBlocks:
             blocks[i] = Blocks(b"".join(parts), sizes)
         if self._raw_columns:
             raws = [self._raw[slot] for slot in picked]
-            for i, data in zip(self._raw_columns, self._cut(raws, step_counts), strict=True):
+            for i, data in zip(self._raw_columns, cut_raw(raws, step_counts, self._raw_starts), strict=True):
                 blocks[i] = Blocks(data, np.empty(0, dtype=np.int64))
         return tuple(blocks[i] for i in range(len(blocks)))
 
-    def _cut(self, raws: list[bytes], step_counts: NDArray[np.int64]) -> list[bytes]:
-        """Return each RAW column's bytes of all chunks, joined."""
-        spans = list(zip(self._raw_starts[:-1], self._raw_starts[1:], strict=True))
-        steps = int(step_counts[0]) if len(step_counts) else 0
-        if (step_counts == steps).all():
-            joined = np.frombuffer(b"".join(raws), dtype=np.uint8).reshape(len(raws), -1)
-            return [joined[:, steps * start : steps * end].tobytes() for start, end in spans]
-        counts = step_counts.tolist()  # the last chunks of ended streams are shorter
-        return [
-            b"".join([raw[n * start : n * end] for raw, n in zip(raws, counts, strict=True)]) for start, end in spans
-        ]
+
+def cut_raw(raws: list[bytes], step_counts: NDArray[np.int64], starts: Sequence[int]) -> list[bytes]:
+    """Return each RAW column's bytes of all chunks, joined.
+
+    Args:
+        raws: The RAW blocks of each chunk, joined.
+        step_counts: Steps of each, [N].
+        starts: Where each column starts in a step's bytes, and where the last one ends.
+    """
+    spans = list(itertools.pairwise(starts))
+    steps = int(step_counts[0]) if len(step_counts) else 0
+    if (step_counts == steps).all():
+        joined = np.frombuffer(b"".join(raws), dtype=np.uint8).reshape(len(raws), -1)
+        return [joined[:, steps * start : steps * end].tobytes() for start, end in spans]
+    counts = step_counts.tolist()  # the last chunks of ended streams are shorter
+    return [b"".join([raw[n * start : n * end] for raw, n in zip(raws, counts, strict=True)]) for start, end in spans]

@@ -194,6 +194,10 @@ class ChunkStore:
         """Return the bytes of chunks [N] as stored."""
         return int(self._sizes[slots].sum())
 
+    def sizes_of(self, slots: Ints) -> Ints:
+        """Return the bytes of each of chunks [N] as stored."""
+        return self._sizes[slots]
+
     def in_order(self, slots: Ints) -> tuple[Ints, Ints]:
         """Sort chunks by stream and position, each once.
 

@@ -165,6 +165,11 @@ class Items:
         there: NDArray[np.bool_] = (self.lengths[slots] > 0) & (self._numbers[slots] == numbers & 0xFFFFFFFF)
         return there
 
+    @property
+    def used(self) -> int:
+        """Slots ever used; those beyond are empty."""
+        return self._used
+
     def ends(self, slots: Ints) -> Ints:
         """Return for slots [N] the steps from the start of an item's first chunk to the item's end."""
         return self.offsets[slots].astype(np.int64) + self.lengths[slots]

@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from services.replay.gate import Gate
 from services.replay.replay import Replay
+from services.replay.replay_log import ReplayLog
 from services.replay.table import Table
 
 _PREFIX = "tidemill_replay"
@@ -16,10 +17,11 @@ _PREFIX = "tidemill_replay"
 class ReplayCollector:
     """A Prometheus collector over a `Replay`. It only reads, so that it may run in another thread."""
 
-    def __init__(self, replay: Replay, gate: Gate) -> None:
-        """Collect from a state and the gate in front of it."""
+    def __init__(self, replay: Replay, gate: Gate, log: ReplayLog | None = None) -> None:
+        """Collect from a state, the gate in front of it and the log behind it."""
         self._replay = replay
         self._gate = gate
+        self._log = log
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric."""
@@ -31,6 +33,8 @@ class ReplayCollector:
             yield _counter(name, about, [(t, getattr(t.counters, name)) for t in tables])
         yield self._blocked()
         yield from self._totals()
+        if self._log is not None:
+            yield from _log_metrics(self._log)
 
     def _blocked(self) -> Metric:
         about = "Time during which at least one call of this side waited."
@@ -48,12 +52,35 @@ class ReplayCollector:
         yield CounterMetricFamily(f"{_PREFIX}_env_steps", "Agent decisions stored.", value=replay.env_steps)
 
 
+def _log_metrics(log: ReplayLog) -> Iterator[Metric]:
+    journal, cold, recovered = log.journal, log.cold, log.recovered
+    gauges = {
+        "log_bytes": ("Bytes of the log on disk.", journal.size_bytes),
+        "log_segments": ("Files of the log.", len(journal.segment_sizes)),
+        "log_pending_bytes": ("Bytes on their way to the log.", log.commits.pending_bytes),
+        "log_full": ("1 while the disk has no room and nothing is acknowledged.", int(log.is_full)),
+        "memory_bytes": ("Bytes of chunks in memory, as compressed.", recovered.budget.size_bytes),
+        "recovery_seconds": ("Time the last start took to restore the tables.", recovered.took_s),
+    }
+    for name, (about, value) in gauges.items():
+        yield GaugeMetricFamily(f"{_PREFIX}_{name}", about, value=value)
+    counters = {
+        "corrupt_records": ("Records and chunks found damaged on disk.", recovered.damage.records),
+        "cold_reads": ("Chunks read from the log because memory had them no more.", cold.reads),
+        "cold_read_bytes": ("Their bytes.", cold.read_bytes),
+        "snapshots": ("Snapshots taken.", log.snapshots.taken),
+    }
+    for name, (about, value) in counters.items():
+        yield CounterMetricFamily(f"{_PREFIX}_{name}", about, value=value)
+
+
 _COUNTERS = {
     "inserts": "Items inserted.",
     "samples": "Items sampled.",
     "sampled_age": "Sum over sampled items of the items inserted after them; by samples, their mean age in items.",
     "evictions": "Items removed because the table was full.",
     "priority_updates": "Priorities set.",
+    "corrupt_items": "Items dropped because bytes they need were damaged on disk.",
     "unknown_keys": "Keys of updates and deletions that were not in the table.",
 }
 

@@ -4,28 +4,49 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.replay.append import Appending, Plan, plan, store
 from services.replay.append_check import block_sizes
 from services.replay.chunk_store import ChunkStore
+from services.replay.journal import Journal, NewChunks
+from services.replay.log_blocks import LogBlocks
+from services.replay.log_frame import Kind
+from services.replay.log_state import describe_epoch, describe_state
+from services.replay.memory_budget import MemoryBudget
 from services.replay.streams import Epoch, StreamRegistry
 from services.replay.table import Table
 from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.table_config import TableConfig
+from tidemill.replay.wire import config_to_json
 from tidemill.types import Signature, column_names
+
+Ints = NDArray[np.int64]
 
 MAX_CHUNK_LENGTH = 1024
 MAX_APPEND_TABLES = 16
+_CHANGEABLE = ("max_items", "max_bytes", "rate_limiter", "max_times_sampled")
+_NO_SLOTS: Ints = np.empty(0, dtype=np.int64)
 _ACTOR_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
 class Replay:
     """Tables and streams of one server."""
 
-    def __init__(self, *, max_tables: int, max_streams: int, first_epoch: int, rng: np.random.Generator) -> None:
+    def __init__(
+        self,
+        *,
+        max_tables: int,
+        max_streams: int,
+        first_epoch: int,
+        rng: np.random.Generator,
+        budget: MemoryBudget | None = None,
+    ) -> None:
         """Create a server without tables.
 
         Args:
@@ -33,10 +54,16 @@ class Replay:
             max_streams: Most streams; see `StreamRegistry`.
             first_epoch: Number of the first epoch; see `StreamRegistry`.
             rng: Source of all random picks.
+            budget: Memory for chunks that a log has as well; None if there is no log and all is kept in memory.
         """
         self._max_tables = max_tables
         self._rng = rng
+        self._budget = budget
+        self._journal: Journal | None = None
+        self._unconfirmed: set[str] = set()  # restored tables that nobody has asked for yet
         self._tables: dict[str, Table] = {}
+        self._numbers: dict[str, int] = {}  # of each table in the log
+        self.next_table = 1
         self._stores: dict[Signature, ChunkStore] = {}
         self.streams = StreamRegistry(first_epoch, max_streams)
         self.env_steps = 0
@@ -56,28 +83,94 @@ class Replay:
         """Number of all chunks."""
         return sum(store.count for store in self._stores.values())
 
+    @property
+    def sequence(self) -> int:
+        """Number of the newest record of the log; 0 without one."""
+        return self._journal.sequence if self._journal is not None else 0
+
+    def attach(self, journal: Journal) -> None:
+        """Tell a log every change from now on; tables that are there were restored from it."""
+        self._journal = journal
+        self._unconfirmed = set(self._tables)
+        for name in self._tables:
+            journal.know_table(name, self._numbers[name])
+
     def create_table(self, config: TableConfig) -> bool:
-        """Create a table; return False if an equal one exists.
+        """Create a table; return False if there is one: equal, or restored and not asked for since.
 
         Raises:
             AlreadyExists: the name is taken by a table with another configuration.
             ResourceExhausted: too many tables, or no memory for one so large.
         """
         existing = self._tables.get(config.name)
-        if existing is not None:
-            if existing.config != config:
+        if existing is None:
+            self.add_table(config, self.next_table)
+            self._tell_table(config)
+            return True
+        if existing.config != config:
+            if config.name not in self._unconfirmed or not _may_become(existing.config, config):
                 raise AlreadyExists(f"table {config.name!r} exists with {_difference(existing.config, config)}")
-            return False
+            self._reconfigure(existing, config)
+        self._unconfirmed.discard(config.name)
+        return False
+
+    def add_table(self, config: TableConfig, number: int) -> Table:
+        """Create an empty table under the number a log has for it.
+
+        Raises:
+            ResourceExhausted: too many tables, or no memory for one so large.
+        """
         if len(self._tables) >= self._max_tables:
             raise ResourceExhausted(f"table {config.name!r} would be one more than max_tables ({self._max_tables})")
-        store = self._stores.get(config.signature) or ChunkStore(config.signature)
+        store = self._stores.get(config.signature) or self._make_store(config.signature, number)
         try:
-            table = Table(config, store, self._rng)
+            table = Table(config, store, self._rng, durable=self._budget is not None)
         except MemoryError as error:
             raise ResourceExhausted(f"max_items is {config.max_items}, too many for the server's memory") from error
         self._stores[config.signature] = store
         self._tables[config.name] = table
-        return True
+        self._numbers[config.name] = number
+        self.next_table = max(self.next_table, number + 1)
+        return table
+
+    @property
+    def stores(self) -> tuple[ChunkStore, ...]:
+        """The chunks of each signature."""
+        return tuple(self._stores.values())
+
+    def number_of(self, table: Table) -> int:
+        """Return the number a log has for a table."""
+        return self._numbers[table.config.name]
+
+    def describe_state(self) -> dict[str, Any]:
+        """Return what a log needs to know of the state but for chunks and items."""
+        return describe_state(
+            self.streams, [(self._numbers[table.config.name], table) for table in self.tables], self.env_steps
+        )
+
+    def drop_chunk(self, store: ChunkStore, chunk: int) -> int:
+        """Remove every item that needs a chunk, whose bytes are damaged, and let go of it; return how many items."""
+        store.hold(np.array([chunk]))  # while its neighbours are looked for
+        dropped = sum(table.drop_items_of(chunk) for table in self._tables.values() if table.store is store)
+        for epoch in self.streams.epochs:
+            if epoch.store is store:
+                epoch.forget_chunk(chunk)
+        store.release(np.array([chunk]))
+        return dropped
+
+    def delete(self, table: Table, keys: NDArray[np.uint64]) -> int:
+        """Remove items of a table by key [N]; return how many were there."""
+        self._begin()
+        deleted = table.delete(keys)
+        self._tell_changes(None, [(table, _NO_SLOTS)])
+        return deleted
+
+    def reset(self, table: Table) -> int:
+        """Remove every item of a table and zero its counters; return how many items there were."""
+        self._begin()
+        removed = table.reset()
+        self._tell_changes(None, [(table, _NO_SLOTS)])
+        return removed
 
     def find(self, name: str) -> Table:
         """Return a table. NotFound: there is none of that name."""
@@ -114,7 +207,12 @@ class Replay:
         for table in found:
             _check_signature(table, signature)
         tail_steps = max(table.config.max_item_steps for table in found) - 1
+        self._begin()
+        next_epoch = self.streams.next_epoch
         opened = self.streams.open(actor_id, epoch, env_count, found[0].store, chunk_length, tail_steps)
+        if self._journal is not None and self.streams.next_epoch != next_epoch:
+            document = {"epoch": describe_epoch(opened), "closed": self.streams.take_closed()}
+            self._journal.tell(Kind.EPOCH, document)
         opened.connections += 1
         return Appending(opened, found, block_sizes(signature))
 
@@ -130,8 +228,43 @@ class Replay:
         """
         if planned.revision != appending.epoch.revision:
             planned = plan(appending, chunks, items)
-        store(appending, planned)
+        self._begin()
+        stored = store(appending, planned)
         self.env_steps += planned.decisions
+        if len(stored.slots) or stored.inserted:
+            self._tell_changes(NewChunks(appending.epoch.store, stored.slots, stored.blobs), stored.inserted)
+
+    def tell_removed(self) -> None:
+        """Tell the log which items left because they were sampled often enough; all else is told at once."""
+        changed = [(table, _NO_SLOTS) for table in self.tables if table.has_removed]
+        if changed:
+            self._begin()
+            self._tell_changes(None, changed)
+
+    def _begin(self) -> None:
+        if self._journal is not None:
+            self._journal.begin()
+
+    def _tell_changes(self, chunks: NewChunks | None, tables: Sequence[tuple[Table, Ints]]) -> None:
+        if self._journal is not None:
+            self._journal.tell_changes(self.env_steps, chunks, tables)
+
+    def _tell_table(self, config: TableConfig) -> None:
+        if self._journal is not None:
+            number = self._numbers[config.name]
+            self._journal.know_table(config.name, number)
+            self._journal.begin()
+            self._journal.tell(Kind.TABLE, {"number": number, "config": config_to_json(config)})
+
+    def _reconfigure(self, table: Table, config: TableConfig) -> None:
+        self._begin()
+        table.reconfigure(config)
+        self._tell_table(config)
+        self._tell_changes(None, [(table, table.items.oldest_first())])
+
+    def _make_store(self, signature: Signature, number: int) -> ChunkStore:
+        blocks = LogBlocks(signature, number, self._budget) if self._budget is not None else None
+        return ChunkStore(signature, blocks)
 
 
 def _check_range(name: str, value: int, high: int) -> None:
@@ -148,6 +281,12 @@ def _check_signature(table: Table, signature: Signature) -> None:
         raise FailedPrecondition(f"signature has columns {got}, table {table.config.name!r} has {names}")
     got_column, column = next((a, b) for a, b in zip(signature, wanted, strict=True) if a != b)
     raise FailedPrecondition(f"signature has {got_column}, table {table.config.name!r} has {column}")
+
+
+def _may_become(existing: TableConfig, wanted: TableConfig) -> bool:
+    """Return whether a restored table may take another configuration: what its items are must stay."""
+    changed = {name: getattr(wanted, name) for name in _CHANGEABLE}
+    return replace(existing, **changed) == wanted
 
 
 def _difference(existing: TableConfig, wanted: TableConfig) -> str:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, NoReturn
+from typing import Any
 
-import grpc
 import grpc.aio
 import numpy as np
 
 from services.replay.append import Appending, plan
 from services.replay.append_check import check_priorities
+from services.replay.batch_reader import BatchReader
 from services.replay.calls import Calls
 from services.replay.credit import Credit, Wanted
 from services.replay.drawn import Sample as SampledItems
 from services.replay.gate import Gate
 from services.replay.replay import Replay
+from services.replay.replay_log import ReplayLog
 from services.replay.table import Table
-from tidemill.errors import InvalidArgument, ResourceExhausted, TidemillError
+from services.replay.unacknowledged import when_durable
+from tidemill.errors import InvalidArgument, ResourceExhausted, TidemillError, Unimplemented
 from tidemill.replay.table_config import TableDescription, check_signature
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
@@ -36,16 +38,19 @@ _MESSAGE_MARGIN = 0.9  # of a message may be blocks
 class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     """Serves one `Replay`; calls that must wait do so in its `Gate`."""
 
-    def __init__(self, replay: Replay, gate: Gate, max_message_bytes: int) -> None:
+    def __init__(self, replay: Replay, gate: Gate, max_message_bytes: int, log: ReplayLog | None = None) -> None:
         """Serve a state.
 
         Args:
             replay: The state; nothing else may change it.
             gate: Where inserts and samples wait.
             max_message_bytes: Largest message this server can send.
+            log: Where changes are written before they are acknowledged; None keeps all in memory only.
         """
         self._replay = replay
         self._gate = gate
+        self._log = log
+        self._batches = BatchReader(replay, gate, log.cold if log is not None else None)
         self._max_batch_bytes = int(max_message_bytes * _MESSAGE_MARGIN)
         self._calls = Calls()
 
@@ -60,7 +65,12 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
 
     async def CreateTable(self, request: pb.CreateTableRequest, context: Context) -> pb.CreateTableResponse:
         """Create a table, or confirm an equal one."""
-        return pb.CreateTableResponse(created=self._replay.create_table(unpack_config(request.config)))
+        before = self._replay.sequence
+        created = self._replay.create_table(unpack_config(request.config))
+        if self._replay.sequence != before:
+            self._gate.changed()  # a restored table may have another rate limiter now
+            await self._durable()
+        return pb.CreateTableResponse(created=created)
 
     async def ListTables(self, request: pb.ListTablesRequest, context: Context) -> pb.ListTablesResponse:
         """Describe every table in order of name."""
@@ -74,9 +84,10 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     async def ResetTable(self, request: pb.ResetTableRequest, context: Context) -> pb.ResetTableResponse:
         """Remove every item of a table and zero its counters."""
         table = self._replay.find(request.name)
-        removed = table.reset()
+        removed = self._replay.reset(table)
         self._gate.forget_blocked(table)
         self._gate.changed()
+        await self._durable()
         return pb.ResetTableResponse(removed=removed)
 
     async def UpdatePriorities(
@@ -96,15 +107,16 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         """Remove items by key."""
         table = self._replay.find(request.table)
         keys = _keys(request.keys)
-        deleted = table.delete(keys)
+        deleted = self._replay.delete(table, keys)
         self._gate.changed()
+        await self._durable()
         return pb.DeleteItemsResponse(deleted=deleted, unknown=len(keys) - deleted)
 
-    async def Checkpoint(self, request: pb.CheckpointRequest, context: Context) -> NoReturn:
-        """Refuse: there is nothing on disk."""
-        await context.abort(
-            grpc.StatusCode.UNIMPLEMENTED, "this server keeps its tables in memory only and writes no snapshots"
-        )
+    async def Checkpoint(self, request: pb.CheckpointRequest, context: Context) -> pb.CheckpointResponse:
+        """Take a snapshot."""
+        if self._log is None:
+            raise Unimplemented("this server keeps its tables in memory only and writes no snapshots")
+        return pb.CheckpointResponse(snapshot=await self._log.checkpoint())
 
     async def Append(
         self, request_iterator: AsyncIterator[pb.AppendRequest], context: Context
@@ -117,10 +129,14 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         appending = self._open_streams(first)
         try:
             with self._calls.running():
+                await self._durable()
                 yield self._acknowledge(appending)
-                async for request in requests:
-                    await self._append(appending, request)
-                    yield self._acknowledge(appending)
+                if self._log is None:
+                    async for _, answer in self._store(appending, requests):
+                        yield answer
+                else:
+                    async for answer in when_durable(self._store(appending, requests), self._log.commits.durable):
+                        yield answer
         finally:
             self._replay.close_streams(appending.epoch)
 
@@ -144,13 +160,9 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             reading.cancel()
 
     async def _draw(self, table: Table, wanted: Wanted, distinct: bool) -> pb.SampleResponse:
-        items, counted = wanted.items, wanted.counted
-        if items:
-            sample = await self._gate.sample(
-                table, items, distinct, lambda: table.sample(items, distinct, counted), limited=counted is None
-            )
-            return self._pack(sample, table.limiter.lead)
-        table.limiter.sampled(counted or 0)
+        if wanted.items:
+            return self._pack(await self._batches.read(table, wanted, distinct), table.limiter.lead)
+        table.limiter.sampled(wanted.counted or 0)
         self._gate.changed()
         return pb.SampleResponse(
             table_items=table.size,
@@ -196,6 +208,21 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         chunks, items = unpack_append(request.data)
         planned = plan(appending, chunks, items)
         await self._gate.insert(planned.tables, lambda: self._replay.append(appending, planned, chunks, items))
+
+    async def _store(
+        self, appending: Appending, requests: AsyncIterator[pb.AppendRequest]
+    ) -> AsyncIterator[tuple[int, pb.AppendResponse]]:
+        """Store messages as they come; yield the log's record and the acknowledgement of each."""
+        async for request in requests:
+            if self._log is not None:
+                await self._log.commits.room()
+            await self._append(appending, request)
+            yield self._replay.sequence, self._acknowledge(appending)
+
+    async def _durable(self) -> None:
+        """Wait until everything so far may be acknowledged."""
+        if self._log is not None:
+            await self._log.commits.durable(self._replay.sequence)
 
     def _acknowledge(self, appending: Appending) -> pb.AppendResponse:
         epoch = appending.epoch

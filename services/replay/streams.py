@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,6 +82,24 @@ class Epoch:
             stream.tail_step += self.chunk_length
         return slots
 
+    def forget_chunk(self, chunk: int) -> None:
+        """Let go of a chunk, if it is among the newest of a stream, and of those before it: no item may reach it."""
+        number = int(self.store.streams_of(np.array([chunk]))[0])
+        for stream in self.streams:
+            if stream.number != number or stream.tail == NONE:
+                continue
+            slots = [stream.tail]
+            while slots[-1] not in (chunk, NONE):
+                slots.append(self.store.next_slot(slots[-1]))
+            if slots[-1] == NONE:  # it left the newest chunks long ago
+                continue
+            self.revision += 1
+            stream.tail = self.store.next_slot(chunk)
+            stream.tail_step += len(slots) * self.chunk_length
+            if stream.tail == NONE:
+                stream.last = NONE
+            self.store.release(np.array(slots, dtype=np.int64))
+
     def close(self) -> None:
         """Let go of every chunk and refuse what still comes."""
         self.current = False
@@ -111,10 +130,27 @@ class StreamRegistry:
                 longest idle first.
         """
         self._epochs: dict[str, Epoch] = {}  # the longest idle first
-        self._next_epoch = first_epoch
-        self._next_stream = 0
+        self.next_epoch = first_epoch
+        self.next_stream = 0
         self._max_streams = max_streams
+        self._closed: list[int] = []
         self.count = 0
+
+    @property
+    def epochs(self) -> tuple[Epoch, ...]:
+        """The newest epoch of every actor, the longest idle first."""
+        return tuple(self._epochs.values())
+
+    def take_closed(self) -> list[int]:
+        """Return the numbers of the epochs that were closed since this was last asked."""
+        closed, self._closed = self._closed, []
+        return closed
+
+    def restore(self, epochs: Sequence[Epoch], next_epoch: int, next_stream: int) -> None:
+        """Take up the epochs of an earlier life, the longest idle first; numbers go on from the ones given."""
+        self._epochs = {epoch.actor_id: epoch for epoch in epochs}
+        self.next_epoch, self.next_stream = max(self.next_epoch, next_epoch), next_stream
+        self.count = sum(len(epoch.streams) for epoch in epochs)
 
     def open(
         self, actor_id: str, epoch: int, env_count: int, store: ChunkStore, chunk_length: int, tail_steps: int
@@ -147,10 +183,10 @@ class StreamRegistry:
 
     def _begin(self, actor_id: str, env_count: int, store: ChunkStore, chunk_length: int, tail_steps: int) -> Epoch:
         self._make_room(actor_id, env_count)
-        streams = [Stream(self._next_stream + i) for i in range(env_count)]
-        self._next_stream += env_count
-        epoch = Epoch(actor_id, self._next_epoch, chunk_length, store, streams, tail_steps)
-        self._next_epoch += 1
+        streams = [Stream(self.next_stream + i) for i in range(env_count)]
+        self.next_stream += env_count
+        epoch = Epoch(actor_id, self.next_epoch, chunk_length, store, streams, tail_steps)
+        self.next_epoch += 1
         self._epochs[actor_id] = epoch
         self.count += env_count
         return epoch
@@ -168,6 +204,7 @@ class StreamRegistry:
             leaving.append(idle.pop(0))
         for epoch in leaving:
             epoch.close()
+            self._closed.append(epoch.number)
             self.count -= len(epoch.streams)
             del self._epochs[epoch.actor_id]
 

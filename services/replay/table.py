@@ -186,6 +186,11 @@ class Table:
         self._remove(gone)
         return len(gone)
 
+    @property
+    def has_removed(self) -> bool:
+        """Whether `take_removed` has something to tell."""
+        return bool(self._removed)
+
     def take_removed(self) -> Ints:
         """Return the slots that were emptied since this was last asked, of which some may be in use again."""
         removed, self._removed = self._removed, []
@@ -264,9 +269,10 @@ class Table:
     def _forget(self, slots: Ints) -> None:
         self._holdings.remove(self._spans(slots))
         self.items.remove(slots)
-        self._note_removed(slots)
+        self.note_removed(slots)
 
-    def _note_removed(self, slots: Ints) -> None:
+    def note_removed(self, slots: Ints) -> None:
+        """Tell the log with the next record that slots [N] are empty."""
         if self.durable and len(slots):
             self._removed.append(slots)
 

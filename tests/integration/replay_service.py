@@ -74,10 +74,12 @@ class ServerProcess:
 
     def _addresses(self) -> tuple[str, str]:
         assert self.process.stderr is not None
-        line = self.process.stderr.readline()
-        found = re.search(r"address=(\S+) metrics=(\S+)", line)
-        assert found is not None, line + self.process.stderr.read()
-        return found[1], found[2]
+        self.before_serving = ""
+        for line in self.process.stderr:
+            if found := re.search(r"address=(\S+) metrics=(\S+)", line):
+                return found[1], found[2]
+            self.before_serving += line
+        pytest.fail(f"the server ended: {self.before_serving}")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tidemill.config.check import check, matches
+from tidemill.config.storage import StorageSettings
 from tidemill.rpc.settings import ServerSettings
 
 
@@ -27,6 +28,8 @@ class ReplaySettings:
     """Most tables it keeps."""
     max_streams: int = 65_536
     """Most streams it keeps, over all actors."""
+    storage: StorageSettings = field(default_factory=StorageSettings)
+    """Its log on disk."""
 
     def __post_init__(self) -> None:
         check(self.shards >= 1, "replay.shards", self.shards, "at least 1")

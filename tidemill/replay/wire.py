@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
+from google.protobuf import json_format
 
 from tidemill.errors import InvalidArgument
 from tidemill.replay.batch import Blocks, SampledBatch
@@ -85,6 +87,20 @@ def unpack_config(message: pb.TableConfig) -> TableConfig:
         max_times_sampled=message.max_times_sampled,
         max_item_steps=message.max_item_steps,
     )
+
+
+def config_to_json(config: TableConfig) -> dict[str, Any]:
+    """Return a table's configuration as a JSON document: the message in protobuf's JSON form."""
+    document: dict[str, Any] = json_format.MessageToDict(pack_config(config), preserving_proto_field_name=True)
+    return document
+
+
+def config_from_json(document: dict[str, Any]) -> TableConfig:
+    """Return what `config_to_json` made a document of. InvalidArgument: a field is out of range or unknown."""
+    try:
+        return unpack_config(json_format.ParseDict(document, pb.TableConfig()))
+    except json_format.ParseError as error:
+        raise InvalidArgument(f"table configuration: {error}") from error
 
 
 def pack_description(description: TableDescription) -> pb.TableDescription:

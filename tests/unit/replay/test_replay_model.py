@@ -11,6 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.replay.append import Appending
 from services.replay.chunk_store import NONE
+from services.replay.drawn import Sample
+from services.replay.replay import Replay
+from services.replay.table import Table
 from tests.unit.replay.streams_for_tests import (
     append,
     held_chunks,
@@ -26,6 +29,15 @@ from tidemill.replay.table_config import SelectorConfig, SelectorKind
 TABLES = ("uniform", "ranked")
 MAX_ITEMS = {"uniform": 12, "ranked": 25}
 MAX_STEPS = {"uniform": 9, "ranked": 3}
+CONFIGS = (
+    make_config("uniform", max_items=MAX_ITEMS["uniform"], max_item_steps=MAX_STEPS["uniform"]),
+    make_config(
+        "ranked",
+        SelectorConfig(SelectorKind.PRIORITIZED, 1.0),
+        max_items=MAX_ITEMS["ranked"],
+        max_item_steps=MAX_STEPS["ranked"],
+    ),
+)
 
 
 @dataclass
@@ -37,6 +49,7 @@ class ModelItem:
     first: int
     length: int
     priority: float
+    first_priority: float
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -62,16 +75,20 @@ class ReplayMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         """Start with two tables and no actor."""
         super().__init__()
-        ranked = SelectorConfig(SelectorKind.PRIORITIZED, 1.0)
-        self.replay = make_replay(
-            make_config("uniform", max_items=MAX_ITEMS["uniform"], max_item_steps=MAX_STEPS["uniform"]),
-            make_config("ranked", ranked, max_items=MAX_ITEMS["ranked"], max_item_steps=MAX_STEPS["ranked"]),
-        )
+        self.replay = self.make_state()
         self.items: dict[str, list[ModelItem]] = {name: [] for name in TABLES}
         self.actors: dict[str, ModelActor] = {}
         self.inserted = dict.fromkeys(TABLES, 0)
         self.streams = 0
         self.env_steps = 0
+
+    def make_state(self) -> Replay:
+        """Return a state with the tables."""
+        return make_replay(*CONFIGS)
+
+    def sample_all(self, table: Table) -> Sample:
+        """Draw every item of a table once."""
+        return table.sample(table.size, without_replacement=True)
 
     @initialize()
     def first_actor(self) -> None:
@@ -115,7 +132,9 @@ class ReplayMachine(RuleBasedStateMachine):
                 priorities.append(priority)
                 number = self.inserted[name]
                 self.inserted[name] += 1
-                self.items[name].append(ModelItem(number, stream, first + offset - length + 1, length, priority))
+                self.items[name].append(
+                    ModelItem(number, stream, first + offset - length + 1, length, priority, priority)
+                )
             if picked:
                 batches.append(make_items(index, picked, priorities))
             self.items[name] = self.items[name][-MAX_ITEMS[name] :]
@@ -127,7 +146,7 @@ class ReplayMachine(RuleBasedStateMachine):
         """Change the priorities of some items, or delete them, by the keys a sample gave."""
         name = data.draw(st.sampled_from([name for name in TABLES if self.items[name]]))
         table, model = self.replay.find(name), self.items[name]
-        sample = table.sample(len(model), without_replacement=True)
+        sample = self.sample_all(table)
         indices = data.draw(st.lists(st.integers(0, len(model) - 1), unique=True, max_size=5))
         unknown = np.array([0, 2**64 - 1], dtype=np.uint64)
         keys = np.concatenate((sample.keys[indices], unknown))
@@ -135,7 +154,7 @@ class ReplayMachine(RuleBasedStateMachine):
         if change == "update":
             assert table.update_priorities(keys, np.full(len(keys), priority)) == len(indices)
         else:
-            assert table.delete(keys) == len(indices)
+            assert self.replay.delete(table, keys) == len(indices)
         touched = set((sample.keys[indices] >> np.uint64(32)).tolist())
         if change == "update":
             for item in model:
@@ -146,7 +165,7 @@ class ReplayMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(TABLES))
     def reset(self, name: str) -> None:
         """Remove every item of a table."""
-        assert self.replay.find(name).reset() == len(self.items[name])
+        assert self.replay.reset(self.replay.find(name)) == len(self.items[name])
         self.items[name] = []
 
     @invariant()
@@ -157,7 +176,7 @@ class ReplayMachine(RuleBasedStateMachine):
             assert table.size == len(model)
             if not model:
                 continue
-            sample = table.sample(len(model), without_replacement=True)
+            sample = self.sample_all(table)
             by_number = {item.number: item for item in model}
             items = [by_number[number] for number in (sample.keys >> np.uint64(32)).tolist()]
             assert len({item.number for item in items}) == len(model)

@@ -288,7 +288,7 @@ class CreateTableResponse(_message.Message):
 
     CREATED_FIELD_NUMBER: _builtins.int
     created: _builtins.bool
-    """False when an equal table existed already."""
+    """False when the table existed already."""
     def __init__(
         self,
         *,

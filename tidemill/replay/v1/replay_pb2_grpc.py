@@ -88,8 +88,14 @@ class ReplayServiceServicer:
 
     def CreateTable(self, request, context):
         """Creates a table, or confirms that one of the same name and configuration exists.
-        Never blocks. A retry is safe. INVALID_ARGUMENT: a field is out of range. ALREADY_EXISTS: the name is
-        taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
+
+        A table that a restarted server brought back from disk takes `max_items`, `max_bytes`, `rate_limiter` and
+        `max_times_sampled` from the first call that names it; items beyond the new capacity are evicted by the remover, and
+        another rate limiter begins with neither side ahead. After that call, as before a restart, another value is
+        refused. What an item means (signature, selectors, max_item_steps) never changes. Keys may change with max_items.
+
+        Never blocks, but for the disk where there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
+        ALREADY_EXISTS: the name is taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,7 +117,7 @@ class ReplayServiceServicer:
 
     def ResetTable(self, request, context):
         """Removes every item of a table and zeroes its counters; its configuration and its streams stay.
-        Never blocks. A retry is safe. NOT_FOUND: no such table.
+        Never blocks, but for the disk where there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -126,6 +132,9 @@ class ReplayServiceServicer:
         items, so a sender that reconnects resends everything unacknowledged and each step is stored exactly once.
         While the rate limiter of a named table forbids inserts, the server neither acknowledges nor reads on:
         acknowledgements are the flow control. Senders should hold a bounded number of unacknowledged chunks.
+        A server with a log acknowledges what the log has (written or synced, as it is set up), and nothing while its disk
+        is full. Restarted, it knows every epoch again with all that was acknowledged. What was not yet synced when the
+        machine lost power is asked for again; an actor that no longer has it gets FAILED_PRECONDITION.
 
         INVALID_ARGUMENT: a malformed or oversized message; nothing of that message is stored.
         NOT_FOUND: a named table does not exist (yet; trying again later is right).
@@ -163,7 +172,8 @@ class ReplayServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteItems(self, request, context):
-        """Removes items. Unknown keys are counted, not an error. Never blocks. A retry is safe.
+        """Removes items. Unknown keys are counted, not an error. Never blocks, but for the disk where there is a log: answered
+        once it is durable. A retry is safe.
         NOT_FOUND: no such table. INVALID_ARGUMENT: too many keys.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -171,8 +181,9 @@ class ReplayServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Checkpoint(self, request, context):
-        """Writes priorities and counters to disk. Does not block other calls. A retry is safe.
-        UNIMPLEMENTED: this server keeps its tables in memory only.
+        """Writes priorities and counters to disk. Chunks and items are there already: they are written as they come. Does not
+        block other calls. A retry is safe. UNIMPLEMENTED: this server keeps its tables in memory only.
+        RESOURCE_EXHAUSTED: the disk is full; the last snapshot is still there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,8 +45,14 @@ class ReplayServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ReplayServiceAsyncStub: ...
     CreateTable: _grpc.UnaryUnaryMultiCallable[_replay_pb2.CreateTableRequest, _replay_pb2.CreateTableResponse]
     """Creates a table, or confirms that one of the same name and configuration exists.
-    Never blocks. A retry is safe. INVALID_ARGUMENT: a field is out of range. ALREADY_EXISTS: the name is
-    taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
+
+    A table that a restarted server brought back from disk takes `max_items`, `max_bytes`, `rate_limiter` and
+    `max_times_sampled` from the first call that names it; items beyond the new capacity are evicted by the remover, and
+    another rate limiter begins with neither side ahead. After that call, as before a restart, another value is
+    refused. What an item means (signature, selectors, max_item_steps) never changes. Keys may change with max_items.
+
+    Never blocks, but for the disk where there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
+    ALREADY_EXISTS: the name is taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
     """
     ListTables: _grpc.UnaryUnaryMultiCallable[_replay_pb2.ListTablesRequest, _replay_pb2.ListTablesResponse]
     """Describes every table, in order of name. Never blocks. A retry is safe."""
@@ -54,7 +60,7 @@ class ReplayServiceStub:
     """Describes one table. Never blocks. A retry is safe. NOT_FOUND: no such table."""
     ResetTable: _grpc.UnaryUnaryMultiCallable[_replay_pb2.ResetTableRequest, _replay_pb2.ResetTableResponse]
     """Removes every item of a table and zeroes its counters; its configuration and its streams stay.
-    Never blocks. A retry is safe. NOT_FOUND: no such table.
+    Never blocks, but for the disk where there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table.
     """
     Append: _grpc.StreamStreamMultiCallable[_replay_pb2.AppendRequest, _replay_pb2.AppendResponse]
     """Appends chunks and the items that end in them; one call carries all streams of one actor.
@@ -65,6 +71,9 @@ class ReplayServiceStub:
     items, so a sender that reconnects resends everything unacknowledged and each step is stored exactly once.
     While the rate limiter of a named table forbids inserts, the server neither acknowledges nor reads on:
     acknowledgements are the flow control. Senders should hold a bounded number of unacknowledged chunks.
+    A server with a log acknowledges what the log has (written or synced, as it is set up), and nothing while its disk
+    is full. Restarted, it knows every epoch again with all that was acknowledged. What was not yet synced when the
+    machine lost power is asked for again; an actor that no longer has it gets FAILED_PRECONDITION.
 
     INVALID_ARGUMENT: a malformed or oversized message; nothing of that message is stored.
     NOT_FOUND: a named table does not exist (yet; trying again later is right).
@@ -90,12 +99,14 @@ class ReplayServiceStub:
     or infinite, or the lists differ in length; nothing was changed.
     """
     DeleteItems: _grpc.UnaryUnaryMultiCallable[_replay_pb2.DeleteItemsRequest, _replay_pb2.DeleteItemsResponse]
-    """Removes items. Unknown keys are counted, not an error. Never blocks. A retry is safe.
+    """Removes items. Unknown keys are counted, not an error. Never blocks, but for the disk where there is a log: answered
+    once it is durable. A retry is safe.
     NOT_FOUND: no such table. INVALID_ARGUMENT: too many keys.
     """
     Checkpoint: _grpc.UnaryUnaryMultiCallable[_replay_pb2.CheckpointRequest, _replay_pb2.CheckpointResponse]
-    """Writes priorities and counters to disk. Does not block other calls. A retry is safe.
-    UNIMPLEMENTED: this server keeps its tables in memory only.
+    """Writes priorities and counters to disk. Chunks and items are there already: they are written as they come. Does not
+    block other calls. A retry is safe. UNIMPLEMENTED: this server keeps its tables in memory only.
+    RESOURCE_EXHAUSTED: the disk is full; the last snapshot is still there.
     """
 
 @_typing.type_check_only
@@ -105,8 +116,14 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateTable: _aio.UnaryUnaryMultiCallable[_replay_pb2.CreateTableRequest, _replay_pb2.CreateTableResponse]  # type: ignore[assignment]
     """Creates a table, or confirms that one of the same name and configuration exists.
-    Never blocks. A retry is safe. INVALID_ARGUMENT: a field is out of range. ALREADY_EXISTS: the name is
-    taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
+
+    A table that a restarted server brought back from disk takes `max_items`, `max_bytes`, `rate_limiter` and
+    `max_times_sampled` from the first call that names it; items beyond the new capacity are evicted by the remover, and
+    another rate limiter begins with neither side ahead. After that call, as before a restart, another value is
+    refused. What an item means (signature, selectors, max_item_steps) never changes. Keys may change with max_items.
+
+    Never blocks, but for the disk where there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
+    ALREADY_EXISTS: the name is taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
     """
     ListTables: _aio.UnaryUnaryMultiCallable[_replay_pb2.ListTablesRequest, _replay_pb2.ListTablesResponse]  # type: ignore[assignment]
     """Describes every table, in order of name. Never blocks. A retry is safe."""
@@ -114,7 +131,7 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     """Describes one table. Never blocks. A retry is safe. NOT_FOUND: no such table."""
     ResetTable: _aio.UnaryUnaryMultiCallable[_replay_pb2.ResetTableRequest, _replay_pb2.ResetTableResponse]  # type: ignore[assignment]
     """Removes every item of a table and zeroes its counters; its configuration and its streams stay.
-    Never blocks. A retry is safe. NOT_FOUND: no such table.
+    Never blocks, but for the disk where there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table.
     """
     Append: _aio.StreamStreamMultiCallable[_replay_pb2.AppendRequest, _replay_pb2.AppendResponse]  # type: ignore[assignment]
     """Appends chunks and the items that end in them; one call carries all streams of one actor.
@@ -125,6 +142,9 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     items, so a sender that reconnects resends everything unacknowledged and each step is stored exactly once.
     While the rate limiter of a named table forbids inserts, the server neither acknowledges nor reads on:
     acknowledgements are the flow control. Senders should hold a bounded number of unacknowledged chunks.
+    A server with a log acknowledges what the log has (written or synced, as it is set up), and nothing while its disk
+    is full. Restarted, it knows every epoch again with all that was acknowledged. What was not yet synced when the
+    machine lost power is asked for again; an actor that no longer has it gets FAILED_PRECONDITION.
 
     INVALID_ARGUMENT: a malformed or oversized message; nothing of that message is stored.
     NOT_FOUND: a named table does not exist (yet; trying again later is right).
@@ -150,12 +170,14 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     or infinite, or the lists differ in length; nothing was changed.
     """
     DeleteItems: _aio.UnaryUnaryMultiCallable[_replay_pb2.DeleteItemsRequest, _replay_pb2.DeleteItemsResponse]  # type: ignore[assignment]
-    """Removes items. Unknown keys are counted, not an error. Never blocks. A retry is safe.
+    """Removes items. Unknown keys are counted, not an error. Never blocks, but for the disk where there is a log: answered
+    once it is durable. A retry is safe.
     NOT_FOUND: no such table. INVALID_ARGUMENT: too many keys.
     """
     Checkpoint: _aio.UnaryUnaryMultiCallable[_replay_pb2.CheckpointRequest, _replay_pb2.CheckpointResponse]  # type: ignore[assignment]
-    """Writes priorities and counters to disk. Does not block other calls. A retry is safe.
-    UNIMPLEMENTED: this server keeps its tables in memory only.
+    """Writes priorities and counters to disk. Chunks and items are there already: they are written as they come. Does not
+    block other calls. A retry is safe. UNIMPLEMENTED: this server keeps its tables in memory only.
+    RESOURCE_EXHAUSTED: the disk is full; the last snapshot is still there.
     """
 
 class ReplayServiceServicer:
@@ -167,8 +189,14 @@ class ReplayServiceServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_replay_pb2.CreateTableResponse, _abc.Awaitable[_replay_pb2.CreateTableResponse]]:
         """Creates a table, or confirms that one of the same name and configuration exists.
-        Never blocks. A retry is safe. INVALID_ARGUMENT: a field is out of range. ALREADY_EXISTS: the name is
-        taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
+
+        A table that a restarted server brought back from disk takes `max_items`, `max_bytes`, `rate_limiter` and
+        `max_times_sampled` from the first call that names it; items beyond the new capacity are evicted by the remover, and
+        another rate limiter begins with neither side ahead. After that call, as before a restart, another value is
+        refused. What an item means (signature, selectors, max_item_steps) never changes. Keys may change with max_items.
+
+        Never blocks, but for the disk where there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
+        ALREADY_EXISTS: the name is taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
         """
 
     def ListTables(
@@ -191,7 +219,7 @@ class ReplayServiceServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_replay_pb2.ResetTableResponse, _abc.Awaitable[_replay_pb2.ResetTableResponse]]:
         """Removes every item of a table and zeroes its counters; its configuration and its streams stay.
-        Never blocks. A retry is safe. NOT_FOUND: no such table.
+        Never blocks, but for the disk where there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table.
         """
 
     def Append(
@@ -207,6 +235,9 @@ class ReplayServiceServicer:
         items, so a sender that reconnects resends everything unacknowledged and each step is stored exactly once.
         While the rate limiter of a named table forbids inserts, the server neither acknowledges nor reads on:
         acknowledgements are the flow control. Senders should hold a bounded number of unacknowledged chunks.
+        A server with a log acknowledges what the log has (written or synced, as it is set up), and nothing while its disk
+        is full. Restarted, it knows every epoch again with all that was acknowledged. What was not yet synced when the
+        machine lost power is asked for again; an actor that no longer has it gets FAILED_PRECONDITION.
 
         INVALID_ARGUMENT: a malformed or oversized message; nothing of that message is stored.
         NOT_FOUND: a named table does not exist (yet; trying again later is right).
@@ -247,7 +278,8 @@ class ReplayServiceServicer:
         request: _replay_pb2.DeleteItemsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_replay_pb2.DeleteItemsResponse, _abc.Awaitable[_replay_pb2.DeleteItemsResponse]]:
-        """Removes items. Unknown keys are counted, not an error. Never blocks. A retry is safe.
+        """Removes items. Unknown keys are counted, not an error. Never blocks, but for the disk where there is a log: answered
+        once it is durable. A retry is safe.
         NOT_FOUND: no such table. INVALID_ARGUMENT: too many keys.
         """
 
@@ -256,8 +288,9 @@ class ReplayServiceServicer:
         request: _replay_pb2.CheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_replay_pb2.CheckpointResponse, _abc.Awaitable[_replay_pb2.CheckpointResponse]]:
-        """Writes priorities and counters to disk. Does not block other calls. A retry is safe.
-        UNIMPLEMENTED: this server keeps its tables in memory only.
+        """Writes priorities and counters to disk. Chunks and items are there already: they are written as they come. Does not
+        block other calls. A retry is safe. UNIMPLEMENTED: this server keeps its tables in memory only.
+        RESOURCE_EXHAUSTED: the disk is full; the last snapshot is still there.
         """
 
 def add_ReplayServiceServicer_to_server(servicer: ReplayServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

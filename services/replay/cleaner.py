@@ -1,0 +1,103 @@
+"""Keeps the log small: deletes old segments, and writes again what few things in them are still needed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from services.replay.chunk_store import ChunkStore
+from services.replay.cold_reader import ColdReader
+from services.replay.garbage import Garbage, chunks_in, items_in
+from services.replay.journal import Journal, NewChunks
+from services.replay.log_blocks import LogBlocks
+from services.replay.replay import Replay
+
+Ints = NDArray[np.int64]
+
+_MOVED_BYTES = 4 * 2**20
+_MOVED_ITEMS = 65_536
+
+_log = structlog.get_logger()
+
+
+class Writing(Protocol):
+    """What is to be known of the log's writer."""
+
+    def room(self) -> Awaitable[None]:
+        """Wait until its queue has room for another record."""
+        ...
+
+    def written(self, sequence: int) -> Awaitable[None]:
+        """Wait until a record and all before it are written."""
+        ...
+
+
+class Cleaner:
+    """Carries out what `Garbage` finds, a little at a time, so that nobody waits long."""
+
+    def __init__(
+        self,
+        replay: Replay,
+        journal: Journal,
+        writing: Writing,
+        cold: ColdReader,
+        segment_bytes: int,
+        changed: Callable[[], None],
+    ) -> None:
+        """Clean the log of a state; `changed` is called after items were dropped because bytes were damaged."""
+        self._replay, self._journal, self._writing, self._cold = replay, journal, writing, cold
+        self._garbage = Garbage(replay, journal, segment_bytes)
+        self._changed = changed
+
+    async def clean(self) -> None:
+        """Delete the oldest segments that nobody needs; move what is left of them if the log is mostly waste."""
+        while (segment := self._garbage.oldest) is not None:
+            if self._garbage.is_needed(segment):
+                if not self._garbage.is_wasteful:
+                    return
+                await self._move(segment)
+                if self._garbage.is_needed(segment):
+                    return
+            self._replay.tell_removed()  # before segments go that say it came
+            self._journal.delete(segment)
+            self._cold.forget(segment)
+            await asyncio.sleep(0)
+
+    async def _move(self, segment: int) -> None:
+        """Write again, at the new end, what an old segment has that is needed."""
+        for store in self._replay.stores:
+            while len(slots := chunks_in(store, segment)):
+                sizes = np.cumsum(store.sizes_of(slots))
+                await self._move_chunks(store, slots[: max(1, int(np.searchsorted(sizes, _MOVED_BYTES)))])
+        for table in self._replay.tables:
+            while len(items := items_in(table, segment)[:_MOVED_ITEMS]):
+                await self._writing.room()
+                self._journal.begin()
+                items = items_in(table, segment)[:_MOVED_ITEMS]  # some may have left meanwhile
+                self._journal.tell_changes(self._replay.env_steps, None, [(table, items)])
+
+    async def _move_chunks(self, store: ChunkStore, slots: Ints) -> None:
+        blocks = store.blocks
+        assert isinstance(blocks, LogBlocks), "a log keeps the blocks"
+        await self._writing.room()
+        store.hold(slots)
+        try:
+            blobs, damaged = await self._cold.blobs(blocks, slots)
+            whole = ~np.isin(slots, damaged)
+            self._journal.begin()
+            moved = NewChunks(store, slots[whole], [blob for blob in blobs if blob is not None])
+            where = self._journal.tell_moved(self._replay.env_steps, moved)
+            await self._writing.written(self._journal.sequence)
+            blocks.relocate(moved.slots, where)
+            for chunk in damaged.tolist():
+                self._replay.drop_chunk(store, chunk)
+        finally:
+            store.release(slots)
+        if len(damaged):
+            _log.error("damaged chunks on disk: their items are dropped", chunks=len(damaged))
+            self._changed()

@@ -1,0 +1,74 @@
+"""Who waits for the log: appends for room in its queue, acknowledgements for the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections import deque
+
+from services.replay.log_writer import Progress
+
+
+class Commits:
+    """Follows the log's writer, within the event loop."""
+
+    def __init__(self, *, wait_for_sync: bool, max_pending_bytes: int) -> None:
+        """Begin with nothing submitted.
+
+        Args:
+            wait_for_sync: Whether a record counts as durable once it is synced, not just written.
+            max_pending_bytes: Bytes that may be submitted and not written before `room` waits.
+        """
+        self._wait_for_sync, self._max_pending_bytes = wait_for_sync, max_pending_bytes
+        self.progress = Progress()
+        self.pending_bytes = 0
+        self._pending: deque[tuple[int, int]] = deque()  # sequence number and size
+        self._waiting: dict[bool, list[tuple[int, int, asyncio.Future[None]]]] = {True: [], False: []}  # for a sync?
+        self._order = itertools.count()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    def submitted(self, sequence: int, size_bytes: int) -> None:
+        """Count a record on its way to the writer."""
+        self._pending.append((sequence, size_bytes))
+        self.pending_bytes += size_bytes
+        if self.pending_bytes >= self._max_pending_bytes:
+            self._has_room.clear()
+
+    def progressed(self, progress: Progress) -> None:
+        """Take the writer's word and let go on whoever waited for it."""
+        self.progress = progress
+        while self._pending and self._pending[0][0] <= progress.written:
+            self.pending_bytes -= self._pending.popleft()[1]
+        if self.pending_bytes < self._max_pending_bytes:
+            self._has_room.set()
+        self._release(self._waiting[False], progress.written)
+        self._release(self._waiting[True], progress.synced)
+
+    async def room(self) -> None:
+        """Wait until the writer's queue has room for another record."""
+        await self._has_room.wait()
+
+    async def written(self, sequence: int) -> None:
+        """Wait until a record and all before it are written."""
+        if sequence > self.progress.written:
+            await self._wait(False, sequence)
+
+    async def durable(self, sequence: int) -> None:
+        """Wait until a record and all before it may be acknowledged."""
+        reached = self.progress.synced if self._wait_for_sync else self.progress.written
+        if sequence > reached:
+            await self._wait(self._wait_for_sync, sequence)
+
+    async def _wait(self, for_sync: bool, sequence: int) -> None:
+        future = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting[for_sync], (sequence, next(self._order), future))
+        await future
+
+    @staticmethod
+    def _release(waiting: list[tuple[int, int, asyncio.Future[None]]], reached: int) -> None:
+        while waiting and waiting[0][0] <= reached:
+            future = heapq.heappop(waiting)[2]
+            if not future.done():
+                future.set_result(None)

@@ -1,0 +1,197 @@
+"""Builds the state of a server from what its log tells and its newest snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.replay.chunk_store import NONE, ChunkStore, StoredChunks
+from services.replay.items import NewItems, RestoredItems
+from services.replay.log_blocks import LogBlocks
+from services.replay.log_reader import LogContents
+from services.replay.recovery import KnownChunks, KnownItems, known_chunks, known_items
+from services.replay.replay import Replay
+from services.replay.snapshot import Snapshot, TableSnapshot
+from services.replay.streams import Epoch, Stream
+from services.replay.table import Table
+from services.replay.table_stats import STATS_FIELDS, TableStats
+from tidemill.replay.wire import config_from_json
+
+Ints = NDArray[np.int64]
+
+
+def restore(replay: Replay, contents: LogContents, snapshot: Snapshot | None) -> int:
+    """Fill an empty state; blobs stay in the log until `warm_up` reads them.
+
+    Items whose chunks the log has lost are left out and counted.
+
+    Returns:
+        The identity of the next chunk.
+    """
+    tables = {
+        number: replay.add_table(config_from_json(contents.configs[number]), number)
+        for number in sorted(contents.configs)
+    }
+    known = {number: known_chunks(pieces) for number, pieces in contents.chunks.items()}
+    chunks = {number: found for number, found in known.items() if number in tables}
+    for number, found in chunks.items():
+        _restore_chunks(tables[number].store, found)
+    epochs = [
+        _restore_epoch(document, tables[document["table"]].store)
+        for document in contents.epochs.values()
+        if document["table"] in tables  # or the record that named it is damaged
+    ]
+    for number, found in chunks.items():
+        _advance_streams([epoch for epoch in epochs if epoch.store is tables[number].store], found)
+    _restore_tables(tables, chunks, contents, snapshot)
+    for epoch in epochs:
+        _hold_tails(epoch)
+    # numbers of which only chunks and items tell must not be given again: a damaged record may have named them
+    next_stream = max([contents.next_stream, *(int(found.columns["stream"].max()) + 1 for found in known.values())])
+    replay.streams.restore(epochs, contents.next_epoch, next_stream)
+    replay.next_table = max([replay.next_table, *(number + 1 for number in (*contents.tables, *contents.chunks))])
+    for store in {id(table.store): table.store for table in tables.values()}.values():
+        store.remove_unheld()
+    replay.env_steps = contents.env_steps
+    return max([contents.next_chunk, *(int(found.where.ids.max()) + 1 for found in known.values())])
+
+
+def _restore_chunks(store: ChunkStore, found: KnownChunks) -> None:
+    columns = found.columns
+    slots = store.restore(
+        StoredChunks(
+            columns["stream"].astype(np.int64),
+            columns["number"].astype(np.int64),
+            columns["step_count"].astype(np.int64),
+            columns["params_version"],
+            found.where.sizes,
+        )
+    )
+    blocks = store.blocks
+    assert isinstance(blocks, LogBlocks), "a log keeps the blocks"
+    blocks.restore(slots, found.where, found.packed_sizes)
+
+
+def _restore_epoch(document: dict[str, Any], store: ChunkStore) -> Epoch:
+    first = document["first_stream"]
+    streams = [
+        Stream(first + i, next_step, bool(ended), tail_step=next_step)
+        for i, (next_step, ended) in enumerate(zip(document["next_steps"], document["ended"], strict=True))
+    ]
+    return Epoch(
+        document["actor_id"],
+        document["number"],
+        document["chunk_length"],
+        store,
+        streams,
+        document["tail_steps"],
+    )
+
+
+def _advance_streams(epochs: Sequence[Epoch], found: KnownChunks) -> None:
+    """Move each stream behind its newest chunk."""
+    streams, last = np.unique(found.columns["stream"][::-1], return_index=True)  # chunks are in order
+    newest = len(found.columns) - 1 - last
+    by_number = dict(zip(streams.tolist(), newest.tolist(), strict=True))
+    numbers, steps = found.columns["number"].astype(np.int64), found.columns["step_count"].astype(np.int64)
+    for epoch in epochs:
+        for stream in epoch.streams:
+            slot = by_number.get(stream.number)
+            if slot is None:
+                continue
+            next_step = int(numbers[slot]) * epoch.chunk_length + int(steps[slot])
+            if next_step >= stream.next_step:
+                stream.next_step = stream.tail_step = next_step
+                stream.ended = int(steps[slot]) < epoch.chunk_length
+                stream.last = NONE if stream.ended else slot
+
+
+def _hold_tails(epoch: Epoch) -> None:
+    """Let each stream hold its newest chunks, as far as items yet to come may reach."""
+    held = []
+    for stream in epoch.streams:
+        slot, oldest = stream.last, max(0, (stream.next_step - epoch.tail_steps) // epoch.chunk_length)
+        while slot != NONE and stream.tail_step > oldest * epoch.chunk_length:
+            held.append(slot)
+            stream.tail, stream.tail_step = slot, stream.tail_step - epoch.chunk_length
+            slot = epoch.store.previous_slot(slot)
+        if stream.tail == NONE:
+            stream.last = NONE
+    epoch.store.hold(np.array(held, dtype=np.int64))
+
+
+def _restore_tables(
+    tables: dict[int, Table], chunks: dict[int, KnownChunks], contents: LogContents, snapshot: Snapshot | None
+) -> None:
+    snapshots = {table.number: table for table in snapshot.tables} if snapshot is not None else {}
+    stores = {id(tables[number].store): found for number, found in chunks.items()}
+    for number, table in tables.items():
+        stats = contents.stats.get(number, np.zeros(STATS_FIELDS, dtype=np.int64))
+        taken = snapshots.get(number)
+        if taken is not None and snapshot is not None and snapshot.sequence >= contents.stats_sequences.get(number, 0):
+            stats = np.array(taken.stats)
+        pieces, known = contents.tables.get(number), stores.get(id(table.store))
+        if pieces is not None and known is not None:
+            _restore_table(table, TableStats.from_array(stats), known_items(pieces), known.where.ids, taken)
+        else:
+            table.restore(TableStats.from_array(stats), _nothing(), same_limiter=True)
+
+
+def _restore_table(
+    table: Table, stats: TableStats, found: KnownItems, chunk_ids: Ints, snapshot: TableSnapshot | None
+) -> None:
+    columns = found.columns
+    slots = columns["slot"].astype(np.int64)
+    by_id = np.argsort(chunk_ids)
+    wanted = columns["first_chunk"].astype(np.int64)
+    places = np.minimum(np.searchsorted(chunk_ids, wanted, sorter=by_id), len(chunk_ids) - 1)
+    first = by_id[places]
+    ends = columns["offset"].astype(np.int64) + columns["length"]
+    whole = (chunk_ids[first] == wanted) & (slots < table.config.max_items)
+    whole[whole] = table.store.reaches(first[whole], ends[whole])
+    priorities, times = columns["priority"].copy(), columns["times_sampled"].copy()
+    if snapshot is not None:
+        _overlay(columns, priorities, times, snapshot)
+    ages = (stats.inserted - 1 - columns["number"].astype(np.int64)) & 0xFFFFFFFF
+    order = np.argsort(-ages, kind="stable")
+    order = order[whole[order]]
+    new = NewItems(
+        first[order],
+        columns["offset"][order].astype(np.int64),
+        columns["length"][order].astype(np.int64),
+        priorities[order],
+        tuple(found.payloads[i] for i in order.tolist()) if found.payloads else (),
+    )
+    segments = found.segments[order].astype(np.int32)
+    stats.counters.corrupt_items += int(np.count_nonzero(~whole))
+    restored = RestoredItems(new, slots[order], columns["number"][order], times[order], segments)
+    table.restore(stats, restored, same_limiter=True)
+    table.note_removed(slots[~whole])
+
+
+def _overlay(
+    columns: NDArray[np.void],
+    priorities: NDArray[np.float64],
+    times_sampled: NDArray[np.uint32],
+    snapshot: TableSnapshot,
+) -> None:
+    """Give items the priorities and counts a snapshot has of them; both name an item by slot and number."""
+    if not len(columns):
+        return
+    places = np.full(int(columns["slot"].max(initial=0)) + 1, NONE, dtype=np.int64)
+    places[columns["slot"]] = np.arange(len(columns))
+    for states in snapshot.slices:
+        known = states[states["slot"] < len(places)]
+        at = places[known["slot"]]
+        same = (at != NONE) & (columns["number"][at] == known["number"])
+        priorities[at[same]] = known["priority"][same]
+        times_sampled[at[same]] = known["times_sampled"][same]
+
+
+def _nothing() -> RestoredItems:
+    ints = np.empty(0, dtype=np.int64)
+    new = NewItems(ints, ints, ints, np.empty(0))
+    return RestoredItems(new, ints, ints.astype(np.uint32), ints.astype(np.uint32), ints.astype(np.int32))

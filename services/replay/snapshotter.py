@@ -1,0 +1,62 @@
+"""Takes snapshots while the server goes on: arrays are copied slice by slice, files written beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import structlog
+
+from services.replay.replay import Replay
+from services.replay.snapshot import Snapshot, SnapshotFiles, States, TableSnapshot, item_states
+from services.replay.table import Table
+
+_SLICE = 32_768
+
+_log = structlog.get_logger()
+
+
+class Snapshotter:
+    """Takes one snapshot at a time."""
+
+    def __init__(self, replay: Replay, files: SnapshotFiles) -> None:
+        """Take snapshots of a state."""
+        self._replay, self._files = replay, files
+        self._lock = asyncio.Lock()
+        self.taken = 0
+
+    async def take(self) -> int:
+        """Write a snapshot; return its number.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        async with self._lock:
+            self._replay.tell_removed()
+            sequence = self._replay.sequence
+            tables = [(self._replay.number_of(table), table, table.stats.to_array()) for table in self._replay.tables]
+            copies = [TableSnapshot(number, stats, await _copy(table)) for number, table, stats in tables]
+            number = await asyncio.to_thread(self._files.write, Snapshot(sequence, copies))
+            self.taken += 1
+            return number
+
+    async def take_every(self, interval_s: float) -> None:
+        """Take snapshots for ever; one that the disk refuses is logged and tried again after the next interval."""
+        while interval_s:
+            await asyncio.sleep(interval_s)
+            try:
+                await self.take()
+            except OSError as error:
+                _log.warning("no snapshot", reason=error.strerror)
+
+
+async def _copy(table: Table) -> list[States]:
+    """Copy what a snapshot keeps of a table's items, letting others run between slices."""
+    items, slices = table.items, []
+    for start in range(0, items.capacity, _SLICE):
+        if start >= items.used:
+            break
+        in_use = np.flatnonzero(items.lengths[start : min(start + _SLICE, items.used)]) + start
+        slices.append(item_states(items, in_use))
+        await asyncio.sleep(0)
+    return slices

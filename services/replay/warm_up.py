@@ -1,0 +1,46 @@
+"""Reads restored chunks into memory, the newest first, as far as the budget goes, and leaves damaged ones out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.replay.blob_files import BlobFiles
+from services.replay.chunk_store import ChunkStore
+from services.replay.log_blocks import LogBlocks
+from services.replay.memory_budget import MemoryBudget
+from services.replay.replay import Replay
+
+_BATCH = 1024
+
+
+def warm_up(replay: Replay, files: BlobFiles, budget: MemoryBudget) -> tuple[int, int]:
+    """Fill memory with blobs; return how many chunks were damaged and how many items were dropped with them.
+
+    Chunks beyond the budget are checked when they are first read.
+    """
+    damaged = dropped = 0
+    for store in replay.stores:
+        for chunk in _read_newest(store, files, budget):
+            damaged += 1
+            dropped += replay.drop_chunk(store, chunk)
+    return damaged, dropped
+
+
+def _read_newest(store: ChunkStore, files: BlobFiles, budget: MemoryBudget) -> list[int]:
+    """Read what fits; return the damaged chunks."""
+    blocks = store.blocks
+    assert isinstance(blocks, LogBlocks), "a log keeps the blocks"
+    slots = store.held()
+    newest_first = slots[np.argsort(-blocks.ids[slots], kind="stable")]
+    sizes = np.cumsum(blocks.locations(newest_first).sizes)
+    fitting = newest_first[: int(np.searchsorted(sizes, budget.room_bytes, side="right"))]
+    damaged = []
+    for start in range(0, len(fitting), _BATCH):
+        batch = fitting[start : start + _BATCH]
+        for slot, blob in zip(batch.tolist(), files.read(blocks.locations(batch)), strict=True):
+            if blob is None:
+                damaged.append(slot)
+            else:
+                blocks.warm(slot, blob)
+    blocks.may_cool(fitting)
+    return damaged

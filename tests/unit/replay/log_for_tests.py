@@ -1,0 +1,121 @@
+"""A log without threads: every record is in its file before the change returns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from services.replay.blob_files import BlobFiles
+from services.replay.cleaner import Cleaner
+from services.replay.cold_reader import ColdReader
+from services.replay.drawn import Sample
+from services.replay.journal import Journal
+from services.replay.log_blocks import LogBlocks
+from services.replay.log_writer import Command, Delete
+from services.replay.memory_budget import MemoryBudget
+from services.replay.recovered import Recovered, recover
+from services.replay.replay import Replay
+from services.replay.segment_file import LogFolder, SegmentFile
+from services.replay.snapshot import Snapshot, TableSnapshot, item_states
+from services.replay.table import Table
+
+
+class AtOnce:
+    """A writer that never keeps anybody waiting."""
+
+    async def room(self) -> None:
+        """Return."""
+
+    async def written(self, sequence: int) -> None:
+        """Return."""
+
+
+@dataclass
+class Log:
+    """A state and its log in a folder."""
+
+    recovered: Recovered
+    journal: Journal
+    segment_bytes: int
+
+    @property
+    def replay(self) -> Replay:
+        """The state."""
+        return self.recovered.replay
+
+    @property
+    def files(self) -> list[Path]:
+        """The segments, the oldest first."""
+        folder = self.recovered.folder
+        return [folder.segment(number) for number in folder.segments()]
+
+    def clean(self) -> None:
+        """Delete and move what the cleaner would."""
+        cold = ColdReader(BlobFiles(self.recovered.folder))
+        cleaner = Cleaner(self.replay, self.journal, AtOnce(), cold, self.segment_bytes, lambda: None)
+        asyncio.run(cleaner.clean())
+        cold.close()
+
+    def snapshot(self) -> None:
+        """Take a snapshot."""
+        self.replay.tell_removed()
+        tables = [
+            TableSnapshot(
+                self.replay.number_of(table), table.stats.to_array(), [item_states(table.items, table.items.live())]
+            )
+            for table in self.replay.tables
+        ]
+        self.recovered.snapshots.write(Snapshot(self.replay.sequence, tables))
+
+    def crash(self) -> None:
+        """Forget the state; the files stay."""
+        self.recovered.folder.close()
+
+
+def open_log(path: Path, segment_bytes: int = 2**20, max_memory_bytes: int = 0) -> Log:
+    """Open a log as a server does."""
+    recovered = recover(path, max_memory_bytes, empty_replay)
+    journal = Journal(
+        lambda command: carry_out(recovered.folder, recovered.budget, command),
+        segment_bytes,
+        recovered.position,
+        recovered.replay.describe_state,
+    )
+    journal.segment_sizes.update(recovered.segment_sizes)
+    recovered.replay.attach(journal)
+    journal.begin()
+    return Log(recovered, journal, segment_bytes)
+
+
+def empty_replay(budget: MemoryBudget) -> Replay:
+    """Return a state without tables."""
+    return Replay(max_tables=16, max_streams=1000, first_epoch=1, rng=np.random.default_rng(3), budget=budget)
+
+
+def carry_out(folder: LogFolder, budget: MemoryBudget, command: Command) -> None:
+    """Do at once what the writer would do."""
+    if isinstance(command, Delete):
+        folder.remove(command.segment)
+        return
+    file = SegmentFile(folder.segment(command.segment))
+    file.write(command.offset, b"".join(command.record.frame()))
+    file.close()
+    budget.written(command.record.sequence)
+
+
+def sample_all(log: Log, table: Table) -> Sample:
+    """Draw every item once, reading from the log what is not in memory."""
+    drawn = table.draw(table.size, without_replacement=True)
+    blocks = table.store.blocks
+    assert isinstance(blocks, LogBlocks)
+    cold = ColdReader(BlobFiles(log.recovered.folder))
+    blobs, damaged = asyncio.run(cold.blobs(blocks, drawn.chunks))
+    cold.close()
+    drawn.release(table.store)
+    assert not len(damaged)
+    whole: Sequence[bytes] = [blob for blob in blobs if blob is not None]
+    return drawn.with_blocks(blocks.cut(drawn.chunks, list(whole), drawn.step_counts))

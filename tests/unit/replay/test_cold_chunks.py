@@ -1,0 +1,131 @@
+"""A replay larger than its memory: what is not in memory is read from the log, and checked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.replay.batch_reader import BatchReader
+from services.replay.blob_files import BlobFiles
+from services.replay.cold_reader import ColdReader
+from services.replay.credit import Wanted
+from services.replay.drawn import Sample
+from services.replay.gate import Gate
+from services.replay.log_blocks import LogBlocks
+from tests.unit.replay.log_for_tests import Log, open_log
+from tests.unit.replay.streams_for_tests import append, make_chunk, make_config, make_items, open_streams, steps_of
+from tidemill.replay.table_config import RateLimiterConfig
+
+MEMORY_BYTES = 1000
+CHUNKS = 40
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    """A log with a stream of which memory holds a quarter at most."""
+    opened = open_log(tmp_path, max_memory_bytes=MEMORY_BYTES)
+    opened.replay.create_table(
+        make_config(limiter=RateLimiterConfig(min_size=1, samples_per_insert=10.0, error_buffer=1e6), max_items=1000)
+    )
+    appending = open_streams(opened.replay)
+    for first in range(0, 4 * CHUNKS, 4):
+        items = [(0, i, min(first + i + 1, 3)) for i in range(4)]
+        append(opened.replay, appending, [make_chunk(0, 0, first, 4)], [make_items(0, items)])
+    yield opened
+    opened.crash()
+
+
+def read(log: Log, count: int, distinct: bool, counted: int | None = None) -> Sample:
+    """Draw a batch as the server does."""
+
+    async def draw() -> Sample:
+        cold = ColdReader(BlobFiles(log.recovered.folder))
+        try:
+            batches = BatchReader(log.replay, Gate(lambda: 0.0), cold)
+            return await batches.read(log.replay.find("t"), Wanted(count, counted), distinct)
+        finally:
+            cold.close()
+
+    return asyncio.run(draw())
+
+
+def blocks_of(log: Log) -> LogBlocks:
+    """Return where the chunks of the table are."""
+    blocks = log.replay.find("t").store.blocks
+    assert isinstance(blocks, LogBlocks)
+    return blocks
+
+
+def cold_of(log: Log, slots: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return which chunks only the log has."""
+    return np.array([blob is None for blob in blocks_of(log).peek(slots)])
+
+
+def damage(log: Log, slot: int) -> None:
+    """Flip a bit of a chunk on disk."""
+    where = blocks_of(log).locations(np.array([slot]))
+    path = log.recovered.folder.segment(int(where.segments[0]))
+    data = bytearray(path.read_bytes())
+    data[int(where.offsets[0]) + 7] ^= 4
+    path.write_bytes(data)
+
+
+def test_memory_stays_within_its_budget_and_every_item_is_served(log: Log) -> None:
+    """The oldest chunks leave memory; a batch of all items still has the right steps of each."""
+    store = log.replay.find("t").store
+    missing = cold_of(log, store.held())
+    assert missing.sum() > CHUNKS / 2
+    assert not missing[np.argmax(blocks_of(log).ids[store.held()])]
+    assert log.recovered.budget.size_bytes <= MEMORY_BYTES
+    sample = read(log, 4 * CHUNKS, distinct=True)
+    wanted = [(0, *range(max(last - 2, 0), last + 1)) for last in range(4 * CHUNKS)]
+    assert sorted(steps_of(sample)) == sorted(wanted)
+
+
+def test_nothing_is_held_after_a_batch_was_read(log: Log) -> None:
+    """Chunks are pinned while they are read, and free to go afterwards."""
+    read(log, 50, distinct=False)
+    assert log.replay.reset(log.replay.find("t")) == 4 * CHUNKS
+    assert log.replay.chunks <= 2  # the stream's newest
+
+
+@pytest.mark.parametrize("distinct", [False, True])
+def test_damaged_cold_chunk_is_never_served(log: Log, distinct: bool) -> None:
+    """Its items are dropped and counted, and the batch is completed with others."""
+    table = log.replay.find("t")
+    oldest = int(table.store.held()[np.argmin(blocks_of(log).ids[table.store.held()])])
+    damage(log, oldest)
+    damage(log, table.store.next_slot(oldest))
+    lead = table.limiter.lead
+    for _ in range(10):
+        sample = read(log, 100, distinct)
+        assert len(sample.keys) == 100
+        assert all(min(steps) >= 8 for _, *steps in steps_of(sample))
+        if distinct:
+            assert len(set(sample.keys.tolist())) == 100
+    assert table.counters.corrupt_items == 10  # steps 0 .. 7, and the two that reach back to 6 and 7
+    assert table.size == 4 * CHUNKS - 10
+    assert table.limiter.lead == lead - 1000
+
+
+def test_draw_that_its_caller_accounts_for_is_read_as_well(log: Log) -> None:
+    """What is counted is what the caller said."""
+    lead = log.replay.find("t").limiter.lead
+    assert len(read(log, 30, distinct=False, counted=7).keys) == 30
+    assert log.replay.find("t").limiter.lead == lead - 7
+
+
+def test_restart_fills_memory_with_the_newest_chunks(log: Log) -> None:
+    """After a restart the budget holds again, and the rest is cold."""
+    log.crash()
+    again = open_log(log.recovered.folder.path, max_memory_bytes=MEMORY_BYTES)
+    held = again.replay.find("t").store.held()
+    blocks = blocks_of(again)
+    warm = held[~cold_of(again, held)]
+    assert 0 < again.recovered.budget.size_bytes <= MEMORY_BYTES
+    assert blocks.ids[warm].min() > blocks.ids[held[cold_of(again, held)]].max()
+    log.recovered = again.recovered

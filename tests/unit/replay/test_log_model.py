@@ -1,0 +1,93 @@
+"""The state against the naive model, with a crash and a recovery from the log at any point."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis.stateful import rule
+
+from services.replay.drawn import Sample
+from services.replay.replay import Replay
+from services.replay.table import Table
+from tests.unit.replay.log_for_tests import Log, open_log, sample_all
+from tests.unit.replay.streams_for_tests import open_streams
+from tests.unit.replay.test_replay_model import CONFIGS, TABLES, ReplayMachine
+
+
+class LogMachine(ReplayMachine):
+    """The same tables over a log of small segments, most of whose chunks are not in memory."""
+
+    SEGMENT_BYTES = 3000
+    MEMORY_BYTES = 600
+
+    def make_state(self) -> Replay:
+        """Begin a log."""
+        self.saved: dict[tuple[str, int], float] = {}
+        self.folder = Path(tempfile.mkdtemp(prefix="tidemill-log-"))
+        self.log: Log = open_log(self.folder, self.SEGMENT_BYTES, self.MEMORY_BYTES)
+        for config in CONFIGS:
+            self.log.replay.create_table(config)
+        return self.log.replay
+
+    def sample_all(self, table: Table) -> Sample:
+        """Draw every item of a table once."""
+        return sample_all(self.log, table)
+
+    @rule()
+    def snapshot(self) -> None:
+        """Write priorities to disk."""
+        self.log.snapshot()
+        self.saved = self.priorities()
+
+    @rule()
+    def crash(self) -> None:
+        """Kill the server and start it again: everything told is there, and actors resume their epochs."""
+        self.log.crash()
+        self.log = open_log(self.folder, self.SEGMENT_BYTES, self.MEMORY_BYTES)
+        self.replay = self.log.replay
+        assert self.log.recovered.damage.records == 0
+        assert self.log.recovered.dropped == 0
+        assert self.log.recovered.damage.torn_bytes == 0
+        for actor in self.actors.values():
+            before = actor.appending.epoch
+            actor.appending = open_streams(
+                self.replay, actor.actor_id, before.number, len(actor.names), TABLES, actor.chunk_length
+            )
+            assert actor.appending.epoch.number == before.number
+            assert actor.appending.epoch.next_steps() == actor.next_steps
+            assert [stream.ended for stream in actor.appending.epoch.streams] == actor.ended
+        self.take_priorities()
+
+    def priorities(self) -> dict[tuple[str, int], float]:
+        """Return the priority the model has of every item."""
+        return {(name, item.number): item.priority for name in TABLES for item in self.items[name]}
+
+    def take_priorities(self) -> None:
+        """Let the model have the recovered priorities: each is the newest, or the last that was saved."""
+        for name in TABLES:
+            items = self.replay.find(name).items
+            slots = items.live()
+            found = dict(zip(items.numbers(slots).tolist(), items.priorities[slots].tolist(), strict=True))
+            for item in self.items[name]:
+                saved = self.saved.get((name, item.number), item.first_priority)
+                assert found[item.number] in (saved, item.priority)
+                item.priority = found[item.number]
+
+    @rule()
+    def clean(self) -> None:
+        """Delete what nobody needs and move what little is left of old segments."""
+        self.log.clean()
+        total = sum(path.stat().st_size for path in self.log.files)
+        assert total == self.log.journal.size_bytes
+
+    def teardown(self) -> None:
+        """Remove the files."""
+        self.log.crash()
+        shutil.rmtree(self.folder)
+
+
+LogMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestReplayWithALogAgainstTheModel = LogMachine.TestCase

@@ -1,0 +1,141 @@
+"""Snapshots: what they bring back, and that one is there whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.replay.items import Items, NewItems
+from services.replay.segment_file import LogFolder
+from services.replay.snapshot import (
+    ITEM_STATE,
+    Snapshot,
+    SnapshotFiles,
+    TableSnapshot,
+    decode_snapshot,
+    encode_snapshot,
+    item_states,
+)
+from services.replay.table_stats import STATS_FIELDS
+from tests.unit.replay.log_for_tests import open_log
+from tests.unit.replay.streams_for_tests import append, make_chunk, make_config, make_items, open_streams
+from tidemill.errors import FatalError
+from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
+
+
+def make_snapshot(count: int = 5) -> Snapshot:
+    """Return a snapshot of one table with items in two slices."""
+    items = Items(16, durable=True)
+    numbers = np.arange(count)
+    slots = items.add(NewItems(numbers, numbers, numbers + 1, numbers.astype(np.float64)))
+    stats = np.arange(STATS_FIELDS)
+    return Snapshot(9, [TableSnapshot(3, stats, [item_states(items, slots[:2]), item_states(items, slots[2:])])])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> LogFolder:
+    """An empty folder."""
+    return LogFolder(tmp_path)
+
+
+def test_snapshot_comes_back_as_it_was_written() -> None:
+    """Sequence number, counters and every item's state survive."""
+    snapshot = make_snapshot()
+    found = decode_snapshot(encode_snapshot(snapshot), "here")
+    assert found is not None
+    assert (found.sequence, [table.number for table in found.tables]) == (9, [3])
+    np.testing.assert_array_equal(found.tables[0].stats, snapshot.tables[0].stats)
+    for written, read in zip(snapshot.tables[0].slices, found.tables[0].slices, strict=True):
+        assert read.dtype == ITEM_STATE
+        np.testing.assert_array_equal(read, written)
+
+
+def test_snapshot_damaged_at_any_byte_is_not_used() -> None:
+    """A flipped bit anywhere, or any byte missing at the end, makes it none."""
+    data = encode_snapshot(make_snapshot())
+    for position in range(len(data)):
+        flipped = data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
+        assert decode_snapshot(flipped, "here") is None, position
+        assert decode_snapshot(data[:position], "here") is None, position
+
+
+def test_newest_intact_snapshot_is_loaded(folder: LogFolder) -> None:
+    """A damaged one is counted and the one before it is used."""
+    files = SnapshotFiles(folder)
+    assert [files.write(make_snapshot(count)) for count in (3, 4)] == [1, 2]
+    newest = folder.path / "00000002.snapshot"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    again = SnapshotFiles(folder)
+    loaded = again.load()
+    assert loaded is not None
+    assert sum(len(piece) for piece in loaded.tables[0].slices) == 3
+    assert again.damaged == 1
+    assert again.write(make_snapshot()) == 3
+
+
+def test_only_the_newest_two_are_kept(folder: LogFolder) -> None:
+    """Old snapshots are deleted as new ones are written."""
+    files = SnapshotFiles(folder)
+    for _ in range(4):
+        files.write(make_snapshot())
+    assert sorted(path.name for path in folder.path.glob("*.snapshot")) == ["00000003.snapshot", "00000004.snapshot"]
+
+
+def test_interrupted_snapshot_is_as_if_it_had_not_begun(folder: LogFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that refuses leaves the older one; what a killed process left is removed."""
+    files = SnapshotFiles(folder)
+    files.write(make_snapshot(3))
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", refuse)
+        with pytest.raises(OSError, match="No space left"):
+            files.write(make_snapshot(4))
+    assert [path.name for path in folder.path.iterdir() if "snapshot" in path.name] == ["00000001.snapshot"]
+    (folder.path / "00000002.snapshot.tmp").write_bytes(b"half")
+    assert SnapshotFiles(folder).newest == 1
+    assert not list(folder.path.glob("*.tmp"))
+
+
+def test_snapshot_of_another_format_is_refused(folder: LogFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the file, what it has and what is read."""
+    monkeypatch.setattr("services.replay.snapshot.FORMAT", 7)
+    SnapshotFiles(folder).write(make_snapshot())
+    with pytest.raises(FatalError, match=r"00000001\.snapshot has format 7, this version of Tidemill reads format 1"):
+        SnapshotFiles(folder).load()
+
+
+def test_restart_has_priorities_counts_and_counters_of_the_snapshot(tmp_path: Path) -> None:
+    """Updated priorities, times sampled, counters and the limiter's lead come back; a removed item stays removed."""
+    config = make_config(
+        sampler=SelectorConfig(SelectorKind.PRIORITIZED, 1.0),
+        max_times_sampled=3,
+        limiter=RateLimiterConfig(min_size=1, samples_per_insert=2.0, error_buffer=50.0),
+    )
+    log = open_log(tmp_path)
+    log.replay.create_table(config)
+    table = log.replay.find("t")
+    appending = open_streams(log.replay)
+    append(log.replay, appending, [make_chunk(0, 0, 0, 4)], [make_items(0, [(0, i, 1) for i in range(4)])])
+    keys = table.sample(4, without_replacement=True).keys
+    table.update_priorities(keys, np.array([0.0, 2.0, 4.0, 8.0]))
+    table.sample(5)
+    log.snapshot()
+    lead, mass, counters = table.limiter.lead, table.priority_mass, table.counters
+    times = table.items.times_sampled[table.items.live()].tolist()
+    log.crash()
+    again = open_log(tmp_path)
+    restored = again.replay.find("t")
+    assert (restored.limiter.lead, restored.priority_mass, restored.counters) == (lead, mass, counters)
+    assert restored.items.times_sampled[restored.items.live()].tolist() == times
+    assert restored.items.keys(restored.items.live()).tolist() == table.items.keys(table.items.live()).tolist()
+    assert counters.samples == 9
+    left = 3 * 3 - (9 - 1)  # the item of priority 0 was sampled once and cannot be any more
+    assert restored.has_draws(left)
+    assert not restored.has_draws(left + 1)
+    again.crash()
