@@ -79,10 +79,6 @@ class EpsilonGreedy:
         """Return actions to learn from, [N], given the values of all actions, [N, A]."""
         return self._choose(q, self.epsilon(env_steps, len(q)))
 
-    def evaluate(self, q: Floats) -> NDArray[np.int64]:
-        """Return actions with `evaluation_epsilon`, [N]."""
-        return self._choose(q, np.full(len(q), self._settings.evaluation_epsilon))
-
     def _choose(self, q: Floats, epsilon: NDArray[np.float64]) -> NDArray[np.int64]:
         explores = self._rng.random(len(q)) < epsilon
         anything = self._rng.integers(q.shape[1], size=len(q))

@@ -186,14 +186,13 @@ def test_exploration_follows_its_seed(config: AgentConfig, env_spec: EnvSpec) ->
 
 @every_agent
 def test_actions_have_the_environments_shape_and_type(config: AgentConfig, env_spec: EnvSpec) -> None:
-    """int64 [N] in range, or float32 [N, ...] in [-1, 1], from all three ways to act."""
+    """int64 [N] in range, or float32 [N, ...] in [-1, 1], from both ways to act."""
     policy = policy_of(config, env_spec)
     seen = seen_by(config, env_spec)
     for action in (
         policy.explore(seen, 0).action,
         policy.explore(seen, 10**6).action,
         policy.greedy(seen).action,
-        policy.evaluate(seen).action,
     ):
         assert action.dtype == env_spec.action_dtype
         assert action.shape == (5, *env_spec.action_shape)

@@ -130,12 +130,3 @@ def test_schedule_gives_all_environments_the_epsilon_of_the_clusters_step() -> N
     config = DQNConfig(network="mlp", exploration="schedule", epsilon_decay_steps=1_000)
     chance = EpsilonGreedy(config, ActorPlace(), seed=0)
     np.testing.assert_allclose(chance.epsilon(500, num_envs=3), [0.505] * 3)
-
-
-def test_evaluation_leaves_its_own_share_of_random_actions() -> None:
-    """With epsilon .4 over 4 actions, 30 % of them differ from the greedy one."""
-    config = DQNConfig(network="mlp", hidden_sizes=(8,), evaluation_epsilon=0.4)
-    policy = DQNPolicy(config, VECTOR, CPU, 0, ActorPlace())
-    observation = np.zeros((4_000, 3), dtype=np.float32)
-    differs = policy.evaluate(percept(observation)).action != policy.greedy(percept(observation)).action
-    assert differs.mean() == pytest.approx(0.3, abs=0.03)

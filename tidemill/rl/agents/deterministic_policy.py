@@ -56,10 +56,6 @@ class DeterministicPolicy:
         """Return the actor's actions, float32 [N, *action_shape]."""
         return Decision(self._shaped(self._act(percept.observation)))
 
-    def evaluate(self, percept: Percept) -> Decision:
-        """Return the same as `greedy`."""
-        return self.greedy(percept)
-
     def first_priority(self, ticks: Mapping[str, Array]) -> NDArray[np.float32]:
         """Return 1 for each environment: a new item is as likely as the average one."""
         return np.ones(ticks["reward"].shape[1], dtype=np.float32)

@@ -129,9 +129,6 @@ class Policy(Protocol):
     def greedy(self, percept: Percept) -> Decision:
         """Choose the actions thought best, without any randomness."""
 
-    def evaluate(self, percept: Percept) -> Decision:
-        """Choose actions by the evaluation protocol, which may leave a little randomness."""
-
     def first_priority(self, ticks: Mapping[str, Array]) -> NDArray[np.float32]:
         """Return the first priority of the windows that start at the oldest of the given ticks, [N].
 

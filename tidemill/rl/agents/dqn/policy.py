@@ -71,10 +71,6 @@ class DQNPolicy:
         """Return the actions of largest Q, without noise, [N]."""
         return Decision(self._q(percept.observation).argmax(axis=1))
 
-    def evaluate(self, percept: Percept) -> Decision:
-        """Return actions with `evaluation_epsilon`, without noise in the network, [N]."""
-        return Decision(self._chance.evaluate(self._q(percept.observation)))
-
     @torch.inference_mode()
     def first_priority(self, ticks: Mapping[str, Array]) -> NDArray[np.float32]:
         """Return the priority that the learner's update gives the windows that start at the oldest tick, [N].

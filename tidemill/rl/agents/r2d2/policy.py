@@ -47,11 +47,6 @@ class R2D2Policy:
         q, memory = self._think(percept)
         return Decision(q.argmax(axis=1), memory=memory)
 
-    def evaluate(self, percept: Percept) -> Decision:
-        """Return actions with `evaluation_epsilon`, [N]."""
-        q, memory = self._think(percept)
-        return Decision(self._chance.evaluate(q), memory=memory)
-
     @torch.inference_mode()
     def first_priority(self, ticks: Mapping[str, Array]) -> Floats:
         """Return the priority that the learner's update gives the sequences that start at the oldest tick, [N].

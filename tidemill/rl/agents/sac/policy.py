@@ -82,10 +82,6 @@ class SACPolicy:
         action = mode(self._evaluated(self._tensor(percept.observation))[0]).cpu().numpy()
         return Decision(action.reshape(len(percept), *self._action_shape))
 
-    def evaluate(self, percept: Percept) -> Decision:
-        """Return the same as `greedy`."""
-        return self.greedy(percept)
-
     def first_priority(self, ticks: Mapping[str, Array]) -> NDArray[np.float32]:
         """Return 1 for each environment: a new item is as likely as the average one."""
         return np.ones(ticks["reward"].shape[1], dtype=np.float32)
