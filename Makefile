@@ -33,7 +33,7 @@ atari: $(VENV)/.runtime ## add the Atari emulator and its games (GPL-2.0)
 dev: $(VENV)/.dev ## the tools of check and test too, into .venv
 
 .PHONY: test
-test: $(VENV)/.dev ## every test: unit, integration, process and learning
+test: $(VENV)/.dev ## every test: unit, integration, process, learning and containers
 	$(BIN)/python -m pytest
 
 .PHONY: test-unit

@@ -15,11 +15,11 @@ os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # rendering needs no screen
 
 SEED = 20240229
 
-_MARKED_FOLDERS = ("process", "learning")
+_MARKED_FOLDERS = ("process", "learning", "compose")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of tests/process and tests/learning, so that `-m "not learning"` works."""
+    """Mark the tests of tests/process, tests/learning and tests/compose, so that `-m "not learning"` works."""
     root = Path(__file__).parent
     for item in items:
         folder = item.path.relative_to(root).parts[0] if item.path.is_relative_to(root) else ""

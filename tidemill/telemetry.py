@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import structlog
@@ -54,14 +54,20 @@ def _named(service: str) -> structlog.typing.Processor:
     return add
 
 
-_DISK_FREE = Gauge("tidemill_disk_free_bytes", "Free bytes of the disk this process writes to.")
-_DISK_SIZE = Gauge("tidemill_disk_size_bytes", "Size of the disk this process writes to.")
-
-
 def watch_disk(folder: Path) -> None:
     """Let Prometheus read how full the disk of a folder is; the folder may be made later."""
-    _DISK_FREE.set_function(partial(_disk_bytes, folder.absolute(), "free"))
-    _DISK_SIZE.set_function(partial(_disk_bytes, folder.absolute(), "total"))
+    free, size = _disk_gauges()
+    free.set_function(partial(_disk_bytes, folder.absolute(), "free"))
+    size.set_function(partial(_disk_bytes, folder.absolute(), "total"))
+
+
+@cache
+def _disk_gauges() -> tuple[Gauge, Gauge]:
+    """Return the gauges of a process that writes to a disk; others do not show any."""
+    return (
+        Gauge("tidemill_disk_free_bytes", "Free bytes of the disk this process writes to."),
+        Gauge("tidemill_disk_size_bytes", "Size of the disk this process writes to."),
+    )
 
 
 def _disk_bytes(folder: Path, what: str) -> float:

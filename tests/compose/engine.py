@@ -1,0 +1,105 @@
+"""A Docker engine for the tests: the one that is running, or one that is started here and stopped again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+_START_S = 60.0
+_POLL_S = 0.2
+
+
+class NoEngine(Exception):
+    """There is no engine and none can be started; the message says why."""
+
+
+class Engine:
+    """Commands to a running engine."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """Talk to the engine that an environment's DOCKER_HOST names."""
+        self.environment = dict(environment)
+
+    def run(self, *command: str, bound_s: float = 120.0, variables: Mapping[str, str] | None = None) -> str:
+        """Run a command; return what it printed.
+
+        Raises:
+            AssertionError: it failed; the message holds all it said.
+        """
+        environment = self.environment | dict(variables or {})
+        ended = subprocess.run(command, env=environment, timeout=bound_s, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, f"{' '.join(command)} ended with {ended.returncode}\n{ended.stdout}{ended.stderr}"
+        return ended.stdout
+
+    def docker(self, *arguments: str, bound_s: float = 120.0) -> str:
+        """Run `docker ARGUMENTS`; return what it printed."""
+        return self.run("docker", *arguments, bound_s=bound_s)
+
+    def succeeds(self, *command: str, bound_s: float = 120.0) -> bool:
+        """Return whether a command succeeds."""
+        try:
+            self.run(*command, bound_s=bound_s)
+        except (AssertionError, subprocess.TimeoutExpired):
+            return False
+        return True
+
+
+@contextmanager
+def running_engine() -> Iterator[Engine]:
+    """Yield an engine.
+
+    Raises:
+        NoEngine: none runs, and none can be started.
+    """
+    environment = _environment()
+    if not shutil.which("docker", path=environment["PATH"]):
+        raise NoEngine("there is no docker command")
+    engine = Engine(environment)
+    if engine.succeeds("docker", "info"):
+        yield engine
+        return
+    if os.geteuid() != 0 or not shutil.which("dockerd"):
+        raise NoEngine("no Docker engine answers, and none can be started: that takes root and dockerd")
+    scratch = tempfile.TemporaryDirectory(prefix="tidemill-engine-", dir="/var/tmp", ignore_cleanup_errors=True)
+    with scratch as folder, _started(Path(folder), environment) as engine:
+        yield engine
+
+
+def _environment() -> dict[str, str]:
+    # Debian's client has BuildKit built in; a newer one elsewhere on the path would want a plugin for it.
+    path = f"/usr/bin:{os.environ['PATH']}" if Path("/usr/bin/docker").exists() else os.environ["PATH"]
+    return os.environ | {"PATH": path, "DOCKER_BUILDKIT": "1", "COMPOSE_DOCKER_CLI_BUILD": "1"}
+
+
+@contextmanager
+def _started(folder: Path, environment: Mapping[str, str]) -> Iterator[Engine]:
+    host = f"unix://{folder}/docker.sock"
+    command = ["dockerd", "--host", host, "--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec"]
+    command += ["--pidfile", f"{folder}/docker.pid"]
+    log = folder / "dockerd.log"
+    with log.open("w") as output:
+        daemon = subprocess.Popen(command, env=dict(environment), stdout=output, stderr=output, start_new_session=True)
+        try:
+            engine = Engine(dict(environment) | {"DOCKER_HOST": host})
+            _wait_for(engine, daemon, log)
+            yield engine
+        finally:
+            daemon.send_signal(signal.SIGTERM)
+            daemon.wait(_START_S)
+
+
+def _wait_for(engine: Engine, daemon: subprocess.Popen[bytes], log: Path) -> None:
+    deadline_s = time.monotonic() + _START_S
+    while not engine.succeeds("docker", "info"):
+        if daemon.poll() is not None or time.monotonic() > deadline_s:
+            last: Sequence[str] = log.read_text().splitlines()[-5:]
+            raise NoEngine("dockerd does not start: " + " / ".join(last))
+        threading.Event().wait(_POLL_S)

@@ -1,0 +1,170 @@
+"""The shipped cluster in an engine: compose commands, container states, and questions to its Prometheus."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.compose.engine import Engine
+
+ROOT = Path(__file__).resolve().parents[2]
+BOUND_S = 120.0
+SERVICES = ("replay-0", "replay-1", "paramserver", "learner", "actor", "evaluator", "tensorboard", "prometheus")
+"""What is started: everything but Grafana, whose image only a registry has."""
+
+OURS = SERVICES[:6]
+"""Those that are Tidemill's own."""
+
+_POLL_S = 0.5
+
+
+class Stack:
+    """One cluster of docker-compose.yml under a project name of its own."""
+
+    def __init__(self, engine: Engine, settings: dict[str, str]) -> None:
+        """Prepare; nothing is started.
+
+        Args:
+            engine: Where it runs.
+            settings: Variables of .env.example beside those that every test stack has.
+        """
+        self.engine = engine
+        self.project = f"tidemill-test-{os.getpid()}"
+        self.version = self.project
+        self._prometheus_port, tensorboard_port = _free_port(), _free_port()
+        self._variables = settings | {
+            "COMPOSE_PROJECT_NAME": self.project,
+            "TIDEMILL_VERSION": self.version,
+            "TIDEMILL_CONFIG_FOLDER": str(Path(__file__).parent / "configs"),
+            "TIDEMILL_CONFIG": "configs/short.yaml",
+            "TIDEMILL_PROMETHEUS_PORT": str(self._prometheus_port),
+            "TIDEMILL_TENSORBOARD_PORT": str(tensorboard_port),
+        }
+        has_v1 = shutil.which("docker-compose", path=engine.environment["PATH"])
+        self._compose = ("docker-compose",) if has_v1 else ("docker", "compose")
+
+    def compose(self, *arguments: str, bound_s: float = BOUND_S) -> str:
+        """Run a compose command on the shipped file; return what it printed."""
+        file = str(ROOT / "docker-compose.yml")
+        return self.engine.run(*self._compose, "-f", file, *arguments, bound_s=bound_s, variables=self._variables)
+
+    def up(self, actors: int) -> None:
+        """Start every service, or bring them to `actors` actors."""
+        self.compose("up", "-d", "--no-build", "--scale", f"actor={actors}", *SERVICES)
+
+    def image(self, service: str) -> str:
+        """Return the name of the image built for a service."""
+        return f"tidemill-{service}:{self.version}"
+
+    def remove(self) -> None:
+        """Remove containers, networks, volumes and images of this stack."""
+        self.compose("down", "--volumes", "--remove-orphans", "--timeout", "10")
+        images = self.engine.docker("images", "--quiet", "--filter", f"reference=*:{self.version}").split()
+        if images:
+            self.engine.docker("rmi", "--force", *sorted(set(images)))
+
+    def containers(self, service: str = "") -> list[dict[str, Any]]:
+        """Return what the engine knows of the containers of a service, or of all, stopped ones included."""
+        label = "label=com.docker.compose"
+        filters = ["--filter", f"{label}.project={self.project}"]
+        filters += ["--filter", f"{label}.service={service}"] if service else []
+        found = self.engine.docker("ps", "--all", "--quiet", *filters).split()
+        inspected: list[dict[str, Any]] = json.loads(self.engine.docker("inspect", *found)) if found else []
+        return inspected
+
+    def states(self) -> dict[str, str]:
+        """Return the health of each container, or its status if it has none, by name."""
+        found = {}
+        for container in self.containers():
+            state = container["State"]
+            is_running = state["Status"] == "running"
+            found[container["Name"].strip("/")] = state["Health"]["Status"] if is_running else state["Status"]
+        return found
+
+    def crash(self, service: str) -> None:
+        """Kill the process of a service's first container as a fault would, not as an operator's `kill`."""
+        container = self.containers(service)[0]
+        started, pid = container["State"]["StartedAt"], container["State"]["Pid"]
+        os.kill(pid, signal.SIGKILL)
+        name = container["Name"].strip("/")
+
+        def has_come_back() -> bool:
+            state = json.loads(self.engine.docker("inspect", name))[0]["State"]
+            return bool(state["StartedAt"] != started and state["Status"] == "running")
+
+        until(has_come_back, f"{name} is started again")
+
+    def until_healthy(self) -> None:
+        """Wait until every container says that it is healthy."""
+        until(lambda: set(self.states().values()) == {"healthy"}, "all healthy", self.describe)
+
+    def describe(self) -> str:
+        """Return the state and the last lines of every container, for the message of a failed test."""
+        return f"{self.states()}\n{self.compose('logs', '--tail', '8')}"
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """Return the samples an instant query answers.
+
+        Raises:
+            AssertionError: the query is not valid.
+        """
+        answer = self._ask("query", query=expression)
+        assert answer["status"] == "success", answer
+        result = answer["data"]["result"]
+        samples: list[dict[str, Any]] = result if answer["data"]["resultType"] == "vector" else [{"value": result}]
+        return samples
+
+    def value(self, expression: str) -> float:
+        """Return the one number a query answers, or NaN if there is none yet."""
+        samples = self.query(expression)
+        return float(samples[0]["value"][1]) if samples else float("nan")
+
+    def until_above(self, expression: str, value: float) -> float:
+        """Wait until a query answers more than a number; return what it answers."""
+        until(lambda: self.value(expression) > value, f"{expression} > {value}", self.describe)
+        return self.value(expression)
+
+    def rule_groups(self) -> list[dict[str, Any]]:
+        """Return the rule groups Prometheus has loaded, with the outcome of their last evaluation."""
+        groups: list[dict[str, Any]] = self._ask("rules")["data"]["groups"]
+        return groups
+
+    def targets(self, job: str) -> int:
+        """Return how many targets of a job answer Prometheus."""
+        found = self._ask("targets", state="active")["data"]["activeTargets"]
+        return sum(1 for target in found if target["labels"]["job"] == job and target["health"] == "up")
+
+    def _ask(self, what: str, **parameters: str) -> dict[str, Any]:
+        address = f"http://127.0.0.1:{self._prometheus_port}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                document: dict[str, Any] = json.load(answer)
+        except urllib.error.HTTPError as error:  # a query that is not valid is explained in the body
+            document = json.load(error)
+        return document
+
+
+def until(is_true: Callable[[], bool], what: str, describe: Callable[[], str] = str) -> None:
+    """Wait until something outside of this process holds; there is no event to wait on."""
+    deadline_s = time.monotonic() + BOUND_S
+    while not is_true():
+        assert time.monotonic() < deadline_s, f"not within {BOUND_S:g} s: {what}\n{describe()}"
+        threading.Event().wait(_POLL_S)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

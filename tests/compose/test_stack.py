@@ -1,0 +1,200 @@
+"""The shipped Dockerfile and docker-compose.yml, unchanged, in a real engine: one cluster lives through all of it.
+
+The tests are the chapters of that life, in this order; each leaves the cluster running for the next.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.compose.dashboards import panel_queries, rule_queries, rules
+from tests.compose.engine import NoEngine, running_engine
+from tests.compose.stack import OURS, SERVICES, Stack, until
+from tests.compose.stand_ins import image_settings
+
+pytestmark = pytest.mark.timeout(900)  # the first test builds the images
+
+_BUILT = ("replay", "paramserver", "learner", "actor", "evaluator")
+_METRICS = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9400/metrics').read().decode())"
+_STEPS, _UPDATES = "sum(tidemill_replay_env_steps_total)", "max(tidemill_learner_steps_total)"
+_VERSION = "max(tidemill_paramserver_latest_version)"
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    """The cluster of the shipped files, built and started with three actors; nothing of it is left afterwards.
+
+    Where there is no Docker engine the tests are skipped and say why, unless TIDEMILL_REQUIRE_ENGINE is set.
+    """
+    with ExitStack() as resources:
+        try:
+            engine = resources.enter_context(running_engine())
+            cluster = Stack(engine, image_settings(engine))
+        except NoEngine as reason:
+            if os.environ.get("TIDEMILL_REQUIRE_ENGINE"):
+                raise
+            pytest.skip(str(reason))
+        resources.callback(cluster.remove)
+        for service in OURS:
+            cluster.compose("build", service, bound_s=600)
+        cluster.up(actors=3)
+        yield cluster
+
+
+def test_every_container_becomes_healthy(stack: Stack) -> None:
+    """Two replay shards, three actors and the rest: each container passes its own healthcheck."""
+    stack.until_healthy()
+    assert len(stack.states()) == len(SERVICES) + 2
+    for job, count in {"replay": 2, "paramserver": 1, "learner": 1, "actor": 3, "evaluator": 1}.items():
+        until(lambda job=job, count=count: stack.targets(job) == count, f"Prometheus finds {count} {job}")  # type: ignore[misc]
+
+
+def test_cluster_trains(stack: Stack) -> None:
+    """Environment steps, gradient steps and parameter versions rise, and an evaluation appears."""
+    first = [stack.until_above(name, 0.0) for name in (_STEPS, _UPDATES, _VERSION)]
+    for name, value in zip((_STEPS, _UPDATES, _VERSION), first, strict=True):
+        stack.until_above(name, value)
+    stack.until_above("count(tidemill_evaluator_return_mean)", 0.0)
+    stack.compose(
+        "exec", "-T", "evaluator", "python", "-c", "assert len(open('/runs/short/scores.csv').readlines()) > 1"
+    )
+
+
+def test_services_run_without_root_or_a_writable_root(stack: Stack) -> None:
+    """User 10001, no capability, nothing writable but the volumes and /tmp; nothing starts through a shell."""
+    probe = "import os; assert os.getuid() == 10001; open('/app/file', 'w')"
+    for service in OURS:
+        inspected = stack.containers(service)[0]
+        assert inspected["Config"]["Entrypoint"][:2] == ["python", "-m"], service
+        assert inspected["Config"]["Healthcheck"]["Test"][0] == "CMD", service
+        assert inspected["HostConfig"]["ReadonlyRootfs"], service
+        assert inspected["HostConfig"]["CapDrop"] == ["ALL"], service
+        with pytest.raises(AssertionError, match="Read-only file system"):
+            stack.compose("exec", "-T", service, "python", "-c", probe)
+
+
+def test_service_needs_no_shell(stack: Stack) -> None:
+    """With nothing in the place of its shells, a service starts and passes its healthcheck."""
+    name = f"{stack.project}-shell-less"
+    shells = [word for shell in ("dash", "bash") for word in ("--volume", f"/dev/null:/usr/bin/{shell}:ro")]
+    options = ["--rm", "--detach", "--name", name, "--read-only", "--cap-drop", "ALL", "--network", "none", *shells]
+    stack.engine.docker("run", *options, stack.image("replay"), "--replay.server.address", "127.0.0.1:7401")
+    health = ["inspect", "--format", "{{.State.Health.Status}}", name]
+    try:
+        until(lambda: stack.engine.docker(*health).strip() == "healthy", "healthy without a shell")
+    finally:
+        stack.engine.docker("rm", "--force", name)
+
+
+def test_images_are_labelled_and_replay_holds_no_torch(stack: Stack) -> None:
+    """Every image says what it is; replay and the parameter server take a tenth of what a learner takes."""
+    base = _size(stack, stack.containers("learner")[0]["Config"]["Image"])
+    for service in _BUILT:
+        labels = stack.engine.docker("inspect", "--format", "{{json .Config.Labels}}", stack.image(service))
+        assert '"org.opencontainers.image.licenses":"Apache-2.0"' in labels
+    for service in ("replay", "paramserver"):
+        assert _size(stack, stack.image(service)) < 0.5 * base
+        find = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is not None)"
+        stack.engine.docker("run", "--rm", "--entrypoint", "python", stack.image(service), "-c", find)
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_metrics_pass_promtool(stack: Stack, service: str) -> None:
+    """Names, units and help of everything on /metrics are as Prometheus wants them."""
+    metrics = stack.compose("exec", "-T", service, "python", "-c", _METRICS)
+    assert "tidemill_" in metrics
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=metrics, capture_output=True, text=True, check=False
+    )
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+def test_every_panel_shows_something(stack: Stack) -> None:
+    """Each query of each dashboard is valid and answers with data on a cluster that runs."""
+    empty = list(panel_queries())
+    assert len(empty) > 60
+
+    def all_answer() -> bool:
+        empty[:] = [query for query in empty if math.isnan(stack.value(query.expression))]
+        return not empty
+
+    until(all_answer, "every panel has data", lambda: "\n".join(f"{q.owner}: {q.expression}" for q in empty))
+
+
+def test_every_rule_is_evaluated(stack: Stack) -> None:
+    """Prometheus loads every rule, evaluates it without an error, and a healthy cluster sets no alert off."""
+    for query in rule_queries():
+        stack.query(query.expression)
+    loaded = {rule["name"]: rule for group in stack.rule_groups() for rule in group["rules"]}
+    assert loaded.keys() == {rule.get("record") or rule["alert"] for rule in rules()}
+    assert {name: rule["lastError"] for name, rule in loaded.items() if rule.get("lastError")} == {}
+    assert [alert["metric"]["alertname"] for alert in stack.query('ALERTS{alertstate="firing"}')] == []
+
+
+def test_actors_are_scaled_while_the_cluster_runs(stack: Stack) -> None:
+    """`up --scale actor=5` leaves the rest alone; Prometheus scrapes five actors, and all of them act."""
+    learner = stack.containers("learner")[0]["Id"]
+    stack.up(actors=5)
+    until(lambda: stack.targets("actor") == 5, "five actors", stack.describe)
+    stack.until_above("count(rate(tidemill_actor_env_steps_total[30s]) > 0)", 4.0)
+    assert stack.containers("learner")[0]["Id"] == learner
+
+
+def test_actor_that_crashes_comes_back(stack: Stack) -> None:
+    """A killed actor is started again and acts; what the others do is not disturbed."""
+    steps = stack.value(_STEPS)
+    stack.crash("actor")
+    until(lambda: stack.targets("actor") == 5, "five actors again", stack.describe)
+    assert stack.until_above(_STEPS, steps) > steps
+
+
+def test_replay_that_crashes_comes_back(stack: Stack) -> None:
+    """A killed replay service is started again; actors and learner find it, and training goes on."""
+    stack.crash("replay-0")
+    updates = stack.value(_UPDATES)
+    stack.until_above("sum(tidemill_replay_items)", 200.0)
+    stack.until_above(_UPDATES, updates)
+    stack.until_above("sum(rate(tidemill_replay_env_steps_total[15s]))", 0.0)
+
+
+def test_learner_that_crashes_resumes(stack: Stack) -> None:
+    """A killed learner goes on from its checkpoint under a new generation; versions never fall."""
+    checkpoint = stack.until_above("max(tidemill_learner_checkpoint_steps)", 0.0)
+    version, generation = stack.value(_VERSION), stack.value("max(tidemill_paramserver_generation)")
+    stack.crash("learner")
+    stack.until_above("max(tidemill_paramserver_generation)", generation)
+    stack.until_above(_VERSION, version)
+    stack.until_above("max(tidemill_learner_checkpoint_steps)", checkpoint)
+
+
+def test_termination_ends_every_service_with_zero(stack: Stack) -> None:
+    """SIGTERM: each service finishes what it is at and exits with 0 within its grace period."""
+    stack.until_healthy()
+    stack.compose("stop", *OURS, bound_s=180)
+    codes = {c["Name"]: c["State"]["ExitCode"] for service in OURS for c in stack.containers(service)}
+    assert set(codes.values()) == {0}, f"{codes}\n{stack.describe()}"
+
+
+def test_run_resumes_from_its_volumes(stack: Stack) -> None:
+    """After `down` and `up` the run goes on: checkpoint, parameter versions and scores are those of before."""
+    read = "import json, csv; print(sum(1 for _ in open('/runs/short/scores.csv')))"
+    volumes = ["--rm", "--entrypoint", "python", "--volume", f"{stack.project}_runs:/runs"]
+    rows = int(stack.engine.docker("run", *volumes, stack.image("evaluator"), "-c", read))
+    version = stack.value(f"last_over_time({_VERSION.removeprefix('max(').removesuffix(')')}[5m])")
+    assert not math.isnan(version)
+    stack.compose("down", bound_s=180)
+    stack.up(actors=2)
+    stack.until_healthy()
+    stack.until_above(_VERSION, version)
+    assert "restored" in stack.compose("logs", "learner")
+    assert int(stack.compose("exec", "-T", "evaluator", "python", "-c", read)) >= rows
+
+
+def _size(stack: Stack, image: str) -> int:
+    return int(stack.engine.docker("inspect", "--format", "{{.Size}}", image))
