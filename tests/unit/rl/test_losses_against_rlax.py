@@ -1,0 +1,90 @@
+"""Losses against an independent implementation: numbers that rlax gave for the same random batches.
+
+`tests/oracles/rlax_losses.py` says how the file was made.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.oracles import rlax_losses_file
+from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.agents.dqn.loss import CategoricalValues, PlainValues, QuantileValues, Values, build_values, of_action
+from tidemill.rl.agents.r2d2.loss import sequence_target
+from tidemill.rl.losses import ItemLoss, rescale, unscale
+from tidemill.rl.sequences import SequenceShape, unroll_targets
+
+
+def oracle(name: str) -> dict[str, Any]:
+    """Return one batch and its results as float64 tensors, integers and booleans as they are."""
+    batch: dict[str, Any] = json.loads(rlax_losses_file().read_text())[name]
+    return {
+        key: torch.tensor(value, dtype=None if key in ("action", "best") else torch.float64)
+        for key, value in batch.items()
+    }
+
+
+def item_loss(values: Values, batch: dict[str, Tensor], selector_q: Tensor) -> ItemLoss:
+    """Return the loss of the action taken against the target network's numbers for the selector's best."""
+    following = of_action(batch["target_output"], selector_q.argmax(dim=1))
+    taken = of_action(batch["output"], batch["action"])
+    return values.loss(taken, batch["n_step_return"], batch["bootstrap_discount"], following)
+
+
+def test_double_q_learning() -> None:
+    """Squared TD errors, and their absolute values as priorities."""
+    batch = oracle("double_q")
+    batch |= {name: batch[name].unsqueeze(-1) for name in ("output", "target_output")}
+    item = item_loss(PlainValues(huber=False), batch, batch["selector_q"])
+    torch.testing.assert_close(item.loss, 0.5 * batch["td_error"].square())
+    torch.testing.assert_close(item.priority, batch["td_error"].abs())
+
+
+def test_categorical_double_q_learning() -> None:
+    """Cross entropy with the projected distribution, terminations and values beyond the atoms included."""
+    batch = oracle("categorical")
+    item = item_loss(CategoricalValues(batch["support"]), batch, batch["selector_q"])
+    torch.testing.assert_close(item.loss, batch["loss"])
+
+
+def test_quantile_q_learning() -> None:
+    """The quantile Huber loss, the action chosen by the mean of the target's quantiles."""
+    batch, values = oracle("quantile"), QuantileValues()
+    item = item_loss(values, batch, values.mean(batch["target_output"]))
+    torch.testing.assert_close(item.loss, batch["loss"])
+
+
+def test_rescaled_n_step_double_q_learning_over_sequences() -> None:
+    """R2D2's targets, with episodes that end inside, for all steps whose n rewards lie within the sequence."""
+    batch = oracle("rescaled_sequences")
+    n_step, steps = int(batch["n_step"]), batch["reward"].shape[1]
+    shape = SequenceShape(frame_stack=1, burn_in=0, unroll=steps - n_step + 1, n_step=n_step)
+    rows = {"reward": batch["reward"].numpy(), "terminated": (batch["discount"] == 0.0).numpy()}
+    target = unroll_targets(rows | {"truncated": rows["terminated"] & False}, shape, gamma=0.9)
+    # rlax counts what follows step 0 as the first entry of target_q; a window's row 0 is the step itself
+    following = batch["target_q"].gather(2, batch["best"].unsqueeze(-1)).squeeze(-1)
+    following = following.gather(1, torch.from_numpy(target.bootstrap) - 1)
+    return_, discount = torch.from_numpy(target.return_).double(), torch.from_numpy(target.discount).double()
+    found = sequence_target(return_, discount, following, rescaled=True)
+    taken = batch["q"].gather(2, batch["action"].unsqueeze(-1)).squeeze(-1)[:, : shape.unroll]
+    torch.testing.assert_close(found - taken, batch["td_error"][:, : shape.unroll], rtol=1e-5, atol=1e-6)
+
+
+def test_value_rescaling() -> None:
+    """The signed hyperbolic transform, and back."""
+    batch = oracle("rescaling")
+    torch.testing.assert_close(rescale(batch["value"]), batch["rescaled"])
+    torch.testing.assert_close(unscale(batch["rescaled"]), batch["value"])
+
+
+@pytest.mark.parametrize("distribution", ["none", "c51", "qr"])
+def test_settings_build_the_values_compared_here(distribution: str) -> None:
+    """So that what agents use is what was compared."""
+    kind = {"none": PlainValues, "c51": CategoricalValues, "qr": QuantileValues}[distribution]
+    config = DQNConfig(distribution=distribution)  # type: ignore[arg-type]
+    assert type(build_values(config, torch.device("cpu"))) is kind
