@@ -1,0 +1,67 @@
+"""The presets carry the evaluation protocols of the systems they come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidemill.config.load import from_document, read_document
+from tidemill.config.sections import RunConfig
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+GAMES = ("asterix", "wizard_of_wor", "zaxxon")
+PRESET_A = [f"{game}_{kind}" for game in GAMES for kind in ("double_dqn", "prioritized_double_dqn")]
+
+
+def _config(name: str) -> RunConfig:
+    return from_document(RunConfig, read_document(CONFIGS / f"{name}.yaml"))
+
+
+@pytest.mark.parametrize("name", PRESET_A)
+def test_preset_a_is_tested_on_full_games_from_noop_starts(name: str) -> None:
+    """30 episodes during training and 200 in the test, epsilon .05, up to 30 no-ops."""
+    config = _config(name)
+    protocol = config.evaluator
+    assert (protocol.episodes, protocol.test_episodes) == (30, 200)
+    assert (protocol.policy, protocol.epsilon) == ("epsilon", 0.05)
+    assert (config.env.noop_max if protocol.noop_max is None else protocol.noop_max) == 30
+    assert config.env.max_evaluation_steps == 0
+
+
+@pytest.mark.parametrize("name", ["pong_apex_b", "pong_apex_b_2_actors_1_step", "pong_apex_b_8_actors_1_step"])
+def test_preset_b_is_tested_on_full_games(name: str) -> None:
+    """Nothing cuts a game of Pong short."""
+    config = _config(name)
+    assert config.env.max_evaluation_steps == 0
+    assert config.evaluator.episodes >= 10
+
+
+def test_preset_c_is_tested_on_25_deterministic_episodes() -> None:
+    """During training and in the test; the best version is the one that is kept."""
+    config = _config("lunarlander_continuous_sac1_preset_c")
+    protocol = config.evaluator
+    assert (protocol.episodes, protocol.test_episodes, protocol.policy) == (25, 0, "greedy")
+    assert config.env.max_evaluation_steps == 0
+
+
+def test_preset_c_has_the_published_settings() -> None:
+    """Those that equal a default are not in the file, and hold all the same."""
+    config = _config("lunarlander_continuous_sac1_preset_c")
+    agent = config.agent
+    published = {
+        "hidden_sizes": (400, 300),
+        "critic_layer_norm": False,
+        "temperature": "fixed",
+        "initial_temperature": 0.1,
+        "learning_rate": 1e-3,
+        "learning_rate_decay_updates": 0,
+        "tau": 0.005,
+        "gamma": 0.99,
+        "batch_size": 100,
+        "n_step": 1,
+        "random_steps": 10_000,
+    }
+    assert {name: getattr(agent, name) for name in published} == published
+    assert config.table.max_items == 1_000_000
+    assert config.env.max_episode_steps == 0
