@@ -82,10 +82,12 @@ class _Limit:
     shard_buffer: float
     reached: bool = field(default=False)
 
+    def observe(self, items: int) -> None:
+        """Take how many items all shards hold; when the last is lost, the table begins again."""
+        self.reached = items > 0 and (self.reached or items >= self.config.min_size)
+
     def admits(self, states: Collection[ShardState]) -> bool:
         """Return whether a batch may be drawn."""
-        items = sum(state.items for state in states)
-        self.reached = items > 0 and (self.reached or items >= self.config.min_size)
         if not self.reached or not self.config.samples_per_insert:
             return self.reached
         leads = [state.expected_lead for state in states]
@@ -151,6 +153,7 @@ class UnionTable:
         state.asked_items -= draw.items
         state.asked_counted -= draw.counted
         state.items, state.mass, state.lead = items, mass, lead
+        self._limit.observe(self.items)
 
     def plan(self, batch_size: int) -> Plan | None:
         """Return how the next batch is drawn; None while it has to wait."""
@@ -182,7 +185,7 @@ class UnionTable:
         off again.
         """
         lead = self._states[shard].expected_lead
-        return Draw(shard, 0, 0 if self._limit.reached else max(math.floor(lead), 0))
+        return Draw(shard, 0, 0 if self._limit.reached else max(math.ceil(lead), 0))
 
     def _draws(self, masses: Mapping[str, float], items: int, counted: int) -> tuple[Draw, ...]:
         parts = dict(zip(masses, self._split(masses, items), strict=True))

@@ -60,6 +60,9 @@ def test_min_size_is_that_of_the_whole_table() -> None:
     union.join("a")
     assert union.plan(4) is None
     union.answered(Draw("a", 0, 0), 6, 6.0, 0.0)
+    assert union.plan(4) is not None  # it came back with what it had
+    union.answered(Draw("a", 0, 0), 0, 0.0, 0.0)
+    union.answered(Draw("a", 0, 0), 6, 6.0, 0.0)
     assert union.plan(4) is None  # every item was lost: it begins again
 
 
@@ -69,10 +72,10 @@ def test_inserts_before_min_size_are_taken_off_the_count() -> None:
     union = union_of({"a": (60, 60.0, 20.5), "b": (0, 0.0, 0.0)}, limiter)
     assert union.plan(4) is None
     look = union.look("a")
-    assert look == Draw("a", 0, 20)
+    assert look == Draw("a", 0, 21)
     union.asked(look)
     assert union.look("a").counted == 0  # not twice
-    union.answered(look, 100, 100.0, 0.5)
+    union.answered(look, 100, 100.0, -0.5)
     assert union.plan(4) is not None
     union.answered(Draw("a", 0, 0), 110, 110.0, 20.5)
     assert union.look("a").counted == 0
