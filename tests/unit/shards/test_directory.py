@@ -1,0 +1,83 @@
+"""Which shards there are: a list, or a name whose answer changes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import closing
+
+import pytest
+
+from tidemill.errors import InvalidArgument
+from tidemill.replay.directory import ShardDirectory, is_sharded, resolve
+
+_BOUND_S = 30.0
+
+
+class _Names:
+    """A resolver whose next answers are set by the test; a `None` is a failure."""
+
+    def __init__(self, *answers: Sequence[str] | None) -> None:
+        self._answers, self.asked = list(answers), threading.Semaphore(0)
+
+    def __call__(self, name: str) -> Sequence[str]:
+        """Answer; the last answer stays."""
+        assert name == "replay:7401"
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        self.asked.release()
+        if answer is None:
+            raise OSError("no such name")
+        return answer
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for the directory's thread."""
+    pause = threading.Event()
+    for _ in range(int(_BOUND_S / 0.01)):
+        if condition():
+            return
+        pause.wait(0.01)
+    raise AssertionError("not in time")
+
+
+def test_listed_shards_are_named_by_their_place() -> None:
+    """So that a name outlives a change of address; nobody is asked."""
+    with closing(ShardDirectory(["unix:///a", "b:1"])) as directory:
+        assert directory.current == {"0": "unix:///a", "1": "b:1"}
+
+
+def test_shards_behind_a_name_come_and_go() -> None:
+    """Each is named by its address; what is no longer answered leaves."""
+    names = _Names(["10.0.0.1:7401"], ["10.0.0.1:7401", "10.0.0.2:7401"], ["10.0.0.2:7401"])
+    with closing(ShardDirectory(["dns:///replay:7401"], every_s=0.01, resolve=names)) as directory:
+        wait_until(lambda: list(directory.current) == ["10.0.0.2:7401"])
+        assert dict(directory.current) == {"10.0.0.2:7401": "10.0.0.2:7401"}
+
+
+def test_last_answer_holds_while_the_name_cannot_be_resolved() -> None:
+    """A resolver that fails for a while takes no shard away."""
+    names = _Names(None, ["10.0.0.1:7401"], None)
+    with closing(ShardDirectory(["dns:///replay:7401"], every_s=0.01, resolve=names)) as directory:
+        for _ in range(5):
+            assert names.asked.acquire(timeout=_BOUND_S)
+        assert list(directory.current) == ["10.0.0.1:7401"]
+
+
+def test_system_resolver_answers_with_every_address_once() -> None:
+    """This machine's own name stands for itself, with the port put back."""
+    assert "127.0.0.1:7401" in resolve("localhost:7401")
+    assert resolve("127.0.0.1:1") == ["127.0.0.1:1"]
+
+
+@pytest.mark.parametrize("addresses", [[], [""], ["a:1", "a:1"], ["a:1", "dns:///b:1"]])
+def test_addresses_that_cannot_be_meant_are_refused(addresses: list[str]) -> None:
+    """The message has them."""
+    with pytest.raises(InvalidArgument, match="addresses are"):
+        ShardDirectory(addresses)
+
+
+def test_one_plain_address_is_no_shard() -> None:
+    """It is served as ever; a list or a name is not."""
+    assert not is_sharded(["127.0.0.1:7401"])
+    assert is_sharded(["dns:///replay:7401"])
+    assert is_sharded(["a:1", "b:1"])
