@@ -23,5 +23,12 @@ def describe_restored(folder: Path) -> list[str]:
         best = max(score.mean for score in scores)
         trained = f"{scores[-1].wall_s:.0f} s of training"
         lines.append(f"  scores       {len(scores)} evaluations, best mean {best:.1f}, {trained}")
-    lines.append("  replay       not restored: its table is in memory and fills anew before training goes on")
+    lines.append(f"  replay       {_replay(folder / 'replay')}")
+    lines.append("  environments not restored: every actor starts new episodes, with a new epoch of its streams")
     return lines
+
+
+def _replay(folder: Path) -> str:
+    if any(folder.glob("**/*")):
+        return "its tables come back from the log; how many items, its own log file says"
+    return "not restored: its tables were in memory only and fill anew before training goes on"

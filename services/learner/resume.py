@@ -10,10 +10,12 @@ import structlog
 from services.learner.checkpoint import CheckpointStore, check_fits
 from services.learner.checkpoint_format import Checkpoint, decode, encode
 from services.learner.counters import Counters
-from services.learner.rng import load_rng_state, rng_state
+from services.learner.rng import fits_devices, load_rng_state, rng_state
 from services.learner.state_tree import shapes_of, snapshot
 from tidemill.errors import FatalError, InvalidArgument
 from tidemill.rl.agents.interface import Agent
+
+_RESTORED = "weights, targets, optimizers, schedules, counters and random generators are back"
 
 _log = structlog.get_logger()
 
@@ -74,8 +76,20 @@ class Resumable:
         self._load(path, checkpoint)
         if checkpoint.config_digest != self._config_digest:
             _log.warning("settings of agent or environment changed since the checkpoint", path=str(path))
+        return self._described(path, checkpoint)
+
+    def _described(self, path: Path, checkpoint: Checkpoint) -> str:
         counters = self._counters
-        return f"{path.stem}: {counters.learner_steps:,} gradient steps, {counters.env_steps:,} agent decisions"
+        where = f"{path.stem}: {counters.learner_steps:,} gradient steps, {counters.env_steps:,} agent decisions"
+        lost = ["batches that were ready and not trained on"]
+        if not fits_devices(checkpoint.rng):
+            lost.append("random generators of the GPUs, whose number is another")
+        before, now = checkpoint.written_by, self._written_by
+        changed = [
+            f"{name} {before[name]} then, {now.get(name)} now" for name in before if before[name] != now.get(name)
+        ]
+        with_what = f", with {'; '.join(changed)}" if changed else ""
+        return f"{where}; {_RESTORED}{with_what}; not restored: {', '.join(lost)}"
 
     def _load(self, path: Path, checkpoint: Checkpoint) -> None:
         try:

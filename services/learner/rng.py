@@ -28,6 +28,12 @@ def rng_state() -> dict[str, Any]:
     }
 
 
+def fits_devices(state: dict[str, Any]) -> bool:
+    """Return whether `load_rng_state` can set all generators of the GPUs that the state was taken with."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return len(state["cuda"]) == count
+
+
 def load_rng_state(state: dict[str, Any]) -> None:
     """Continue from what `rng_state` returned; GPU states are skipped where their number differs."""
     random.setstate(state["python"])
@@ -35,5 +41,5 @@ def load_rng_state(state: dict[str, Any]) -> None:
     key = np.asarray(words["key"], dtype=np.uint32)
     np.random.set_state(state["numpy"] | {"state": {"key": key, "pos": words["pos"]}})
     torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+    if state["cuda"] and fits_devices(state):
         torch.cuda.set_rng_state_all(state["cuda"])

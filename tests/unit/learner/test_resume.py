@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.types import EnvSpec
+
+_FORMAT_1 = Path(__file__).parent / "data" / "format-1"
 
 _CONTINUOUS = EnvSpec((8,), "float32", action_shape=(2,))
 _DISCRETE = EnvSpec((4,), "float32", num_actions=3)
@@ -92,6 +95,31 @@ def test_checkpoint_of_a_checkpoint_is_equal(config: AgentConfig, spec: EnvSpec,
     resumable.restore(CheckpointStore(tmp_path, keep=1))
     torch.testing.assert_close(resumable.capture().agent, saved.agent, rtol=0, atol=0)
     assert resumable.capture().counters == saved.counters
+
+
+def test_checkpoint_of_format_1_is_read(tmp_path: Path) -> None:
+    """A file written before format 2 gives its counters and weights, and training goes on from it."""
+    for each in _FORMAT_1.iterdir():
+        shutil.copy(each, tmp_path)
+    agent, counters = build_agent(SACConfig(hidden_sizes=(4,)), EnvSpec((3,), "float32", action_shape=(2,))), Counters()
+    restored = _resumable(agent, counters, "sac").restore(CheckpointStore(tmp_path, keep=1))
+    assert restored.startswith("checkpoint-00000001: 3 gradient steps, 40 agent decisions")
+    assert (counters.learner_steps, counters.version) == (3, 2)
+    sums = {name: float(tensor.sum()) for name, tensor in agent.policy_state().items()}
+    assert sums["actor.layers.0.weight"] == pytest.approx(0.37803, abs=1e-4)
+    assert sums["actor.layers.1.bias"] == pytest.approx(-0.84059, abs=1e-4)
+    assert agent.state_dict()["updates"] == 3
+
+
+def test_what_came_back_and_what_did_not_is_said(tmp_path: Path) -> None:
+    """Also which library is another than the one that wrote it."""
+    agent = build_agent(_SAC, _CONTINUOUS)
+    then = Resumable(agent, Counters(), algorithm="x", config_digest="", written_by={"torch": "1", "learners": "2"})
+    CheckpointStore(tmp_path, keep=1).write(then.capture())
+    now = Resumable(agent, Counters(), algorithm="x", config_digest="", written_by={"torch": "2", "learners": "2"})
+    restored = now.restore(CheckpointStore(tmp_path, keep=1))
+    assert "optimizers, schedules, counters and random generators are back, with torch 1 then, 2 now" in restored
+    assert restored.endswith("not restored: batches that were ready and not trained on")
 
 
 def test_fresh_run_restores_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""Trains agents on recorded batches, from their checkpoints on; `tests.process.test_exact_resume` starts it.
+
+python -m tests.process.resumed_updates FOLDER STEPS CASE [CASE ...]
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from services.learner.checkpoint import CheckpointStore
+from services.learner.control import Control
+from services.learner.counters import Counters
+from services.learner.decoder import Batch
+from services.learner.progress import Progress
+from services.learner.resume import Resumable
+from services.learner.rng import seed_rng
+from services.learner.trainer import Limits, Outlets, Trainer
+from services.learner.transfer import Transferred
+from tests.unit.rl.batches import CASES, sampled_batch
+from tidemill.rl.agents.build import build_agent
+from tidemill.rl.agents.interface import Agent
+
+_BATCH = 8
+
+
+class Recorded:
+    """The same batches in every process; the position is the number of gradient steps taken."""
+
+    def __init__(self, case: str, agent: Agent, position: int) -> None:
+        self._agent, (self._config, self._env_spec) = agent, CASES[case]
+        self._position = position
+
+    def take(self, timeout_s: float) -> Batch:
+        """Return the next batch."""
+        rng = torch.Generator().manual_seed(self._position)
+        self._position += 1
+        columns = sampled_batch(self._agent, self._config, self._env_spec, _BATCH, rng)
+        weight = torch.rand(_BATCH) * float(np.random.random())  # the process's own generators are part of the state
+        return Batch(
+            columns, weight, np.arange(_BATCH, dtype=np.uint64), Transferred({}), _BATCH, np.zeros(_BATCH), 0.0
+        )
+
+
+def train(case: str, folder: Path, steps: int, seed: int) -> bytes:
+    """Go on from the newest checkpoint in a folder, if any, up to a number of steps; save, and return the state."""
+    config, env_spec = CASES[case]
+    seed_rng(seed)
+    agent, counters = build_agent(config, env_spec, seed=seed), Counters()
+    resumable = Resumable(agent, counters, algorithm=config.algorithm, config_digest="")
+    store = CheckpointStore(folder / case, keep=1)
+    resumable.restore(store)
+    progress = Progress(counters, log_every_s=1e9, clock=time.monotonic)
+    recorded = Recorded(case, agent, counters.learner_steps)
+    control = Control(threading.Event())
+    Trainer(agent, recorded, Outlets(None), control, counters, progress, Limits(max_learner_steps=steps)).run()
+    store.write(resumable.capture())
+    return resumable.encoded()
+
+
+def main() -> None:
+    """Train every case with another seed than the one it was started with."""
+    torch.set_num_threads(1)
+    folder, steps = Path(sys.argv[1]), int(sys.argv[2])
+    for case in sys.argv[3:]:
+        (folder / f"{case}.state").write_bytes(train(case, folder, steps, seed=99))
+
+
+if __name__ == "__main__":
+    main()

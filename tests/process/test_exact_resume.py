@@ -1,0 +1,26 @@
+"""A learner that was stopped and started again is, bit for bit, the one that was not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.process.resumed_updates import train
+from tests.unit.rl.batches import CASES
+
+_CASES = [name for name, (_, env_spec) in CASES.items() if env_spec.observation_dtype != "uint8"]
+"""Every algorithm and option; images only change the first layers."""
+
+
+def test_500_updates_equal_250_a_new_process_and_250(tmp_path: Path) -> None:
+    """The same recorded batches leave the same state: parameters, targets, optimizers, counters, generators."""
+    assert {"dqn", "r2d2", "sac"} <= set(_CASES)
+    for case in _CASES:
+        train(case, tmp_path / "first", 250, seed=1)
+    command = [sys.executable, "-m", "tests.process.resumed_updates", str(tmp_path / "first"), "500", *_CASES]
+    subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=110, check=True)
+    for case in _CASES:
+        straight = train(case, tmp_path / "straight", 500, seed=1)
+        assert (tmp_path / "first" / f"{case}.state").read_bytes() == straight, case
