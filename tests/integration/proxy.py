@@ -17,8 +17,7 @@ class Proxy:
 
     def __init__(self, target: str) -> None:
         """Listen on a free port and pass connections on to `target`, a `host:port`."""
-        host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
+        self.aim_at(target)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.connections = 0
@@ -28,6 +27,11 @@ class Proxy:
         self._answers_pass.set()
         self._refusing = False
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def aim_at(self, target: str) -> None:
+        """Pass new connections on to this `host:port`."""
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
 
     def cut(self) -> None:
         """Reset every connection; bytes underway are lost."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 
 import numpy as np
 import pytest
 
+from tests.integration.proxy import Proxy
 from tests.integration.replay_service import WAIT_S, open_appender, wait_until
 from tests.integration.shards_service import (
     assert_distributed,
@@ -19,6 +21,8 @@ from tests.integration.shards_service import (
 from tests.unit.replay.streams_for_tests import make_chunk, make_config, make_items
 from tidemill.errors import AlreadyExists
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.directory import ShardDirectory
+from tidemill.replay.sharded_sampler import ShardedSampleStream
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
 
 KINDS = {kind: SelectorConfig(kind, 0.7 if kind is SelectorKind.PRIORITIZED else 0.0) for kind in SelectorKind}
@@ -190,3 +194,39 @@ def test_env_steps_are_told_by_shard_and_together() -> None:
         with sampling([s.address for s in servers], config, 6) as stream:
             batch = taken(stream)
     assert (dict(batch.shard_env_steps), batch.env_steps) == ({"0": 4, "1": 8}, 12)
+
+
+def test_shard_that_joins_by_name_gets_the_table_and_is_sampled() -> None:
+    """The name stands for one server, then for two: the second gets its part of the table, and gives its share."""
+    config = make_config()
+    with local_shards(2) as servers, ReplayClient(servers[1].address) as second:
+        answers = [[servers[0].address]]
+        directory = ShardDirectory(["dns:///replay:1"], every_s=0.05, resolve=lambda _: answers[-1])
+        rng = np.random.default_rng(3)
+        with closing(directory), ShardedSampleStream(directory, config, 2, 8, rng=rng, credit=1) as stream:
+            wait_until(lambda: [report.live for report in stream.reports()] == [True], "the first shard")
+            fill(servers[0].address, 0, [1.0] * 4)
+            assert taken(stream).shard_env_steps == {servers[0].address: 4}
+            answers.append([server.address for server in servers])
+            wait_until(lambda: len(second.list_tables()) == 1, "the table on the second shard")
+            fill(servers[1].address, 1, [1.0] * 4)
+            wait_until(lambda: 1 in {stream_number for stream_number, _ in items_of(taken(stream))}, "its items")
+
+
+def test_shard_that_lost_its_items_does_not_get_priorities_of_old_keys() -> None:
+    """A server that comes back empty gives keys anew: those from before are nobody's."""
+    config = make_config()
+    with local_shards(1, config) as servers, Proxy(servers[0].address) as proxy:
+        fill(servers[0].address, 0, [1.0] * 4)
+        with sampling([proxy.address, "127.0.0.1:1"], make_config(max_items=200), 4) as stream:
+            source = int(taken(stream).keys[0, 1])
+            assert stream.client_of(source) is not None
+            with local_shards(1) as empty:
+                with proxy.refusing():
+                    wait_until(lambda: stream.client_of(source) is None, "the shard to be left out")
+                    proxy.aim_at(empty[0].address)
+                wait_until(lambda: stream.reports()[0].live, "another server at the same address")
+                assert stream.client_of(source) is None
+                fill(empty[0].address, 0, [1.0] * 4)
+                sources = {int(taken(stream).keys[0, 1]) for _ in range(6)}  # the first may be from before
+                assert stream.client_of(max(sources)) is not None
