@@ -1,4 +1,4 @@
-"""Schedules of exploration and of importance weights. Pure functions of counters."""
+"""Schedules of exploration. Pure functions of counters."""
 
 from __future__ import annotations
 
@@ -52,8 +52,3 @@ def linear(step: int, start: float, end: float, duration: int) -> float:
 def epsilon_schedule(env_steps: int, start: float, end: float, decay_env_steps: int) -> float:
     """Return the epsilon all actors share after `env_steps` agent steps of the whole cluster."""
     return linear(env_steps, start, end, decay_env_steps)
-
-
-def importance_exponent(learner_steps: int, start: float, end: float, duration: int) -> float:
-    """Return beta of the importance weights after `learner_steps` updates (Schaul et al. 2016, 3.4)."""
-    return linear(learner_steps, start, end, duration)

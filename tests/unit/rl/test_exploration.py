@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tidemill.errors import InvalidArgument
-from tidemill.rl.exploration import ActorPlace, epsilon_ladder, epsilon_schedule, importance_exponent
+from tidemill.rl.exploration import ActorPlace, epsilon_ladder, epsilon_schedule
 
 
 def test_ladder_of_the_cluster_goes_from_base_to_base_to_the_power_1_plus_alpha() -> None:
@@ -43,9 +43,3 @@ def test_place_without_an_environment_is_refused() -> None:
 def test_epsilon_schedule_falls_linearly_then_stays(env_steps: int, epsilon: float) -> None:
     """From 1 to .1 over 100 steps of the cluster."""
     assert epsilon_schedule(env_steps, 1.0, 0.1, 100) == pytest.approx(epsilon)
-
-
-@pytest.mark.parametrize("learner_steps,beta", [(0, 0.4), (500, 0.7), (1_000, 1.0), (2_000, 1.0)])
-def test_importance_exponent_rises_linearly_then_stays(learner_steps: int, beta: float) -> None:
-    """From .4 to 1 over 1000 updates."""
-    assert importance_exponent(learner_steps, 0.4, 1.0, 1_000) == pytest.approx(beta)

@@ -8,22 +8,73 @@ import pytest
 import torch
 
 from tidemill.rl import losses
+from tidemill.rl.agents.dqn.loss import CategoricalValues, PlainValues, QuantileValues, of_best
 from tidemill.rl.agents.sac import loss as sac_loss
 
-BOOTSTRAP_Q = torch.tensor([[1.0, 5.0], [3.0, 2.0]])
-SELECTOR_Q = torch.tensor([[9.0, 0.0], [9.0, 0.0]])
+PLAIN = PlainValues(huber=False)
+TARGET_OUTPUT = torch.tensor([[[1.0], [5.0]], [[3.0], [2.0]]])
+CHOOSER_Q = torch.tensor([[9.0, 0.0], [9.0, 0.0]])
 
 
-def test_q_learning_target_takes_the_largest_target_value() -> None:
-    """1 + .5 * 5 = 3.5; 2 + 0 * 3 = 2."""
-    target = losses.q_learning_target(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.0]), BOOTSTRAP_Q, BOOTSTRAP_Q)
-    torch.testing.assert_close(target, torch.tensor([3.5, 2.0]))
+def test_q_learning_values_the_targets_best_action() -> None:
+    """1 + .5 * 5 = 3.5 and 2 + 0 * 3 = 2: against predictions of 3 and 0 the errors are .5 and 2."""
+    following = of_best(TARGET_OUTPUT, PLAIN.mean(TARGET_OUTPUT))
+    item = PLAIN.loss(torch.tensor([[3.0], [0.0]]), torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.0]), following)
+    torch.testing.assert_close(item.priority, torch.tensor([0.5, 2.0]))
+    torch.testing.assert_close(item.loss, torch.tensor([0.125, 2.0]))
 
 
-def test_double_q_learning_target_values_the_action_the_online_network_chose() -> None:
-    """The selector prefers action 0: 1 + .5 * 1 = 1.5; 2 + .5 * 3 = 3.5."""
-    target = losses.q_learning_target(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.5]), BOOTSTRAP_Q, SELECTOR_Q)
-    torch.testing.assert_close(target, torch.tensor([1.5, 3.5]))
+def test_double_q_learning_values_the_action_the_online_network_chose() -> None:
+    """The chooser prefers action 0: 1 + .5 * 1 = 1.5 and 2 + .5 * 3 = 3.5."""
+    following = of_best(TARGET_OUTPUT, CHOOSER_Q)
+    item = PLAIN.loss(torch.zeros((2, 1)), torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.5]), following)
+    torch.testing.assert_close(item.priority, torch.tensor([1.5, 3.5]))
+
+
+def test_categorical_values_by_hand() -> None:
+    """Atoms 0, 1, 2; Z(s') is 1 for certain, so .5 + .5 * 1 = 1 is the middle atom, which has 1/2 of the prediction.
+
+    Cross entropy and divergence are then both log 2; a target of 1.25 would be 3/4 at 1 and 1/4 at 2.
+    """
+    values = CategoricalValues(torch.tensor([0.0, 1.0, 2.0]))
+    taken = torch.tensor([[0.25, 0.5, 0.25]]).log()
+    torch.testing.assert_close(values.mean(taken), torch.tensor([1.0]))
+    certain = torch.tensor([[-100.0, 100.0, -100.0]])
+    item = values.loss(taken, torch.tensor([0.5]), torch.tensor([0.5]), certain)
+    torch.testing.assert_close(item.loss, torch.tensor([math.log(2.0)]))
+    torch.testing.assert_close(item.priority, torch.tensor([math.log(2.0)]))
+    item = values.loss(taken, torch.tensor([0.75]), torch.tensor([0.5]), certain)
+    cross_entropy = 0.75 * math.log(2.0) + 0.25 * math.log(4.0)
+    entropy = -0.75 * math.log(0.75) - 0.25 * math.log(0.25)
+    torch.testing.assert_close(item.loss, torch.tensor([cross_entropy]))
+    torch.testing.assert_close(item.priority, torch.tensor([cross_entropy - entropy]))
+
+
+def test_quantile_huber_loss_by_hand() -> None:
+    """Quantiles 0 (level 1/4) and 4 (level 3/4) against samples 1 and 2, threshold 1.
+
+    0: both above it, 1/4 * (.5 + 1.5) / 2 = .25; 4: both below it, (1 - 3/4) * (2.5 + 1.5) / 2 = .5; together .75. The
+    means, 2 and 1.5, are .5 apart.
+    """
+    item = losses.quantile_huber_loss(torch.tensor([[0.0, 4.0]]), torch.tensor([[1.0, 2.0]]), threshold=1.0)
+    torch.testing.assert_close(item.loss, torch.tensor([0.75]))
+    torch.testing.assert_close(item.priority, torch.tensor([0.5]))
+
+
+def test_quantile_loss_without_a_threshold_is_linear_from_0_on() -> None:
+    """1/4 * (1 + 2) / 2 = .375 and 1/4 * (3 + 2) / 2 = .625."""
+    item = losses.quantile_huber_loss(torch.tensor([[0.0, 4.0]]), torch.tensor([[1.0, 2.0]]), threshold=0.0)
+    torch.testing.assert_close(item.loss, torch.tensor([1.0]))
+
+
+def test_quantile_loss_is_least_at_the_quantiles_of_its_target() -> None:
+    """Gradient descent on one quantile of level 1/2 ends at the median, not at the mean, of 0, 1 and 8."""
+    quantile = torch.tensor([[5.0]], requires_grad=True)
+    for _ in range(500):
+        loss = losses.quantile_huber_loss(quantile, torch.tensor([[0.0, 1.0, 8.0]]), threshold=0.0).loss.sum()
+        (gradient,) = torch.autograd.grad(loss, quantile)
+        quantile = (quantile - 0.05 * gradient).detach().requires_grad_()
+    assert quantile.item() == pytest.approx(1.0, abs=0.05)
 
 
 def test_huber_loss_is_quadratic_within_one_and_linear_beyond() -> None:
@@ -75,10 +126,13 @@ def test_temperature_rises_while_entropy_is_below_its_target(log_prob: float, di
 
 
 def test_targets_carry_no_gradient() -> None:
-    """What is bootstrapped from is a constant, in both algorithms."""
-    q = BOOTSTRAP_Q.clone().requires_grad_()
+    """What is bootstrapped from is a constant, in every algorithm."""
+    q = torch.ones((2, 2), requires_grad=True)
     vector, scalar = torch.ones(2, requires_grad=True), torch.tensor(0.1, requires_grad=True)
-    assert not losses.q_learning_target(vector, vector, q, q).requires_grad
+    for values in (PLAIN, CategoricalValues(torch.tensor([0.0, 1.0])), QuantileValues()):
+        output = q[:, :1] if values is PLAIN else q
+        taken = output.detach().clone()
+        assert not values.loss(taken, vector, vector, output).loss.requires_grad
     assert not sac_loss.soft_q_target(vector, vector, q, vector, scalar).requires_grad
 
 

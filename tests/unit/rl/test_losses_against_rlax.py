@@ -14,7 +14,15 @@ from torch import Tensor
 
 from tests.oracles import rlax_losses_file
 from tidemill.rl.agents.dqn.config import DQNConfig
-from tidemill.rl.agents.dqn.loss import CategoricalValues, PlainValues, QuantileValues, Values, build_values, of_action
+from tidemill.rl.agents.dqn.loss import (
+    CategoricalValues,
+    PlainValues,
+    QuantileValues,
+    Values,
+    build_values,
+    of_action,
+    of_best,
+)
 from tidemill.rl.agents.r2d2.loss import sequence_target
 from tidemill.rl.losses import ItemLoss, rescale, unscale
 from tidemill.rl.sequences import SequenceShape, unroll_targets
@@ -31,7 +39,7 @@ def oracle(name: str) -> dict[str, Any]:
 
 def item_loss(values: Values, batch: dict[str, Tensor], selector_q: Tensor) -> ItemLoss:
     """Return the loss of the action taken against the target network's numbers for the selector's best."""
-    following = of_action(batch["target_output"], selector_q.argmax(dim=1))
+    following = of_best(batch["target_output"], selector_q)
     taken = of_action(batch["output"], batch["action"])
     return values.loss(taken, batch["n_step_return"], batch["bootstrap_discount"], following)
 

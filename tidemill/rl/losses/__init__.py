@@ -3,7 +3,7 @@
 from tidemill.rl.losses.item import ItemLoss
 from tidemill.rl.losses.quantile import quantile_huber_loss, quantile_target
 from tidemill.rl.losses.rank import assert_rank
-from tidemill.rl.losses.td import TDLoss, q_learning_target, td_item_loss, td_loss
+from tidemill.rl.losses.td import TDLoss, td_item_loss, td_loss
 from tidemill.rl.losses.twin import twin_td_loss
 from tidemill.rl.losses.value_rescaling import rescale, unscale
 
@@ -11,7 +11,6 @@ __all__ = [
     "ItemLoss",
     "TDLoss",
     "assert_rank",
-    "q_learning_target",
     "quantile_huber_loss",
     "quantile_target",
     "rescale",

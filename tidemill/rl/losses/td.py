@@ -23,27 +23,6 @@ class TDLoss(NamedTuple):
     td_error: Tensor
 
 
-def q_learning_target(
-    n_step_return: Tensor, bootstrap_discount: Tensor, bootstrap_q: Tensor, selector_q: Tensor
-) -> Tensor:
-    """Return R + discount * Q(s', argmax_a selector_q(s', a)), [B], without a gradient.
-
-    With the target network as `selector_q` it is Q-learning's target, with the online network double
-    Q-learning's (van Hasselt et al. 2016, eq. 4).
-
-    Args:
-        n_step_return: Discounted sum of rewards, [B].
-        bootstrap_discount: gamma**k, or 0 after termination, [B].
-        bootstrap_q: The target network's Q of the bootstrap observation, [B, A].
-        selector_q: The Q whose largest entry chooses the action, [B, A].
-    """
-    assert_rank(1, n_step_return=n_step_return, bootstrap_discount=bootstrap_discount)
-    assert_rank(2, bootstrap_q=bootstrap_q, selector_q=selector_q)
-    best = selector_q.argmax(dim=1, keepdim=True)
-    value = bootstrap_q.gather(1, best).squeeze(1)
-    return (n_step_return + bootstrap_discount * value).detach()
-
-
 def td_item_loss(prediction: Tensor, target: Tensor, huber: bool) -> ItemLoss:
     """Return half the squared error of each item, or its Huber loss (threshold 1), and the absolute error; all [B]."""
     assert_rank(1, prediction=prediction, target=target)

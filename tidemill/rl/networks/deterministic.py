@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from tidemill.rl.networks.mlp import linear
+from tidemill.rl.networks.linear import linear
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
 

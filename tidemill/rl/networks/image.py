@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tidemill.errors import ConfigError
-from tidemill.rl.networks.mlp import initialise_linear
+from tidemill.rl.networks.linear import initialise_linear
 from tidemill.types import EnvSpec
 
 

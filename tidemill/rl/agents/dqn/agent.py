@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.rl.agents.dqn.config import DQNConfig
-from tidemill.rl.agents.dqn.loss import build_values, of_action
+from tidemill.rl.agents.dqn.loss import build_values, of_action, of_best
 from tidemill.rl.agents.dqn.networks import build_network
 from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.gradients import clip_
@@ -74,7 +74,7 @@ class DQNAgent:
         if self._config.double:
             self._draw_noise(self._online)  # apart from that of the prediction
             chooser = self._online(observation)
-        return of_action(output, self._values.mean(chooser).argmax(dim=1))
+        return of_best(output, self._values.mean(chooser))
 
     def _draw_noise(self, network: torch.nn.Module) -> None:
         if self._config.noisy:

@@ -85,6 +85,15 @@ def build_values(config: DQNConfig, device: torch.device) -> Values:
     return PlainValues(huber=config.loss == "huber")
 
 
+def of_best(output: Tensor, chooser_q: Tensor) -> Tensor:
+    """Return the numbers of the action of largest `chooser_q` [B, A], [B, K], of a network's output [B, A, K].
+
+    With the target network's own Q it is Q-learning, with the online network's double Q-learning (van Hasselt et al.
+    2016, eq. 4).
+    """
+    return of_action(output, chooser_q.argmax(dim=1))
+
+
 def of_action(output: Tensor, action: Tensor) -> Tensor:
     """Return the numbers of one action of each item, [B, K], of a network's output [B, A, K]."""
     index = action[:, None, None].expand(-1, 1, output.shape[2])

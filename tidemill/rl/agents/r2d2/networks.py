@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tidemill.rl.agents.r2d2.config import R2D2Config
+from tidemill.rl.networks.linear import linear
 from tidemill.rl.networks.lstm import LSTM, State
-from tidemill.rl.networks.mlp import linear
 from tidemill.rl.networks.q_head import QHead
 from tidemill.rl.networks.torso import build_torso
 from tidemill.types import EnvSpec
