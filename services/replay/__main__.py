@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sys
 import time
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ def _start(arguments: Sequence[str]) -> int:
 
 
 async def _serve(config: ReplayConfig) -> None:
-    settings = config.replay
+    settings = located(config)
     server = RpcServer(_SERVICE, settings.server)
     recovered = _recover(settings)
     replay = recovered.replay if recovered is not None else _empty(settings, None)
@@ -55,7 +56,8 @@ async def _serve(config: ReplayConfig) -> None:
     REGISTRY.register(ReplayCollector(replay, gate, log))
     servicer = ReplayServicer(replay, gate, settings.server.max_message_bytes, log)
     servicer.add_to(server)
-    watch_disk(config.run.folder)
+    if settings.storage.folder:
+        watch_disk(Path(settings.storage.folder))
     metrics_address = serve_metrics(settings.server)
     _logger.info("serving", address=await server.start(), metrics=metrics_address)
     await server.set_serving(True)
@@ -66,6 +68,12 @@ async def _serve(config: ReplayConfig) -> None:
     if log is not None:
         await log.close()
     _logger.info("stopped")
+
+
+def located(config: ReplayConfig) -> ReplaySettings:
+    """Return the settings with the folder of the log that is meant for this run."""
+    folder = config.replay.storage.folder.replace("{run}", str(config.run.folder))
+    return dataclasses.replace(config.replay, storage=dataclasses.replace(config.replay.storage, folder=folder))
 
 
 async def _until_stopped(log: ReplayLog | None) -> None:

@@ -39,6 +39,13 @@ class Engine:
         assert ended.returncode == 0, f"{' '.join(command)} ended with {ended.returncode}\n{ended.stdout}{ended.stderr}"
         return ended.stdout
 
+    def pipe(self, *command: str, data: bytes = b"", variables: Mapping[str, str] | None = None) -> bytes:
+        """Run a command with bytes on its standard input; return the bytes of its standard output."""
+        environment = self.environment | dict(variables or {})
+        ended = subprocess.run(command, env=environment, timeout=120.0, input=data, capture_output=True, check=False)
+        assert ended.returncode == 0, f"{' '.join(command)} ended with {ended.returncode}\n{ended.stderr.decode()}"
+        return ended.stdout
+
     def docker(self, *arguments: str, bound_s: float = 120.0) -> str:
         """Run `docker ARGUMENTS`; return what it printed."""
         return self.run("docker", *arguments, bound_s=bound_s)

@@ -59,6 +59,20 @@ class Stack:
         file = str(ROOT / "docker-compose.yml")
         return self.engine.run(*self._compose, "-f", file, *arguments, bound_s=bound_s, variables=self._variables)
 
+    def archive(self, service: str) -> bytes:
+        """Return what a service keeps in its volume, by the command of the operations guide."""
+        return self._tar(service, "-cf")
+
+    def restore(self, service: str, archive: bytes) -> None:
+        """Write an archive into a service's volume, by the command of the operations guide."""
+        self._tar(service, "-xf", archive)
+
+    def _tar(self, service: str, verb: str, data: bytes = b"") -> bytes:
+        file = str(ROOT / "docker-compose.yml")
+        command = ["run", "--rm", "-T", "--no-deps", "--entrypoint", "tar", service, "-C", "/runs", verb, "-"]
+        command += ["."] if verb == "-cf" else []
+        return self.engine.pipe(*self._compose, "-f", file, *command, data=data, variables=self._variables)
+
     def up(self, actors: int) -> None:
         """Start every service, or bring them to `actors` actors."""
         self.compose("up", "-d", "--no-build", "--scale", f"actor={actors}", *SERVICES)

@@ -1,0 +1,21 @@
+"""Where a shard keeps its log."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from services.replay.__main__ import located
+from tidemill.config.run import RunSettings
+from tidemill.config.sections import ReplayConfig
+from tidemill.config.services import ReplaySettings
+from tidemill.config.storage import StorageSettings
+
+
+@pytest.mark.parametrize("folder, expected", [("", ""), ("/log", "/log"), ("{run}/replay", "/runs/pong/replay")])
+def test_folder_of_the_log_may_name_the_run(folder: str, expected: str) -> None:
+    """`{run}` is the run's folder, so that one command line serves any run; nothing else is changed."""
+    settings = ReplaySettings(storage=StorageSettings(folder=folder, segment_mib=3))
+    found = located(ReplayConfig(run=RunSettings(name="pong", root="/runs"), replay=settings))
+    assert found == dataclasses.replace(settings, storage=StorageSettings(folder=expected, segment_mib=3))
