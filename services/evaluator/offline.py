@@ -81,6 +81,8 @@ def _config_of(arguments: argparse.Namespace) -> EvaluatorConfig:
         raise ConfigError(f"{arguments.run} is no run: it has no config.yaml")
     config = from_document(EvaluatorConfig, read_document(file))
     settings = config.evaluator
+    if arguments.epsilon is not None and arguments.policy not in (None, "epsilon"):
+        raise ConfigError(f"--epsilon is {arguments.epsilon}, which --policy {arguments.policy} has no use for")
     asked = {
         "episodes": arguments.episodes if arguments.episodes is not None else settings.test_episodes or None,
         "policy": arguments.policy or (None if arguments.epsilon is None else "epsilon"),

@@ -56,8 +56,10 @@ class Outcome:
 
     @property
     def file_name(self) -> str:
-        """A name that another test of the same run does not have, unless it is the same test."""
-        return f"version-{self.params_version}-{self.policy}-seed-{self.seeds[0]}-episodes-{self.episodes}.json"
+        """Name of its file: version, policy, first seed and episodes, and for Atari the no-op starts."""
+        policy = f"epsilon-{self.epsilon:g}" if self.policy == "epsilon" else self.policy
+        start = "" if self.noop_max is None else f"-noops-{self.noop_max}"
+        return f"version-{self.params_version}-{policy}{start}-seed-{self.seeds[0]}-episodes-{self.episodes}.json"
 
     def write(self, file: Path) -> None:
         """Write the document, whole or not at all."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from services.evaluator.offline import main
+from services.evaluator.outcome import outcome_of
+from services.evaluator.protocol import Evaluation
 from services.paramserver.version_store import VersionStore
 from tests.unit.evaluator.blobs import blob_of
 from tests.unit.params.publishing import publish
@@ -17,6 +21,8 @@ from tidemill.config.run import RunSettings
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.config.services import EvaluatorSettings
 from tidemill.envs.settings import EnvSettings
+from tidemill.params.version import ParamsMetadata, Version
+from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.sac.config import SACConfig
 
 
@@ -81,6 +87,7 @@ def test_protocol_can_be_changed_on_the_command_line(run: Path, tmp_path: Path) 
     [
         (["--episodes", "0"], "evaluator.episodes is 0, allowed: at least 1"),
         (["--epsilon", "0.1"], "evaluator.policy is 'epsilon', allowed for continuous actions"),
+        (["--epsilon", "0.1", "--policy", "greedy"], "--epsilon is 0.1, which --policy greedy has no use for"),
         (["--tag", "good"], "has no tag 'good'"),
         (["--tag", "9"], "9"),
     ],
@@ -91,6 +98,21 @@ def test_wrong_wish_is_told_with_its_value(
     """The exit code is not 0, and one line says what was wrong."""
     assert main([str(run), *options]) != 0
     assert message in capsys.readouterr().err
+
+
+def test_outcome_of_an_atari_game_says_how_it_was_played(tmp_path: Path) -> None:
+    """Epsilon, no-op starts and sticky actions stand in the document, and its name tells tests apart."""
+    config = EvaluatorConfig(
+        env=EnvSettings("ALE/Pong-v5", sticky_actions=0.25),
+        agent=DQNConfig(),
+        evaluator=EvaluatorSettings(policy="epsilon", epsilon=0.05, noop_max=10),
+    )
+    version = Version(7, 6, 1, datetime.datetime.now(datetime.UTC), ParamsMetadata("dqn", "ALE/Pong-v5"), ())
+    outcome = outcome_of(Evaluation(np.array([-3.05]), np.array([900]), (5,)), config, version)
+    assert (outcome.epsilon, outcome.noop_max, outcome.sticky_actions) == (0.05, 10, 0.25)
+    assert outcome.human_normalised == pytest.approx(0.5)
+    assert "human-normalised 50.0 %" in str(outcome)
+    assert outcome.file_name == "version-7-epsilon-0.05-noops-10-seed-5-episodes-1.json"
 
 
 def test_folder_of_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
