@@ -40,6 +40,12 @@ def _parser() -> argparse.ArgumentParser:
         "each seed counted once.",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, for example runs/quickstart")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="the run's settings (default: RUN/config.yaml, which a launcher writes)",
+    )
     parser.add_argument("--episodes", type=int, metavar="N", help="episodes (default: as the run's protocol says)")
     parser.add_argument(
         "--tag", metavar="TAG", help="best, latest or a version's number (default: best, or latest without it)"
@@ -76,9 +82,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 def _config_of(arguments: argparse.Namespace) -> EvaluatorConfig:
     """Return the run's settings with the protocol that the command line asks for."""
-    file = arguments.run / "config.yaml"
-    if not file.is_file():
-        raise ConfigError(f"{arguments.run} is no run: it has no config.yaml")
+    file = arguments.config or arguments.run / "config.yaml"
+    if not arguments.config and not file.is_file():
+        raise ConfigError(f"{arguments.run} is no run: it has no config.yaml; name the settings of one with --config")
     config = from_document(EvaluatorConfig, read_document(file))
     settings = config.evaluator
     if arguments.epsilon is not None and arguments.policy not in (None, "epsilon"):

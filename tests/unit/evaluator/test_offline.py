@@ -68,6 +68,15 @@ def test_test_of_a_run_is_printed_and_written_with_every_episode(run: Path, caps
     assert f"median {document['median']:.2f}" in printed
 
 
+def test_settings_may_lie_outside_the_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder of a cluster that no launcher started has no config.yaml: it is named."""
+    (run / "config.yaml").rename(tmp_path / "elsewhere.yaml")
+    assert main([str(run), "--config", str(tmp_path / "elsewhere.yaml")]) == 0
+    assert _document(run, "version-2-greedy-seed-10010000-episodes-5.json")["episodes"] == 5
+    assert main([str(run), "--config", str(tmp_path / "nowhere.yaml")]) == 2
+    assert "nowhere.yaml" in capsys.readouterr().err
+
+
 def test_protocol_can_be_changed_on_the_command_line(run: Path, tmp_path: Path) -> None:
     """Episodes, version, seed, policy, slots and file; two slots or three change no episode."""
     asked = ["--episodes", "4", "--tag", "1", "--seed", "7"]
