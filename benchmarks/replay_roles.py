@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import queue
@@ -142,23 +143,42 @@ def play_and_write(address: str, limit: int) -> float:
     return writer.written / (time.monotonic() - began)
 
 
-def sample(address: str, batch_size: int, seconds: float, max_items: int) -> float:
-    """Sample decoded n-step transitions and set their priorities; return transitions a second."""
+def sample(address: str, batch_size: int, seconds: float, max_items: int, threads: int) -> float:
+    """Sample decoded n-step transitions and set their priorities; return transitions a second.
+
+    Some threads take batches and decode them, as a learner's do; this one takes what is ready.
+    """
     rng = np.random.default_rng(0)
+    ready: queue.Queue[tuple[SampledBatch, dict[str, np.ndarray]]] = queue.Queue(2)
+    over = threading.Event()
+
+    def decode_batches(stream: SampleStream) -> None:
+        for batch in stream:
+            decoded = decode(SIGNATURE, batch, WINDOW.length)
+            arrays = transitions(decoded.columns, decoded.index, FRAME_STACK, N_STEPS, GAMMA)
+            while not over.is_set():
+                with contextlib.suppress(queue.Full):
+                    ready.put((batch, arrays), timeout=0.2)
+                    break
+
     with (
         ReplayClient(address) as client,
-        SampleStream(address, replace(TABLE, max_items=max_items), batch_size, credit=4) as stream,
+        SampleStream(address, replace(TABLE, max_items=max_items), batch_size, credit=4, stop=over) as stream,
         _Updates(client) as updates,
     ):
+        decoders = [threading.Thread(target=decode_batches, args=[stream]) for _ in range(threads)]
+        for decoder in decoders:
+            decoder.start()
         for phase_s in (_WARM_UP_S, seconds):
             count, began = 0, time.monotonic()
             while time.monotonic() - began < phase_s:
-                batch = next(stream)
-                decoded = decode(SIGNATURE, batch, WINDOW.length)
-                ready = transitions(decoded.columns, decoded.index, FRAME_STACK, N_STEPS, GAMMA)
+                batch, arrays = ready.get(timeout=_FLUSH_S)
                 updates.put(batch, rng.random(len(batch.keys)))
-                count += len(ready["n_step_return"])
+                count += len(arrays["n_step_return"])
             rate = count / (time.monotonic() - began)
+        over.set()
+        for decoder in decoders:
+            decoder.join(_FLUSH_S)
     return rate
 
 
@@ -224,6 +244,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=1, help="append streams that take turns")
     parser.add_argument("--steps-per-s", type=float, default=20_000.0, help="of all streams together")
     parser.add_argument("--max-items", type=int, default=TABLE.max_items, help="of the table that is sampled")
+    parser.add_argument("--decode-threads", type=int, default=2, help="of the process that samples")
     parser.add_argument("--batch-size", type=int, default=256)
     a = parser.parse_args()
     keep_freed_memory()  # as every process does that handles images
@@ -232,7 +253,7 @@ def main() -> None:
         "pace": lambda: write_paced(a.address, a.actor_id, a.seconds, a.streams, a.steps_per_s),
         "play": lambda: play_and_write(a.address, a.limit),
         "probe": lambda: probe(a.address, a.actor_id, a.seconds),
-        "sample": lambda: sample(a.address, a.batch_size, a.seconds, a.max_items),
+        "sample": lambda: sample(a.address, a.batch_size, a.seconds, a.max_items, a.decode_threads),
     }
     print(json.dumps(rates[a.role]()))
 
