@@ -52,7 +52,7 @@ def cluster_specs(config: RunConfig, config_file: Path, sockets: Path) -> tuple[
         *(
             (spec(REPLAY, config.replay.server.address),)
             if config.replay.shards == 1
-            else (_shard_spec(config_file, sockets, shard) for shard in range(config.replay.shards))
+            else (_shard_spec(config, config_file, sockets, shard) for shard in range(config.replay.shards))
         ),
         spec(PARAMSERVER, config.paramserver.server.address),
         _learner_spec(config, config_file),
@@ -64,18 +64,19 @@ def cluster_specs(config: RunConfig, config_file: Path, sockets: Path) -> tuple[
 
 def _learner_spec(config: RunConfig, config_file: Path) -> ServiceSpec:
     """Return one process: the learner, or of several the one that starts them and starts them again together."""
-    address, arguments = config.learner.server.address, ("--config", str(config_file))
+    address, settings = config.learner.server.address, ("--config", str(config_file))
     if config.launcher.learners == 1:
-        return ServiceSpec(LEARNER, LEARNER, "services.learner", arguments, address)
-    ranks, restarts = config.launcher.learners, config.launcher.max_restarts
-    arguments = (str(ranks), str(restarts), *arguments)
-    return ServiceSpec(LEARNER, LEARNER, "services.learner.torchrun", arguments, address)
+        return ServiceSpec(LEARNER, LEARNER, "services.learner", settings, address)
+    ranks = (str(config.launcher.learners), str(config.launcher.max_restarts))
+    return ServiceSpec(LEARNER, LEARNER, "services.learner.torchrun", (*ranks, *settings), address)
 
 
-def _shard_spec(config_file: Path, sockets: Path, shard: int) -> ServiceSpec:
-    address = shard_address(sockets, shard)
-    arguments = ("--config", str(config_file), "--replay.shard", str(shard), "--replay.server.address", address)
-    return ServiceSpec(f"replay-{shard}", REPLAY, "services.replay", arguments, address)
+def _shard_spec(config: RunConfig, config_file: Path, sockets: Path, shard: int) -> ServiceSpec:
+    address, folder = shard_address(sockets, shard), config.replay.storage.folder
+    arguments = ["--config", str(config_file), "--replay.shard", str(shard), "--replay.server.address", address]
+    if folder:
+        arguments += ["--replay.storage.folder", f"{folder}/{shard}"]
+    return ServiceSpec(f"replay-{shard}", REPLAY, "services.replay", tuple(arguments), address)
 
 
 def _actor_spec(config: RunConfig, config_file: Path, sockets: Path, index: int) -> ServiceSpec:

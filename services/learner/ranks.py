@@ -16,6 +16,8 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from tidemill.errors import ConfigError, Unavailable
 from tidemill.rl.ranks import Alone
@@ -169,15 +171,28 @@ def joined_ranks(place: Place, device: torch.device, timeout_s: float) -> Iterat
     if place.size == 1:
         yield OneRank()
         return
-    on_gpu = device.type == "cuda"
     with explained(place, timeout_s):
-        dist.init_process_group(
-            "nccl" if on_gpu else "gloo", timeout=_span(timeout_s), device_id=device if on_gpu else None
-        )
+        _join(place, device, timeout_s)
     try:
         yield TorchRanks(place, device, timeout_s)
     finally:
         dist.destroy_process_group()
+
+
+def _join(place: Place, device: torch.device, timeout_s: float) -> None:
+    on_gpu = device.type == "cuda"
+    store, _, _ = next(rendezvous("env://", timeout=_span(timeout_s)))
+    # torchrun keeps one store over its restarts: without a name of their own the ranks of a new start would find the
+    # addresses of the ranks before them.
+    start = PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=start,
+        rank=place.index,
+        world_size=place.size,
+        timeout=_span(timeout_s),
+        device_id=device if on_gpu else None,
+    )
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Protocol, TypeVar
@@ -67,6 +67,11 @@ class Process:
         command = [sys.executable, "-m", module, *arguments]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         self._child = subprocess.Popen(command, stdout=self._file, stderr=self._file, env=environment)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._child.pid
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""
@@ -207,9 +212,11 @@ class LearnerCluster:
         """Start a learner in a thread; it is not waited for."""
         return self._keep(LearnerThread([*self._learner_arguments(), *overrides]))
 
-    def start_learner_process(self, *overrides: str) -> Process:
-        """Start a learner process; it is not waited for."""
-        return self._start("services.learner", [*self._learner_arguments(), *overrides])
+    def start_learner_process(
+        self, *overrides: str, module: str = "services.learner", before: Sequence[str] = ()
+    ) -> Process:
+        """Start a learner process, of another module and with words before its settings if given; not waited for."""
+        return self._start(module, [*before, *self._learner_arguments(), *overrides])
 
     def _learner_arguments(self) -> list[str]:
         settings = {

@@ -1,0 +1,80 @@
+"""Learners under torchrun beside a real replay service: they share the work, survive a kill and end together."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.learner_cluster import LearnerCluster, Process, learner_cluster, wait_until
+from tidemill.learner.status import LearnerState
+
+_RANKS = 2
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
+    """A cluster that is fed, with no learner yet."""
+    with learner_cluster(tmp_path) as cluster:
+        cluster.start_replay()
+        cluster.start_params()
+        cluster.feed()
+        yield cluster
+
+
+def _start(cluster: LearnerCluster, *overrides: str) -> Process:
+    return cluster.start_learner_process(*overrides, module="services.learner.torchrun", before=(str(_RANKS), "3"))
+
+
+def _workers(parent: int) -> list[int]:
+    """Return the processes that torchrun started, rank 0 first."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii").split()
+    found = []
+    for child in map(int, children):
+        environ = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        ranks = [int(entry.partition(b"=")[2]) for entry in environ if entry.startswith(b"RANK=")]
+        found += [(rank, child) for rank in ranks]
+    return [child for _, child in sorted(found)]
+
+
+def test_killed_rank_brings_all_back_from_the_checkpoint(cluster: LearnerCluster) -> None:
+    """Whichever it is, all start again where the newest checkpoint was, and steps go on counting from there."""
+    learner = _start(cluster)
+    cluster.wait_for_status(lambda s: s.learner_steps > 50, "50 gradient steps")
+    for victim in (1, 0):
+        saved = cluster.learner_client().save_checkpoint()
+        os.kill(_workers(learner.pid)[victim], signal.SIGKILL)
+        where = f"{saved.learner_steps:,} gradient steps"
+        cluster.wait_for_status(lambda s, where=where: where in s.restored, f"a resume at {where}")  # type: ignore[misc]
+        cluster.wait_for_status(lambda s, at=saved: s.learner_steps > at.learner_steps, "further steps")  # type: ignore[misc]
+        assert len(_workers(learner.pid)) == _RANKS
+    assert "rank 0 of 2 lost the others" in learner.text()
+    learner.signal(signal.SIGTERM)
+    assert learner.wait() == 0, learner.text()
+
+
+def test_ranks_pause_and_stop_together_and_steps_count_once(cluster: LearnerCluster) -> None:
+    """Two ranks that take half a batch each keep the ratio of one: a step of both is one step."""
+    learner = _start(cluster, "--learner.updates-per-env-step", "0.5", "--table.error-buffer-updates", "20")
+    status = cluster.wait_for_status(lambda s: s.env_steps >= 2_000, "2,000 decisions")
+    assert status.learner_steps == pytest.approx(0.5 * (status.env_steps - 64), abs=20 + 16)
+    client = cluster.learner_client()
+    client.pause()
+    paused = cluster.wait_for_status(lambda s: s.state is LearnerState.PAUSED, "the pause")
+    assert client.save_checkpoint().learner_steps == paused.learner_steps
+    client.resume()
+    cluster.wait_for_status(lambda s: s.learner_steps > paused.learner_steps, "further steps")
+    client.stop("enough")
+    assert learner.wait() == 0, learner.text()
+    assert "enough" in learner.text()
+
+
+def test_ranks_that_cannot_share_the_batch_are_refused(cluster: LearnerCluster) -> None:
+    """One line names the sizes; nothing is started."""
+    learner = _start(cluster, "--agent.batch-size", "33")
+    assert learner.wait() == 2
+    assert "agent.batch_size is 33, which 2 learners cannot share evenly" in learner.text()
+    wait_until(lambda: not cluster.checkpoints.exists(), "no checkpoint")
