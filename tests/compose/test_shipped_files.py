@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -14,12 +15,21 @@ import pytest
 import yaml
 
 from tests.compose.dashboards import DASHBOARDS, RULES, load, rules
+from tidemill.config.load import load as load_settings
+from tidemill.config.sections import ActorConfig, EvaluatorConfig, LearnerConfig, ParamServerConfig, ReplayConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = (ROOT / "docker-compose.yml", ROOT / "docker-compose.gpu.yml")
 VARIABLE = re.compile(r"\$\{(TIDEMILL_[A-Z_]+):-((?:[^{}]|\$\{[^}]*\})*)\}")
 KNOB = re.compile(r"^#((?:TIDEMILL|COMPOSE)_[A-Z_]+)=(.*)$", re.MULTILINE)
 KUSTOMIZATIONS = ("base", "overlays/single-node", "overlays/multi-node")
+CONFIGS: dict[str, type[Any]] = {
+    "replay": ReplayConfig,
+    "paramserver": ParamServerConfig,
+    "learner": LearnerConfig,
+    "actor": ActorConfig,
+    "evaluator": EvaluatorConfig,
+}
 CUSTOM_KINDS = {"PodMonitor": "monitoring.coreos.com/v1", "ScaledObject": "keda.sh/v1alpha1"}
 
 
@@ -36,6 +46,17 @@ def services() -> dict[str, Any]:
     """Return the services of docker-compose.yml, its anchors resolved."""
     found: dict[str, Any] = yaml.safe_load(COMPOSE[0].read_text())["services"]
     return found
+
+
+def with_defaults(text: str) -> str:
+    """Return a value of a compose file as it is when no variable is set."""
+    return VARIABLE.sub(lambda match: match.group(2), text)
+
+
+def load_as(service: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401 - each has a class of its own
+    """Return the settings a service would read from its command line, in the image's working folder."""
+    monkeypatch.chdir(ROOT)
+    return load_settings(CONFIGS[service], arguments, prog=service, description="")
 
 
 def objects(kustomization: str) -> Iterator[dict[str, Any]]:
@@ -80,6 +101,21 @@ def test_every_service_is_confined() -> None:
         assert service["mem_limit"], name
         assert service["restart"] in ("unless-stopped", "on-failure"), name
         assert "container_name" not in service, name
+
+
+@pytest.mark.parametrize("name", ["replay-0", "replay-1", "paramserver", "learner", "actor", "evaluator"])
+def test_compose_command_is_understood(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each service accepts its command line, keeps the run in its volume and finds the others by their names."""
+    service = services()[name]
+    own = service.get("entrypoint", [])[3:]
+    config = load_as(name.partition("-")[0], [*own, *shlex.split(with_defaults(service["command"]))], monkeypatch)
+    assert config.run.root == "/runs"
+    if name.startswith("replay"):
+        assert f"replay-{config.replay.shard}" == name
+        assert config.replay.shards == 2
+    elif name != "paramserver":
+        assert config.cluster.params == "paramserver:7402"
+        assert name == "evaluator" or config.cluster.replay == ("replay-0:7401", "replay-1:7401")
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
@@ -165,3 +201,19 @@ def test_kubernetes_counts_agree(kustomization: str, learners: int) -> None:
     limits = job["template"]["spec"]["containers"][0]["resources"]["limits"]
     assert int(limits.get("nvidia.com/gpu", 1)) == told["LEARNERS_PER_NODE"]
     assert told["LEARNER_NODES"] * told["LEARNERS_PER_NODE"] == learners
+
+
+@pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)
+def test_kubernetes_command_is_understood(kustomization: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each service accepts its command line, with the values of the ConfigMap in their places."""
+    found = list(objects(kustomization))
+    values = next(item["data"] for item in found if item["kind"] == "ConfigMap") | {"SHARD": "0"}
+    pods = [item for item in found if "template" in item.get("spec", {})]
+    for item in pods:
+        container = item["spec"]["template"]["spec"]["containers"][0]
+        words = [re.sub(r"\$\((\w+)\)", lambda match: values.get(match[1], "0"), word) for word in container["args"]]
+        words = words[words.index("services.learner") + 1 :] if "services.learner" in words else words
+        config = load_as(container["name"], words, monkeypatch)
+        if container["name"] in ("learner", "actor"):
+            assert config.cluster.replay == ("dns:///replay:7401",)
+            assert config.cluster.replay_shards == int(values["REPLAY_SHARDS"])
