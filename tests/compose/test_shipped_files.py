@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -22,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = (ROOT / "docker-compose.yml", ROOT / "docker-compose.gpu.yml")
 VARIABLE = re.compile(r"\$\{(TIDEMILL_[A-Z_]+):-((?:[^{}]|\$\{[^}]*\})*)\}")
 KNOB = re.compile(r"^#((?:TIDEMILL|COMPOSE)_[A-Z_]+)=(.*)$", re.MULTILINE)
+KUBERNETES = ROOT / "deploy/kubernetes"
 KUSTOMIZATIONS = ("base", "overlays/single-node", "overlays/multi-node")
 CONFIGS: dict[str, type[Any]] = {
     "replay": ReplayConfig,
@@ -61,7 +63,7 @@ def load_as(service: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch)
 
 def objects(kustomization: str) -> Iterator[dict[str, Any]]:
     """Yield what a kustomization builds."""
-    built = run("kubectl", "kustomize", f"deploy/kubernetes/{kustomization}")
+    built = run("kubectl", "kustomize", str(KUBERNETES / kustomization))
     yield from (item for item in yaml.safe_load_all(built) if item)
 
 
@@ -170,6 +172,18 @@ def test_kubernetes_objects_are_valid(kustomization: str) -> None:
         else:
             kubernetes_validate.validate(item, "1.31", strict=True)
     assert {"StatefulSet", "Deployment", "Job", "PodDisruptionBudget", "NetworkPolicy"} <= kinds
+
+
+@pytest.mark.parametrize("component, kind", [("podmonitor", "PodMonitor"), ("keda", "ScaledObject"), ("hpa", "Horiz")])
+def test_kubernetes_component_adds_to_any_overlay(component: str, kind: str, tmp_path: Path) -> None:
+    """A component is added by one line; what scales actors names their Deployment."""
+    base, added = (os.path.relpath(KUBERNETES / part, tmp_path) for part in ("base", f"components/{component}"))
+    overlay = {"namespace": "tidemill", "resources": [base], "components": [added]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    found = [item for item in objects(str(tmp_path)) if item["kind"].startswith(kind)]
+    assert [item["metadata"]["namespace"] for item in found] == ["tidemill"]
+    if target := found[0]["spec"].get("scaleTargetRef"):
+        assert target["name"] == "actor"
 
 
 @pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)
