@@ -32,6 +32,8 @@ class PolicyParams:
     watcher: ParamsWatcher
     policy: Policy
     version: int = 0
+    env_steps: int = 0
+    """Agent decisions of the whole cluster when they were published; one replay shard knows only of its own actors."""
 
     def wait(self, stop: threading.Event) -> bool:
         """Wait for the first parameters; return False if `stop` came before them."""
@@ -46,7 +48,7 @@ class PolicyParams:
         params = self.watcher.newest()
         if params is not None and params.version.version > self.version:
             self.policy.load({name: torch.from_numpy(value) for name, value in unpack(params.blob).items()})
-            self.version = params.version.version
+            self.version, self.env_steps = params.version.version, params.version.metadata.env_steps
 
 
 class ActingLoop:
@@ -93,7 +95,7 @@ class ActingLoop:
         started = time.perf_counter()
         self._params.refresh()
         percept = self._perception.perceive(observation, is_first, last_reward)
-        decision = self._policy.explore(percept, self._writer.env_steps)
+        decision = self._policy.explore(percept, max(self._writer.env_steps, self._params.env_steps))
         self._perception.decided(decision)
         decided = time.perf_counter()
         tick = self._env.step(decision.action)

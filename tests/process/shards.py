@@ -31,10 +31,11 @@ Item = tuple[int, int]
 class Shards:
     """Three replay servers, each a process."""
 
-    def __init__(self, folder: Path) -> None:
-        """Start them on Unix sockets in a folder, whose path must be short."""
+    def __init__(self, folder: Path, *, durable: bool) -> None:
+        """Start them on Unix sockets in a folder, whose path must be short; durable ones keep their logs there, too."""
+        self._folder, self.durable = folder, durable
         self.addresses = [f"unix://{folder}/{shard}.sock" for shard in range(COUNT)]
-        self._processes = [ServerProcess(address) for address in self.addresses]
+        self._processes = [self._started(shard) for shard in range(COUNT)]
 
     def signal(self, shard: str, number: signal.Signals) -> None:
         """Send a signal to a shard's process."""
@@ -46,7 +47,7 @@ class Shards:
 
     def start(self, shard: str) -> None:
         """Start a killed shard again."""
-        self._processes[int(shard)] = ServerProcess(self.addresses[int(shard)])
+        self._processes[int(shard)] = self._started(int(shard))
 
     def stored(self) -> dict[str, list[Item]]:
         """Return every item of every shard."""
@@ -57,6 +58,10 @@ class Shards:
         for process in self._processes:
             process.process.send_signal(signal.SIGCONT)
             process.close()
+
+    def _started(self, shard: int) -> ServerProcess:
+        options = ["--replay.storage.folder", f"{self._folder}/log-{shard}"] if self.durable else []
+        return ServerProcess(self.addresses[shard], *options)
 
 
 def _everything(address: str) -> list[Item]:

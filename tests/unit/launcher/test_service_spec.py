@@ -20,6 +20,7 @@ from tidemill.config.load import load, write_document
 from tidemill.config.run import ClusterSettings
 from tidemill.config.sections import ActorConfig, ReplayConfig, RunConfig
 from tidemill.config.services import LauncherSettings, ReplaySettings
+from tidemill.config.storage import StorageSettings
 from tidemill.errors import ConfigError
 from tidemill.rpc.settings import ServerSettings
 
@@ -76,7 +77,8 @@ def test_cluster_has_one_process_a_service_and_the_actors_that_were_asked_for(tm
 
 def test_several_shards_are_processes_of_one_kind_with_an_address_each(tmp_path: Path) -> None:
     """The clients are told all of them, each shard its own number and address."""
-    config = with_addresses(RunConfig(replay=ReplaySettings(shards=3)), _SOCKETS)
+    storage = StorageSettings(folder="/data/replay")
+    config = with_addresses(RunConfig(replay=ReplaySettings(shards=3, storage=storage)), _SOCKETS)
     file = tmp_path / "cluster.yaml"
     write_document(config, file)
     specs = cluster_specs(config, file, _SOCKETS)[:3]
@@ -86,6 +88,7 @@ def test_several_shards_are_processes_of_one_kind_with_an_address_each(tmp_path:
     told = [load(ReplayConfig, spec.arguments, prog="x", description="x").replay for spec in specs]
     assert [(replay.shard, replay.shards) for replay in told] == [(0, 3), (1, 3), (2, 3)]
     assert tuple(replay.server.address for replay in told) == config.cluster.replay
+    assert [replay.storage.folder for replay in told] == [f"/data/replay/{shard}" for shard in range(3)]
     assert [spec.health_address for spec in specs] == list(config.cluster.replay)
     assert config.cluster.shard_count == 3
 
