@@ -16,6 +16,7 @@ from tidemill import codec
 from tidemill.config.table import TableSettings
 from tidemill.replay.batch import SampledBatch
 from tidemill.rl.agents.interface import Agent
+from tidemill.rl.windows import FRAMES
 from tidemill.types import Signature
 
 _WEIGHT = "importance_weight"
@@ -26,7 +27,8 @@ class Batch:
     """What one gradient step takes.
 
     Attributes:
-        columns: What `Agent.decode` returned, on the device, each [B, ...], and `memory` if the items have one.
+        columns: What `Agent.decode` returned, on the device, each [B, ...] but for the `frames` that batches of one
+            sample share; and `memory` if the items have one.
         weight: Importance weights, float32 [B].
         keys: Keys of the items, uint64 [B].
         transferred: The copy to the device, to be waited for.
@@ -95,7 +97,10 @@ class Decoder:
 
     def _split(self, items: _Items, transferred: Transferred, table_items: int, received_at: float) -> list[Batch]:
         size = len(items.keys) // self._splits
-        parts = {name: tensor.split(size) for name, tensor in transferred.tensors.items()}
+        parts = {
+            name: (tensor,) * self._splits if name == FRAMES else tensor.split(size)
+            for name, tensor in transferred.tensors.items()
+        }
         batches = []
         for number in range(self._splits):
             columns = {name: part[number] for name, part in parts.items()}

@@ -13,8 +13,21 @@ from tidemill.rl.returns import n_step
 Array = NDArray[Any]
 
 
+FRAMES = "frames"
+"""Column of the rows that the items of a batch share, [R, ...]; every other column has one entry an item."""
+
+ROWS = {"observation": "observation_rows", "bootstrap_observation": "bootstrap_rows"}
+"""Where each stacked column's rows among `FRAMES` are, if its stacks are put together later."""
+
+
 def transitions(
-    columns: Mapping[str, Array], index: NDArray[np.int64], frame_stack: int, steps: int, gamma: float
+    columns: Mapping[str, Array],
+    index: NDArray[np.int64],
+    frame_stack: int,
+    steps: int,
+    gamma: float,
+    *,
+    stack_later: bool = False,
 ) -> dict[str, Array]:
     """Return the n-step transitions of a batch of windows.
 
@@ -29,24 +42,31 @@ def transitions(
         frame_stack: Observations the network sees at once.
         steps: n of the n-step return.
         gamma: Discount of one step.
+        stack_later: Whether `tidemill.rl.stacks` puts the stacks together, where the network is.
 
     Returns:
         `observation` and `bootstrap_observation` [B, ...], or [B, frame_stack, ...] oldest first if
-        `frame_stack` > 1; `action` [B, ...]; `n_step_return` and `bootstrap_discount` [B] float32.
+        `frame_stack` > 1; `action` [B, ...]; `n_step_return` and `bootstrap_discount` [B] float32. With `stack_later`
+        the first two are missing, and there are `FRAMES` and the columns of `ROWS`, int64 [B, frame_stack] or [B].
     """
     assert index.shape == (len(index), frame_stack + steps), f"index {index.shape} must be [B, stack + steps]"
     first = frame_stack - 1  # position of the first action
     acting = index[:, first : first + steps]
     target = n_step(columns["reward"][acting], columns["terminated"][acting], columns["truncated"][acting], gamma)
     stack = _StackIndex(columns["is_first"][index], index, frame_stack)
-    observation = columns["observation"]
-    return {
-        "observation": observation[stack.at(np.full(len(index), first, dtype=np.int64))],
+    rows = {
+        "observation": stack.at(np.full(len(index), first, dtype=np.int64)),
+        "bootstrap_observation": stack.at(first + target.bootstrap_index),
+    }
+    rest = {
         "action": columns["action"][index[:, first]],
         "n_step_return": target.return_,
         "bootstrap_discount": target.discount,
-        "bootstrap_observation": observation[stack.at(first + target.bootstrap_index)],
     }
+    observation = columns["observation"]
+    if stack_later:
+        return {FRAMES: observation, **{ROWS[name]: found for name, found in rows.items()}, **rest}
+    return {**{name: observation[found] for name, found in rows.items()}, **rest}
 
 
 class _StackIndex:

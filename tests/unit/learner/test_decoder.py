@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -109,3 +110,16 @@ def test_exponent_follows_the_learner_steps() -> None:
     )
     (batch,) = _decode(settings, splits=1, learner_steps=50)
     assert batch.weight[[0, 3]].tolist() == pytest.approx([1, 1 / 2])
+
+
+def test_frames_are_shared_by_the_batches_of_a_sample() -> None:
+    """An agent that stacks later gets all rows with each batch; its other columns are dealt out."""
+
+    class Stacking(FakeAgent):
+        def decode(self, columns: Mapping[str, np.ndarray], index: np.ndarray) -> dict[str, np.ndarray]:
+            return {"frames": columns["reward"], "observation_rows": index[:, 0]}
+
+    decoder = Decoder(Stacking(), _SIGNATURE, TableSettings(), Counters(), Transfer(device_of("cpu")), splits=2)
+    first, second = decoder.decode(sample(_REWARDS), received_at=7.0)
+    assert first.columns["frames"].tolist() == second.columns["frames"].tolist() == [*_REWARDS, 0.0]
+    assert second.columns["observation_rows"].tolist() == [1, 3, 5]

@@ -18,6 +18,7 @@ from tidemill.rl.gradients import clip_
 from tidemill.rl.networks.noisy import draw_noise
 from tidemill.rl.optimizer import build_optimizer
 from tidemill.rl.ranks import ALONE, Ranks
+from tidemill.rl.stacks import with_stacks
 from tidemill.rl.target_network import TargetNetwork
 from tidemill.rl.windows import transitions
 from tidemill.types import EnvSpec, Signature
@@ -29,6 +30,7 @@ class DQNAgent:
     def __init__(self, config: DQNConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config = config
         self._frame_stack = env_spec.frame_stack
+        self._stacks_later = device.type == "cuda" and env_spec.frame_stack > 1
         self.window = config.window(env_spec.frame_stack)
         self._values = build_values(config, device)
         self._online = build_network(config, env_spec, seed).to(device)
@@ -44,7 +46,8 @@ class DQNAgent:
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return n-step transitions; see `tidemill.rl.windows.transitions`."""
-        return transitions(columns, index, self._frame_stack, self._config.n_step, self._config.gamma)
+        stack, steps, gamma = self._frame_stack, self._config.n_step, self._config.gamma
+        return transitions(columns, index, stack, steps, gamma, stack_later=self._stacks_later)
 
     def join(self, ranks: Ranks) -> None:
         """Make every further update together with the same agent of the other ranks."""
@@ -52,6 +55,7 @@ class DQNAgent:
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Take one gradient step on the loss of the values and move the target network if it is time."""
+        batch = with_stacks(batch)
         following = self._following(batch["bootstrap_observation"])
         self._draw_noise(self._online)
         taken = of_action(self._online(batch["observation"]), batch["action"])
