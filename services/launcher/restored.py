@@ -30,5 +30,5 @@ def describe_restored(folder: Path) -> list[str]:
 
 def _replay(folder: Path) -> str:
     if any(folder.glob("**/*")):
-        return "its tables come back from the log; how many items, its own log file says"
+        return "its tables come back from the log; the learner says below how many items it found"
     return "not restored: its tables were in memory only and fill anew before training goes on"

@@ -18,6 +18,7 @@ from services.launcher.restored import describe_restored
 from services.launcher.run_folder import RunFolder, check_is_run, located
 from services.launcher.service_spec import cluster_specs
 from services.launcher.snapshot import Observer
+from services.launcher.storage import with_storage
 from services.launcher.summary import summarise
 from services.launcher.supervisor import Outcome, Supervisor
 from services.launcher.view import make_view
@@ -69,7 +70,7 @@ def run(config: RunConfig, folder: RunFolder) -> int:
     """Run the cluster of a locked folder until its end; return the exit code."""
     sockets = make_socket_folder()
     try:
-        config = with_addresses(config, sockets)
+        config = with_storage(with_addresses(config, sockets))
         folder.write_cluster(config)
         specs = cluster_specs(config, folder.cluster_file, sockets)
         outcome = _run_shown(config, Supervisor(specs, config.launcher), folder)

@@ -72,7 +72,10 @@ async def _serve(config: ReplayConfig) -> None:
 
 def located(config: ReplayConfig) -> ReplaySettings:
     """Return the settings with the folder of the log that is meant for this run."""
-    folder = config.replay.storage.folder.replace("{run}", str(config.run.folder))
+    names = {"{run}": str(config.run.folder), "{shard}": str(config.replay.shard)}
+    folder = config.replay.storage.folder
+    for placeholder, name in names.items():
+        folder = folder.replace(placeholder, name)
     return dataclasses.replace(config.replay, storage=dataclasses.replace(config.replay.storage, folder=folder))
 
 

@@ -13,17 +13,20 @@ from services.replay.log_writer import Progress
 class Commits:
     """Follows the log's writer, within the event loop."""
 
-    def __init__(self, *, wait_for_sync: bool, max_pending_bytes: int) -> None:
+    def __init__(self, *, wait_for_sync: bool, max_pending_bytes: int, env_steps: int = 0) -> None:
         """Begin with nothing submitted.
 
         Args:
+            env_steps: Agent decisions stored before.
             wait_for_sync: Whether a record counts as durable once it is synced, not just written.
             max_pending_bytes: Bytes that may be submitted and not written before `room` waits.
         """
         self._wait_for_sync, self._max_pending_bytes = wait_for_sync, max_pending_bytes
         self.progress = Progress()
+        self.env_steps = env_steps
         self.pending_bytes = 0
         self._pending: deque[tuple[int, int]] = deque()  # sequence number and size
+        self._decisions: deque[tuple[int, int]] = deque()  # sequence number and agent decisions stored with it
         self._waiting: dict[bool, list[tuple[int, int, asyncio.Future[None]]]] = {True: [], False: []}  # for a sync?
         self._order = itertools.count()
         self._has_room = asyncio.Event()
@@ -36,6 +39,10 @@ class Commits:
         if self.pending_bytes >= self._max_pending_bytes:
             self._has_room.clear()
 
+    def stored(self, sequence: int, env_steps: int) -> None:
+        """Note how many agent decisions are stored once a record is durable."""
+        self._decisions.append((sequence, env_steps))
+
     def progressed(self, progress: Progress) -> None:
         """Take the writer's word and let go on whoever waited for it."""
         self.progress = progress
@@ -43,6 +50,9 @@ class Commits:
             self.pending_bytes -= self._pending.popleft()[1]
         if self.pending_bytes < self._max_pending_bytes:
             self._has_room.set()
+        durable = progress.synced if self._wait_for_sync else progress.written
+        while self._decisions and self._decisions[0][0] <= durable:
+            self.env_steps = self._decisions.popleft()[1]
         self._release(self._waiting[False], progress.written)
         self._release(self._waiting[True], progress.synced)
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from services.replay.latency import Latency
 from services.replay.log_frame import Record
-from services.replay.log_metrics import FSYNC_SECONDS
 from services.replay.segment_file import LogFolder, SegmentFile, is_full
 
 _MAX_GROUP_BYTES = 8 * 2**20
@@ -76,6 +76,7 @@ class LogWriter:
             open_file: Opens the file at a path.
         """
         self._folder, self._interval_s, self._report, self._open = folder, fsync_interval_s, report, open_file
+        self.fsync = Latency()
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._file: SegmentFile | None = None
         self._segment = 0
@@ -180,8 +181,9 @@ class LogWriter:
 
     def _sync(self) -> None:
         assert self._file is not None, "a sync is due only after a write"
-        with FSYNC_SECONDS.time():
-            self._file.sync()
+        started = time.monotonic()
+        self._file.sync()
+        self.fsync.observe(time.monotonic() - started)
         self._synced, self._sync_due = self._written, None
 
     def _tell(self) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from services.replay.gate import Gate
+from services.replay.latency import BOUNDS_S
 from services.replay.replay import Replay
 from services.replay.replay_log import ReplayLog
 from services.replay.table import Table
@@ -28,6 +30,8 @@ class ReplayCollector:
         tables = self._replay.tables
         yield _gauge("items", "Items in the table.", [(t, t.size) for t in tables])
         yield _gauge("held_bytes", "Chunk bytes that items of the table need.", [(t, t.held_bytes) for t in tables])
+        leads = [(t, t.limiter.lead) for t in tables]
+        yield _gauge("limiter_lead", "How far inserts are ahead by the rate limiter, in samples.", leads)
         yield _gauge("priority_mass", "Sum of sampler weights.", [(t, t.priority_mass) for t in tables])
         for name, about in _COUNTERS.items():
             yield _counter(name, about, [(t, getattr(t.counters, name)) for t in tables])
@@ -65,13 +69,17 @@ def _log_metrics(log: ReplayLog) -> Iterator[Metric]:
     for name, (about, value) in gauges.items():
         yield GaugeMetricFamily(f"{_PREFIX}_{name}", about, value=value)
     counters = {
-        "corrupt_records": ("Records and chunks found damaged on disk.", recovered.damage.records),
+        "corrupt_records": ("Records and chunks found damaged on disk.", log.corrupt_records),
         "cold_reads": ("Chunks read from the log because memory had them no more.", cold.reads),
         "cold_read_bytes": ("Their bytes.", cold.read_bytes),
         "snapshots": ("Snapshots taken.", log.snapshots.taken),
     }
     for name, (about, value) in counters.items():
         yield CounterMetricFamily(f"{_PREFIX}_{name}", about, value=value)
+    about = "Time the disk took to confirm what was written to the log."
+    reached = [*map(str, BOUNDS_S), "+Inf"]
+    buckets = list(zip(reached, itertools.accumulate(log.fsync.counts), strict=True))
+    yield HistogramMetricFamily(f"{_PREFIX}_fsync_seconds", about, buckets=buckets, sum_value=log.fsync.sum_s)
 
 
 _COUNTERS = {

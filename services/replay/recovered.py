@@ -68,13 +68,14 @@ def recover(path: Path, max_memory_bytes: int, make_replay: Callable[[MemoryBudg
         replay = make_replay(budget)
         next_chunk = restore(replay, contents, snapshot)
         files = BlobFiles(folder)
-        damaged, _ = warm_up(replay, files, budget)
+        warm_up(replay, files, budget)
         files.close()
     except BaseException:
         folder.close()
         raise
     damage = contents.damage
-    damage.records += damaged + snapshots.damaged
+    damage.records += replay.damaged_chunks + snapshots.damaged
+    replay.damaged_chunks = 0  # those are counted now
     position = LogPosition(
         segment=max(contents.segment_sizes, default=0) + 1,
         sequence=max(contents.sequence, snapshot.sequence if snapshot is not None else 0),

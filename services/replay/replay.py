@@ -67,6 +67,7 @@ class Replay:
         self._stores: dict[Signature, ChunkStore] = {}
         self.streams = StreamRegistry(first_epoch, max_streams)
         self.env_steps = 0
+        self.damaged_chunks = 0
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -151,6 +152,7 @@ class Replay:
     def drop_chunk(self, store: ChunkStore, chunk: int) -> int:
         """Remove every item that needs a chunk, whose bytes are damaged, and let go of it; return how many items."""
         store.hold(np.array([chunk]))  # while its neighbours are looked for
+        self.damaged_chunks += 1
         dropped = sum(table.drop_items_of(chunk) for table in self._tables.values() if table.store is store)
         for epoch in self.streams.epochs:
             if epoch.store is store:

@@ -11,6 +11,7 @@ from services.replay.cleaner import Cleaner
 from services.replay.cold_reader import ColdReader
 from services.replay.commits import Commits
 from services.replay.journal import Journal
+from services.replay.latency import Latency
 from services.replay.log_writer import Command, LogWriter, Progress, Write
 from services.replay.recovered import Recovered
 from services.replay.segment_file import SegmentFile, is_full
@@ -41,7 +42,11 @@ class ReplayLog:
         """
         self.recovered, self._replay = recovered, recovered.replay
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.commits = Commits(wait_for_sync=settings.ack == "fsync", max_pending_bytes=settings.max_queue_mib * 2**20)
+        self.commits = Commits(
+            wait_for_sync=settings.ack == "fsync",
+            max_pending_bytes=settings.max_queue_mib * 2**20,
+            env_steps=self._replay.env_steps,
+        )
         self._loop = asyncio.get_running_loop()
         self._writer = LogWriter(
             recovered.folder,
@@ -74,6 +79,16 @@ class ReplayLog:
             if is_full(error):
                 raise ResourceExhausted(f"no snapshot was written: {error.strerror}") from error
             raise
+
+    @property
+    def corrupt_records(self) -> int:
+        """Records and chunks found damaged on disk, at the start and since."""
+        return self.recovered.damage.records + self._replay.damaged_chunks
+
+    @property
+    def fsync(self) -> Latency:
+        """How long the disk took to confirm."""
+        return self._writer.fsync
 
     @property
     def is_full(self) -> bool:

@@ -14,6 +14,7 @@ from services.replay.append_check import check_priorities
 from services.replay.batch_reader import BatchReader
 from services.replay.calls import Calls
 from services.replay.credit import Credit, Wanted
+from services.replay.description import describe
 from services.replay.drawn import Sample as SampledItems
 from services.replay.gate import Gate
 from services.replay.replay import Replay
@@ -21,7 +22,7 @@ from services.replay.replay_log import ReplayLog
 from services.replay.table import Table
 from services.replay.unacknowledged import when_durable
 from tidemill.errors import InvalidArgument, ResourceExhausted, TidemillError, Unimplemented
-from tidemill.replay.table_config import TableDescription, check_signature
+from tidemill.replay.table_config import check_signature
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.replay.wire import pack_description, unpack_append, unpack_config, unpack_signature
@@ -74,12 +75,12 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
 
     async def ListTables(self, request: pb.ListTablesRequest, context: Context) -> pb.ListTablesResponse:
         """Describe every table in order of name."""
-        return pb.ListTablesResponse(tables=[pack_description(self._describe(t)) for t in self._replay.tables])
+        return pb.ListTablesResponse(tables=[self._describe(t) for t in self._replay.tables])
 
     async def DescribeTable(self, request: pb.DescribeTableRequest, context: Context) -> pb.DescribeTableResponse:
         """Describe one table."""
         table = self._replay.find(request.name)
-        return pb.DescribeTableResponse(table=pack_description(self._describe(table)))
+        return pb.DescribeTableResponse(table=self._describe(table))
 
     async def ResetTable(self, request: pb.ResetTableRequest, context: Context) -> pb.ResetTableResponse:
         """Remove every item of a table and zero its counters."""
@@ -167,30 +168,12 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         return pb.SampleResponse(
             table_items=table.size,
             priority_mass=table.priority_mass,
-            env_steps=self._replay.env_steps,
+            env_steps=self._env_steps,
             limiter_lead=table.limiter.lead,
         )
 
-    def _describe(self, table: Table) -> TableDescription:
-        replay, counters = self._replay, table.counters
-        return TableDescription(
-            config=table.config,
-            items=table.size,
-            chunk_bytes=replay.chunk_bytes,
-            chunks=replay.chunks,
-            streams=replay.streams.count,
-            inserts=counters.inserts,
-            samples=counters.samples,
-            evictions=counters.evictions,
-            priority_updates=counters.priority_updates,
-            unknown_keys=counters.unknown_keys,
-            insert_blocked=not table.can_insert(),
-            sample_blocked=not table.can_sample(),
-            insert_blocked_s=self._gate.blocked_s(table, "insert"),
-            sample_blocked_s=self._gate.blocked_s(table, "sample"),
-            env_steps=replay.env_steps,
-            priority_mass=table.priority_mass,
-        )
+    def _describe(self, table: Table) -> pb.TableDescription:
+        return pack_description(describe(table, self._replay, self._gate, self._log))
 
     def _open_streams(self, request: pb.AppendRequest) -> Appending:
         if request.WhichOneof("message") != "open":
@@ -217,7 +200,14 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             if self._log is not None:
                 await self._log.commits.room()
             await self._append(appending, request)
+            if self._log is not None:
+                self._log.commits.stored(self._replay.sequence, self._replay.env_steps)
             yield self._replay.sequence, self._acknowledge(appending)
+
+    @property
+    def _env_steps(self) -> int:
+        """Agent decisions stored for good: a count that a restart does not take back."""
+        return self._log.commits.env_steps if self._log is not None else self._replay.env_steps
 
     async def _durable(self) -> None:
         """Wait until everything so far may be acknowledged."""
@@ -245,7 +235,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
                 f"a batch of {len(sample.keys)} items has {size} bytes, at most {self._max_batch_bytes} fit into a "
                 "message: use a smaller batch_size or a greater max_message_bytes"
             )
-        return _pack_sample(sample, self._replay.env_steps, limiter_lead)
+        return _pack_sample(sample, self._env_steps, limiter_lead)
 
 
 def _grant(credit: Credit, request: pb.SampleRequest) -> None:

@@ -13,17 +13,11 @@ from services.replay.replay import Replay
 _BATCH = 1024
 
 
-def warm_up(replay: Replay, files: BlobFiles, budget: MemoryBudget) -> tuple[int, int]:
-    """Fill memory with blobs; return how many chunks were damaged and how many items were dropped with them.
-
-    Chunks beyond the budget are checked when they are first read.
-    """
-    damaged = dropped = 0
+def warm_up(replay: Replay, files: BlobFiles, budget: MemoryBudget) -> None:
+    """Fill memory with blobs. Chunks beyond the budget are checked when they are first read."""
     for store in replay.stores:
         for chunk in _read_newest(store, files, budget):
-            damaged += 1
-            dropped += replay.drop_chunk(store, chunk)
-    return damaged, dropped
+            replay.drop_chunk(store, chunk)
 
 
 def _read_newest(store: ChunkStore, files: BlobFiles, budget: MemoryBudget) -> list[int]:

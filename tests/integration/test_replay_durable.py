@@ -22,7 +22,7 @@ from tidemill.errors import AlreadyExists, TidemillError
 from tidemill.replay.append import Appender
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampler import SampleStream
-from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
+from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig, TableDescription
 
 RANKED = make_config(sampler=SelectorConfig(SelectorKind.PRIORITIZED, 1.0), max_items=100_000)
 
@@ -174,6 +174,8 @@ def test_checkpoint_during_load_brings_priorities_back(tmp_path: Path) -> None:
             acknowledged = running.acknowledged
             wait_until(lambda: running.acknowledged > acknowledged, "the writers")
             running.stop()
+        described, metrics = client.describe_table("t"), scrape(server)
+        check_log_figures(described, metrics)
         mass = client.describe_table("t").priority_mass
         kill(server)
     assert len(list(tmp_path.glob("*.snapshot"))) == 2
@@ -234,6 +236,21 @@ def test_server_killed_with_a_full_disk_has_what_it_acknowledged(tmp_path: Path)
                 assert "torn_bytes=100" in again.before_serving
                 assert appender.flush(WAIT_S)
                 assert everything(again.address, RANKED) == [(0, step) for step in range(8)]
+
+
+def check_log_figures(described: TableDescription, metrics: dict[str, float]) -> None:
+    """The log shows in both places, with the same figures."""
+    assert described.log_bytes == metrics["tidemill_replay_log_bytes"] > described.chunk_bytes > 0
+    assert described.memory_bytes == metrics["tidemill_replay_memory_bytes"] == described.chunk_bytes
+    assert (described.log_segments, described.snapshot, described.log_full) == (1, 3, False)
+    assert (described.corrupt_records, described.corrupt_items) == (0, 0)
+    assert described.held_bytes <= described.chunk_bytes
+    assert 0 < described.mean_sampled_age < described.inserts
+    assert len(described.fsync_counts) == len(described.fsync_bounds_s) + 1
+    count = metrics["tidemill_replay_fsync_seconds_count"]
+    assert 1 <= sum(described.fsync_counts) <= count == metrics['tidemill_replay_fsync_seconds_bucket{le="+Inf"}']
+    assert metrics['tidemill_replay_corrupt_items_total{table="t"}'] == 0
+    assert metrics["tidemill_replay_snapshots_total"] == 3
 
 
 def scrape(server: ServerProcess) -> dict[str, float]:

@@ -120,7 +120,7 @@ def test_stopped_run_is_resumed_from_its_checkpoint(config_file: Path, tmp_path:
     assert not (folder / "result.json").exists()
     before = read_scores(folder / "scores.csv")[-1]
     with launched("resume", str(folder)) as resumed:
-        assert "not restored" in resumed.until("replay")
+        assert "come back from the log" in resumed.until("replay")
         resumed.until("learner restored checkpoint")
         resumed.until("evaluation  mean", count=2)
         resumed.send(signal.SIGINT)

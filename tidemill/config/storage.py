@@ -13,8 +13,8 @@ class StorageSettings:
     """Where and how the replay service keeps its tables; without a folder they are in memory only."""
 
     folder: str = ""
-    """Folder of the log; `{run}` in it stands for the run's folder. Empty: in memory only. `tidemill train` takes
-    RUN/replay unless `memory_only` is set."""
+    """Folder of the log; `{run}` in it stands for the run's folder, `{shard}` for `replay.shard`. Empty: in memory
+    only. `tidemill train` takes RUN/replay/SHARD unless `memory_only` is set."""
     memory_only: bool = False
     """Whether `tidemill train` keeps the tables in memory only: they are then lost when the service ends."""
     ack: Literal["write", "fsync"] = "write"

@@ -156,6 +156,19 @@ class TableDescription:
         sample_blocked_s: Time during which at least one sample waited, in seconds.
         env_steps: Agent decisions in all chunks the server ever stored.
         priority_mass: Sum of sampler weights.
+        held_bytes: Bytes of the chunks that items of this table need, as stored.
+        limiter_lead: How far inserts are ahead, in samples; 0 without a ratio.
+        mean_sampled_age: Items inserted after an item when it was sampled, on average over all samples.
+        corrupt_items: Items dropped because bytes they need were damaged on disk.
+        memory_bytes: Bytes of chunks in memory, as stored, of all tables of the server; so for all below.
+        log_bytes: Bytes of the log on disk, 0 without one.
+        log_segments: Files of the log.
+        log_full: Whether the disk has no room, so that nothing is acknowledged.
+        corrupt_records: Records and chunks found damaged on disk since the server started.
+        snapshot: Number of the newest snapshot, 0 for none.
+        fsync_bounds_s: Upper bounds of the buckets of `fsync_counts` but the last, in seconds.
+        fsync_counts: How often the disk took how long to confirm, by bucket.
+        fsync_sum_s: Time it took altogether, in seconds.
     """
 
     config: TableConfig
@@ -174,6 +187,19 @@ class TableDescription:
     sample_blocked_s: float
     env_steps: int
     priority_mass: float
+    held_bytes: int = 0
+    limiter_lead: float = 0.0
+    mean_sampled_age: float = 0.0
+    corrupt_items: int = 0
+    memory_bytes: int = 0
+    log_bytes: int = 0
+    log_segments: int = 0
+    log_full: bool = False
+    corrupt_records: int = 0
+    snapshot: int = 0
+    fsync_bounds_s: tuple[float, ...] = ()
+    fsync_counts: tuple[int, ...] = ()
+    fsync_sum_s: float = 0.0
 
     @property
     def samples_per_insert(self) -> float:

@@ -114,6 +114,7 @@ def pack_description(description: TableDescription) -> pb.TableDescription:
 def unpack_description(message: pb.TableDescription) -> TableDescription:
     """Return a table's description."""
     fields = {name: getattr(message, name) for name in _DESCRIPTION_FIELDS}
+    fields |= {name: tuple(fields[name]) for name in ("fsync_bounds_s", "fsync_counts")}
     return TableDescription(config=unpack_config(message.config), **fields)
 
 

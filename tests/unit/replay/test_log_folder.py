@@ -13,9 +13,17 @@ from tidemill.config.services import ReplaySettings
 from tidemill.config.storage import StorageSettings
 
 
-@pytest.mark.parametrize("folder, expected", [("", ""), ("/log", "/log"), ("{run}/replay", "/runs/pong/replay")])
+@pytest.mark.parametrize(
+    "folder, expected",
+    [
+        ("", ""),
+        ("/log", "/log"),
+        ("{run}/replay", "/runs/pong/replay"),
+        ("{run}/replay/{shard}", "/runs/pong/replay/1"),
+    ],
+)
 def test_folder_of_the_log_may_name_the_run(folder: str, expected: str) -> None:
     """`{run}` is the run's folder, so that one command line serves any run; nothing else is changed."""
-    settings = ReplaySettings(storage=StorageSettings(folder=folder, segment_mib=3))
+    settings = ReplaySettings(shards=2, shard=1, storage=StorageSettings(folder=folder, segment_mib=3))
     found = located(ReplayConfig(run=RunSettings(name="pong", root="/runs"), replay=settings))
     assert found == dataclasses.replace(settings, storage=StorageSettings(folder=expected, segment_mib=3))

@@ -412,6 +412,19 @@ class TableDescription(_message.Message):
     SAMPLE_BLOCKED_S_FIELD_NUMBER: _builtins.int
     ENV_STEPS_FIELD_NUMBER: _builtins.int
     PRIORITY_MASS_FIELD_NUMBER: _builtins.int
+    HELD_BYTES_FIELD_NUMBER: _builtins.int
+    LIMITER_LEAD_FIELD_NUMBER: _builtins.int
+    MEAN_SAMPLED_AGE_FIELD_NUMBER: _builtins.int
+    CORRUPT_ITEMS_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    LOG_BYTES_FIELD_NUMBER: _builtins.int
+    LOG_SEGMENTS_FIELD_NUMBER: _builtins.int
+    LOG_FULL_FIELD_NUMBER: _builtins.int
+    CORRUPT_RECORDS_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    FSYNC_BOUNDS_S_FIELD_NUMBER: _builtins.int
+    FSYNC_COUNTS_FIELD_NUMBER: _builtins.int
+    FSYNC_SUM_S_FIELD_NUMBER: _builtins.int
     items: _builtins.int
     """Items in the table now."""
     chunk_bytes: _builtins.int
@@ -444,9 +457,39 @@ class TableDescription(_message.Message):
     """Agent decisions in all chunks this server ever stored, whatever their table."""
     priority_mass: _builtins.float
     """Sum of priorities to the power of the sampler's exponent; the number of items for other samplers."""
+    held_bytes: _builtins.int
+    """Bytes of the chunks that items of this table need, compressed as stored."""
+    limiter_lead: _builtins.float
+    """How far inserts are ahead, in samples, see RateLimiter; 0 without a ratio."""
+    mean_sampled_age: _builtins.float
+    """Items inserted after an item when it was sampled, on average over all samples; 0 before the first."""
+    corrupt_items: _builtins.int
+    """Items dropped because bytes they need were damaged on disk."""
+    memory_bytes: _builtins.int
+    """Bytes of chunks, compressed as stored, that this server has in memory for all its tables; as all below for the server."""
+    log_bytes: _builtins.int
+    """Bytes of its log on disk; 0 without one."""
+    log_segments: _builtins.int
+    """Files of its log; 0 without one."""
+    log_full: _builtins.bool
+    """Whether its disk has no room: nothing is acknowledged until there is."""
+    corrupt_records: _builtins.int
+    """Records and chunks found damaged on disk since it started, what it found at its start included."""
+    snapshot: _builtins.int
+    """Number of its newest snapshot; 0 for none."""
+    fsync_sum_s: _builtins.float
+    """Time it took altogether, in seconds."""
     @_builtins.property
     def config(self) -> Global___TableConfig:
         """The configuration it was created with."""
+
+    @_builtins.property
+    def fsync_bounds_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Upper bounds of the buckets of `fsync_counts` but the last, which has none, in seconds; empty without a log."""
+
+    @_builtins.property
+    def fsync_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How often the disk took how long to confirm what was written, by bucket."""
 
     def __init__(
         self,
@@ -468,10 +511,23 @@ class TableDescription(_message.Message):
         sample_blocked_s: _builtins.float = ...,
         env_steps: _builtins.int = ...,
         priority_mass: _builtins.float = ...,
+        held_bytes: _builtins.int = ...,
+        limiter_lead: _builtins.float = ...,
+        mean_sampled_age: _builtins.float = ...,
+        corrupt_items: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+        log_bytes: _builtins.int = ...,
+        log_segments: _builtins.int = ...,
+        log_full: _builtins.bool = ...,
+        corrupt_records: _builtins.int = ...,
+        snapshot: _builtins.int = ...,
+        fsync_bounds_s: _abc.Iterable[_builtins.float] | None = ...,
+        fsync_counts: _abc.Iterable[_builtins.int] | None = ...,
+        fsync_sum_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "chunks", b"chunks", "config", b"config", "env_steps", b"env_steps", "evictions", b"evictions", "insert_blocked", b"insert_blocked", "insert_blocked_s", b"insert_blocked_s", "inserts", b"inserts", "items", b"items", "priority_mass", b"priority_mass", "priority_updates", b"priority_updates", "sample_blocked", b"sample_blocked", "sample_blocked_s", b"sample_blocked_s", "samples", b"samples", "samples_per_insert", b"samples_per_insert", "streams", b"streams", "unknown_keys", b"unknown_keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "chunks", b"chunks", "config", b"config", "corrupt_items", b"corrupt_items", "corrupt_records", b"corrupt_records", "env_steps", b"env_steps", "evictions", b"evictions", "fsync_bounds_s", b"fsync_bounds_s", "fsync_counts", b"fsync_counts", "fsync_sum_s", b"fsync_sum_s", "held_bytes", b"held_bytes", "insert_blocked", b"insert_blocked", "insert_blocked_s", b"insert_blocked_s", "inserts", b"inserts", "items", b"items", "limiter_lead", b"limiter_lead", "log_bytes", b"log_bytes", "log_full", b"log_full", "log_segments", b"log_segments", "mean_sampled_age", b"mean_sampled_age", "memory_bytes", b"memory_bytes", "priority_mass", b"priority_mass", "priority_updates", b"priority_updates", "sample_blocked", b"sample_blocked", "sample_blocked_s", b"sample_blocked_s", "samples", b"samples", "samples_per_insert", b"samples_per_insert", "snapshot", b"snapshot", "streams", b"streams", "unknown_keys", b"unknown_keys"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

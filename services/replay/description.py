@@ -1,0 +1,54 @@
+"""What a table tells about itself, gathered from everything around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.replay.gate import Gate
+from services.replay.latency import BOUNDS_S
+from services.replay.replay import Replay
+from services.replay.replay_log import ReplayLog
+from services.replay.table import Table
+from tidemill.replay.table_config import TableDescription
+
+
+def describe(table: Table, replay: Replay, gate: Gate, log: ReplayLog | None) -> TableDescription:
+    """Return a table's sizes, counters, limiter state and, if there is a log, the state of that."""
+    counters = table.counters
+    return TableDescription(
+        config=table.config,
+        items=table.size,
+        chunk_bytes=replay.chunk_bytes,
+        chunks=replay.chunks,
+        streams=replay.streams.count,
+        inserts=counters.inserts,
+        samples=counters.samples,
+        evictions=counters.evictions,
+        priority_updates=counters.priority_updates,
+        unknown_keys=counters.unknown_keys,
+        insert_blocked=not table.can_insert(),
+        sample_blocked=not table.can_sample(),
+        insert_blocked_s=gate.blocked_s(table, "insert"),
+        sample_blocked_s=gate.blocked_s(table, "sample"),
+        env_steps=log.commits.env_steps if log is not None else replay.env_steps,
+        priority_mass=table.priority_mass,
+        held_bytes=table.held_bytes,
+        limiter_lead=table.limiter.lead,
+        mean_sampled_age=counters.sampled_age / counters.samples if counters.samples else 0.0,
+        corrupt_items=counters.corrupt_items,
+        **(_log_fields(log) if log is not None else {"memory_bytes": replay.chunk_bytes}),
+    )
+
+
+def _log_fields(log: ReplayLog) -> dict[str, Any]:
+    return {
+        "memory_bytes": log.recovered.budget.size_bytes,
+        "log_bytes": log.journal.size_bytes,
+        "log_segments": len(log.journal.segment_sizes),
+        "log_full": log.is_full,
+        "corrupt_records": log.corrupt_records,
+        "snapshot": log.recovered.snapshots.newest,
+        "fsync_bounds_s": BOUNDS_S,
+        "fsync_counts": tuple(log.fsync.counts),
+        "fsync_sum_s": log.fsync.sum_s,
+    }
