@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 
 from services.actor.writer import StreamWriter
+from services.learner.memories import memories
 from tests.integration.replay_service import local_server
 from tidemill import codec
 from tidemill.envs.make import make_env
 from tidemill.envs.settings import EnvSettings
 from tidemill.replay.append import Appender
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampler import SampleStream
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.rl.windows import transitions
-from tidemill.types import WindowSpec, signature_of
+from tidemill.types import Signature, WindowSpec, signature_of
 
 _GAMMA, _ENVS, _LENGTH, _TICKS = 0.9, 4, 11, 160
 
@@ -27,10 +29,39 @@ def test_sampled_transitions_are_those_the_environment_made(steps: int, end: str
 
     The environment observes (episode, step), both from 0, and rewards a step with its number.
     """
+    window = WindowSpec(0, steps)
+    signature, batch = _sampled(window, end)
+    rows = codec.decode(signature, batch, window.length)
+    _check(transitions(rows.columns, rows.index, 1, steps, _GAMMA), steps, end)
+
+
+def test_items_carry_what_the_policy_remembered_at_their_start() -> None:
+    """A policy that remembers the observation before the last: each item's payload is that of its first action.
+
+    Sequences start every third row, whatever the episodes do; none starts at a final row.
+    """
+    window = WindowSpec(history=1, steps=6, stride=3)
+    signature, batch = _sampled(window, "truncated")
+    rows = codec.decode(signature, batch, window.length)
+    remembered = memories(batch.payloads)
+    start = rows.index[:, window.history]
+    before = rows.index[:, 0]
+    expected = rows.columns["observation"][before]
+    at_start = batch.lengths == window.steps + 1  # the first of a stream has no row before it
+    assert at_start.any()
+    assert not at_start.all()
+    np.testing.assert_array_equal(remembered[~at_start], expected[~at_start])
+    assert (remembered[at_start] == 0).all()
+    # an episode of 11 steps and its final row are 12 rows: every stream's items start at the rows 0, 3, 6 and 9 of one
+    assert set(rows.columns["observation"][start, 1].astype(int)) == {0, 3, 6, 9}
+
+
+def _sampled(window: WindowSpec, end: str) -> tuple[Signature, SampledBatch]:
+    """Return a batch of what an actor made of counting environments; it remembers the observation before the last."""
     env = make_env(
         EnvSettings(id="tests.envs_for_tests:counting", kwargs={"length": _LENGTH, "end": end}), _ENVS, training=True
     )
-    window, signature = WindowSpec(0, steps), signature_of(env.spec)
+    signature = signature_of(env.spec)
     sampler = SelectorConfig(SelectorKind.UNIFORM)
     table = TableConfig("t", signature, sampler, max_items=10_000, max_item_steps=window.length)
     with local_server() as server, ReplayClient(server.address) as client:
@@ -38,20 +69,20 @@ def test_sampled_transitions_are_those_the_environment_made(steps: int, end: str
         with Appender(server.address, "a", _ENVS, signature, ["t"], 16) as appender:
             writer = StreamWriter(appender, signature, window, _ENVS, 16, lambda ticks: np.ones(_ENVS, np.float32))
             observation, is_first = env.reset(0), np.ones(_ENVS, np.bool_)
+            memory = np.zeros((_ENVS, 2), np.float32)
             for _ in range(_TICKS):
                 # the action tells the step it was chosen at, so that a shifted row shows
                 action = (observation[:, 1] % 3).astype(np.int64)
                 tick = env.step(action)
                 row = {"observation": observation, "action": action, "reward": tick.reward, "is_first": is_first}
                 ends = {"terminated": tick.terminated, "truncated": tick.truncated}
-                writer.add(row | ends, {}, tick.was_reset, 1)
-                observation, is_first = tick.observation, tick.is_first
+                writer.add(row | ends, {}, tick.was_reset, 1, memory)
+                memory, observation, is_first = observation, tick.observation, tick.is_first
             assert appender.flush(10.0)
         with SampleStream(server.address, table, 512) as samples:
             batch = samples.take(10.0)
             assert batch is not None
-    rows = codec.decode(signature, batch, window.length)
-    _check(transitions(rows.columns, rows.index, 1, steps, _GAMMA), steps, end)
+    return signature, batch
 
 
 def _check(batch: dict[str, np.ndarray], steps: int, end: str) -> None:
