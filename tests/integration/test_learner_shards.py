@@ -65,9 +65,7 @@ def test_learner_goes_on_when_one_of_its_shards_dies_and_takes_it_back(cluster: 
             lambda status: len(status.shards) == 2 and all(shard.samples > 500 for shard in status.shards),
             "both sampled",
         )
-        for address in addresses:
-            with ReplayClient(address) as client:
-                wait_until(lambda client=client: client.describe_table(TABLE).priority_updates > 100, "priorities")
+        wait_until(lambda: all(updates_of(address) > 100 for address in addresses), "priorities on both")
         second.close()
         without = cluster.wait_for_status(lambda status: is_live(status) == [True, False], "one left out")
         cluster.wait_for_status(lambda status: status.learner_steps > without.learner_steps + 50, "steps without it")
