@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import structlog
 from prometheus_client import REGISTRY, Counter, Gauge, Summary
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from tidemill.envs.interface import Tick
 from tidemill.replay.appending import Appending
@@ -76,20 +76,29 @@ class ActorMetrics:
 class AppenderCollector:
     """A Prometheus collector over what an appender counts itself. It only reads, so any thread may collect."""
 
-    def __init__(self, appender: Appending) -> None:
+    def __init__(self, appender: Appending, clock: Callable[[], float] = time.monotonic) -> None:
         """Collect from an appender."""
-        self._appender = appender
+        self._appender, self._clock = appender, clock
+        self._seen_at, self._seen_blocked_s = clock(), 0.0
 
     def collect(self) -> Iterator[Metric]:
         """Yield every counter."""
         counted = self._appender
         yield _counter("blocked_seconds", "Time spent waiting for acknowledgements.", counted.blocked_s)
+        about = "Share of the time since the last collection that the actor waited for acknowledgements."
+        yield GaugeMetricFamily("tidemill_actor_blocked_ratio", about, value=self._blocked_ratio(counted.blocked_s))
         yield _counter(
             "stream_restarts",
             "How often this actor's streams began anew: they were lost, or it moved.",
             counted.restarts,
         )
         yield _counter("dropped_chunks", "Chunks dropped because the streams were lost.", counted.dropped_chunks)
+
+    def _blocked_ratio(self, blocked_s: float) -> float:
+        now = self._clock()
+        elapsed_s, waited_s = now - self._seen_at, blocked_s - self._seen_blocked_s
+        self._seen_at, self._seen_blocked_s = now, blocked_s
+        return min(waited_s / elapsed_s, 1.0) if elapsed_s > 0 else 0.0
 
 
 def _counter(name: str, about: str, value: float) -> Metric:

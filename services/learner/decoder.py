@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.learner import metrics
 from services.learner.counters import Counters
 from services.learner.importance import importance_exponent, importance_weights, largest_weight
 from services.learner.memories import MEMORY, memories
@@ -20,6 +22,7 @@ from tidemill.rl.windows import FRAMES
 from tidemill.types import Signature
 
 _WEIGHT = "importance_weight"
+_DECODE, _COPY = (metrics.STAGE_SECONDS.labels(stage) for stage in ("decode", "copy"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +69,7 @@ class Decoder:
 
     def decode(self, sample: SampledBatch, received_at: float) -> list[Batch]:
         """Return the batches of a sample, all of the same size; the work is done once for all of them."""
+        started = time.perf_counter()
         # Batch i takes items i, i + splits, ...: of a sampler's strata each batch gets its share.
         order = np.arange(len(sample.keys)).reshape(-1, self._splits).T.ravel()
         rows = codec.decode(self._signature, sample, self._agent.window.length)
@@ -73,7 +77,10 @@ class Decoder:
         arrays[_WEIGHT], largest = self._weights(sample, order)
         if sample.payloads:
             arrays[MEMORY] = memories(sample.payloads)[order]
+        decoded = time.perf_counter()
         transferred = self._transfer.start(arrays)
+        _DECODE.inc(decoded - started)
+        _COPY.inc(time.perf_counter() - decoded)
         items = _Items(sample.keys[order], self._versions(sample)[order], largest)
         return self._split(items, transferred, sample.table_items, received_at)
 

@@ -14,6 +14,9 @@ PARAMS_VERSION = Gauge("tidemill_learner_params_version", "Newest version the pa
 WAIT_SECONDS = Counter(
     "tidemill_learner_wait_seconds_total", "Time the training thread took no step.", ["what"]
 )  # what: `data` (the table or its rate limiter), `ranks` (other learners), `pause`, `checkpoint` (copying the state)
+STAGE_SECONDS = Counter(
+    "tidemill_learner_stage_seconds_total", "Time the threads of the learner worked, by what they did.", ["stage"]
+)  # stage: `decode` and `copy` (decoder threads, together), `update` (the training thread)
 BLOCKED_RATIO = Gauge(
     "tidemill_learner_blocked_ratio", "Share of the newest seconds that the training thread waited for data or ranks."
 )

@@ -16,6 +16,8 @@ from tidemill.learner.status import LearnerState
 _WINDOW_S = 5.0  # rates are over this many newest seconds
 _TICK_S = 1.0  # how often the device's metrics are read, which waits for the device
 
+_UPDATE = metrics.STAGE_SECONDS.labels("update")
+
 _log = structlog.get_logger()
 
 
@@ -53,6 +55,7 @@ class Progress:
         self._newest.update(newest)  # an update need not report every metric
         self._unread_steps += 1
         metrics.UPDATE_SECONDS.observe(seconds)
+        _UPDATE.inc(seconds)
         self.tick()
 
     def waited(self, seconds: float, *, in_vain: bool) -> None:

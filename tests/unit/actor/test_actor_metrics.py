@@ -1,0 +1,32 @@
+"""What Prometheus sees of an actor that waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.actor.metrics import AppenderCollector
+
+
+@dataclass
+class _Appender:
+    blocked_s: float = 0.0
+    restarts: int = 0
+    dropped_chunks: int = 0
+    unacknowledged_chunks: int = 0
+
+
+def _ratio(collector: AppenderCollector) -> float:
+    (family,) = [metric for metric in collector.collect() if metric.name == "tidemill_actor_blocked_ratio"]
+    return float(family.samples[0].value)
+
+
+def test_blocked_ratio_is_of_the_time_since_the_last_look() -> None:
+    """2 of 8 seconds, then 4 of 4, then none."""
+    appender, now = _Appender(), 100.0
+    collector = AppenderCollector(appender, clock=lambda: now)  # type: ignore[arg-type]
+    now, appender.blocked_s = 108.0, 2.0
+    assert _ratio(collector) == 0.25
+    now, appender.blocked_s = 112.0, 6.0
+    assert _ratio(collector) == 1.0
+    now = 115.0
+    assert _ratio(collector) == 0.0
