@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.unit.rl.batches import IMAGE, SMALL_R2D2, VECTOR, random_batch
+from tests.unit.rl.batches import IMAGE, SMALL_R2D2, VECTOR, percept, random_batch
 from tidemill.rl import losses
 from tidemill.rl.agents.interface import Acting, Decision
 from tidemill.rl.agents.r2d2.agent import R2D2Agent
@@ -272,3 +272,20 @@ def test_agent_without_a_memory_cannot_recall_the_cue(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(RecurrentQNetwork, "forward", forward)
     assert train_on_recall(RECALL, updates=300) < 0.5
+
+
+def test_policy_in_bfloat16_remembers_and_values_in_float32() -> None:
+    """Only what comes before the LSTM is short: values differ a little, memories have their full format."""
+    config = R2D2Config(network="nature", **SMALL_R2D2)
+    state = R2D2Agent(config, IMAGE, CPU, seed=0).policy_state()
+    decisions = []
+    for precision in ("float32", "bfloat16"):
+        policy = R2D2Policy(config, IMAGE, Acting(CPU, 1, ActorPlace(num_envs=4), precision))
+        policy.load(state)
+        images = random_batch(IMAGE, 4, torch.Generator().manual_seed(0))["observation"].numpy()
+        decisions.append(policy.explore(percept(images, np.ones(4, np.bool_), policy.memory_size), 0))
+    exact, short = decisions
+    assert short.memory is not None
+    assert short.memory.dtype == np.float32
+    np.testing.assert_allclose(short.priority_inputs["best"], exact.priority_inputs["best"], atol=0.02)
+    assert not np.array_equal(short.priority_inputs["best"], exact.priority_inputs["best"])

@@ -40,6 +40,12 @@ def as_channels(observation: Tensor, env_spec: EnvSpec, dtype: torch.dtype) -> T
     return x.to(dtype, copy=True).mul_(scale)
 
 
+def blank_images(env_spec: EnvSpec, count: int) -> Tensor:
+    """Return black observations of so many environments, uint8 [count, ...]."""
+    stack = (env_spec.frame_stack,) if env_spec.frame_stack > 1 else ()
+    return torch.zeros((count, *stack, *env_spec.observation_shape), dtype=torch.uint8)
+
+
 def convolution(
     inputs: int,
     outputs: int,

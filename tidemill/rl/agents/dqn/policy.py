@@ -15,6 +15,7 @@ from tidemill.rl.agents.dqn.networks import build_network
 from tidemill.rl.agents.interface import Acting, Array, Decision
 from tidemill.rl.epsilon_greedy import EpsilonGreedy
 from tidemill.rl.exploration import ActorPlace
+from tidemill.rl.networks.image import blank_images
 from tidemill.rl.networks.noisy import draw_noise, silence
 from tidemill.rl.networks.precision import Precision
 from tidemill.rl.percept import Percept
@@ -41,9 +42,7 @@ class DQNPolicy:
         self._values = build_values(config, device)
         self._network = build_network(config, env_spec, seed).to(device).requires_grad_(False)
         if env_spec.observation_dtype == "uint8":  # a small network's time is not in its products
-            stack = (env_spec.frame_stack,) if env_spec.frame_stack > 1 else ()
-            images = torch.zeros((place.num_envs, *stack, *env_spec.observation_shape), dtype=torch.uint8)
-            self._network.compute_in(precision, images.to(device))
+            self._network.compute_in(precision, blank_images(env_spec, place.num_envs).to(device))
         self._chance = EpsilonGreedy(config, place, seed)
         self._noise = torch.Generator(device).manual_seed(seed)
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.networks.linear import linear
 from tidemill.rl.networks.lstm import LSTM, State
+from tidemill.rl.networks.precision import Precision, acting_dtype
 from tidemill.rl.networks.q_head import QHead
 from tidemill.rl.networks.torso import build_torso
 from tidemill.types import EnvSpec
@@ -46,10 +47,16 @@ class RecurrentQNetwork(nn.Module):
         x: Tensor = self.torso(observation.flatten(0, 1))
         for layer in self.hidden:
             x = torch.relu(layer(x))
-        x = torch.cat((x.unflatten(0, steps), self._before(last_action, last_reward, is_first)), dim=-1)
+        x = torch.cat((x.float().unflatten(0, steps), self._before(last_action, last_reward, is_first)), dim=-1)
         x, state = self.lstm(x, is_first, state)
         q: Tensor = self.head(x.flatten(0, 1)).squeeze(-1)
         return q.unflatten(0, steps), state
+
+    def compute_in(self, precision: Precision, images: Tensor) -> None:
+        """Put what comes before the LSTM in the number format asked for; `auto` is timed on a batch of `images`."""
+        dtype = acting_dtype(self.torso, images, precision)
+        for module in (self.torso, self.hidden):
+            module.to(dtype)
 
     def _before(self, last_action: Tensor, last_reward: Tensor, is_first: Tensor) -> Tensor:
         """Return the last action, one-hot, and the last reward, squashed to -1 .. 1; zeros if there was none."""

@@ -14,6 +14,7 @@ from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.r2d2.loss import sequence_loss, sequence_target
 from tidemill.rl.agents.r2d2.networks import build_network, to_state
 from tidemill.rl.epsilon_greedy import EpsilonGreedy
+from tidemill.rl.networks.image import blank_images
 from tidemill.rl.percept import Percept
 from tidemill.rl.sequences import RETURN_COLUMNS, unroll_targets
 from tidemill.types import EnvSpec
@@ -29,6 +30,9 @@ class R2D2Policy:
         self._shape = config.shape(env_spec.frame_stack)
         self._device = acting.device
         self._network = build_network(config, env_spec, acting.seed).to(acting.device).requires_grad_(False)
+        if env_spec.observation_dtype == "uint8":
+            images = blank_images(env_spec, acting.place.num_envs)
+            self._network.compute_in(acting.precision, images.to(acting.device))
         self._chance = EpsilonGreedy(config, acting.place, acting.seed)
         self.memory_size = 2 * config.lstm_size
 
