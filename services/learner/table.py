@@ -25,7 +25,7 @@ def table_config(
     """
     return TableConfig(
         name=table.name,
-        signature=signature_of(spec) + agent.extra_columns(),
+        signature=signature_of(spec),
         sampler=_sampler(table),
         max_items=table.max_items,
         max_item_steps=agent.window.length,

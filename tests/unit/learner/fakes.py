@@ -16,7 +16,7 @@ from services.learner.transfer import Transferred
 from tidemill.replay.batch import SampledBatch
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.ranks import Ranks
-from tidemill.types import Signature, WindowSpec
+from tidemill.types import WindowSpec
 
 
 class Clock:
@@ -38,10 +38,6 @@ class FakeAgent:
     def __init__(self, size: int = 2) -> None:
         self.weight = torch.zeros(size)
         self.batches: list[Mapping[str, Tensor]] = []
-
-    def extra_columns(self) -> Signature:
-        """Return none."""
-        return ()
 
     def decode(self, columns: Mapping[str, NDArray[Any]], index: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         """Return the reward of each item's first step."""

@@ -10,7 +10,7 @@ from tidemill.config.services import LearnerSettings
 from tidemill.config.table import TableSettings
 from tidemill.errors import AlreadyExists, FatalError
 from tidemill.replay.table_config import SelectorKind, TableConfig
-from tidemill.types import ColumnSpec, EnvSpec, Signature, WindowSpec
+from tidemill.types import EnvSpec, WindowSpec
 
 _SPEC = EnvSpec((8,), "float32", action_shape=(2,))
 
@@ -18,19 +18,16 @@ _SPEC = EnvSpec((8,), "float32", action_shape=(2,))
 class _Agent(FakeAgent):
     window = WindowSpec(history=3, steps=3, stride=2)
 
-    def extra_columns(self) -> Signature:
-        return (ColumnSpec("log_prob", "float32", ()),)
-
 
 def _config(table: TableSettings, learner: LearnerSettings, batch_size: int = 128) -> TableConfig:
     return table_config(table, learner, _Agent(), _SPEC, batch_size)
 
 
-def test_table_has_the_columns_and_lengths_the_agent_needs() -> None:
-    """The signature is the environment's plus the agent's; an item is history + steps + 1 = 7 steps."""
+def test_table_has_the_environments_columns_and_the_agents_lengths() -> None:
+    """The signature is the environment's; an item is history + steps + 1 = 7 steps."""
     config = _config(TableSettings(name="main", max_items=5_000), LearnerSettings())
     names = [column.name for column in config.signature]
-    assert names == ["observation", "action", "reward", "terminated", "truncated", "is_first", "log_prob"]
+    assert names == ["observation", "action", "reward", "terminated", "truncated", "is_first"]
     assert (config.name, config.max_items, config.max_item_steps) == ("main", 5_000, 7)
     assert config.max_times_sampled == 0
 

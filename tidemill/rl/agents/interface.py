@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tidemill.rl.exploration import ActorPlace
 from tidemill.rl.percept import Percept
-from tidemill.types import Signature, WindowSpec
+from tidemill.types import WindowSpec
 
 if TYPE_CHECKING:  # decoder threads and torch-free processes may import this module
     import torch
@@ -76,9 +76,6 @@ class Agent(Protocol):
     @property
     def window(self) -> WindowSpec:
         """Steps of a stream that an item of this agent covers."""
-
-    def extra_columns(self) -> Signature:
-        """Columns an actor adds to those of `signature_of`."""
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return the batch that `update` wants, as arrays, from rows of streams; safe on any thread.

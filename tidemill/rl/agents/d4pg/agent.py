@@ -21,7 +21,7 @@ from tidemill.rl.networks.flat import flat
 from tidemill.rl.parts import Parts, move_towards
 from tidemill.rl.ranks import Ranks
 from tidemill.rl.windows import transitions
-from tidemill.types import EnvSpec, Signature
+from tidemill.types import EnvSpec
 
 
 class D4PGAgent:
@@ -47,10 +47,6 @@ class D4PGAgent:
             },
             {"actor_optimizer": self._actor_optimizer, "critic_optimizer": self._critic_optimizer},
         )
-
-    def extra_columns(self) -> Signature:
-        """Return (): first priorities are 1."""
-        return ()
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return n-step transitions; see `tidemill.rl.windows.transitions`."""

@@ -21,7 +21,7 @@ from tidemill.rl.networks.flat import flat
 from tidemill.rl.parts import Parts, move_towards
 from tidemill.rl.ranks import Ranks
 from tidemill.rl.windows import transitions
-from tidemill.types import EnvSpec, Signature
+from tidemill.types import EnvSpec
 
 
 class DDPGAgent:
@@ -49,10 +49,6 @@ class DDPGAgent:
             {"actor_optimizer": self._actor_optimizer, "critic_optimizer": self._critic_optimizer},
         )
 
-    def extra_columns(self) -> Signature:
-        """Return (): first priorities are 1."""
-        return ()
-
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return n-step transitions; see `tidemill.rl.windows.transitions`."""
         return transitions(columns, index, self._frame_stack, self._config.n_step, self._config.gamma)
@@ -65,7 +61,7 @@ class DDPGAgent:
         """Update the critic, then the actor, then move both targets."""
         observation = flat(batch["observation"])
         q = self._critic(observation, batch["action"].flatten(1)).squeeze(-1)
-        result = td_loss(q, self._target(batch), weight, huber=False)
+        result = td_loss(q, self._target(batch), weight, huber=self._config.loss == "huber")
         self._critic_optimizer.minimize(result.loss, self._parts.ranks)
         # `minimize` asks for the gradients of the actor's parameters alone: the critic's are not touched
         actor_q = self._critic(observation, self._actor(observation)).squeeze(-1)

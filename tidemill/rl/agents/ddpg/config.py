@@ -30,6 +30,8 @@ class DDPGConfig:
     """Step size of Adam for the critic."""
     critic_weight_decay: float = 0.0
     """L2 penalty that Adam adds to the critic's gradient, per unit of weight; the paper's is 0.01."""
+    loss: Literal["mse", "huber"] = "mse"
+    """Loss of the critic's TD error: half the square, or Huber with threshold 1."""
     batch_size: int = 64
     """Items of one update."""
     gamma: float = 0.99
@@ -53,6 +55,7 @@ class DDPGConfig:
         for name in ("actor_learning_rate", "critic_learning_rate"):
             require(getattr(self, name) > 0, name, getattr(self, name), "positive")
         require(self.critic_weight_decay >= 0, "critic_weight_decay", self.critic_weight_decay, "0 or more")
+        require(self.loss in ("mse", "huber"), "loss", self.loss, "'mse' or 'huber'")
         require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
         require(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
         require(self.n_step >= 1, "n_step", self.n_step, "at least 1")

@@ -16,12 +16,13 @@ from tidemill.rl.agents.dqn.networks import build_network
 from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.gradients import clip_
 from tidemill.rl.networks.noisy import draw_noise
+from tidemill.rl.networks.precision import Products
 from tidemill.rl.optimizer import build_optimizer
 from tidemill.rl.ranks import ALONE, Ranks
 from tidemill.rl.stacks import with_stacks
 from tidemill.rl.target_network import TargetNetwork
 from tidemill.rl.windows import transitions
-from tidemill.types import EnvSpec, Signature
+from tidemill.types import EnvSpec
 
 
 class DQNAgent:
@@ -34,15 +35,13 @@ class DQNAgent:
         self.window = config.window(env_spec.frame_stack)
         self._values = build_values(config, device)
         self._online = build_network(config, env_spec, seed).to(device)
+        is_image = env_spec.observation_dtype == "uint8"
+        self._online.products = Products(config.update_precision, device, images=is_image)
         self._target = TargetNetwork(self._online, config.target_every, config.tau)
         self._optimizer = build_optimizer(config, self._online.parameters())
         self._noise = torch.Generator(device).manual_seed(seed)
         self._updates = 0
         self._ranks: Ranks = ALONE
-
-    def extra_columns(self) -> Signature:
-        """Return (): first priorities need the actor's Q values, but the learner does not."""
-        return ()
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return n-step transitions; see `tidemill.rl.windows.transitions`."""

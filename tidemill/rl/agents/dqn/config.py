@@ -60,6 +60,8 @@ class DQNConfig:
     """Discount of one environment step."""
     n_step: int = 3
     """Rewards summed before bootstrapping."""
+    update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Format of the products in an update, all else being float32; `auto`: bfloat16 for images where it is faster."""
     target_every: int = 2_500
     """Updates between two copies to the target network; 0 moves it by `tau` at each update instead."""
     tau: float = 0.005

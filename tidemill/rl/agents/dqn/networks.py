@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tidemill.rl.agents.dqn.config import DQNConfig
-from tidemill.rl.networks.precision import Precision, acting_dtype
+from tidemill.rl.networks.precision import FLOAT32, Precision, acting_dtype
 from tidemill.rl.networks.q_head import QHead
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.networks.xavier import xavier_uniform
@@ -30,10 +30,13 @@ class QNetwork(nn.Module):
         )
         if config.initialisation == "xavier":
             xavier_uniform(self, rng)
+        self.products = FLOAT32
+        """In which format updates multiply."""
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return [B, A, K]; what they mean says `tidemill.rl.agents.dqn.loss`."""
-        output: Tensor = self.head(self.torso(observation))
+        with self.products():
+            output: Tensor = self.head(self.torso(observation))
         return output
 
     def compute_in(self, precision: Precision, images: Tensor) -> None:

@@ -19,7 +19,7 @@ from tidemill.rl.optimizer import build_optimizer
 from tidemill.rl.ranks import ALONE, Ranks
 from tidemill.rl.sequences import sequences
 from tidemill.rl.target_network import TargetNetwork
-from tidemill.types import EnvSpec, Signature
+from tidemill.types import EnvSpec
 
 _STEPS = ("last_action", "last_reward", "is_first")
 
@@ -36,10 +36,6 @@ class R2D2Agent:
         self._optimizer = build_optimizer(config, self._online.parameters())
         self._updates = 0
         self._ranks: Ranks = ALONE
-
-    def extra_columns(self) -> Signature:
-        """Return (): the memory at an item's start travels with the item, not with every step."""
-        return ()
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return sequences; see `tidemill.rl.sequences.sequences`."""

@@ -23,7 +23,7 @@ from tidemill.rl.networks.flat import flat
 from tidemill.rl.networks.squashed_gaussian import head_gradient, sample
 from tidemill.rl.ranks import ALONE, Ranks, draw_normal
 from tidemill.rl.windows import transitions
-from tidemill.types import EnvSpec, Signature, WindowSpec
+from tidemill.types import EnvSpec, WindowSpec
 
 
 class SACAgent:
@@ -54,10 +54,6 @@ class SACAgent:
         self._noise = torch.Generator(device).manual_seed(seed)
         self._updates = 0
         self._ranks: Ranks = ALONE
-
-    def extra_columns(self) -> Signature:
-        """Return (): first priorities are 1."""
-        return ()
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return n-step transitions; see `tidemill.rl.windows.transitions`."""

@@ -21,7 +21,7 @@ from tidemill.rl.networks.flat import flat
 from tidemill.rl.parts import Parts, move_towards
 from tidemill.rl.ranks import Ranks, draw_normal
 from tidemill.rl.windows import transitions
-from tidemill.types import EnvSpec, Signature
+from tidemill.types import EnvSpec
 
 
 class TD3Agent:
@@ -49,10 +49,6 @@ class TD3Agent:
             self._noise,
         )
 
-    def extra_columns(self) -> Signature:
-        """Return (): first priorities are 1."""
-        return ()
-
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return n-step transitions; see `tidemill.rl.windows.transitions`."""
         return transitions(columns, index, self._frame_stack, self._config.n_step, self._config.gamma)
@@ -65,7 +61,7 @@ class TD3Agent:
         """Update the critics, then every `actor_every` updates the actor and all targets."""
         observation = flat(batch["observation"])
         q = self._values(observation, batch["action"].flatten(1))
-        result = twin_td_loss(q, self._target(batch), weight)
+        result = twin_td_loss(q, self._target(batch), weight, self._config.max_td_error)
         self._critic_optimizer.minimize(result.loss, self._parts.ranks)
         metrics = {"loss": result.loss.detach(), "q": q.detach().mean()}
         if self._parts.updates % self._config.actor_every == 0:

@@ -30,6 +30,8 @@ class TD3Config:
     """Rewards summed before bootstrapping."""
     tau: float = 0.005
     """Share of actor and critics that their targets take over whenever the actor moves."""
+    max_td_error: float = 0.0
+    """Bound on the gradient of a critic's loss by its error (a Huber loss with this threshold); 0 is the squared loss."""
     actor_every: int = 2
     """Updates of the critics for each one of the actor and the targets."""
     target_noise: float = 0.2
@@ -51,7 +53,7 @@ class TD3Config:
         require(self.n_step >= 1, "n_step", self.n_step, "at least 1")
         require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
         require(self.actor_every >= 1, "actor_every", self.actor_every, "at least 1")
-        for name in ("target_noise", "target_noise_limit", "random_steps"):
+        for name in ("max_td_error", "target_noise", "target_noise_limit", "random_steps"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
 
     def window(self, frame_stack: int) -> WindowSpec:
