@@ -64,6 +64,30 @@ def test_td3_target_takes_the_smaller_critic() -> None:
     torch.testing.assert_close(target, torch.tensor([2.0, -0.9]))
 
 
+@pytest.mark.parametrize(
+    "squared, bounded",
+    [
+        (
+            DDPGConfig(actor_sizes=(8,), critic_sizes=(8, 8)),
+            DDPGConfig(actor_sizes=(8,), critic_sizes=(8, 8), loss="huber"),
+        ),
+        (TD3Config(hidden_sizes=(8,)), TD3Config(hidden_sizes=(8,), max_td_error=1.0)),
+    ],
+)
+def test_bounded_error_makes_a_crash_pull_no_harder(squared: Config, bounded: Config) -> None:
+    """Returns of -100 and -1,000 move the bounded critic by the same gradient, the squared one by ten times as much."""
+    pulls = []
+    for config in (squared, bounded):
+        gradients = []
+        for crash in (-100.0, -1_000.0):
+            agent, made_up = build_agent(config, CONTINUOUS, seed=0), batch()
+            made_up |= {"n_step_return": torch.full((4,), crash), "bootstrap_discount": torch.zeros(4)}
+            agent.update(made_up, torch.ones(4))
+            gradients.append(agent.state_dict()["critic_optimizer"]["mean"]["0"].abs().max())
+        pulls.append(float(gradients[1] / gradients[0]))
+    assert pulls == [pytest.approx(10.0, rel=0.02), pytest.approx(1.0)]
+
+
 def test_smoothing_noise_is_limited_and_the_action_too() -> None:
     """Noise .7 counts as .5, and .9 + .5 as 1; -.1 and -.2 count as they are."""
     action = td3_loss.smoothed_action(torch.tensor([[0.2, 0.9, -0.5]]), torch.tensor([[0.7, 0.7, -0.2]]), 0.5)
@@ -206,6 +230,8 @@ def test_policy_explores_by_its_noise_after_random_steps(config: Config) -> None
         (DDPGConfig, "gamma", 1.1),
         (DDPGConfig, "n_step", 0),
         (DDPGConfig, "tau", 0.0),
+        (DDPGConfig, "loss", "l1"),
+        (TD3Config, "max_td_error", -1.0),
         (TD3Config, "hidden_sizes", (0,)),
         (TD3Config, "critic_learning_rate", float("nan")),
         (TD3Config, "actor_every", 0),

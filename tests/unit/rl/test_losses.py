@@ -110,6 +110,15 @@ def test_twin_loss_sums_the_critics_and_reports_their_mean_error() -> None:
     torch.testing.assert_close(result.td_error, torch.tensor([2.0, 1.0]))
 
 
+def test_twin_loss_with_a_bound_is_linear_beyond_it() -> None:
+    """Errors .5 and 3 at a bound of 2: .125 and 2 * (3 - 1) = 4, of weights 1 and .5: (.125 + 2) / 2."""
+    q, weight = torch.tensor([[0.5, 3.0]], requires_grad=True), torch.tensor([1.0, 0.5])
+    result = losses.twin_td_loss(q, torch.zeros(2), weight, max_error=2.0)
+    torch.testing.assert_close(result.loss.detach(), torch.tensor(1.0625))
+    (gradient,) = torch.autograd.grad(result.loss, q)
+    torch.testing.assert_close(gradient, sac_loss.critic_gradient(q.detach(), torch.zeros(2), weight, 2.0)[0])
+
+
 def test_sac_actor_loss_is_temperature_times_log_density_minus_the_smaller_value() -> None:
     """.5 * 2 - 1 = 0 and .5 * -4 - 2 = -4: mean -2."""
     loss = sac_loss.actor_loss(torch.tensor([[1.0, 3.0], [2.0, 2.0]]), torch.tensor([2.0, -4.0]), torch.tensor(0.5))

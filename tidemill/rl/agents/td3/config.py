@@ -31,7 +31,7 @@ class TD3Config:
     tau: float = 0.005
     """Share of actor and critics that their targets take over whenever the actor moves."""
     max_td_error: float = 0.0
-    """Bound on the gradient of a critic's loss by its error (a Huber loss with this threshold); 0 is the squared loss."""
+    """Bound on the gradient of a critic's loss by its error (the threshold of a Huber loss); 0 is the squared loss."""
     actor_every: int = 2
     """Updates of the critics for each one of the actor and the targets."""
     target_noise: float = 0.2
