@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from services.launcher.run_folder import check_is_run, is_running
+from services.launcher.shard_lines import describe_shards
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError, NotFound
 from tidemill.learner.client import LearnerClient
-from tidemill.learner.status import LearnerStatus, ShardStatus
+from tidemill.learner.status import LearnerStatus
 from tidemill.scores import read_scores
 
 _WHERE = "RUN is a run's folder, e.g. runs/quickstart; without it, the one run below runs/ that is running."
@@ -119,17 +120,11 @@ def _status_table(learner: LearnerStatus) -> Table:
         "up": f"{learner.uptime_s:,.0f} s",
         "restored": learner.restored or "nothing, a fresh start",
     }
-    total = sum(shard.samples for shard in learner.shards) or 1
-    rows |= {f"shard {shard.name}": _shard_line(shard, total) for shard in learner.shards}
+    rows |= describe_shards(learner.shards)
     rows |= {name: f"{value:.4g}" for name, value in sorted(learner.metrics.items())}
     for name, value in rows.items():
         table.add_row(name, value)
     return table
-
-
-def _shard_line(shard: ShardStatus, total_samples: int) -> str:
-    state = f"{shard.items:,} items, mass {shard.mass:,.4g}" if shard.live else "does not answer"
-    return f"{state}, {shard.samples / total_samples:.0%} of all samples, {shard.address}"
 
 
 def _add_scores(table: Table, folder: Path) -> None:

@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from services.launcher.shard_lines import shards_away
 from services.launcher.snapshot import ProcessRow, Snapshot
 from services.launcher.supervisor import Phase
 from tidemill.config.sections import RunConfig
@@ -139,9 +140,7 @@ def _progress_table(config: RunConfig, snapshot: Snapshot) -> Table:
     table.add_row("updates", updates, f"{updates_per_s:,.0f}/s", snapshot.waiting)
     table.add_row("table", f"{learner.table_items:,}", "items", f"params version {learner.params_version}")
     if learner.shards:
-        away = [shard.name for shard in learner.shards if not shard.live]
-        state = f"without {', '.join(away)}" if away else "all answer"
-        table.add_row("shards", str(len(learner.shards)), "", state)
+        table.add_row("replay", f"{len(learner.shards)}", "shards", shards_away(learner.shards) or "all answer")
     for name, score in (("newest score", snapshot.newest), ("best score", snapshot.best)):
         if score is not None:
             table.add_row(name, f"{score.mean:.1f}", f"± {score.std:.1f}", describe_origin(score))
@@ -182,8 +181,9 @@ def describe_origin(score: Score) -> str:
 def describe_progress(snapshot: Snapshot, learner: LearnerStatus) -> str:
     """Return the progress of a run in one line."""
     best = f", best {snapshot.best.mean:.1f}" if snapshot.best else ""
+    away = f", {words}" if (words := shards_away(learner.shards)) else ""
     return (
         f"env steps {learner.env_steps:,} ({snapshot.env_steps_per_s:,.0f}/s), "
         f"updates {learner.learner_steps:,} ({learner.steps_per_s:,.0f}/s), "
-        f"version {learner.params_version}, table {learner.table_items:,}{best}, {snapshot.waiting}"
+        f"version {learner.params_version}, table {learner.table_items:,}{best}, {snapshot.waiting}{away}"
     )

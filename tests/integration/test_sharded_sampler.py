@@ -230,3 +230,15 @@ def test_shard_that_lost_its_items_does_not_get_priorities_of_old_keys() -> None
                 fill(empty[0].address, 0, [1.0] * 4)
                 sources = {int(taken(stream).keys[0, 1]) for _ in range(6)}  # the first may be from before
                 assert stream.client_of(max(sources)) is not None
+
+
+def test_queue_over_shards_gives_each_item_once() -> None:
+    """Items that may be sampled once: with batches underway ahead of use, all come, none twice, and then no more."""
+    config = make_config(sampler=KINDS[SelectorKind.FIFO], max_items=300, max_times_sampled=1)
+    with local_shards(3, config) as servers:
+        for shard, server in enumerate(servers):
+            fill(server.address, shard, priorities_of(shard))
+        with sampling([s.address for s in servers], config, 8, credit=3) as stream:
+            drawn = [item for _ in range(5) for item in items_of(taken(stream))]
+            assert Counter(drawn) == Counter((s, i) for s in range(3) for i in range(len(priorities_of(s))))
+            assert stream.take(0.5) is None

@@ -12,15 +12,16 @@ import pytest
 from rich.console import Console
 
 from services.launcher.restored import describe_restored
+from services.launcher.shard_lines import describe_shards
 from services.launcher.snapshot import ProcessRow, Snapshot
 from services.launcher.summary import summarise
 from services.launcher.supervisor import Outcome, Phase
 from services.launcher.usage import Usage, UsageMeter
-from services.launcher.view import LiveView, PlainView, make_view, render
+from services.launcher.view import LiveView, PlainView, describe_progress, make_view, render
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
-from tidemill.learner.status import LearnerState, LearnerStatus
+from tidemill.learner.status import LearnerState, LearnerStatus, ShardStatus
 from tidemill.scores import Score
 
 _SCORE = Score(61.0, 5_000, 20_000, 50, 25, 123.45, 10.5, 80.0, 140.0)
@@ -41,6 +42,23 @@ def _rendered(snapshot: Snapshot, run: RunSettings, events: tuple[str, ...] = ()
     shown = console.file
     assert isinstance(shown, io.StringIO)
     return shown.getvalue()
+
+
+def test_shards_are_shown_with_what_they_hold_and_give() -> None:
+    """`tidemill status` has a line for each; the views say which of them does not answer."""
+    shards = (
+        ShardStatus("0", "unix:///a.sock", True, 12_000, 3456.7, 900),
+        ShardStatus("1", "unix:///b.sock", False, 0, 0.0, 100),
+    )
+    assert describe_shards(shards) == {
+        "shard 0": "12,000 items, mass 3,457, 90% of all samples, unix:///a.sock",
+        "shard 1": "does not answer, 10% of all samples, unix:///b.sock",
+    }
+    learner = dataclasses.replace(_LEARNER, shards=shards)
+    snapshot = dataclasses.replace(_SNAPSHOT, learner=learner)
+    assert "without replay shard 1" in _rendered(snapshot, RunSettings())
+    assert describe_progress(snapshot, learner).endswith("learner is busy, without replay shard 1")
+    assert "shard" not in _rendered(_SNAPSHOT, RunSettings())
 
 
 def test_live_view_shows_progress_scores_and_processes() -> None:
