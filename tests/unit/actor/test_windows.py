@@ -76,6 +76,17 @@ def test_stride_keeps_every_nth_start() -> None:
     assert complete == [4, 6, 8]
 
 
+def test_window_carries_what_was_remembered_at_its_start() -> None:
+    """With a stride of 2 and windows of 4 steps, rows 4, 6 and 8 complete those whose memory is that of 0, 2 and 4."""
+    tracker = WindowTracker(WindowSpec(history=0, steps=4, stride=2), 2, _oldest_reward)
+    memories = [np.array([[t, 10 * t], [-t, 0]], np.float32) for t in range(9)]
+    found = [tracker.add(_row(2, is_first=t == 0), memory).memory.tolist() for t, memory in enumerate(memories)]
+    assert [memory for memory in found if memory] == [memories[t].tolist() for t in (0, 2, 4)]
+    tracker.restart()
+    anew = [tracker.add(_row(2), np.full((2, 1), t, np.float32)).memory.tolist() for t in range(5)]
+    assert anew == [[], [], [], [], [[0.0], [0.0]]]
+
+
 def test_restart_begins_before_step_0() -> None:
     """After a restart nothing of the old stream completes a window."""
     tracker = WindowTracker(WindowSpec(history=0, steps=2), 1, _oldest_reward)
