@@ -1,0 +1,84 @@
+"""What the log keeps on disk: segments go with their last item, and what lives long does not keep the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.replay.garbage import Garbage
+from tests.unit.replay.log_for_tests import Log, open_log, sample_all
+from tests.unit.replay.streams_for_tests import (
+    FIFO,
+    append,
+    make_chunk,
+    make_config,
+    make_items,
+    open_streams,
+    steps_of,
+)
+from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
+
+SEGMENT_BYTES = 4000
+LOWEST_FIRST = SelectorConfig(SelectorKind.MIN_HEAP)
+
+
+def filled(folder: Path, config: TableConfig, chunks: int, keep: int = 0) -> tuple[Log, int]:
+    """Write chunks with an item each, cleaning all the time; return the log and the most bytes it ever had.
+
+    The first `keep` items have a priority that a min-heap remover spares for ever.
+    """
+    log = open_log(folder, SEGMENT_BYTES, max_memory_bytes=500)
+    log.replay.create_table(config)
+    appending = open_streams(log.replay)
+    most = 0
+    for number in range(chunks):
+        priority = 1e6 if number < keep else 1.0 + number
+        append(
+            log.replay,
+            appending,
+            [make_chunk(0, 0, 4 * number, 4)],
+            [make_items(0, [(0, 3, 4)], [priority], [number.to_bytes(4, "little")])],
+        )
+        log.clean()
+        most = max(most, log.journal.size_bytes)
+    return log, most
+
+
+def test_segments_of_a_full_queue_are_deleted_with_their_last_item(tmp_path: Path) -> None:
+    """A table that turned over ten times takes as much disk as one turn, but for a few segments."""
+    log, most = filled(tmp_path, make_config(max_items=50, max_item_steps=4), 500)
+    assert most <= most_bytes(log)
+    assert log.journal.segment > 10 * len(log.files)
+    assert sum(path.stat().st_size for path in log.files) == log.journal.size_bytes
+    log.crash()
+
+
+@pytest.mark.parametrize("max_items", [20, 60])
+def test_long_lived_items_are_kept_without_keeping_everything_since(tmp_path: Path, max_items: int) -> None:
+    """Items that no eviction takes are moved to the new end, and come back after a restart with their payloads."""
+    config = make_config(max_items=max_items, max_item_steps=4, remover=LOWEST_FIRST, sampler=FIFO)
+    log, most = filled(tmp_path, config, 600, keep=7)
+    assert most <= most_bytes(log)
+    for opened in (log, open_log_again(log)):
+        table = opened.replay.find("t")
+        sample = sample_all(opened, table)
+        found = dict(zip(steps_of(sample), sample.payloads, strict=True))
+        for number in range(7):
+            steps = (0, *range(4 * number, 4 * number + 4))
+            assert found[steps] == number.to_bytes(4, "little")
+        assert table.size == max_items
+    opened.crash()
+
+
+def most_bytes(log: Log) -> int:
+    """Return what the log of a full table may take: twice what is needed, two segments, and the two at its ends."""
+    return 2 * Garbage(log.replay, log.journal, SEGMENT_BYTES).live_bytes + 4 * SEGMENT_BYTES
+
+
+def open_log_again(log: Log) -> Log:
+    """Kill the server of a log and start it again."""
+    log.crash()
+    again = open_log(log.recovered.folder.path, SEGMENT_BYTES, max_memory_bytes=500)
+    assert (again.recovered.damage.records, again.recovered.dropped) == (0, 0)
+    return again

@@ -1,0 +1,154 @@
+"""Who waits for the log's writer, and until when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import pytest
+
+from services.replay.commits import Commits
+from services.replay.latency import BOUNDS_S, Latency
+from services.replay.log_writer import Progress
+from services.replay.memory_budget import MemoryBudget
+from services.replay.unacknowledged import when_durable
+
+
+async def started(waiting: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
+    """Run a coroutine until it waits."""
+    task = asyncio.ensure_future(waiting)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return task
+
+
+async def test_append_is_durable_once_written() -> None:
+    """Waiters are let go in order of their records, not of their arrival."""
+    commits = Commits(wait_for_sync=False, max_pending_bytes=100)
+    second, first = await started(commits.durable(2)), await started(commits.durable(1))
+    commits.progressed(Progress(written=1))
+    await asyncio.wait_for(first, 5)
+    assert not second.done()
+    commits.progressed(Progress(written=2))
+    await asyncio.wait_for(second, 5)
+    await commits.durable(2)
+
+
+async def test_append_waits_for_the_disk_when_asked_to() -> None:
+    """With acknowledgement after fsync, written is not enough; the cleaner's wait still is for written."""
+    commits = Commits(wait_for_sync=True, max_pending_bytes=100)
+    durable, written = await started(commits.durable(1)), await started(commits.written(1))
+    commits.progressed(Progress(written=1))
+    await asyncio.wait_for(written, 5)
+    assert not durable.done()
+    commits.progressed(Progress(written=1, synced=1))
+    await asyncio.wait_for(durable, 5)
+
+
+async def test_room_is_given_as_records_are_written() -> None:
+    """Beyond its bytes the queue lets nobody in until the writer has caught up."""
+    commits = Commits(wait_for_sync=False, max_pending_bytes=100)
+    commits.submitted(1, 60)
+    await commits.room()
+    commits.submitted(2, 60)
+    waiting = await started(commits.room())
+    assert not waiting.done()
+    assert commits.pending_bytes == 120
+    commits.progressed(Progress(written=1))
+    await asyncio.wait_for(waiting, 5)
+    assert commits.pending_bytes == 60
+
+
+async def test_decisions_count_once_their_record_is_durable() -> None:
+    """What a kill could take back is not told."""
+    commits = Commits(wait_for_sync=False, max_pending_bytes=100, env_steps=7)
+    commits.stored(3, 20)
+    commits.stored(4, 30)
+    assert commits.env_steps == 7
+    commits.progressed(Progress(written=3))
+    assert commits.env_steps == 20
+
+
+async def test_cancelled_waiter_does_not_disturb_the_others() -> None:
+    """A call that ended while it waited is passed over."""
+    commits = Commits(wait_for_sync=False, max_pending_bytes=100)
+    gone, stays = await started(commits.durable(1)), await started(commits.durable(1))
+    gone.cancel()
+    await asyncio.sleep(0)
+    commits.progressed(Progress(written=1))
+    await asyncio.wait_for(stays, 5)
+
+
+async def test_messages_are_stored_on_while_answers_wait_for_the_disk() -> None:
+    """Storing runs ahead of the answers; an error comes after the answers before it."""
+    commits = Commits(wait_for_sync=False, max_pending_bytes=100)
+    stored = []
+
+    async def store() -> AsyncIterator[tuple[int, str]]:
+        for sequence in (1, 2, 3):
+            stored.append(sequence)
+            yield sequence, f"answer {sequence}"
+        raise ValueError("the fourth is malformed")
+
+    answers = when_durable(store(), commits.durable)
+    first = await started(anext(answers))  # type: ignore[arg-type]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert stored == [1, 2, 3]
+    assert not first.done()
+    commits.progressed(Progress(written=3))
+    assert await asyncio.wait_for(first, 5) == "answer 1"
+    assert [await anext(answers), await anext(answers)] == ["answer 2", "answer 3"]
+    with pytest.raises(ValueError, match="fourth"):
+        await anext(answers)
+
+
+def test_latency_counts_each_duration_in_its_bucket() -> None:
+    """A bound belongs to its bucket, what exceeds all goes into the last, and the sum is kept."""
+    latency = Latency()
+    for seconds in (0.0001, BOUNDS_S[0], 0.0007, 99.0):
+        latency.observe(seconds)
+    assert (latency.counts[0], latency.counts[1], latency.counts[-1], sum(latency.counts)) == (2, 1, 1, 4)
+    assert latency.sum_s == pytest.approx(99.0013)
+
+
+class Blobs:
+    """Blobs of ten bytes, by slot."""
+
+    def __init__(self) -> None:
+        self.warm: dict[int, int] = {}
+
+    def is_warm(self, slot: int, chunk_id: int) -> bool:
+        """Return whether the slot still has that chunk."""
+        return self.warm.get(slot) == chunk_id
+
+    def cool(self, slot: int) -> int:
+        """Forget a blob."""
+        del self.warm[slot]
+        return 10
+
+
+def test_memory_is_freed_oldest_first_and_only_what_the_log_has() -> None:
+    """A blob that is not written yet stays, whatever the limit; a freed or reused slot is passed over."""
+    budget, blobs = MemoryBudget(25), Blobs()
+    for chunk in range(1, 6):
+        blobs.warm[chunk] = chunk
+        budget.came(10)
+        budget.may_cool(blobs, [chunk], [chunk], sequence=chunk)
+    assert budget.size_bytes == 50
+    del blobs.warm[1]
+    budget.left(10)
+    blobs.warm[2] = 99  # another chunk's by now
+    budget.written(4)
+    assert (sorted(blobs.warm), budget.size_bytes) == ([2, 5], 20)
+    assert budget.room_bytes == 5
+
+
+def test_memory_budget_forgets_what_was_freed() -> None:
+    """Chunks that come and go for ever do not leave entries behind."""
+    budget, blobs = MemoryBudget(10**9), Blobs()
+    for chunk in range(50_000):
+        blobs.warm = {0: chunk}
+        budget.may_cool(blobs, [0], [chunk], sequence=chunk)
+    assert len(budget._queue) <= 4097

@@ -1,0 +1,152 @@
+"""The writer's thread: order, groups, a disk that is full for a while, and one that fails for good."""
+
+from __future__ import annotations
+
+import errno
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.replay.log_frame import Kind, Record, scan
+from services.replay.log_writer import Delete, LogWriter, Progress, Write
+from services.replay.segment_file import LogFolder, SegmentFile, is_full
+
+WAIT_S = 30.0
+
+
+class Disk:
+    """Files that refuse what they are told to."""
+
+    def __init__(self) -> None:
+        self.room_bytes: int | None = None
+        self.write_error: OSError | None = None
+        self.sync_error: OSError | None = None
+        self.syncs = 0
+
+    def open(self, path: Path) -> SegmentFile:
+        """Open a file on this disk."""
+        disk = self
+
+        class File(SegmentFile):
+            def write(self, offset: int, data: bytes) -> None:
+                if disk.write_error is not None:
+                    raise disk.write_error
+                if disk.room_bytes is not None and offset + len(data) > disk.room_bytes:
+                    super().write(offset, data[: max(disk.room_bytes - offset, 0)])  # what fits, as a real one does
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                super().write(offset, data)
+
+            def sync(self) -> None:
+                disk.syncs += 1
+                if disk.sync_error is not None:
+                    raise disk.sync_error
+
+        return File(path)
+
+
+class Log:
+    """A writer and what it reports."""
+
+    def __init__(self, folder: Path, fsync_interval_s: float = 0.01) -> None:
+        self.folder, self.disk = LogFolder(folder), Disk()
+        self.reports: queue.SimpleQueue[Progress] = queue.SimpleQueue()
+        self.writer = LogWriter(self.folder, fsync_interval_s, self.reports.put, self.disk.open)
+        self._sequence = self._offset = 0
+
+    def submit(self, segment: int = 1, meta: bytes = b"meta") -> int:
+        """Submit a record; return its sequence number."""
+        self._sequence += 1
+        record = Record(Kind.TABLE, self._sequence, meta)
+        self.writer.submit(Write(segment, self._offset, record))
+        self._offset += record.size
+        return self._sequence
+
+    def until(self, **wanted: object) -> Progress:
+        """Wait for a report with these values, or beyond them."""
+        while True:
+            progress = self.reports.get(timeout=WAIT_S)
+            if all(getattr(progress, name) >= value for name, value in wanted.items()):
+                return progress
+
+    def records(self, segment: int = 1) -> list[int]:
+        """Return the sequence numbers in a segment."""
+        return [frame.sequence for frame in scan(memoryview(self.folder.segment(segment).read_bytes())).frames]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    """A writer in an empty folder."""
+    opened = Log(tmp_path)
+    yield opened
+    opened.disk.room_bytes = None
+    opened.writer.close()
+    opened.folder.close()
+
+
+def test_records_are_written_in_order_and_then_synced(log: Log) -> None:
+    """Written is told before synced, and both reach the newest record."""
+    newest = [log.submit() for _ in range(100)][-1]
+    assert log.until(written=newest).error is None
+    log.until(synced=newest)
+    assert log.records() == list(range(1, newest + 1))
+    assert sum(log.writer.fsync.counts) == log.disk.syncs >= 1
+
+
+def test_full_disk_is_told_and_writing_goes_on_by_itself(log: Log) -> None:
+    """Nothing after the full moment counts as written until there is room; then all of it is there, once."""
+    log.until(written=log.submit())
+    log.disk.room_bytes = log.folder.segment(1).stat().st_size + 20
+    for _ in range(5):
+        log.submit()
+    assert log.until(full=True).written == 1
+    log.disk.room_bytes = None
+    progress = log.until(written=6)
+    assert not progress.full
+    assert log.records() == [1, 2, 3, 4, 5, 6]
+
+
+def test_writer_closed_on_a_full_disk_leaves_no_gap(tmp_path: Path) -> None:
+    """What did not fit is lost, and nothing is written behind it."""
+    log = Log(tmp_path)
+    log.until(written=log.submit())
+    log.disk.room_bytes = log.folder.segment(1).stat().st_size
+    log.submit()
+    log.until(full=True)
+    log.submit()
+    log.writer.close()
+    assert log.records() == [1]
+    log.folder.close()
+
+
+@pytest.mark.parametrize("what", ["write_error", "sync_error"])
+def test_other_failure_ends_the_writer_and_is_told(log: Log, what: str) -> None:
+    """A disk that cannot be trusted any more is reported once; nothing counts as written afterwards."""
+    error = OSError(errno.EIO, "Input/output error")
+    setattr(log.disk, what, error)
+    log.submit()
+    while (progress := log.reports.get(timeout=WAIT_S)).error is None:
+        pass
+    assert progress.error is error
+    assert progress.synced == 0
+
+
+def test_segment_is_deleted_after_what_was_submitted_before_is_synced(log: Log) -> None:
+    """What takes a segment's place must be safe before the segment goes."""
+    log.until(written=log.submit(segment=1))
+    log._offset = 0
+    newest = log.submit(segment=2)
+    log.writer.submit(Delete(1))
+    log.until(synced=newest)
+    while log.folder.segment(1).exists():
+        log.reports.get(timeout=WAIT_S)
+    assert log.records(2) == [newest]
+
+
+@pytest.mark.parametrize(
+    "code, full", [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EFBIG, True), (errno.EIO, False)]
+)
+def test_full_disk_is_told_from_other_errors(code: int, full: bool) -> None:
+    """No space, a used-up quota and a file size limit pass by themselves; others do not."""
+    assert is_full(OSError(code, "why")) is full
