@@ -1,0 +1,212 @@
+"""The sampler of several shards, with shards that the test plays."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from tests.unit.replay.streams_for_tests import make_config
+from tidemill.errors import AlreadyExists
+from tidemill.replay import sharded_sampler
+from tidemill.replay.batch import SampledBatch
+from tidemill.replay.directory import ShardDirectory
+from tidemill.replay.shard_link import LinkOwner
+from tidemill.replay.sharded_sampler import SILENT_S, ShardedSampleStream
+from tidemill.replay.table_config import TableConfig
+from tidemill.replay.union import Draw
+from tidemill.replay.v1 import replay_pb2 as pb
+
+_BOUND_S = 30.0
+
+
+class _Link:
+    """A shard that answers when the test says so; its items all have the probability 1/8 within it."""
+
+    links: ClassVar[dict[str, _Link]] = {}
+
+    def __init__(
+        self, shard: str, address: str, table: TableConfig, batch_size: int, distinct: bool, owner: LinkOwner
+    ) -> None:
+        self.shard, self.owner, self.cuts = shard, owner, 0
+        self.asked: deque[Draw] = deque()
+        self.links[shard] = self
+
+    def start(self) -> None:
+        """Nothing happens by itself."""
+
+    def send(self, draw: Draw) -> None:
+        """Note what is asked."""
+        self.asked.append(draw)
+
+    def cut(self) -> None:
+        """Note that the conversation was given up."""
+        self.cuts += 1
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def answer(self, items: int = 8, mass: float = 8.0) -> None:
+        """Answer everything that is asked, with the state of the table."""
+        while self.asked:
+            draw = self.asked.popleft()
+            answer = pb.SampleResponse(table_items=items, priority_mass=mass)
+            answer.keys.extend(range(1, 1 + draw.items))
+            answer.probabilities.extend([1 / 8] * draw.items)
+            answer.first_rows.extend([0] * draw.items)
+            answer.lengths.extend([1] * draw.items)
+            self.owner.answered(self, answer)  # type: ignore[arg-type]
+
+    def open(self, *, created: bool = False) -> None:
+        """Begin a conversation."""
+        self.owner.opened(self, created)  # type: ignore[arg-type]
+
+    def lose(self) -> None:
+        """End it."""
+        self.asked.clear()
+        self.owner.lost(self)  # type: ignore[arg-type]
+
+
+class _Clock:
+    """Stands still until the test moves it."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> _Clock:
+    """A clock."""
+    return _Clock()
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch, clock: _Clock) -> Iterator[ShardedSampleStream]:
+    """A sampler of shards 0, 1 and 2, all silent."""
+    monkeypatch.setattr(sharded_sampler, "ShardLink", _Link)
+    _Link.links.clear()
+    rng = np.random.default_rng(4)
+    with (
+        closing(ShardDirectory(["a", "b", "c"])) as directory,
+        ShardedSampleStream(directory, make_config(), 3, 12, rng=rng, credit=1, clock=clock) as opened,
+    ):
+        wait_until(lambda: len(_Link.links) == 3)
+        yield opened
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for the sampler's own thread."""
+    pause = threading.Event()
+    for _ in range(int(_BOUND_S / 0.01)):
+        if condition():
+            return
+        pause.wait(0.01)
+    raise AssertionError("not in time")
+
+
+def live(masses: dict[str, float]) -> list[_Link]:
+    """Have shards answer for the first time; return them in order."""
+    for shard, mass in masses.items():
+        _Link.links[shard].open()
+        _Link.links[shard].answer(mass=mass)
+    return [_Link.links[shard] for shard in masses]
+
+
+def taken(stream: ShardedSampleStream) -> SampledBatch:
+    """Return a batch; there must be one."""
+    batch = stream.take(_BOUND_S)
+    assert batch is not None
+    return batch
+
+
+def shares(batch: SampledBatch) -> dict[int, float]:
+    """Return by shard number the probability that its items report, times 8: the share of the shard."""
+    return {int(source): float(p) * 8 for (_, source), p in zip(batch.keys, batch.probabilities, strict=True)}
+
+
+def test_batch_is_asked_of_all_shards_by_mass(stream: ShardedSampleStream) -> None:
+    """Masses 3, 2 and 1 give 6, 4 and 2 of 12 items, which report these shares."""
+    links = live({"0": 3.0, "1": 2.0, "2": 1.0})
+    wait_until(lambda: all(link.asked for link in links))
+    assert [link.asked[0].items for link in links] == [6, 4, 2]
+    for link, mass in zip(links, (3.0, 2.0, 1.0), strict=True):
+        link.answer(mass=mass)
+    assert shares(taken(stream)) == pytest.approx({0: 1 / 2, 1: 1 / 3, 2: 1 / 6})
+
+
+@pytest.mark.parametrize("answered_before", [False, True])
+def test_lost_part_of_a_batch_is_made_up_for(stream: ShardedSampleStream, answered_before: bool) -> None:
+    """The others give what the lost shard was to give, and every item reports the share among those that are left."""
+    first, second, third = live({"0": 3.0, "1": 2.0, "2": 1.0})
+    wait_until(lambda: bool(first.asked and second.asked and third.asked))
+    if answered_before:
+        second.answer(mass=2.0)
+    third.answer(mass=1.0)
+    first.lose()
+    assert sum(draw.items for draw in (*second.asked, *third.asked)) == (6 if answered_before else 6 + 4)
+    second.answer(mass=2.0)
+    third.answer(mass=1.0)
+    batch = taken(stream)
+    assert len(batch.keys) == 12
+    assert shares(batch) == pytest.approx({1: 2 / 3, 2: 1 / 3})
+
+
+def test_batch_is_drawn_anew_when_all_shards_are_lost(stream: ShardedSampleStream) -> None:
+    """Nobody is left to make up for it; the first shard that is back gives a whole one."""
+    links = live({"0": 3.0, "1": 2.0, "2": 1.0})
+    wait_until(lambda: all(link.asked for link in links))
+    for link in links:
+        link.lose()
+    assert stream.client_of(0) is None
+    live({"1": 2.0})
+    assert shares(taken(stream)) == pytest.approx({1: 1.0})
+
+
+def test_silent_shard_is_cut_and_one_that_is_asked_nothing_is_looked_at(
+    stream: ShardedSampleStream, clock: _Clock
+) -> None:
+    """Silence counts from the oldest question without an answer; only a shard that owes one can be silent."""
+    first, second, third = live({"0": 4.0, "1": 4.0, "2": 4.0})
+    wait_until(lambda: bool(first.asked and second.asked and third.asked))
+    clock.now_s = 1.0
+    first.answer()
+    second.answer()
+    clock.now_s = 2.0
+    wait_until(lambda: bool(first.asked and second.asked))  # looks: the batch waits for the third
+    assert {draw.items for draw in (*first.asked, *second.asked)} == {0}
+    clock.now_s = SILENT_S + 0.5
+    wait_until(lambda: third.cuts > 0)
+    assert (first.cuts, second.cuts) == (0, 0)
+
+
+def test_first_batch_waits_for_all_shards_but_not_for_long(stream: ShardedSampleStream, clock: _Clock) -> None:
+    """Two of three live shards are asked nothing but how they are, until the third has had its time."""
+    first, second = live({"0": 4.0, "1": 4.0})
+    assert not any(draw.items for draw in (*first.asked, *second.asked))
+    clock.now_s = 5.5
+    wait_until(lambda: any(draw.items for draw in (*first.asked, *second.asked)))
+
+
+def test_refusal_of_one_shard_is_raised(stream: ShardedSampleStream) -> None:
+    """Such as a table of another configuration."""
+    live({"0": 4.0})
+    stream.failed(AlreadyExists("the table differs"))
+    with pytest.raises(AlreadyExists, match="the table differs"):
+        stream.take(_BOUND_S)
+
+
+def test_closed_stream_gives_nothing_and_does_not_wait(stream: ShardedSampleStream) -> None:
+    """Whoever waits in `take` gets None at once."""
+    found: list[object] = []
+    waiting = threading.Thread(target=lambda: found.append(stream.take(_BOUND_S)))
+    waiting.start()
+    stream.close()
+    waiting.join(_BOUND_S)
+    assert found == [None]
