@@ -43,7 +43,12 @@ SMALL_R2D2: dict[str, Any] = {
 CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
     "dqn": (DQNConfig(network="mlp", hidden_sizes=(16,), target_every=100), VECTOR),
     "dqn_soft_target": (DQNConfig(network="mlp", hidden_sizes=(16,), target_every=0, loss="mse", double=False), VECTOR),
-    "dqn_image": (DQNConfig(network="nature_group_norm", hidden_sizes=(16,), dueling=False, target_every=3), IMAGE),
+    "dqn_image": (
+        DQNConfig(
+            network="nature_group_norm", hidden_sizes=(16,), dueling=False, target_every=3, update_precision="float32"
+        ),
+        IMAGE,
+    ),
     "dqn_rainbow": (
         DQNConfig(
             network="mlp",
@@ -60,7 +65,12 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         DQNConfig(network="mlp", hidden_sizes=(16, 8), distribution="qr", atoms=7, optimizer="rmsprop", tau=0.1),
         VECTOR,
     ),
-    "dqn_colours": (DQNConfig(network="impala", hidden_sizes=(16,), initialisation="xavier", noisy=True), COLOURS),
+    "dqn_colours": (
+        DQNConfig(
+            network="impala", hidden_sizes=(16,), initialisation="xavier", noisy=True, update_precision="float32"
+        ),
+        COLOURS,
+    ),
     "r2d2": (R2D2Config(network="mlp", **SMALL_R2D2, target_every=5), VECTOR),
     "r2d2_image": (
         R2D2Config(network="nature", **SMALL_R2D2, dueling=False, double=False, value_rescaling=False, target_every=0),
@@ -100,7 +110,10 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         CONTINUOUS,
     ),
 }
-"""Settings and environment by name: every network and option takes part in one."""
+"""Settings and environment by name: every network and option takes part in one.
+
+Images are updated in float32 on every machine: tests compare with figures worked out in it.
+"""
 
 
 def memory_size(config: AgentConfig, env_spec: EnvSpec) -> int:

@@ -87,7 +87,7 @@ def test_gradient_is_clipped_to_its_norm() -> None:
 def test_actors_first_priority_equals_the_learners(env_spec: EnvSpec, ends: str) -> None:
     """On the same parameters, |TD| of a window computed by the actor is what the learner's update reports."""
     network = "mlp" if env_spec is VECTOR else "nature"
-    config = DQNConfig(network=network, hidden_sizes=(16,), n_step=3, gamma=0.9)
+    config = DQNConfig(network=network, hidden_sizes=(16,), n_step=3, gamma=0.9, update_precision="float32")
     agent = DQNAgent(config, env_spec, CPU, seed=0)
     policy = DQNPolicy(config, env_spec, CPU, 1, ActorPlace(num_envs=5))
     policy.load(agent.policy_state())

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
+import pytest
 import torch
 
-from tests.unit.rl.batches import percept
+from tests.unit.rl.batches import percept, random_batch
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.exploration import ActorPlace
+from tidemill.rl.networks.precision import Products, in_float32, pays
 from tidemill.types import EnvSpec
 
 _SPEC = EnvSpec((84, 84), "uint8", frame_stack=4, num_actions=6)
@@ -42,3 +46,40 @@ def test_auto_precision_loads_and_acts() -> None:
     policy = build_policy(config, _SPEC, precision="auto", place=ActorPlace(num_envs=2))
     policy.load({name: value.to(torch.float16) for name, value in build_agent(config, _SPEC).policy_state().items()})
     assert policy.greedy(percept(np.zeros((2, 4, 84, 84), dtype=np.uint8))).action.shape == (2,)
+
+
+@pytest.mark.parametrize("network", ["nature", "mlp"])
+def test_update_in_bfloat16_follows_the_one_in_float32(network: str) -> None:
+    """Parameters, priorities and loss are float32 and near; a vector's network is not rounded unless asked for."""
+    spec = _SPEC if network == "nature" else EnvSpec((5,), "float32", num_actions=6)
+    config = DQNConfig(network=network, hidden_sizes=(64,), optimizer_epsilon=1e-2)
+    rng, updates = torch.Generator().manual_seed(0), {}
+    batch = random_batch(spec, 16, rng)
+    for precision in ("float32", "bfloat16"):
+        agent = build_agent(dataclasses.replace(config, update_precision=precision), spec, seed=3)
+        updates[precision] = (agent.update(batch, torch.ones(16)), agent.policy_state())
+    (exact, expected), (near, found) = updates["float32"], updates["bfloat16"]
+    assert near.priority.dtype == near.metrics["loss"].dtype == torch.float32
+    assert not torch.equal(near.priority, exact.priority)
+    torch.testing.assert_close(near.priority, exact.priority, rtol=0.05, atol=0.02)
+    for name, tensor in expected.items():
+        assert found[name].dtype == torch.float32
+        torch.testing.assert_close(found[name], tensor, rtol=0.05, atol=2e-4)
+
+
+def test_auto_precision_of_updates_is_by_capability() -> None:
+    """The same on every start of the same machine, and never short for vectors."""
+    cpu = torch.device("cpu")
+    assert Products("auto", cpu, images=False).dtype == torch.float32
+    expected = torch.bfloat16 if pays(cpu) else torch.float32
+    assert Products("auto", cpu, images=True).dtype == expected
+
+
+def test_last_layer_is_float32_within_short_products() -> None:
+    """A value of 1,001 stays 1,001, which bfloat16 would round to 1,000."""
+    layer = torch.nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        layer.weight.fill_(1_001.0)
+    with Products("bfloat16", torch.device("cpu"), images=True)():
+        assert in_float32(layer, torch.ones(1, 1)).item() == 1_001.0
+        assert layer(torch.ones(1, 1)).item() == 1_000.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
@@ -32,6 +33,55 @@ def acting_dtype(network: nn.Module, observation: Tensor, precision: Precision) 
         for dtype, candidate in ((torch.float32, network), (torch.bfloat16, half)):
             seconds[dtype] = min(seconds[dtype], _forward_s(candidate, observation))
     return torch.bfloat16 if seconds[torch.bfloat16] < _WORTHWHILE * seconds[torch.float32] else torch.float32
+
+
+class Products:
+    """In which number format the torso and the hidden layers of a network multiply; everything else is float32.
+
+    Parameters, gradients, the last layer and the loss stay float32: only the factors of products are rounded, and
+    torch's autocast does that.
+    """
+
+    def __init__(self, precision: Precision, device: torch.device, *, images: bool) -> None:
+        """Choose.
+
+        Args:
+            precision: `auto` takes bfloat16 for images where `pays` says so. It asks for no measurement at the start,
+                which might end otherwise after a resume, or on another rank.
+            device: Where the network is.
+            images: Whether the network sees images; a small network's time is not in its products.
+        """
+        short = images and pays(device) if precision == "auto" else precision == "bfloat16"
+        self.dtype = torch.bfloat16 if short else torch.float32
+        """What products are made in."""
+        self._device_type, self._short = device.type, short
+
+    def __call__(self) -> AbstractContextManager[object]:
+        """Return the context in which to pass through torso and hidden layers."""
+        return torch.autocast(self._device_type, torch.bfloat16) if self._short else nullcontext()
+
+
+FLOAT32 = Products("float32", torch.device("cpu"), images=False)
+"""No rounding, on any device."""
+
+
+def in_float32(layer: nn.Module, x: Tensor) -> Tensor:
+    """Return what a layer makes of `x` in float32, even within the context of `Products`."""
+    around = torch.is_autocast_enabled(x.device.type)
+    with torch.autocast(x.device.type, enabled=False) if around else nullcontext():
+        y: Tensor = layer(x.float())
+    return y
+
+
+def pays(device: torch.device) -> bool:
+    """Return whether an update of an image network is faster in bfloat16 on a device, by what it can do.
+
+    GPUs from compute capability 8 on and processors with AVX-512 BF16 or AMX multiply it in units of their own; the
+    others would only convert. Measured on a processor with AVX-512 BF16, see docs/performance.md; on no GPU so far.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 @torch.inference_mode()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tidemill.rl.networks.linear import linear
 from tidemill.rl.networks.noisy import NoisyLinear
+from tidemill.rl.networks.precision import in_float32
 
 Layer = Callable[[int, int, torch.Generator], nn.Module]
 
@@ -24,8 +25,7 @@ class Stream(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return [B, outputs], float32 whatever the hidden layer computes in."""
-        out: Tensor = self.output(torch.relu(self.hidden(features)).float())
-        return out
+        return in_float32(self.output, torch.relu(self.hidden(features)))
 
 
 class QHead(nn.Module):
