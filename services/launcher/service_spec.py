@@ -74,7 +74,7 @@ def _learner_spec(config: RunConfig, config_file: Path) -> ServiceSpec:
 def _shard_spec(config: RunConfig, config_file: Path, sockets: Path, shard: int) -> ServiceSpec:
     address, folder = shard_address(sockets, shard), config.replay.storage.folder
     arguments = ["--config", str(config_file), "--replay.shard", str(shard), "--replay.server.address", address]
-    if folder:
+    if folder and "{shard}" not in folder:  # a folder for all is divided, for no two may share one
         arguments += ["--replay.storage.folder", f"{folder}/{shard}"]
     return ServiceSpec(f"replay-{shard}", REPLAY, "services.replay", tuple(arguments), address)
 
