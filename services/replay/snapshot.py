@@ -65,8 +65,8 @@ def item_states(items: Items, slots: NDArray[np.int64]) -> States:
     return states
 
 
-def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """Return the bytes of a snapshot's file."""
+def encode_snapshot(snapshot: Snapshot) -> list[bytes]:
+    """Return the bytes of a snapshot's file in pieces."""
     tables = [
         {"number": table.number, "stats": table.stats.tolist(), "slices": [len(piece) for piece in table.slices]}
         for table in snapshot.tables
@@ -74,7 +74,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
     slices = [piece.tobytes() for table in snapshot.tables for piece in table.slices]
     blobs: list[Blob] = list(enumerate(slices))
     meta = json.dumps({"format": FORMAT, "tables": tables}).encode()
-    return b"".join(Record(Kind.SNAPSHOT, snapshot.sequence, meta, blobs).frame())
+    return Record(Kind.SNAPSHOT, snapshot.sequence, meta, blobs).frame()
 
 
 def decode_snapshot(data: bytes, name: object) -> Snapshot | None:
@@ -140,7 +140,7 @@ class SnapshotFiles:
         draft = path.with_name(path.name + _TEMPORARY)
         try:
             with draft.open("wb") as file:
-                file.write(encode_snapshot(snapshot))
+                file.writelines(encode_snapshot(snapshot))
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(path)

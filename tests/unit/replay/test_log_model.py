@@ -7,13 +7,15 @@ import tempfile
 from pathlib import Path
 
 from hypothesis import settings
+from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from services.replay.drawn import Sample
+from services.replay.log_frame import scan
 from services.replay.replay import Replay
 from services.replay.table import Table
 from tests.unit.replay.log_for_tests import Log, open_log, sample_all
-from tests.unit.replay.streams_for_tests import open_streams
+from tests.unit.replay.streams_for_tests import append, make_chunk, make_items, open_streams
 from tests.unit.replay.test_replay_model import CONFIGS, TABLES, ReplayMachine
 
 
@@ -43,14 +45,14 @@ class LogMachine(ReplayMachine):
         self.saved = self.priorities()
 
     @rule()
-    def crash(self) -> None:
+    def crash(self, torn: bool = False) -> None:
         """Kill the server and start it again: everything told is there, and actors resume their epochs."""
         self.log.crash()
         self.log = open_log(self.folder, self.SEGMENT_BYTES, self.MEMORY_BYTES)
         self.replay = self.log.replay
         assert self.log.recovered.damage.records == 0
         assert self.log.recovered.dropped == 0
-        assert self.log.recovered.damage.torn_bytes == 0
+        assert torn or self.log.recovered.damage.torn_bytes == 0
         for actor in self.actors.values():
             before = actor.appending.epoch
             actor.appending = open_streams(
@@ -60,6 +62,22 @@ class LogMachine(ReplayMachine):
             assert actor.appending.epoch.next_steps() == actor.next_steps
             assert [stream.ended for stream in actor.appending.epoch.streams] == actor.ended
         self.take_priorities()
+
+    @rule(data=st.data())
+    def crash_while_writing(self, data: st.DataObject) -> None:
+        """Kill the server in the middle of a message's record: it is as if the message had never come."""
+        actor = self.actors[data.draw(st.sampled_from(sorted(self.actors)))]
+        env_index = data.draw(st.integers(0, len(actor.names) - 1))
+        if actor.ended[env_index]:
+            return
+        chunk = make_chunk(actor.names[env_index], env_index, actor.next_steps[env_index], actor.chunk_length)
+        items = [(0, offset, 1) for offset in range(actor.chunk_length)] * data.draw(st.integers(0, 6))
+        append(self.replay, actor.appending, [chunk], [make_items(0, items)])
+        path = self.log.files[-1]
+        whole = path.read_bytes()
+        record = scan(memoryview(whole)).frames[-1]
+        path.write_bytes(whole[: data.draw(st.integers(record.start, record.end - 1))])
+        self.crash(torn=True)
 
     def priorities(self) -> dict[tuple[str, int], float]:
         """Return the priority the model has of every item."""

@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> LogFolder:
 def test_snapshot_comes_back_as_it_was_written() -> None:
     """Sequence number, counters and every item's state survive."""
     snapshot = make_snapshot()
-    found = decode_snapshot(encode_snapshot(snapshot), "here")
+    found = decode_snapshot(b"".join(encode_snapshot(snapshot)), "here")
     assert found is not None
     assert (found.sequence, [table.number for table in found.tables]) == (9, [3])
     np.testing.assert_array_equal(found.tables[0].stats, snapshot.tables[0].stats)
@@ -55,7 +55,7 @@ def test_snapshot_comes_back_as_it_was_written() -> None:
 
 def test_snapshot_damaged_at_any_byte_is_not_used() -> None:
     """A flipped bit anywhere, or any byte missing at the end, makes it none."""
-    data = encode_snapshot(make_snapshot())
+    data = b"".join(encode_snapshot(make_snapshot()))
     for position in range(len(data)):
         flipped = data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
         assert decode_snapshot(flipped, "here") is None, position
