@@ -73,7 +73,15 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
     ),
     "r2d2": (R2D2Config(network="mlp", **SMALL_R2D2, target_every=5), VECTOR),
     "r2d2_image": (
-        R2D2Config(network="nature", **SMALL_R2D2, dueling=False, double=False, value_rescaling=False, target_every=0),
+        R2D2Config(
+            network="nature",
+            **SMALL_R2D2,
+            dueling=False,
+            double=False,
+            value_rescaling=False,
+            target_every=0,
+            update_precision="float32",
+        ),
         IMAGE,
     ),
     "sac": (SACConfig(hidden_sizes=(16, 16)), CONTINUOUS),

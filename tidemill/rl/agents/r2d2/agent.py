@@ -15,6 +15,7 @@ from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.r2d2.loss import sequence_loss, sequence_target
 from tidemill.rl.agents.r2d2.networks import RecurrentQNetwork, build_network, to_state
 from tidemill.rl.gradients import clip_
+from tidemill.rl.networks.precision import Products
 from tidemill.rl.optimizer import build_optimizer
 from tidemill.rl.ranks import ALONE, Ranks
 from tidemill.rl.sequences import sequences
@@ -32,6 +33,8 @@ class R2D2Agent:
         self._shape = config.shape(env_spec.frame_stack)
         self.window = config.window(env_spec.frame_stack)
         self._online = build_network(config, env_spec, seed).to(device)
+        is_image = env_spec.observation_dtype == "uint8"
+        self._online.products = Products(config.update_precision, device, images=is_image)
         self._target = TargetNetwork(self._online, config.target_every, config.tau)
         self._optimizer = build_optimizer(config, self._online.parameters())
         self._updates = 0

@@ -58,6 +58,8 @@ class R2D2Config:
     """Largest norm of the whole gradient; 0 does not clip."""
     batch_size: int = 64
     """Sequences of one update."""
+    update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Format of the products before the LSTM in an update; `auto`: bfloat16 for images where it is faster."""
     target_every: int = 2_500
     """Updates between two copies to the target network; 0 moves it by `tau` at each update instead."""
     tau: float = 0.005

@@ -11,7 +11,7 @@ from torch.nn import functional
 from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.networks.linear import linear
 from tidemill.rl.networks.lstm import LSTM, State
-from tidemill.rl.networks.precision import Precision, acting_dtype
+from tidemill.rl.networks.precision import FLOAT32, Precision, acting_dtype
 from tidemill.rl.networks.q_head import QHead
 from tidemill.rl.networks.torso import build_torso
 from tidemill.types import EnvSpec
@@ -31,6 +31,9 @@ class RecurrentQNetwork(nn.Module):
             config.lstm_size, config.head_sizes, env_spec.num_actions, 1, rng, dueling=config.dueling, noisy=False
         )
 
+        self.products = FLOAT32
+        """In which format updates multiply before the LSTM."""
+
     def forward(
         self, observation: Tensor, last_action: Tensor, last_reward: Tensor, is_first: Tensor, state: State
     ) -> tuple[Tensor, State]:
@@ -44,9 +47,10 @@ class RecurrentQNetwork(nn.Module):
             state: Before the first step, each [B, H].
         """
         steps = is_first.shape
-        x: Tensor = self.torso(observation.flatten(0, 1))
-        for layer in self.hidden:
-            x = torch.relu(layer(x))
+        with self.products():
+            x: Tensor = self.torso(observation.flatten(0, 1))
+            for layer in self.hidden:
+                x = torch.relu(layer(x))
         x = torch.cat((x.float().unflatten(0, steps), self._before(last_action, last_reward, is_first)), dim=-1)
         x, state = self.lstm(x, is_first, state)
         q: Tensor = self.head(x.flatten(0, 1)).squeeze(-1)
