@@ -24,6 +24,7 @@ class Snapshotter:
         self._replay, self._files = replay, files
         self._lock = asyncio.Lock()
         self.taken = 0
+        self._newest: list[bytes] = []  # counters of the tables when the newest was taken
 
     async def take(self) -> int:
         """Write a snapshot; return its number.
@@ -38,16 +39,26 @@ class Snapshotter:
             copies = [TableSnapshot(number, stats, await _copy(table)) for number, table, stats in tables]
             number = await asyncio.to_thread(self._files.write, Snapshot(sequence, copies))
             self.taken += 1
+            self._newest = self._state()
             return number
 
     async def take_every(self, interval_s: float) -> None:
-        """Take snapshots for ever; one that the disk refuses is logged and tried again after the next interval."""
+        """Take snapshots for ever, but not of what did not change.
+
+        One that the disk refuses is logged, and tried again after the next interval.
+        """
         while interval_s:
             await asyncio.sleep(interval_s)
+            if self._state() == self._newest:
+                continue
             try:
                 await self.take()
             except OSError as error:
                 _log.warning("no snapshot", reason=error.strerror)
+
+    def _state(self) -> list[bytes]:
+        """Return what differs whenever anything happened to a table."""
+        return [table.stats.to_array().tobytes() for table in self._replay.tables]
 
 
 async def _copy(table: Table) -> list[States]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import threading
 import urllib.request
@@ -236,6 +237,20 @@ def test_server_killed_with_a_full_disk_has_what_it_acknowledged(tmp_path: Path)
                 assert "torn_bytes=100" in again.before_serving
                 assert appender.flush(WAIT_S)
                 assert everything(again.address, RANKED) == [(0, step) for step in range(8)]
+
+
+def test_log_that_cannot_be_written_ends_the_server_with_a_reason(tmp_path: Path) -> None:
+    """A lost folder is no full disk: nothing more is acknowledged, and whoever started the server is told."""
+    folder = tmp_path / "log"
+    with server_process("127.0.0.1:0", *options(folder, segment_mib=1)) as server:
+        with ReplayClient(server.address) as client:
+            client.create_table(RANKED)
+        shutil.rmtree(folder)
+        with load(server.address, 2):
+            _, errors = server.process.communicate(timeout=WAIT_S)
+    assert server.process.returncode == 1
+    assert "FatalError: the replay log cannot be written" in errors
+    assert "No such file or directory" in errors
 
 
 def check_log_figures(described: TableDescription, metrics: dict[str, float]) -> None:
