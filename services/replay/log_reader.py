@@ -14,11 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.replay.log_changes import CHUNK, SIZE, STAT, RawChanges, cut_changes
-from services.replay.log_frame import Frame, Kind, Scan, blob_is_intact, scan, split_body
+from services.replay.log_frame import MAGIC, Frame, Kind, Scan, blob_is_intact, scan, split_body
 from services.replay.log_state import check_format
 from services.replay.segment_file import LogFolder
 
 Json = dict[str, Any]
+
+UNREADABLE = ".unreadable"
+"""Suffix of files that are set aside because no record is in them."""
 
 
 @dataclass(slots=True)
@@ -138,13 +141,16 @@ def _read_segment(contents: LogContents, path: Path, number: int, *, is_last: bo
     contents.damage.record_bytes += found.damaged_bytes
     if is_last:
         _drop_torn_record(contents, data, found)
+    for frame in found.frames:
+        _take(contents, frame, number, path)
+    if not found.frames and found.damaged_tail and bytes(data[: len(MAGIC)]) != MAGIC:
+        path.replace(path.with_name(path.name + UNREADABLE))  # not written by this program, as far as one can tell
+    elif is_last:
         contents.damage.torn_bytes += len(data) - found.end
         os.truncate(path, found.end)
     elif found.end < len(data):
         contents.damage.records += not found.damaged_tail
         contents.damage.record_bytes += len(data) - found.end
-    for frame in found.frames:
-        _take(contents, frame, number, path)
     return found.end
 
 

@@ -180,18 +180,26 @@ def test_folder_in_use_is_refused(tmp_path: Path) -> None:
 def test_log_of_another_format_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server says what it reads and what it found, and touches nothing."""
     monkeypatch.setattr("services.replay.log_state.FORMAT", 2)
-    filled(tmp_path).crash()
+    log = filled(tmp_path)
+    file = log.files[-1]
+    log.crash()
+    file.write_bytes(file.read_bytes() + b"TMLR and then something new")
+    whole = file.read_bytes()
     monkeypatch.undo()
     with pytest.raises(FatalError, match="has format 2, this version of Tidemill reads format 1"):
         open_log(tmp_path)
+    assert file.read_bytes() == whole
 
 
 def test_empty_or_foreign_files_are_no_log(tmp_path: Path) -> None:
-    """An empty segment is removed, and files of other names are left alone."""
+    """An empty segment is removed, one without a single record is set aside, files of other names are left alone."""
     (tmp_path / "00000001.log").touch()
     (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "00000002.log").write_bytes(b"no record of ours" * 10)
     log = open_log(tmp_path)
     assert log.replay.tables == ()
+    assert (tmp_path / "00000002.log.unreadable").read_bytes() == b"no record of ours" * 10
+    assert log.recovered.damage.records == 1
     assert (tmp_path / "notes.txt").read_text() == "mine"
     log.crash()
 
