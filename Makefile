@@ -54,8 +54,20 @@ protos: $(VENV)/.dev ## generate the stubs from protos/
 	$(BIN)/python -m scripts.protos
 
 .PHONY: bench
-bench: bench-replay ## every benchmark at its default size, into benchmarks/results/
-	for name in sac_update learner actor; do echo "== $$name"; $(BIN)/python -m "benchmarks.$$name"; done
+bench: bench-replay bench-learner bench-actor bench-cluster ## every benchmark at its default size, into benchmarks/results/
+	$(BIN)/python -m benchmarks.sac_update
+
+.PHONY: bench-learner
+bench-learner: $(VENV)/.dev ## a learner over gRPC beside its updates from memory
+	$(BIN)/python -m benchmarks.learner $(BENCH)
+
+.PHONY: bench-actor
+bench-actor: $(VENV)/.dev ## an actor beside its environment alone
+	$(BIN)/python -m benchmarks.actor $(BENCH)
+
+.PHONY: bench-cluster
+bench-cluster: $(VENV)/.dev ## a whole cluster with 1, 2, 4 and 8 actors
+	$(BIN)/python -m benchmarks.cluster $(BENCH)
 
 .PHONY: bench-replay
 bench-replay: $(VENV)/.dev $(VENV)-reverb/.installed ## the replay service beside Reverb, in turns (2 GB of packages)

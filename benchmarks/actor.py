@@ -4,17 +4,15 @@ The actor is the real process, pinned to core 0; the replay service and the para
 other core. Random parameters are published once. Rounds alternate (environment alone, actor), so that a drift of
 the machine meets both. Also reports what the replay process holds in memory for each observation.
 
-    python -m benchmarks.actor [--config configs/pong_dqn.yaml] [--rounds 3] [--seconds 20]
+    python -m benchmarks.actor [--config configs/pong_dqn.yaml ...] [--rounds 3] [--seconds 20]
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import dataclasses
 import os
-import platform
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,8 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import torch
 
+from benchmarks.rows import Row, row, write
 from services.learner.table import table_config
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
@@ -43,32 +41,33 @@ _WARM_UP_S = 3.0
 def main() -> None:
     """Measure and print; write benchmarks/results/actor.json."""
     arguments = _arguments()
-    config = from_document(RunConfig, read_document(Path(arguments.config)))
+    write("actor", [each for path in arguments.config for each in _measure(path, arguments)])
+
+
+def _measure(path: str, arguments: argparse.Namespace) -> list[Row]:
+    config = from_document(RunConfig, read_document(Path(path)))
     alone, acting, bytes_per_step = [], [], []
     for _ in range(arguments.rounds):
-        alone.append(_alone(arguments.config, arguments.seconds))
-        rate, memory = _actor(config, arguments.config, arguments.seconds)
+        alone.append(_alone(path, arguments.seconds))
+        rate, memory = _actor(config, path, arguments.seconds)
         acting.append(rate)
         bytes_per_step.append(memory)
-    rows = [
-        _row(f"env steps/s on one core, {config.env.id}, actor against environment alone", "1/s", acting, alone),
-        _row("replay process, growth for each stored step", "bytes", bytes_per_step, None),
+    return [
+        row(f"env steps/s on one core, {config.env.id}, actor against environment alone", "1/s", acting, alone),
+        row(f"replay process, growth for each stored step, {config.env.id}", "bytes", bytes_per_step),
     ]
-    for row in rows:
-        print(json.dumps(row))
-    document = {"machine": _machine(), "config": arguments.config, "rows": rows}
-    Path("benchmarks/results/actor.json").write_text(json.dumps(document, indent=1) + "\n")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--config", default="configs/pong_dqn.yaml", help="run to take environment and agent from")
+    runs = ["configs/pong_dqn.yaml", "configs/quickstart.yaml"]
+    parser.add_argument("--config", nargs="+", default=runs, help="runs to take environment and agent from")
     parser.add_argument("--rounds", type=int, default=3, help="pairs of measurements")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of one measurement")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.alone:
-        _step_alone(from_document(RunConfig, read_document(Path(arguments.config))), arguments.seconds)
+        _step_alone(from_document(RunConfig, read_document(Path(arguments.config[0]))), arguments.seconds)
         sys.exit(0)
     return arguments
 
@@ -122,7 +121,8 @@ def _prepare(config: RunConfig, client: ReplayClient, params: str) -> None:
     """Create the table and publish random parameters, as the learner would."""
     env = make_env(config.env, 1, training=True)
     agent = build_agent(config.agent, env.spec, seed=1)
-    client.create_table(table_config(config.table, config.learner, agent, env.spec, config.agent.batch_size))
+    learner = dataclasses.replace(config.learner, updates_per_env_step=0.0)  # nobody samples: nobody is waited for
+    client.create_table(table_config(config.table, learner, agent, env.spec, config.agent.batch_size))
     state = {name: tensor.numpy() for name, tensor in agent.policy_state().items()}
     blobs = {Precision.FULL: pack(state)}
     if (small := half(state)) is not None:
@@ -154,23 +154,6 @@ def _process(core: str, service: str, config: str, *options: str) -> Iterator[su
 def _resident_bytes(pid: int) -> int:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _row(name: str, unit: str, ours: list[float], peer: list[float] | None) -> dict[str, object]:
-    ratios = [a / b for a, b in zip(ours, peer, strict=True)] if peer else []
-    return {
-        "name": name,
-        "unit": unit,
-        "ours": round(statistics.median(ours), 1),
-        "peer": round(statistics.median(peer), 1) if peer else None,
-        "ratio": round(statistics.median(ratios), 3) if ratios else None,
-        "runs": len(ours),
-        "spread": {"ours": [round(min(ours), 1), round(max(ours), 1)], "ratio": [round(r, 3) for r in sorted(ratios)]},
-    }
-
-
-def _machine() -> dict[str, object]:
-    return {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,51 @@
+"""What the learner benchmark trains: networks and batches of known papers, on made-up transitions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidemill.config.load import write_document
+from tidemill.config.sections import RunConfig
+from tidemill.config.services import LearnerSettings
+from tidemill.config.table import TableSettings
+from tidemill.envs.settings import EnvSettings
+from tidemill.rl.agents.config import AgentConfig
+from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.agents.sac.config import SACConfig
+
+
+@dataclass(frozen=True)
+class Case:
+    """One network with one batch size."""
+
+    name: str
+    agent: AgentConfig
+    env_id: str
+
+    def config(self) -> RunConfig:
+        """Return the settings of a run: the table draws by priority for images, evenly for vectors."""
+        is_atari = self.env_id.startswith("ALE/")
+        table = TableSettings(sampler="prioritized" if is_atari else "uniform", min_size=1_000)
+        learner = LearnerSettings(updates_per_env_step=0.0, checkpoint_every_s=0.0)
+        return RunConfig(env=EnvSettings(id=self.env_id), agent=self.agent, table=table, learner=learner)
+
+    def write(self, folder: Path) -> str:
+        """Write the settings as a file that every service reads; return its path."""
+        path = folder / f"{self.name}.yaml"
+        write_document(self.config(), path)
+        return str(path)
+
+
+def _dqn(batch_size: int) -> Case:
+    agent = DQNConfig(network="nature", hidden_sizes=(512,), dueling=True, double=True, n_step=3, batch_size=batch_size)
+    return Case(f"nature_dueling_dqn_{batch_size}", agent, "ALE/Pong-v5")
+
+
+def _sac(*sizes: int) -> Case:
+    agent = SACConfig(hidden_sizes=sizes, batch_size=256)
+    return Case(f"sac_{'_'.join(map(str, sizes))}_256", agent, "LunarLanderContinuous-v3")
+
+
+CASES = {case.name: case for case in (_dqn(32), _dqn(256), _dqn(512), _sac(256, 256), _sac(400, 300))}
+"""By name: network, layers and the batch size last."""

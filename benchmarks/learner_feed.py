@@ -1,0 +1,103 @@
+"""A replay service filled with made-up transitions, and a parameter server: what a learner needs around it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.learner.table import table_config
+from tidemill import codec
+from tidemill.config.sections import RunConfig
+from tidemill.envs.make import spec_of
+from tidemill.replay.append import Appender
+from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.table_config import TableConfig
+from tidemill.rl.agents.build import build_agent
+from tidemill.types import ColumnSpec, EnvSpec
+
+START_S = 120.0
+"""Longest a process may take to start, in seconds."""
+
+
+@contextlib.contextmanager
+def servers(config: RunConfig, path: str, env_steps: int) -> Iterator[list[str]]:
+    """Start replay service and parameter server on core 1, fill the table, and yield the options that name them."""
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tm-"))
+        replay, params = f"unix://{folder}/r", f"unix://{folder}/p"
+        stack.enter_context(process("1", "services.replay", path, "--replay.server.address", replay))
+        own = ["--paramserver.server.address", params, "--run.root", folder]
+        stack.enter_context(process("1", "services.paramserver", path, *own))
+        fill(config, replay, env_steps)
+        yield ["--cluster.replay", replay, "--cluster.params", params]
+
+
+def fill(config: RunConfig, address: str, env_steps: int) -> None:
+    """Append random streams, as one actor with one environment would."""
+    spec, rng, length = spec_of(config.env), np.random.default_rng(0), config.table.chunk_length
+    table = _table(config, spec)
+    with ReplayClient(address) as client:
+        client.wait_for_ready(START_S)
+        client.create_table(table)
+    with Appender(address, "benchmark", 1, table.signature, [table.name], length) as appender:
+        for first in range(0, env_steps, length):
+            blocks = codec.encode(table.signature, random_columns(table, length, rng))
+            chunk = Chunk(0, first, length, length, 1, blocks)
+            if not appender.append([chunk], [_items(first, length, table.max_item_steps)]):
+                raise SystemExit("the replay service does not take what it is sent")
+        appender.flush(START_S)
+
+
+def random_columns(table: TableConfig, steps: int, rng: np.random.Generator) -> dict[str, NDArray[np.generic]]:
+    """Return made-up steps; pictures are as compressible as Atari's."""
+    return {column.name: _random_column(column, steps, rng) for column in table.signature}
+
+
+@contextlib.contextmanager
+def process(core: str, module: str, config: str, *options: str) -> Iterator[int]:
+    """Run a service on one core; yield its process id and end it."""
+    command = ["taskset", "-c", core, sys.executable, "-m", module, "--config", config, *options]
+    child = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    try:
+        yield child.pid  # taskset becomes the service
+    finally:
+        child.terminate()
+        child.wait(20)
+
+
+def processor_s(pid: int) -> float:
+    """Return the processor time a process has taken, in seconds (proc(5): utime and stime)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _table(config: RunConfig, spec: EnvSpec) -> TableConfig:
+    agent = build_agent(config.agent, spec, seed=1)
+    learner = dataclasses.replace(config.learner, updates_per_env_step=0.0)
+    return table_config(config.table, learner, agent, spec, config.agent.batch_size)
+
+
+def _items(first: int, length: int, item_steps: int) -> ItemBatch:
+    offsets = np.arange(max(item_steps - 1 - first, 0), length)
+    ones = np.ones(len(offsets))
+    return ItemBatch(0, np.zeros_like(offsets), offsets, np.full_like(offsets, item_steps), ones)
+
+
+def _random_column(column: ColumnSpec, steps: int, rng: np.random.Generator) -> NDArray[np.generic]:
+    if column.dtype == "float32":
+        return rng.uniform(-1, 1, (steps, *column.shape)).astype(np.float32)
+    if column.dtype == "bool":
+        return np.zeros((steps, *column.shape), np.bool_)
+    picture = np.zeros((steps, *column.shape), column.dtype)  # an action, or a picture
+    picture.reshape(steps, -1)[:, :200] = rng.integers(0, 2, (steps, min(200, picture[0].size)))
+    return picture
