@@ -71,7 +71,7 @@ class LogWriter:
 
         Args:
             folder: Where the segments lie.
-            fsync_interval_s: Longest time between a write and its sync.
+            fsync_interval_s: Longest time between a write and its sync; 0 syncs after every group.
             report: Called by the thread after each group, and when it ends with an error.
             open_file: Opens the file at a path.
         """

@@ -50,7 +50,7 @@ class ReplayLog:
         self._loop = asyncio.get_running_loop()
         self._writer = LogWriter(
             recovered.folder,
-            settings.fsync_interval_ms / 1000,
+            0.0 if settings.ack == "fsync" else settings.fsync_interval_ms / 1000,
             self._report,
             open_file,
         )

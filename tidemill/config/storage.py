@@ -20,7 +20,8 @@ class StorageSettings:
     ack: Literal["write", "fsync"] = "write"
     """When an append is acknowledged: once the system has it (survives a killed process), or once the disk has."""
     fsync_interval_ms: float = 200.0
-    """Longest time between a write and its way to the disk, in milliseconds: what a power failure may cost."""
+    """Longest time between a write and its way to the disk, in milliseconds: what a power failure may cost. Not used
+    with `ack` fsync, which syncs whatever has come as soon as the disk is ready for more."""
     segment_mib: int = 64
     """Size at which a file of the log ends, in MiB."""
     max_queue_mib: int = 64
