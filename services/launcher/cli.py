@@ -55,6 +55,12 @@ def _doctor() -> Command:
     return doctor
 
 
+def _plan() -> Command:
+    from services.launcher.plan import plan
+
+    return plan
+
+
 def _module(name: str) -> Callable[[], Command]:
     """Return the loader of a command that another service's module carries out, in this process' place."""
 
@@ -77,6 +83,7 @@ COMMANDS: dict[str, Entry] = {
     "learner": Entry("start one learner", _module("services.learner")),
     "actor": Entry("start one actor; it joins a running cluster", _module("services.actor")),
     "evaluator": Entry("start one evaluator", _module("services.evaluator")),
+    "plan": Entry("say how many processes of each kind fill a machine", _plan),
     "doctor": Entry("check the installation and say what to do", _doctor),
 }
 

@@ -1,0 +1,67 @@
+"""The sizing calculator against sums worked out by hand, and its figures against the committed results."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from services.launcher import rates
+from services.launcher.plan import PlanOptions, Rates, make_plan, plan
+from tidemill.errors import ConfigError, FatalError
+
+_RATES = Rates(actor=1_000.0, update=100.0, decode=10_000.0, shard_inserts=100_000.0, shard_samples=50_000.0)
+
+
+def test_plan_without_a_gpu_is_held_back_by_its_learner() -> None:
+    """A core of 100 updates/s at 1 update for 4 steps allows 400 steps/s, less than one actor's 1,000."""
+    found = make_plan(PlanOptions(cores=8, env="x", batch_size=100, updates_per_env_step=0.25), _RATES)
+    assert (found.env_steps_per_s, found.updates_per_s) == (400.0, 100.0)
+    assert (found.actors, found.learners, found.decode_threads, found.shards) == (1, 1, 1, 1)
+    assert found.limit == "the learner"
+
+
+def test_plan_with_gpus_divides_the_cores() -> None:
+    """An env step costs 1 ms of an actor, .01 ms of replay and 2.5 ms of decoding: 38 cores do 10,826 steps/s.
+
+    Two more belong to the learners. Actors need 10.8 cores, decoding 27.1, or 13.5 for each learner; 270,655
+    transitions/s are sampled from shards of 50,000.
+    """
+    options = PlanOptions(cores=40, env="x", gpus=2, batch_size=100, updates_per_env_step=0.25, updates_per_s=5_000.0)
+    found = make_plan(options, dataclasses.replace(_RATES, update=5_000.0))
+    assert found.env_steps_per_s == pytest.approx(38 / 3.51e-3)
+    assert found.updates_per_s == pytest.approx(38 / 3.51e-3 / 4)
+    assert (found.actors, found.learners, found.decode_threads, found.shards) == (11, 2, 14, 6)
+    assert found.limit == "the number of cores"
+    assert "--launcher.actors 11" in found.lines()[0]
+
+
+def test_rates_are_those_of_the_committed_results() -> None:
+    """A game that was measured has its own, another the median of the games; each row is there."""
+    pong = rates.actor_steps_per_s("ALE/Pong-v5")
+    assert pong > 0
+    assert rates.actor_steps_per_s("ALE/Asterix-v5") > 0
+    assert rates.updates_per_core_s("quickstart", 128) > 0
+    for what in ("mixed, inserted", "mixed, sampled", "sample decoded, prioritized with updates, batch 256"):
+        assert rates.replay_per_s(what) > 0
+
+
+def test_what_was_not_measured_is_not_guessed(tmp_path: Path) -> None:
+    """The message says what to run or to give."""
+    with pytest.raises(FatalError, match=r"env steps/s of Ant-v5 were not measured: .*or give --actor-steps-per-s"):
+        rates.actor_steps_per_s("Ant-v5")
+    with pytest.raises(FatalError, match="updates/s of quickstart at batch 7 were not measured"):
+        rates.updates_per_core_s("quickstart", 7)
+    with pytest.raises(FatalError, match=r"cannot read .*replay\.json"):
+        rates.replay_per_s("insert", tmp_path)
+    with pytest.raises(ConfigError, match=r"updates_per_s"):
+        PlanOptions(cores=8, env="ALE/Pong-v5", gpus=1)
+
+
+def test_plan_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command line of a machine with a GPU whose rate is given."""
+    assert plan(["--cores", "16", "--gpus", "1", "--env", "ALE/Pong-v5", "--updates-per-s", "300"]) == 0
+    said = capsys.readouterr().out
+    assert "1 learners" in said
+    assert "updates/s" in said
