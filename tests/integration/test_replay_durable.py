@@ -21,6 +21,7 @@ from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_conf
 from tidemill.codec import decode
 from tidemill.errors import AlreadyExists, TidemillError
 from tidemill.replay.append import Appender
+from tidemill.replay.chunk import Chunk
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampler import SampleStream
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig, TableDescription
@@ -237,6 +238,33 @@ def test_server_killed_with_a_full_disk_has_what_it_acknowledged(tmp_path: Path)
                 assert "torn_bytes=100" in again.before_serving
                 assert appender.flush(WAIT_S)
                 assert everything(again.address, RANKED) == [(0, step) for step in range(8)]
+
+
+@pytest.mark.parametrize(
+    "chunk, message",
+    [
+        (replace(make_chunk(0, 0, 4, 4), blocks=(b"x", b"y", b"z")), "column 'step' has 1 bytes"),
+        (make_chunk(0, 0, 8, 4), "leaves a gap"),
+        (replace(make_chunk(0, 0, 4, 4), step_count=9), "step_count is 9"),
+    ],
+)
+def test_refused_message_leaves_no_trace_in_the_log(tmp_path: Path, chunk: Chunk, message: str) -> None:
+    """What is malformed or out of order is refused by name, not written, and the server goes on."""
+    with server_process("127.0.0.1:0", *options(tmp_path)) as server, ReplayClient(server.address) as client:
+        client.create_table(RANKED)
+        with open_appender(server.address) as appender:
+            write(appender, 0)
+            assert appender.flush(WAIT_S)
+            before = client.describe_table("t").log_bytes
+            appender.append([chunk], [make_items(0, [(0, 0, 1)])])
+            with pytest.raises(TidemillError, match=message):
+                appender.flush(WAIT_S)
+        assert client.describe_table("t").log_bytes == before
+        kill(server)
+    with server_process("127.0.0.1:0", *options(tmp_path)) as again, open_appender(again.address) as appender:
+        write(appender, 0)
+        assert appender.flush(WAIT_S)
+        assert everything(again.address, RANKED) == sorted(2 * [(0, step) for step in range(4)])
 
 
 def test_log_that_cannot_be_written_ends_the_server_with_a_reason(tmp_path: Path) -> None:
