@@ -15,6 +15,7 @@ _FILES = (
     ("videos", "video of the best policy"),
     ("params", "every kept version of the parameters"),
     ("checkpoints", "the learner's checkpoints"),
+    ("replay", "the log of experience"),
     ("tensorboard", "tensorboard --logdir"),
     ("logs", "one log a process"),
     ("config.yaml", "resolved settings and versions"),

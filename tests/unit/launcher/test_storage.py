@@ -1,0 +1,38 @@
+"""Where a run's experience is kept, and what resume says of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from services.launcher.restored import describe_restored
+from services.launcher.storage import with_storage
+from tidemill.config.sections import RunConfig
+from tidemill.config.storage import StorageSettings
+
+
+@pytest.mark.parametrize(
+    "storage, folder",
+    [
+        (StorageSettings(), "{run}/replay/{shard}"),
+        (StorageSettings(folder="/fast/log"), "/fast/log"),
+        (StorageSettings(memory_only=True), ""),
+    ],
+)
+def test_run_keeps_its_log_in_its_folder_unless_told_otherwise(storage: StorageSettings, folder: str) -> None:
+    """Nothing given: the run's folder; a folder given: that one; memory only: none."""
+    config = RunConfig()
+    config = dataclasses.replace(config, replay=dataclasses.replace(config.replay, storage=storage))
+    found = with_storage(config)
+    assert found.replay.storage == dataclasses.replace(storage, folder=folder)
+    assert dataclasses.replace(found, replay=config.replay) == config
+
+
+def test_resume_says_whether_experience_comes_back(tmp_path: Path) -> None:
+    """With a log the tables come back, without one they fill anew."""
+    assert any("not restored: its tables were in memory only" in line for line in describe_restored(tmp_path))
+    (tmp_path / "replay" / "0").mkdir(parents=True)
+    (tmp_path / "replay" / "0" / "00000001.log").touch()
+    assert any("come back from the log" in line for line in describe_restored(tmp_path))
