@@ -178,7 +178,7 @@ class Taker:
 
     def _run(self) -> None:
         try:
-            while not self._stop.wait(0.005):
+            while not self._stop.wait(0.02):
                 assert self.stream.take(self.BOUND_S) is not None, f"no batch within {self.BOUND_S:g} s"
                 self.batches += 1
         except BaseException as error:  # raised by `stop`
