@@ -45,7 +45,9 @@ class Commits:
 
     def progressed(self, progress: Progress) -> None:
         """Take the writer's word and let go on whoever waited for it."""
-        self.progress = progress
+        written = max(progress.written, self.progress.written)  # two threads report, and may overtake each other
+        synced = max(progress.synced, self.progress.synced)
+        self.progress = progress = Progress(written, synced, progress.full, progress.error)
         while self._pending and self._pending[0][0] <= progress.written:
             self.pending_bytes -= self._pending.popleft()[1]
         if self.pending_bytes < self._max_pending_bytes:

@@ -1,4 +1,4 @@
-"""The one thread that writes the log: takes records in order, writes them in groups, and syncs them in intervals."""
+"""The one thread that writes the log: takes records in order, writes them in groups, has them synced now and then."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import structlog
 from services.replay.latency import Latency
 from services.replay.log_frame import Record
 from services.replay.segment_file import LogFolder, SegmentFile, is_full
+from services.replay.syncer import Syncer
 
 _MAX_GROUP_BYTES = 8 * 2**20
 _RETRY_S = 0.5
@@ -76,7 +77,7 @@ class LogWriter:
             open_file: Opens the file at a path.
         """
         self._folder, self._interval_s, self._report, self._open = folder, fsync_interval_s, report, open_file
-        self.fsync = Latency()
+        self._syncer = Syncer(self._note_synced, self._tell)
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._file: SegmentFile | None = None
         self._segment = 0
@@ -86,6 +87,11 @@ class LogWriter:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self._thread.start()
+
+    @property
+    def fsync(self) -> Latency:
+        """How long the disk took to confirm."""
+        return self._syncer.latency
 
     def submit(self, command: Command) -> None:
         """Queue a command."""
@@ -105,11 +111,12 @@ class LogWriter:
                 ends = None in commands
                 self._carry_out([command for command in commands if command is not None])
                 if self._sync_due is not None and (ends or time.monotonic() >= self._sync_due):
-                    self._sync()
+                    self._sync(wait=ends or not self._interval_s)
                 self._tell()
         except BaseException as error:  # told to the owner, which ends the process
-            self._report(Progress(self._written, self._synced, error=error))
+            self._tell(error)
         finally:
+            self._syncer.close()
             if self._file is not None:
                 self._file.close()
 
@@ -132,8 +139,8 @@ class LogWriter:
     def _carry_out(self, commands: Sequence[Command]) -> None:
         for (kind, segment), group in itertools.groupby(commands, lambda command: (type(command), command.segment)):
             if kind is Delete:
-                if self._sync_due is not None:  # what takes its place must not be lost with the power
-                    self._sync()
+                if self._synced < self._written:  # what takes its place must not be lost with the power
+                    self._sync(wait=True)
                 self._folder.remove(segment)
             else:
                 self._write(segment, [command for command in group if isinstance(command, Write)])
@@ -165,13 +172,13 @@ class LogWriter:
         if not self._full:
             _log.warning("the disk is full: nothing is acknowledged until there is room", reason=error.strerror)
             self._full = True
-        self._report(Progress(self._written, self._synced, full=True))
+        self._tell()
         self._closing.wait(_RETRY_S)
 
     def _file_of(self, segment: int) -> SegmentFile:
         if self._file is None or segment != self._segment:
             if self._file is not None:
-                self._sync()
+                self._sync(wait=True)
                 self._file.close()
                 self._file = None
             self._file = self._open(self._folder.segment(segment))
@@ -179,15 +186,24 @@ class LogWriter:
             self._folder.sync()
         return self._file
 
-    def _sync(self) -> None:
+    def _sync(self, *, wait: bool) -> None:
+        """Sync what is written; without `wait` in the background, later if a sync is under way."""
         assert self._file is not None, "a sync is due only after a write"
-        started = time.monotonic()
-        self._file.sync()
-        self.fsync.observe(time.monotonic() - started)
-        self._synced, self._sync_due = self._written, None
+        if wait:
+            self._syncer.sync(self._file, self._written)
+            self._sync_due = None
+        elif self._syncer.is_busy:
+            self._sync_due = time.monotonic() + self._interval_s
+        else:
+            self._syncer.start(self._file, self._written)
+            self._sync_due = None
 
-    def _tell(self) -> None:
-        self._report(Progress(self._written, self._synced))
+    def _note_synced(self, sequence: int) -> None:
+        self._synced = sequence
+        self._tell()
+
+    def _tell(self, error: BaseException | None = None) -> None:
+        self._report(Progress(self._written, self._synced, self._full, error))
 
 
 def _size(command: Command | None) -> int:

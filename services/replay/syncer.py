@@ -1,0 +1,67 @@
+"""Waits for the disk in a thread of its own, so that writing goes on meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from services.replay.latency import Latency
+from services.replay.segment_file import SegmentFile
+
+
+class Syncer:
+    """Syncs one file at a time. Its methods are called by one thread."""
+
+    def __init__(self, synced: Callable[[int], None], failed: Callable[[BaseException], None]) -> None:
+        """Start nothing yet.
+
+        Args:
+            synced: Called, by any thread, with the record up to which the disk has everything.
+            failed: Called with the error of a sync that was started; it cannot be repeated.
+        """
+        self._synced, self._failed = synced, failed
+        self.latency = Latency()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="log-syncer")
+        self._underway: Future[None] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a sync is under way."""
+        return self._underway is not None and not self._underway.done()
+
+    def start(self, file: SegmentFile, sequence: int) -> None:
+        """Sync a file that is written up to a record; none may be under way."""
+        self.wait()
+        self._underway = self._thread.submit(self._sync_or_tell, file, sequence)
+
+    def sync(self, file: SegmentFile, sequence: int) -> None:
+        """Sync a file that is written up to a record, after what is under way, and wait for it.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        self.wait()
+        self._sync(file, sequence)
+
+    def wait(self) -> None:
+        """Wait for what is under way. OSError: the disk refused."""
+        if self._underway is not None:
+            self._underway.result()
+
+    def close(self) -> None:
+        """End the thread after what is under way."""
+        self._thread.shutdown()
+
+    def _sync_or_tell(self, file: SegmentFile, sequence: int) -> None:
+        try:
+            self._sync(file, sequence)
+        except BaseException as error:
+            self._failed(error)
+            raise
+
+    def _sync(self, file: SegmentFile, sequence: int) -> None:
+        started = time.monotonic()
+        file.sync()
+        self.latency.observe(time.monotonic() - started)
+        self._synced(sequence)
