@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 import structlog
+import torch
 from torch import Tensor
 
 from services.learner import metrics
@@ -102,10 +103,10 @@ class Progress:
 
     def _read_metrics(self, now: float) -> None:
         if self._unread_steps:
-            self.metrics = {name: float(value) for name, value in self._newest.items()}
+            self._last_sign = now
+            self.metrics = _to_host(self._newest)
             for name, value in self.metrics.items():
                 metrics.AGENT.labels(name).set(value)
-            self._last_sign = now
         metrics.STEPS.inc(self._unread_steps)
         self._unread_steps = 0
         metrics.BLOCKED_RATIO.set(self.wait_fraction)
@@ -127,3 +128,11 @@ class Progress:
             version=self._counters.version,
             **numbers,
         )
+
+
+def _to_host(scalars: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return what is still on the device, in one copy: that waits for all updates before it."""
+    if not scalars:
+        return {}
+    values = torch.stack([value.detach().float() for value in scalars.values()]).tolist()
+    return dict(zip(scalars, values, strict=True))

@@ -60,8 +60,10 @@ def device_of(name: str, place: Place | None = None) -> torch.device:
     machine, and the only one takes the first.
 
     Raises:
-        ConfigError: There is no such device on this machine.
+        ConfigError: There is no such device on this machine, or all ranks would share one GPU.
     """
+    if place is not None and place.size > 1 and name.startswith("cuda:"):
+        raise ConfigError(f"learner.device is {name!r}, which {place.size} learners cannot share; use auto or cuda")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if place is not None and place.size > 1 and name == "cuda":

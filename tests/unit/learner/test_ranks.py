@@ -1,0 +1,134 @@
+"""Which of the ranks a process is, and the training loop of one of several."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from services.learner.control import Control
+from services.learner.counters import Counters
+from services.learner.decoder import Batch
+from services.learner.progress import Progress
+from services.learner.ranks import OneRank, Place, Word, place_of
+from services.learner.trainer import Limits, Outlets, Trainer
+from services.learner.transfer import Transferred, device_of
+from tests.unit.learner.fakes import Clock, FakeAgent, FakePriorities, FakeSource
+from tidemill.errors import ConfigError
+from tidemill.rl.agents.interface import Update
+from tidemill.rl.ranks import ALONE, draw_normal
+
+
+class _Others(OneRank):
+    """A rank of two whose other one says what the test lays down, once a word; then it has nothing to say."""
+
+    size = 2
+
+    def __init__(self, *words: Word) -> None:
+        self._words, self.heard = list(words), []  # type: ignore[var-annotated]
+
+    def agree(self, word: Word) -> Word:
+        """Return what holds for either."""
+        self.heard.append(word)
+        other = self._words.pop(0) if self._words else _NOTHING
+        largest = max(word.largest_weight, other.largest_weight)
+        lacks_batch = word.lacks_batch or other.lacks_batch
+        return Word(word.stop or other.stop, word.pause or other.pause, lacks_batch, largest)
+
+
+_NOTHING = Word(stop=False, pause=False, lacks_batch=False, largest_weight=0.0)
+_LACKS = _NOTHING._replace(lacks_batch=True)
+
+
+class _Agent(FakeAgent):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: list[Tensor] = []
+
+    def update(self, batch: dict[str, Tensor], weight: Tensor) -> Update:  # type: ignore[override]
+        self.weights.append(weight)
+        return super().update(batch, weight)
+
+
+def _batch(largest_weight: float = 1.0) -> Batch:
+    keys = np.arange(2, dtype=np.uint64)
+    return Batch({}, torch.tensor([1.0, 0.5]), keys, Transferred({}), 10, np.zeros(2), 0.0, largest_weight)
+
+
+def _trainer(ranks: _Others, agent: FakeAgent, batches: list[Batch], steps: int) -> Trainer:
+    counters, clock = Counters(), Clock()
+    progress = Progress(counters, log_every_s=1e9, clock=clock)
+    control, outlets = Control(threading.Event()), Outlets(FakePriorities(), ranks=ranks)
+    return Trainer(agent, FakeSource(*batches), outlets, control, counters, progress, Limits(steps), clock)
+
+
+def test_no_step_is_taken_while_another_rank_lacks_a_batch() -> None:
+    """The batch at hand is kept: after two vain words two steps use two batches."""
+    ranks, agent = _Others(_LACKS, _LACKS), FakeAgent()
+    assert _trainer(ranks, agent, [_batch(), _batch()], 2).run() == "run.max_learner_steps (2) reached"
+    assert len(agent.batches) == 2
+    assert [word.lacks_batch for word in ranks.heard] == [False, False, False, False, True]  # the last one stops
+    assert ranks.heard[-1].stop
+
+
+def test_rank_stops_when_another_one_must() -> None:
+    """Before its own limit, and without a step."""
+    agent = FakeAgent()
+    reason = _trainer(_Others(_NOTHING._replace(stop=True)), agent, [_batch()], 5).run()
+    assert (reason, agent.batches) == ("another rank stopped", [])
+
+
+def test_rank_pauses_with_the_others() -> None:
+    """A word of pause costs no batch."""
+    agent = FakeAgent()
+    _trainer(_Others(_NOTHING._replace(pause=True)), agent, [_batch()], 1).run()
+    assert len(agent.batches) == 1
+
+
+def test_weights_are_divided_by_the_largest_of_all_ranks() -> None:
+    """This batch was divided by 3, another rank's by 12: its weights are 3/12 of what they were; then it is itself."""
+    agent = _Agent()
+    ranks = _Others(_NOTHING._replace(largest_weight=12.0))
+    _trainer(ranks, agent, [_batch(3.0), _batch(3.0)], 2).run()
+    assert [weight.tolist() for weight in agent.weights] == [[0.25, 0.125], [1.0, 0.5]]
+
+
+def test_place_is_what_torchrun_says() -> None:
+    """Without torchrun a process is alone."""
+    assert place_of({}) == Place(0, 1, 0)
+    place = place_of({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
+    assert place == Place(5, 8, 1)
+    assert not place.is_first
+    assert place.share_of(64) == 8
+
+
+def test_batch_that_cannot_be_shared_is_refused() -> None:
+    """The message names both numbers."""
+    with pytest.raises(ConfigError, match="batch_size is 32, which 3 learners cannot share evenly"):
+        Place(0, 3, 0).share_of(32)
+
+
+def test_ranks_cannot_all_be_sent_to_one_gpu() -> None:
+    """A device with a number is for a learner alone."""
+    with pytest.raises(ConfigError, match="'cuda:0', which 2 learners cannot share"):
+        device_of("cuda:0", Place(0, 2, 0))
+
+
+def test_every_rank_draws_its_rows_of_the_whole_batchs_noise() -> None:
+    """The rows of two ranks, side by side, are what one process draws; their generators stay equal."""
+
+    class Half(OneRank):
+        size = 2
+
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+    cpu = torch.device("cpu")
+    generators = [torch.Generator().manual_seed(3) for _ in range(3)]
+    whole = draw_normal((2, 8, 5), ALONE, generators[0], cpu, dim=1)
+    halves = [draw_normal((2, 4, 5), Half(index), generators[1 + index], cpu, dim=1) for index in range(2)]
+    assert torch.equal(torch.cat(halves, dim=1), whole)
+    assert len({generator.get_state().numpy().tobytes() for generator in generators}) == 1
