@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import structlog
 
 from services.replay.cold_reader import ColdReader
@@ -31,11 +29,11 @@ class BatchReader:
             return await self._gate.sample(
                 table, items, distinct, lambda: table.sample(items, distinct, counted), limited=limited
             )
-        drawn = await self._gate.sample(
-            table, items, distinct, lambda: table.draw(items, distinct, counted), limited=limited
-        )
-        held = [drawn]
+        held: list[Drawn] = []  # by the draw itself: a call that is cancelled just then must release it all the same
         try:
+            drawn = await self._gate.sample(
+                table, items, distinct, lambda: _kept(held, table.draw(items, distinct, counted)), limited=limited
+            )
             return await self._complete(self._cold, table, drawn, distinct, held)
         finally:
             for part in held:
@@ -54,13 +52,20 @@ class BatchReader:
             self._drop(table, damaged.tolist())
             anew = distinct and not table.config.max_times_sampled  # or an item could come twice
             kept = drawn.without(drawn.chunks if anew else damaged)
-            missing = count - len(kept.keys)
-            draw = partial(table.draw, missing, distinct, 0)
-            more = await self._gate.sample(table, missing, distinct, draw, limited=False)
-            held.append(more)
-            drawn = kept.joined(more)
+            drawn = kept.joined(await self._draw_more(table, count - len(kept.keys), distinct, held))
+
+    async def _draw_more(self, table: Table, count: int, distinct: bool, held: list[Drawn]) -> Drawn:
+        """Draw in place of damaged items, which the rate limiter has counted already."""
+        return await self._gate.sample(
+            table, count, distinct, lambda: _kept(held, table.draw(count, distinct, 0)), limited=False
+        )
 
     def _drop(self, table: Table, chunks: list[int]) -> None:
         dropped = sum(self._replay.drop_chunk(table.store, chunk) for chunk in chunks)
         _log.error("damaged chunks on disk: their items are dropped", chunks=len(chunks), items=dropped)
         self._gate.changed()
+
+
+def _kept(held: list[Drawn], drawn: Drawn) -> Drawn:
+    held.append(drawn)
+    return drawn

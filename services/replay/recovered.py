@@ -16,6 +16,7 @@ from services.replay.restore import restore
 from services.replay.segment_file import LogFolder
 from services.replay.snapshot import SnapshotFiles
 from services.replay.warm_up import warm_up
+from tidemill.errors import FatalError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +71,9 @@ def recover(path: Path, max_memory_bytes: int, make_replay: Callable[[MemoryBudg
         files = BlobFiles(folder)
         warm_up(replay, files, budget)
         files.close()
+    except OSError as error:
+        folder.close()
+        raise FatalError(f"cannot restore the replay log in {path}: {error}") from error
     except BaseException:
         folder.close()
         raise

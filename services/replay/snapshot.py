@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +113,7 @@ class SnapshotFiles:
         self._folder = folder
         for path in folder.path.glob(f"*.snapshot{_TEMPORARY}"):
             path.unlink()
+        self._lock = threading.Lock()  # a call that gave up may have left its thread writing
         self.newest = max(self._numbers(), default=0)
         self.damaged = 0
 
@@ -135,6 +137,10 @@ class SnapshotFiles:
         Raises:
             OSError: the disk refused; the older snapshots are still there.
         """
+        with self._lock:
+            return self._write(snapshot)
+
+    def _write(self, snapshot: Snapshot) -> int:
         number = self.newest + 1
         path = self._path(number)
         draft = path.with_name(path.name + _TEMPORARY)

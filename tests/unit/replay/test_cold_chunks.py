@@ -93,6 +93,50 @@ def test_nothing_is_held_after_a_batch_was_read(log: Log) -> None:
     assert log.replay.chunks <= 2  # the stream's newest
 
 
+def test_nothing_is_held_after_a_call_was_cancelled_at_any_moment(log: Log) -> None:
+    """Before the draw, at the moment of the draw or while chunks are read: they are free to go afterwards."""
+
+    async def cancelled_after(turns: int) -> None:
+        cold = ColdReader(BlobFiles(log.recovered.folder))
+        batches = BatchReader(log.replay, Gate(lambda: 0.0), cold)
+        reading = asyncio.ensure_future(batches.read(log.replay.find("t"), Wanted(50), False))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        cold.close()
+
+    for turns in range(6):
+        asyncio.run(cancelled_after(turns))
+    log.replay.reset(log.replay.find("t"))
+    assert log.replay.chunks <= 2
+
+
+def test_draw_that_was_admitted_late_is_released_when_its_call_is_gone(log: Log) -> None:
+    """The table lets a waiting call draw in the very turn in which it is cancelled."""
+    table = log.replay.find("t")
+    removed = log.replay.delete(table, table.items.keys(table.items.live()))
+    assert removed == 4 * CHUNKS
+
+    async def cancel_at_the_draw() -> None:
+        gate, cold = Gate(lambda: 0.0), ColdReader(BlobFiles(log.recovered.folder))
+        reading = asyncio.ensure_future(BatchReader(log.replay, gate, cold).read(table, Wanted(3), False))
+        await asyncio.sleep(0)
+        appending = open_streams(log.replay, epoch=1)
+        items = [(0, i, 1) for i in range(4)]
+        append(log.replay, appending, [make_chunk(0, 0, 4 * CHUNKS, 4)], [make_items(0, items)])
+        gate.changed()
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        cold.close()
+
+    asyncio.run(cancel_at_the_draw())
+    assert table.counters.samples == 3
+    open_streams(log.replay)  # a new epoch lets go of the old one's newest chunks
+    log.replay.reset(table)
+    assert log.replay.chunks == 0
+
+
 @pytest.mark.parametrize("distinct", [False, True])
 def test_damaged_cold_chunk_is_never_served(log: Log, distinct: bool) -> None:
     """Its items are dropped and counted, and the batch is completed with others."""
