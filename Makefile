@@ -58,8 +58,12 @@ bench: bench-replay bench-learner bench-actor bench-cluster ## every benchmark a
 	$(BIN)/python -m benchmarks.sac_update
 
 .PHONY: bench-learner
-bench-learner: $(VENV)/.dev ## a learner over gRPC beside its updates from memory
-	$(BIN)/python -m benchmarks.learner $(BENCH)
+bench-learner: $(VENV)/.dev $(VENV)-sb3/.installed ## a learner over gRPC beside its updates from memory and SB3's
+	$(BIN)/python -m benchmarks.learner --sb3 $(VENV)-sb3 $(BENCH)
+
+$(VENV)-sb3/.installed: requirements/sb3.txt
+	$(PIP_INSTALL) --no-deps --target $(VENV)-sb3 --requirement requirements/sb3.txt
+	touch $@
 
 .PHONY: bench-actor
 bench-actor: $(VENV)/.dev ## an actor beside its environment alone

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from tidemill.envs.make import spec_of
 from tidemill.learner.client import LearnerClient
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
+from tidemill.rl.agents.sac.config import SACConfig
 
 _WARM_UP_S = 3.0
 _BATCHES = 8  # different batches of the updates alone
@@ -54,7 +56,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tm-") as folder:
         paths = {name: CASES[name].write(Path(folder)) for name in arguments.cases}
         paths |= {Path(path).stem: path for path in arguments.configs}
-        write("learner", [each for name, path in paths.items() for each in _measure(name, path, arguments)])
+        rows = [each for name, path in paths.items() for each in _measure(name, path, arguments)]
+        rows += [each for name, path in paths.items() for each in _beside_sb3(name, path, arguments)]
+        write("learner", rows)
 
 
 def _arguments() -> argparse.Namespace:
@@ -64,6 +68,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="pairs of measurements of each")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of one measurement")
     parser.add_argument("--env-steps", type=int, default=20_000, help="transitions in the table")
+    parser.add_argument("--sb3", default="", help="folder that Stable-Baselines3 is installed in, to compare with")
     parser.add_argument("--alone", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.alone:
@@ -92,6 +97,28 @@ def _measure(name: str, path: str, arguments: argparse.Namespace) -> list[Row]:
     return [
         row(f"updates per {per}, {what}, learner over gRPC against updates from memory", "1/s", fed, alone),
         *(row(f"share of time {stage}, {what}", "1", found) for stage, found in shares.items()),
+    ]
+
+
+def _beside_sb3(name: str, path: str, arguments: argparse.Namespace) -> list[Row]:
+    """Return SAC's updates from memory beside Stable-Baselines3's, in turns; no row for other networks."""
+    config = _load(path).agent
+    if not arguments.sb3 or not isinstance(config, SACConfig):
+        return []
+    hidden = [str(size) for size in config.hidden_sizes]
+    command = [sys.executable, "-m", "benchmarks.sac_peer", "--hidden", *hidden, "--batch", str(config.batch_size)]
+    command = ["taskset", "-c", "0", *command, "--seconds", str(arguments.seconds)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": arguments.sb3}
+    ours, theirs = [], []
+    for _ in range(arguments.rounds):
+        ours.append(_alone(path, arguments.seconds))
+        said = subprocess.check_output(command, text=True, env=environment, timeout=arguments.seconds + START_S)
+        theirs.append(float(said))
+    what = f"{name}, batch {config.batch_size}"
+    return [
+        row(
+            f"SAC updates per core second, {what}, from memory against Stable-Baselines3's train()", "1/s", ours, theirs
+        )
     ]
 
 
