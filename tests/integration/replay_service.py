@@ -44,7 +44,9 @@ def local_server(max_message_bytes: int = 64 * MEBIBYTE) -> Iterator[LocalServer
     with BackgroundServer("replay", settings) as background:
         servicer = ReplayServicer(replay, gate, max_message_bytes)
         servicer.add_to(background.server)
-        yield LocalServer(background.start(), replay, gate)
+        address = background.start()
+        background.set_serving(True)
+        yield LocalServer(address, replay, gate)
 
 
 class ServerProcess:

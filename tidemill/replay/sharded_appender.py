@@ -19,7 +19,7 @@ from tidemill.replay.home import Home
 from tidemill.replay.shard_watch import ShardWatch
 from tidemill.types import Signature
 
-_STEER_S = 0.1
+_OBSERVE_S = 0.1
 _WAIT_S = 0.25  # longest wait in which nothing is decided
 _LEAVE_S = 1.0
 _LEAVE_AGAIN_S = 5.0
@@ -34,7 +34,9 @@ class ShardedAppender:
     streams begin anew: the next `append` raises `StreamRestarted`, having taken nothing. What was acknowledged
     stays with the shard that did so. A shard that is only gone back from is left with nothing unacknowledged. On
     leaving a dead one, what it had not acknowledged is dropped and counted in `dropped_chunks`, and never sent to
-    another: the dead shard may have stored it, and come back with it. Used by one thread.
+    another: the dead shard may have stored it, and come back with it.
+
+    The owner calls every method from one thread; another one asks the shards how they are.
     """
 
     def __init__(
@@ -62,7 +64,9 @@ class ShardedAppender:
             stop: Ends every wait when set.
         """
         self._directory, self._stop = directory, stop or threading.Event()
+        self._lock = threading.Lock()  # guards the home and the watch
         self._home, self._watch = Home(actor_id), ShardWatch()
+        self._error: BaseException | None = None
         self._open: Callable[[str], Appender] = partial(
             Appender,
             actor_id=actor_id,
@@ -73,14 +77,17 @@ class ShardedAppender:
             max_unacknowledged_chunks=max_unacknowledged_chunks,
             stop=self._stop,
         )
-        self._address = ""
+        self._present: tuple[str, str] | None = None  # name and address of the shard written to
         self._appender: Appender | None = None
         self._closing: list[threading.Thread] = []
-        self._closed = self._has_moved = False
+        self._has_moved = False
         self._moves = self._restarts = self._dropped_chunks = 0
         self._blocked_s = 0.0
-        self._next_steer_s = self._next_leave_s = time.monotonic()
+        self._next_leave_s = time.monotonic()
         self._steer()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._observe, name=f"watch-shards-{actor_id}", daemon=True)
+        self._thread.start()
 
     def append(self, chunks: Sequence[Chunk], items: Sequence[ItemBatch] = (), timeout_s: float | None = None) -> bool:
         """Queue chunks and the items that end in them, as `Appender.append` does; may move to another shard first.
@@ -91,7 +98,7 @@ class ShardedAppender:
             TidemillError: as `Appender.append` raises.
         """
         started_s = time.monotonic()
-        while not self._closed:
+        while not self._closed.is_set():
             self._steer()
             if self._has_moved:
                 self._has_moved = False
@@ -116,17 +123,25 @@ class ShardedAppender:
 
     def close(self) -> None:
         """End the call and the threads without waiting for acknowledgements. May be called twice."""
-        self._closed = True
+        self._closed.set()
         if self._appender is not None:
             self._appender.close()
         for thread in self._closing:
             thread.join(_LEAVE_S)
-        self._watch.close()
+        self._thread.join(_LEAVE_S)
+        with self._lock:
+            self._watch.close()
 
     @property
     def shard(self) -> str | None:
         """Name of the shard written to; None while none is known."""
         return self._home.shard
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the shard written to is dead: the next `append` moves, if there is another."""
+        with self._lock:
+            return self._home.is_dead
 
     @property
     def epoch(self) -> int:
@@ -168,35 +183,50 @@ class ShardedAppender:
         """Whether the shard has accepted the streams on the present connection."""
         return self._appender is not None and self._appender.connected
 
+    def _observe(self) -> None:
+        """Ask the shards how they are, in a thread: an actor may be busy for long between two chunks."""
+        try:
+            while not self._closed.wait(_OBSERVE_S):
+                with self._lock:
+                    addresses = self._addresses()
+                    watched = {name: addresses[name] for name in self._home.watched(addresses)}
+                    for finding in self._watch.poll(watched, time.monotonic()):
+                        self._home.heard(finding.shard, finding.asked_s, answered=finding.serves)
+        except BaseException as error:  # raised by the next `append`
+            self._error = error
+
     def _steer(self) -> None:
-        """Take in what is known of the shards, and move if it is time."""
-        now_s = time.monotonic()
-        if now_s < self._next_steer_s:
-            return
-        self._next_steer_s = now_s + _STEER_S
-        addresses = dict(self._directory.current)
-        if self._home.shard is not None:  # kept while it answers, listed or not
-            addresses.setdefault(self._home.shard, self._address)
-        watched = {name: addresses[name] for name in self._home.watched(addresses)}
-        for finding in self._watch.poll(watched, now_s):
-            self._home.heard(finding.shard, finding.asked_s, answered=finding.serves)
-        chosen = self._home.choose(addresses)
-        if chosen is not None and chosen != self._home.shard and self._may_leave(now_s):
+        """Move if it is time."""
+        if self._error is not None:
+            raise self._error
+        addresses = self._addresses()
+        with self._lock:
+            chosen, is_dead = self._home.choose(addresses), self._home.is_dead
+        if chosen is not None and chosen != self._home.shard and self._may_leave(is_dead):
             self._move(chosen, addresses[chosen])
 
-    def _may_leave(self, now_s: float) -> bool:
+    def _addresses(self) -> dict[str, str]:
+        """Return the shards by name; the present one is kept while it answers, listed or not."""
+        addresses, present = dict(self._directory.current), self._present
+        if present is not None:
+            addresses.setdefault(*present)
+        return addresses
+
+    def _may_leave(self, is_dead: bool) -> bool:
         """Return whether the present shard can be left now: it is dead, or has acknowledged everything."""
-        if self._appender is None or self._home.is_dead:
+        if self._appender is None or is_dead:
             return True
-        if now_s < self._next_leave_s:
+        if time.monotonic() < self._next_leave_s:
             return False
-        self._next_leave_s = now_s + _LEAVE_AGAIN_S
+        self._next_leave_s = time.monotonic() + _LEAVE_AGAIN_S
         return self._appender.flush(_LEAVE_S)
 
     def _move(self, shard: str, address: str) -> None:
         left, old = self._home.shard, self._appender
-        self._home.moved(shard)
-        self._appender, self._address = self._open(address), address
+        with self._lock:
+            self._home.moved(shard)
+            self._present = (shard, address)
+        self._appender = self._open(address)
         if old is None:
             return
         self._has_moved = True

@@ -1,0 +1,94 @@
+"""An actor's writer over shards: where it writes, what it says when it moves, what it waits for."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+
+import pytest
+
+from tests.integration.proxy import Proxy
+from tests.integration.replay_service import CHUNK_LENGTH, WAIT_S, wait_until
+from tests.integration.shards_service import local_shards
+from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_config, make_items
+from tidemill.errors import Unavailable
+from tidemill.replay.append import StreamRestarted
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.directory import ShardDirectory
+from tidemill.replay.rendezvous import ranked
+from tidemill.replay.sharded_appender import ShardedAppender
+
+_FIRST, _SECOND = (int(name) for name in ranked("a", ["0", "1"]))
+
+
+def appender_of(directory: ShardDirectory, stop: threading.Event | None = None) -> ShardedAppender:
+    """Return the writer of actor `a`, which may have two chunks unacknowledged."""
+    return ShardedAppender(directory, "a", 1, SIGNATURE, ("t",), CHUNK_LENGTH, max_unacknowledged_chunks=2, stop=stop)
+
+
+def write(appender: ShardedAppender, number: int, timeout_s: float = WAIT_S) -> bool:
+    """Append a chunk with an item at each of its steps."""
+    items = make_items(0, [(0, i, 1) for i in range(CHUNK_LENGTH)])
+    return appender.append([make_chunk(0, 0, number * CHUNK_LENGTH, CHUNK_LENGTH)], [items], timeout_s=timeout_s)
+
+
+def items_at(address: str) -> int:
+    """Return how many items a server holds."""
+    with ReplayClient(address) as client:
+        return client.describe_table("t").items
+
+
+def test_actor_writes_to_the_shard_its_name_prefers_and_moves_when_that_is_gone() -> None:
+    """The dead shard's unacknowledged chunks are dropped and counted; the streams begin anew on the other.
+
+    The actor is busy elsewhere while its shard dies: it is known at once when it writes again.
+    """
+    with local_shards(2, make_config()) as servers, Proxy(servers[_FIRST].address) as proxy:
+        addresses = [server.address for server in servers]
+        addresses[_FIRST] = proxy.address
+        with closing(ShardDirectory(addresses)) as directory, appender_of(directory) as appender:
+            assert appender.shard == str(_FIRST)
+            assert write(appender, 0)
+            assert appender.flush(WAIT_S)
+            with proxy.refusing():
+                assert write(appender, 1)
+                assert write(appender, 2)
+                wait_until(lambda: appender.is_dead, "the shard to be known as dead")
+                with pytest.raises(StreamRestarted, match=f"go on at replay shard {_SECOND}"):
+                    write(appender, 3)
+                assert (appender.moves, appender.restarts, appender.dropped_chunks) == (1, 1, 2)
+                assert write(appender, 0)
+                assert appender.flush(WAIT_S)
+        assert [items_at(servers[n].address) for n in (_FIRST, _SECOND)] == [CHUNK_LENGTH, CHUNK_LENGTH]
+
+
+def test_shard_that_is_back_soon_keeps_its_actor_and_everything() -> None:
+    """A break of a moment moves nobody: the streams are resumed and what was underway is sent again."""
+    with local_shards(2, make_config()) as servers, Proxy(servers[_FIRST].address) as proxy:
+        addresses = [server.address for server in servers]
+        addresses[_FIRST] = proxy.address
+        with closing(ShardDirectory(addresses)) as directory, appender_of(directory) as appender:
+            assert write(appender, 0)
+            assert appender.flush(WAIT_S)
+            with proxy.refusing():
+                assert write(appender, 1)
+                assert not appender.flush(1.0)
+            assert appender.flush(WAIT_S)
+            assert (appender.moves, appender.restarts, appender.dropped_chunks) == (0, 0, 0)
+        assert items_at(servers[_FIRST].address) == 2 * CHUNK_LENGTH
+
+
+def test_append_waits_for_a_name_to_be_resolved_and_says_when_it_is_not() -> None:
+    """Nothing is taken before there is a shard; `stop` ends the wait."""
+    stop = threading.Event()
+
+    def nobody(_: str) -> list[str]:
+        raise OSError("no such name")
+
+    directory = ShardDirectory(["dns:///replay:1"], every_s=0.05, resolve=nobody)
+    with closing(directory), appender_of(directory, stop) as appender:
+        with pytest.raises(Unavailable, match=r"no replay shard is known after 0\.3 s"):
+            write(appender, 0, timeout_s=0.3)
+        assert (appender.shard, appender.connected, appender.unacknowledged_chunks) == (None, False, 0)
+        stop.set()
+        assert not write(appender, 0)
