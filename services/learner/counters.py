@@ -33,12 +33,14 @@ class Counters:
     def observe_env_steps(self, server_env_steps: int, shard: str = "") -> None:
         """Take the count of a replay server, which starts at 0 again when the server starts empty.
 
-        Answers that overtake each other by a little are not a restart: those of one sample stream come in
+        A count that fell by less than half is that of a server which lost its last moments with the power: they were
+        played all the same. Answers that overtake each other by a little are not a restart: those of one sample stream come in
         order, and only they may be given here. Several shards count each for itself, under its name.
         """
         before = self._server_env_steps.get(shard, 0)
         if server_env_steps < before:
-            self._base_env_steps += before
+            started_empty = server_env_steps < before / 2
+            self._base_env_steps += before if started_empty else before - server_env_steps
         self._server_env_steps[shard] = server_env_steps
 
     def state(self) -> dict[str, int]:

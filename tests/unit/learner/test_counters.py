@@ -21,6 +21,14 @@ def test_env_steps_go_on_when_the_server_starts_empty() -> None:
     assert counters.env_steps == 25 + 7 + 2
 
 
+def test_env_steps_lost_with_the_power_were_played_all_the_same() -> None:
+    """A restored server that lacks the last 10 of 100 steps goes on from 90: 5 more make 105."""
+    counters = Counters()
+    for count in (100, 90, 95):
+        counters.observe_env_steps(count)
+    assert counters.env_steps == 105
+
+
 def test_restored_counters_go_on_where_they_were() -> None:
     """A new process on the same service counts neither twice nor anew."""
     before = Counters(learner_steps=9, version=4, generation=2)
