@@ -34,8 +34,8 @@ class Counters:
         """Take the count of a replay server, which starts at 0 again when the server starts empty.
 
         A count that fell by less than half is that of a server which lost its last moments with the power: they were
-        played all the same. Answers that overtake each other by a little are not a restart: those of one sample stream come in
-        order, and only they may be given here. Several shards count each for itself, under its name.
+        played all the same. Answers of one sample stream come in order, and only they may be given here. Several shards
+        count each for itself, under its name.
         """
         before = self._server_env_steps.get(shard, 0)
         if server_env_steps < before:
