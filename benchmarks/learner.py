@@ -32,6 +32,7 @@ from benchmarks.learner_cases import CASES
 from benchmarks.learner_feed import START_S, process, processor_s, random_columns, servers
 from benchmarks.rows import Row, row, write
 from services.learner.table import table_config
+from tidemill.allocator import keep_freed_memory
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.envs.make import spec_of
@@ -130,6 +131,7 @@ def _alone(path: str, seconds: float) -> float:
 
 def _update_alone(config: RunConfig, seconds: float) -> float:
     torch.set_num_threads(1)
+    keep_freed_memory()  # as the learner does
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     agent = build_agent(config.agent, spec_of(config.env), str(device), seed=1)
     batches, weight = _batches(config, agent, device), torch.ones(config.agent.batch_size, device=device)

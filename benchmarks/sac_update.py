@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from tidemill.allocator import keep_freed_memory
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.types import EnvSpec
@@ -29,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--precision", default="highest", help="of torch.set_float32_matmul_precision")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    keep_freed_memory()  # as the learner does
     torch.set_float32_matmul_precision(options.precision)
     seconds = time_blocks(tuple(options.hidden), options.batch, options.blocks)
     rate = 1.0 / seconds
