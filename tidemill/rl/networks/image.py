@@ -29,8 +29,11 @@ def image_channels(network: str, env_spec: EnvSpec, min_size: int) -> tuple[int,
 def as_channels(observation: Tensor, env_spec: EnvSpec, dtype: torch.dtype) -> Tensor:
     """Return images as [B, C, H, W] from 0 to 1, in `dtype`, of observations [B, H, W], [B, stack, H, W, C] or between.
 
-    A byte is exact in bfloat16, which holds every integer up to 256.
+    A byte is exact in bfloat16, which holds every integer up to 256. Within autocast its format takes `dtype`'s place:
+    the convolution would ask for it anyway, after a pass over memory for each.
     """
+    if torch.is_autocast_enabled(observation.device.type):
+        dtype = torch.get_autocast_dtype(observation.device.type)
     x = observation
     if len(env_spec.observation_shape) == 3:  # colours last
         x = x.movedim(-1, -3).flatten(1, -3)
