@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.rows import Row, row, write
 from services.learner.table import table_config
-from tidemill.config.load import from_document, read_document
+from tidemill.config.load import from_document, read_document, write_document
 from tidemill.config.sections import RunConfig
 from tidemill.envs.make import make_env
 from tidemill.params.blob import half, pack
@@ -41,7 +41,18 @@ _WARM_UP_S = 3.0
 def main() -> None:
     """Measure and print; write benchmarks/results/actor.json."""
     arguments = _arguments()
-    write("actor", [each for path in arguments.config for each in _measure(path, arguments)])
+    with tempfile.TemporaryDirectory(prefix="tm-") as folder:
+        paths = [*arguments.config, *(_with_game(arguments.config[0], game, Path(folder)) for game in arguments.games)]
+        write("actor", [each for path in paths for each in _measure(path, arguments)])
+
+
+def _with_game(path: str, game: str, folder: Path) -> str:
+    """Write the settings of a run with another Atari game; return the file's path."""
+    config = from_document(RunConfig, read_document(Path(path)))
+    other = folder / f"{game}.yaml"
+    env = dataclasses.replace(config.env, id=f"ALE/{game}-v5")
+    write_document(dataclasses.replace(config, env=env), other)
+    return str(other)
 
 
 def _measure(path: str, arguments: argparse.Namespace) -> list[Row]:
@@ -62,6 +73,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     runs = ["configs/pong_dqn.yaml", "configs/quickstart.yaml"]
     parser.add_argument("--config", nargs="+", default=runs, help="runs to take environment and agent from")
+    games = ["Breakout", "Seaquest", "Qbert", "BeamRider"]
+    parser.add_argument("--games", nargs="*", default=games, help="Atari games played as the first run besides")
     parser.add_argument("--rounds", type=int, default=3, help="pairs of measurements")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of one measurement")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
