@@ -238,4 +238,5 @@ def _take_changes(contents: LogContents, frame: Frame, segment: int) -> None:
 
 def join_sizes(pieces: ChunkPieces) -> NDArray[np.int64]:
     """Return the packed sizes of all chunks, int64 [N, width]."""
-    return np.frombuffer(b"".join(pieces.packed_sizes), dtype=SIZE).astype(np.int64).reshape(-1, pieces.width)
+    sizes = np.frombuffer(b"".join(pieces.packed_sizes), dtype=SIZE).astype(np.int64)
+    return sizes.reshape(sum(pieces.counts), pieces.width)  # a table of vectors has no packed column: width 0
