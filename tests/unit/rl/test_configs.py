@@ -100,7 +100,16 @@ def test_published_presets_can_be_expressed() -> None:
 
 def test_settings_and_windows_import_no_torch() -> None:
     """Processes without torch read the settings; decoder threads of any process cut windows."""
-    modules = ("agents.config", "windows", "frame_stacker", "recent_ticks", "exploration", "percept", "sequences", "epsilon_greedy")
+    modules = (
+        "agents.config",
+        "windows",
+        "frame_stacker",
+        "recent_ticks",
+        "exploration",
+        "percept",
+        "sequences",
+        "epsilon_greedy",
+    )
     imports = "; ".join(f"import tidemill.rl.{module}" for module in modules)
     script = f"import sys; {imports}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0
