@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 _SERVER = "server_env_steps"
 """Before the name of a shard, which is empty for a single server, in a checkpoint."""
 
+_LOST_AT_MOST = 0.9
+"""Share of its count that a server which lost its last moments still has. One that started empty answers only when its
+table has the least size again, which may be near the old count in a run that has just begun."""
+
 
 @dataclass
 class Counters:
@@ -33,13 +37,13 @@ class Counters:
     def observe_env_steps(self, server_env_steps: int, shard: str = "") -> None:
         """Take the count of a replay server, which starts at 0 again when the server starts empty.
 
-        A count that fell by less than half is that of a server which lost its last moments with the power: they were
+        A count that fell by a tenth at most is that of a server which lost its last moments with the power: they were
         played all the same. Answers of one sample stream come in order, and only they may be given here. Several shards
         count each for itself, under its name.
         """
         before = self._server_env_steps.get(shard, 0)
         if server_env_steps < before:
-            started_empty = server_env_steps < before / 2
+            started_empty = server_env_steps < _LOST_AT_MOST * before
             self._base_env_steps += before if started_empty else before - server_env_steps
         self._server_env_steps[shard] = server_env_steps
 

@@ -63,3 +63,11 @@ def test_shards_count_each_for_itself_over_restarts_of_both() -> None:
     assert after.env_steps == 35
     after.observe_env_steps(3, "1")
     assert after.env_steps == 35
+
+
+def test_env_steps_of_a_server_that_filled_up_again_are_all_new() -> None:
+    """A server that started empty answers first at the table's least size, here 500 of 700 before."""
+    counters = Counters()
+    for count in (700, 500, 520):
+        counters.observe_env_steps(count)
+    assert counters.env_steps == 700 + 520
