@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.unit.replay.log_for_tests import open_log, sample_all
 from tests.unit.replay.streams_for_tests import SIGNATURE, append, make_config, make_items
-from tidemill.codec import decode, encode
+from tidemill.codec import Array, decode, encode
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.chunk import Chunk
 from tidemill.types import Codec
@@ -23,7 +23,7 @@ def test_steps_of_plain_columns_are_restored(tmp_path: Path) -> None:
     log.replay.create_table(replace(make_config(), signature=_PLAIN))
     appending = log.replay.open_streams("a", 0, 1, ("t",), _PLAIN, 4)
     for first in (0, 4):
-        columns = {"step": np.arange(first, first + 4), "stream": np.full((4, 1), 7, dtype=np.int32)}
+        columns: dict[str, Array] = {"step": np.arange(first, first + 4), "stream": np.full((4, 1), 7, dtype=np.int32)}
         chunk = Chunk(0, first, 4, 4, 1, encode(_PLAIN, columns))
         append(log.replay, appending, [chunk], [make_items(0, [(0, i, 1) for i in range(4)])])
     log.crash()
