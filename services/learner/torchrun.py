@@ -1,5 +1,7 @@
 """Several learners of one machine that train together: `python -m services.learner.torchrun RANKS RESTARTS ...`.
 
+RANKS is a number, or `gpu`: one for each GPU of the machine.
+
 It does what `torchrun --standalone --nproc-per-node=RANKS --max-restarts=RESTARTS -m services.learner ...` does, and
 besides ends with its launcher, ends with 0 when it was asked to end, and explains a failure in one line.
 """
@@ -10,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+import torch
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import parse_args
@@ -28,14 +31,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Start the ranks, start all of them again when one fails, and wait for their end; return the exit code."""
 
     def body() -> int:
-        ranks, restarts, *arguments = sys.argv[1:] if argv is None else argv
+        wanted, restarts, *arguments = sys.argv[1:] if argv is None else argv
+        ranks = rank_count(wanted)
         config = load(LearnerConfig, arguments, prog="tidemill learner", description="")
-        Place(0, int(ranks)).share_of(config.agent.batch_size)
+        Place(0, ranks).share_of(config.agent.batch_size)
         _prepare_environment(config)
         options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
         return _run([*options, "-m", "services.learner", *arguments])
 
     return run("learner", body)
+
+
+def rank_count(wanted: str) -> int:
+    """Return how many ranks to start: a number, or with `gpu` as many as there are GPUs, at least 1."""
+    return max(torch.cuda.device_count(), 1) if wanted == "gpu" else int(wanted)
 
 
 def _prepare_environment(config: LearnerConfig) -> None:
