@@ -98,9 +98,9 @@ def open_streams(
     return replay.open_streams(actor_id, epoch, env_count, tables, SIGNATURE, chunk_length)
 
 
-def steps_of(sample: Sample) -> list[tuple[int, ...]]:
-    """Return (stream, first step, ..., last step) of each item of a sample, read from its decoded columns."""
-    batch = SampledBatch(
+def received(sample: Sample) -> SampledBatch:
+    """Return a sample as the client receives it."""
+    return SampledBatch(
         keys=sample.keys,
         probabilities=sample.probabilities,
         first_rows=sample.first_rows,
@@ -113,7 +113,11 @@ def steps_of(sample: Sample) -> list[tuple[int, ...]]:
         priority_mass=sample.priority_mass,
         env_steps=0,
     )
-    decoded = decode(SIGNATURE, batch, int(sample.lengths.max(initial=1)))
+
+
+def steps_of(sample: Sample) -> list[tuple[int, ...]]:
+    """Return (stream, first step, ..., last step) of each item of a sample, read from its decoded columns."""
+    decoded = decode(SIGNATURE, received(sample), int(sample.lengths.max(initial=1)))
     columns = decoded.columns
     np.testing.assert_array_equal(columns["frame"][:, 0], columns["step"])
     np.testing.assert_array_equal(columns["frame"][:, 2], columns["stream"][:, 0])

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from tests.unit.replay.log_for_tests import open_log, sample_all
-from tests.unit.replay.streams_for_tests import SIGNATURE, append, make_config, make_items
+from tests.unit.replay.streams_for_tests import SIGNATURE, append, make_config, make_items, received
 from tidemill.codec import Array, decode, encode
-from tidemill.replay.batch import SampledBatch
 from tidemill.replay.chunk import Chunk
 from tidemill.types import Codec
 
@@ -29,20 +28,7 @@ def test_steps_of_plain_columns_are_restored(tmp_path: Path) -> None:
     log.crash()
     restored = open_log(tmp_path)
     sample = sample_all(restored, restored.replay.find("t"))
-    batch = SampledBatch(
-        keys=sample.keys,
-        probabilities=sample.probabilities,
-        first_rows=sample.first_rows,
-        lengths=sample.lengths,
-        payloads=sample.payloads,
-        step_counts=sample.step_counts,
-        params_versions=sample.params_versions,
-        blocks=sample.blocks,
-        table_items=sample.table_items,
-        priority_mass=sample.priority_mass,
-        env_steps=0,
-    )
-    decoded = decode(_PLAIN, batch, 1)
+    decoded = decode(_PLAIN, received(sample), 1)
     assert sorted(decoded.columns["step"][decoded.index[:, -1]].tolist()) == list(range(8))
     assert set(decoded.columns["stream"][decoded.index[:, -1], 0].tolist()) == {7}
     assert restored.replay.env_steps == 8
