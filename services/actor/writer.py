@@ -50,7 +50,7 @@ class StreamWriter:
         self._appender, self._signature = appender, signature
         self._num_envs = num_envs
         self._rows = ChunkRows(signature, num_envs, chunk_length)
-        self._windows = WindowTracker(window, num_envs, first_priority)
+        self._windows = WindowTracker(window, num_envs, chunk_length, first_priority)
         self._first_step = 0
         self._clear()
 
@@ -77,17 +77,10 @@ class StreamWriter:
             memory: What the policy remembered before it chose them, [N, M], handed to the learner with each item
                 that starts here; None if it remembers nothing.
         """
-        last_offset = self._rows.filled
         self._rows.add(row)
         self._decisions += ~was_reset
         scalars = {name: row[name] for name in ("reward", "terminated", "truncated", "is_first")}
-        windows = self._windows.add({**scalars, **priority_inputs, "was_reset": was_reset}, memory)
-        self._item_envs.append(windows.env_index)
-        self._item_offsets.append(np.full(len(windows.env_index), last_offset, dtype=np.int64))
-        self._item_lengths.append(windows.length)
-        self._item_priorities.append(windows.priority)
-        if windows.memory.shape[1]:
-            self._item_payloads += [memory.tobytes() for memory in windows.memory]
+        self._windows.add({**scalars, **priority_inputs, "was_reset": was_reset}, memory)
         if self._rows.is_full:
             self._append(params_version)
 
@@ -103,13 +96,14 @@ class StreamWriter:
             )
             for env_index in range(self._num_envs)
         ]
+        windows = self._windows.take()
         items = ItemBatch(
             table_index=0,
-            chunk_indices=np.concatenate(self._item_envs),  # one chunk of every stream, in order
-            last_offsets=np.concatenate(self._item_offsets),
-            lengths=np.concatenate(self._item_lengths),
-            priorities=np.concatenate(self._item_priorities),
-            payloads=tuple(self._item_payloads),
+            chunk_indices=windows.env_index,  # one chunk of every stream, in order
+            last_offsets=windows.last_row,
+            lengths=windows.length,
+            priorities=windows.priority,
+            payloads=tuple(memory.tobytes() for memory in windows.memory) if windows.memory.shape[1] else (),
         )
         self._first_step += self._rows.filled
         self._clear()
@@ -126,8 +120,3 @@ class StreamWriter:
     def _clear(self) -> None:
         self._rows.clear()
         self._decisions = np.zeros(self._num_envs, dtype=np.int64)
-        self._item_envs: list[NDArray[np.int64]] = []
-        self._item_offsets: list[NDArray[np.int64]] = []
-        self._item_lengths: list[NDArray[np.int64]] = []
-        self._item_priorities: list[NDArray[np.float64]] = []
-        self._item_payloads: list[bytes] = []

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from services.actor.windows import WindowTracker
+from services.actor.windows import Windows, WindowTracker
 from tidemill.types import WindowSpec
 
 Array = NDArray[np.generic]
@@ -33,67 +33,73 @@ def _oldest_reward(ticks: Mapping[str, Array]) -> NDArray[np.float32]:
     return reward
 
 
+def _completed(tracker: WindowTracker, row: Mapping[str, Array], memory: NDArray[np.float32] | None = None) -> Windows:
+    """Return the windows that one more row completes."""
+    tracker.add(row, memory)
+    return tracker.take()
+
+
 def test_window_is_complete_with_its_bootstrap_row() -> None:
     """With 3 steps the window of step 0 comes with row 3, and each later row completes one."""
-    tracker = WindowTracker(WindowSpec(history=0, steps=3), 2, _oldest_reward)
-    counts = [len(tracker.add(_row(2, is_first=t == 0)).env_index) for t in range(6)]
+    tracker = WindowTracker(WindowSpec(history=0, steps=3), 2, 1, _oldest_reward)
+    counts = [len(_completed(tracker, _row(2, is_first=t == 0)).env_index) for t in range(6)]
     assert counts == [0, 0, 0, 2, 2, 2]
 
 
 def test_history_is_shorter_only_at_the_start_of_a_stream() -> None:
     """A stack of 4 over 1 step covers 2, 3, 4 and then always 5 steps."""
-    tracker = WindowTracker(WindowSpec(history=3, steps=1), 1, _oldest_reward)
-    lengths = [tracker.add(_row(is_first=t == 0)).length.tolist() for t in range(7)]
+    tracker = WindowTracker(WindowSpec(history=3, steps=1), 1, 1, _oldest_reward)
+    lengths = [_completed(tracker, _row(is_first=t == 0)).length.tolist() for t in range(7)]
     assert lengths == [[], [2], [3], [4], [5], [5], [5]]
 
 
 def test_stream_that_starts_within_an_episode_waits_for_its_whole_history() -> None:
     """Without a first observation at step 0, windows start at step `history`."""
-    tracker = WindowTracker(WindowSpec(history=3, steps=1), 1, _oldest_reward)
-    lengths = [tracker.add(_row()).length.tolist() for _ in range(6)]
+    tracker = WindowTracker(WindowSpec(history=3, steps=1), 1, 1, _oldest_reward)
+    lengths = [_completed(tracker, _row()).length.tolist() for _ in range(6)]
     assert lengths == [[], [], [], [], [5], [5]]
 
 
 def test_no_window_starts_at_a_final_row() -> None:
     """The row whose action was ignored is never an action step, but windows before it cover it."""
-    tracker = WindowTracker(WindowSpec(history=0, steps=2), 1, _oldest_reward)
+    tracker = WindowTracker(WindowSpec(history=0, steps=2), 1, 1, _oldest_reward)
     rows = [_row(is_first=True), _row(), _row(was_reset=True), _row(is_first=True), _row(), _row()]
-    counts = [len(tracker.add(row).env_index) for row in rows]
+    counts = [len(_completed(tracker, row).env_index) for row in rows]
     assert counts == [0, 0, 1, 1, 0, 1]  # starts at 0, 1, (2 is final), 3
 
 
 def test_first_priority_is_asked_of_the_rows_of_its_window() -> None:
     """The oldest tick handed to the policy is the step the window starts at."""
-    tracker = WindowTracker(WindowSpec(history=0, steps=2), 1, _oldest_reward)
-    priorities = [tracker.add(_row(reward=float(t), is_first=t == 0)).priority.tolist() for t in range(5)]
+    tracker = WindowTracker(WindowSpec(history=0, steps=2), 1, 1, _oldest_reward)
+    priorities = [_completed(tracker, _row(reward=float(t), is_first=t == 0)).priority.tolist() for t in range(5)]
     assert priorities == [[], [], [0.0], [1.0], [2.0]]
 
 
 def test_stride_keeps_every_nth_start() -> None:
     """With a stride of 2, windows start at steps 0, 2, 4."""
-    tracker = WindowTracker(WindowSpec(history=0, steps=4, stride=2), 1, _oldest_reward)
-    complete = [t for t in range(10) if len(tracker.add(_row(is_first=t == 0)).env_index)]
+    tracker = WindowTracker(WindowSpec(history=0, steps=4, stride=2), 1, 1, _oldest_reward)
+    complete = [t for t in range(10) if len(_completed(tracker, _row(is_first=t == 0)).env_index)]
     assert complete == [4, 6, 8]
 
 
 def test_window_carries_what_was_remembered_at_its_start() -> None:
     """With a stride of 2 and windows of 4 steps, rows 4, 6 and 8 complete those whose memory is that of 0, 2 and 4."""
-    tracker = WindowTracker(WindowSpec(history=0, steps=4, stride=2), 2, _oldest_reward)
+    tracker = WindowTracker(WindowSpec(history=0, steps=4, stride=2), 2, 1, _oldest_reward)
     memories = [np.array([[t, 10 * t], [-t, 0]], np.float32) for t in range(9)]
-    found = [tracker.add(_row(2, is_first=t == 0), memory).memory.tolist() for t, memory in enumerate(memories)]
+    found = [_completed(tracker, _row(2, is_first=t == 0), memory).memory.tolist() for t, memory in enumerate(memories)]
     assert [memory for memory in found if memory] == [memories[t].tolist() for t in (0, 2, 4)]
     tracker.restart()
-    anew = [tracker.add(_row(2), np.full((2, 1), t, np.float32)).memory.tolist() for t in range(5)]
+    anew = [_completed(tracker, _row(2), np.full((2, 1), t, np.float32)).memory.tolist() for t in range(5)]
     assert anew == [[], [], [], [], [[0.0], [0.0]]]
 
 
 def test_restart_begins_before_step_0() -> None:
     """After a restart nothing of the old stream completes a window."""
-    tracker = WindowTracker(WindowSpec(history=0, steps=2), 1, _oldest_reward)
+    tracker = WindowTracker(WindowSpec(history=0, steps=2), 1, 1, _oldest_reward)
     for t in range(4):
-        tracker.add(_row(is_first=t == 0))
+        _completed(tracker, _row(is_first=t == 0))
     tracker.restart()
-    counts = [len(tracker.add(_row()).env_index) for _ in range(4)]
+    counts = [len(_completed(tracker, _row()).env_index) for _ in range(4)]
     assert counts == [0, 0, 1, 1]
 
 
@@ -101,19 +107,24 @@ def test_restart_begins_before_step_0() -> None:
     st.integers(0, 3),
     st.integers(1, 5),
     st.integers(1, 3),
+    st.integers(1, 7),
     st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40),
 )
 def test_windows_equal_those_of_a_slow_model(
-    history: int, steps: int, stride: int, flags: list[tuple[bool, bool]]
+    history: int, steps: int, stride: int, chunk: int, flags: list[tuple[bool, bool]]
 ) -> None:
-    """For any rows the tracker names exactly the windows that a look at the whole stream gives."""
-    tracker = WindowTracker(WindowSpec(history, steps, stride), 1, _oldest_reward)
+    """For any rows and chunks the tracker names exactly the windows that a look at the whole stream gives."""
+    tracker = WindowTracker(WindowSpec(history, steps, stride), 1, chunk, _oldest_reward)
     named = []
-    for t, (is_first, was_reset) in enumerate(flags):
-        windows = tracker.add(_row(is_first=is_first, was_reset=was_reset))
-        named += [(t, int(length)) for length in windows.length]
+    for first in range(0, len(flags), chunk):
+        for t, (is_first, was_reset) in enumerate(flags[first : first + chunk], first):
+            memory = np.full((1, 1), t, np.float32)
+            tracker.add(_row(is_first=is_first, was_reset=was_reset, reward=t), memory)
+        windows = tracker.take()
+        rows = zip(windows.last_row, windows.length, windows.priority, windows.memory.ravel(), strict=True)
+        named += [(first + int(row), int(length), int(priority), int(memory)) for row, length, priority, memory in rows]
     expected = [
-        (start + steps, min(history, start) + steps + 1)
+        (start + steps, min(history, start) + steps + 1, start, start)
         for start in range(0, len(flags) - steps, stride)
         if not flags[start][1] and (flags[0][0] or start >= history)
     ]
@@ -123,9 +134,9 @@ def test_windows_equal_those_of_a_slow_model(
 @pytest.mark.parametrize("history", [0, 3])
 def test_environments_are_judged_each_by_its_own_rows(history: int) -> None:
     """One environment's final row does not cost another its window."""
-    tracker = WindowTracker(WindowSpec(history, 1), 2, _oldest_reward)
-    tracker.add(_row(2, is_first=True))
+    tracker = WindowTracker(WindowSpec(history, 1), 2, 1, _oldest_reward)
+    _completed(tracker, _row(2, is_first=True))
     row = _row(2)
     row["was_reset"] = np.array([True, False])
-    assert tracker.add(row).env_index.tolist() == [0, 1]
-    assert tracker.add(_row(2)).env_index.tolist() == [1]
+    assert _completed(tracker, row).env_index.tolist() == [0, 1]
+    assert _completed(tracker, _row(2)).env_index.tolist() == [1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -43,8 +43,9 @@ class _Sink:
 
 
 def _writer(sink: _Sink, window: WindowSpec) -> StreamWriter:
-    def first_priority(ticks: object) -> NDArray[np.float32]:
-        return np.arange(1, _ENVS + 1, dtype=np.float32)
+    def first_priority(ticks: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float32]:
+        windows = ticks["reward"].shape[1] // _ENVS
+        return np.tile(np.arange(1, _ENVS + 1, dtype=np.float32), windows)
 
     return StreamWriter(cast(Appender, sink), _SIGNATURE, window, _ENVS, _CHUNK, first_priority)
 

@@ -104,7 +104,6 @@ def test_settings_and_windows_import_no_torch() -> None:
         "agents.config",
         "windows",
         "frame_stacker",
-        "recent_ticks",
         "exploration",
         "percept",
         "sequences",

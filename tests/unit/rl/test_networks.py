@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tidemill.errors import ConfigError
-from tidemill.rl.networks.image import as_channels
+from tidemill.rl.networks.image import as_channels, convolution, pixel_scale
+from tidemill.rl.networks.linear import linear
 from tidemill.rl.networks.noisy import NoisyLinear, draw_noise, silence
 from tidemill.rl.networks.q_head import QHead
 from tidemill.rl.networks.torso import build_torso
@@ -65,11 +66,33 @@ def test_torso_computes_in_the_number_format_of_its_parameters(name: str, dtype:
 
 
 def test_float_observation_is_not_overwritten() -> None:
-    """Scaling happens on a copy, whatever the dtype."""
+    """A torso that takes observations as they are works on none of them in place."""
     spec = EnvSpec((8, 8), "float32", num_actions=2)
     seen = torch.ones((1, 8, 8))
-    assert torch.equal(as_channels(seen, spec, torch.float32), torch.ones((1, 1, 8, 8)))
+    torso = build_torso("impala", spec, generator())
+    torso(seen)
     assert torch.equal(seen, torch.ones((1, 8, 8)))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_bytes_count_as_0_to_1(dtype: str) -> None:
+    """The first convolution sees a byte divided by 255, and a float as it is."""
+    spec = EnvSpec((8, 8), dtype, num_actions=2)
+    scale = pixel_scale(spec)
+    layer = convolution(1, 2, 3, generator(), scale=scale)
+    seen = as_channels(torch.arange(64).reshape(1, 8, 8), spec, torch.float32)
+    expected = torch.nn.functional.conv2d(seen / 255.0 if dtype == "uint8" else seen, layer.weight, layer.bias)
+    torch.testing.assert_close(layer(seen), expected)
+
+
+def test_packed_layer_passes_as_the_plain_one_and_follows_what_is_loaded() -> None:
+    """Whatever order the weight is kept in, the products are the same, for any number of rows."""
+    plain, packed = (linear(40, 24, generator(seed)).to(torch.bfloat16).requires_grad_(False) for seed in (1, 2))
+    packed.pack(rows=16)
+    packed.load_state_dict(plain.state_dict())
+    for rows in (1, 16, 20):
+        x = torch.randn(rows, 40, generator=generator()).to(torch.bfloat16)
+        torch.testing.assert_close(packed(x), plain(x), rtol=0.02, atol=0.02)
 
 
 def test_colours_and_frames_become_channels_frame_by_frame() -> None:
@@ -78,9 +101,9 @@ def test_colours_and_frames_become_channels_frame_by_frame() -> None:
     seen = images(spec)
     channels = as_channels(seen, spec, torch.float32)
     assert channels.shape == (2, 6, 8, 9)
-    torch.testing.assert_close(channels[1, 4], seen[1, 1, :, :, 1].float() / 255.0)
+    torch.testing.assert_close(channels[1, 4], seen[1, 1, :, :, 1].float())
     single = EnvSpec((8, 9, 3), "uint8", num_actions=2)
-    torch.testing.assert_close(as_channels(seen[:, 0], single, torch.float32)[0, 2], seen[0, 0, :, :, 2] / 255.0)
+    torch.testing.assert_close(as_channels(seen[:, 0], single, torch.float32)[0, 2], seen[0, 0, :, :, 2].float())
 
 
 def test_unknown_torso_is_refused_with_the_nearest_name() -> None:

@@ -127,9 +127,9 @@ class Policy(Protocol):
         """Choose the actions thought best, without any randomness."""
 
     def first_priority(self, ticks: Mapping[str, Array]) -> NDArray[np.float32]:
-        """Return the first priority of the windows that start at the oldest of the given ticks, [N].
+        """Return the first priorities of K windows, [K], each of which starts at the oldest of its ticks.
 
         Args:
             ticks: `reward`, `terminated`, `truncated`, `was_reset` and every column of `Decision.priority_inputs`
-                of the last `window.steps + 1` rows of each stream, each [steps + 1, N, ...], oldest first.
+                of the `window.steps + 1` rows of each window, each [steps + 1, K, ...], oldest first.
         """

@@ -27,10 +27,11 @@ def image_channels(network: str, env_spec: EnvSpec, min_size: int) -> tuple[int,
 
 
 def as_channels(observation: Tensor, env_spec: EnvSpec, dtype: torch.dtype) -> Tensor:
-    """Return images as [B, C, H, W] from 0 to 1, in `dtype`, of observations [B, H, W], [B, stack, H, W, C] or between.
+    """Return images as [B, C, H, W], in `dtype`, of observations [B, H, W], [B, stack, H, W, C] or between.
 
-    A byte is exact in bfloat16, which holds every integer up to 256. Within autocast its format takes `dtype`'s place:
-    the convolution would ask for it anyway, after a pass over memory for each.
+    Numbers stay as they are: the first convolution is given `pixel_scale`. A byte is exact in bfloat16, which
+    holds every integer up to 256. Within autocast its format takes `dtype`'s place: the convolution would ask for it
+    anyway, after a pass over memory for each.
     """
     if torch.is_autocast_enabled(observation.device.type):
         dtype = torch.get_autocast_dtype(observation.device.type)
@@ -39,14 +40,33 @@ def as_channels(observation: Tensor, env_spec: EnvSpec, dtype: torch.dtype) -> T
         x = x.movedim(-1, -3).flatten(1, -3)
     elif env_spec.frame_stack == 1:
         x = x.unsqueeze(1)
-    scale = 1.0 / 255.0 if env_spec.observation_dtype == "uint8" else 1.0
-    return x.to(dtype, copy=True).mul_(scale)
+    return x.to(dtype)
 
 
 def blank_images(env_spec: EnvSpec, count: int) -> Tensor:
     """Return black observations of so many environments, uint8 [count, ...]."""
     stack = (env_spec.frame_stack,) if env_spec.frame_stack > 1 else ()
     return torch.zeros((count, *stack, *env_spec.observation_shape), dtype=torch.uint8)
+
+
+def pixel_scale(env_spec: EnvSpec) -> float:
+    """Return what pixels are multiplied by before a network: a byte counts as 0 to 1."""
+    return 1.0 / 255.0 if env_spec.observation_dtype == "uint8" else 1.0
+
+
+class Convolution(nn.Conv2d):
+    """A convolution of `scale` times its input.
+
+    The weights are scaled in passing, a few thousand numbers, and not the input, thousands of pixels for each image.
+    """
+
+    scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, outputs, H, W]."""
+        weight = self.weight if self.scale == 1.0 else self.weight * self.scale
+        y: Tensor = self._conv_forward(x, weight, self.bias)
+        return y
 
 
 def convolution(
@@ -58,9 +78,11 @@ def convolution(
     stride: int = 1,
     padding: int = 0,
     bias: bool = True,
-) -> nn.Conv2d:
+    scale: float = 1.0,
+) -> Convolution:
     """Return a convolution whose parameters come from `rng`, on the CPU, as torch's own start."""
-    layer = nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=bias)
+    layer = Convolution(inputs, outputs, kernel, stride, padding, bias=bias)
+    layer.scale = scale
     unused = torch.empty(outputs)
     initialise_linear(layer.weight, unused if layer.bias is None else layer.bias, inputs * kernel * kernel, rng)
     return layer

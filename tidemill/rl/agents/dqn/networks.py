@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.networks.linear import Linear
 from tidemill.rl.networks.precision import FLOAT32, Precision, acting_dtype
 from tidemill.rl.networks.q_head import QHead
 from tidemill.rl.networks.torso import build_torso
@@ -44,6 +45,8 @@ class QNetwork(nn.Module):
         dtype = acting_dtype(self.torso, images, precision)
         for module in (self.torso, *self.head.hidden_layers()):
             module.to(dtype)
+            if isinstance(module, Linear):
+                module.pack(len(images))
 
 
 def build_network(config: DQNConfig, env_spec: EnvSpec, seed: int) -> QNetwork:

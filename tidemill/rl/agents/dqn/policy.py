@@ -72,7 +72,7 @@ class DQNPolicy:
 
     @torch.inference_mode()
     def first_priority(self, ticks: Mapping[str, Array]) -> NDArray[np.float32]:
-        """Return the priority that the learner's update gives the windows that start at the oldest tick, [N].
+        """Return the priority that the learner's update gives each window, which starts at its oldest tick, [K].
 
         It is exact while online and target parameters are equal to these (Horgan et al. 2018, section 3).
         """

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tidemill.rl.agents.r2d2.config import R2D2Config
-from tidemill.rl.networks.linear import linear
+from tidemill.rl.networks.linear import Linear, linear
 from tidemill.rl.networks.lstm import LSTM, State
 from tidemill.rl.networks.precision import FLOAT32, Precision, acting_dtype
 from tidemill.rl.networks.q_head import QHead
@@ -59,8 +59,10 @@ class RecurrentQNetwork(nn.Module):
     def compute_in(self, precision: Precision, images: Tensor) -> None:
         """Put what comes before the LSTM in the number format asked for; `auto` is timed on a batch of `images`."""
         dtype = acting_dtype(self.torso, images, precision)
-        for module in (self.torso, self.hidden):
+        for module in (self.torso, *self.hidden):
             module.to(dtype)
+            if isinstance(module, Linear):
+                module.pack(len(images))
 
     def _before(self, last_action: Tensor, last_reward: Tensor, is_first: Tensor) -> Tensor:
         """Return the last action, one-hot, and the last reward, squashed to -1 .. 1; zeros if there was none."""

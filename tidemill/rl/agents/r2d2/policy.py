@@ -53,7 +53,7 @@ class R2D2Policy:
 
     @torch.inference_mode()
     def first_priority(self, ticks: Mapping[str, Array]) -> Floats:
-        """Return the priority that the learner's update gives the sequences that start at the oldest tick, [N].
+        """Return the priority that the learner's update gives each sequence, which starts at its oldest tick, [K].
 
         It is exact while all parameters are equal to these, those of the ticks of the burn-in included.
         """

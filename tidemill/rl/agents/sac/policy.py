@@ -83,7 +83,7 @@ class SACPolicy:
         return Decision(action.reshape(len(percept), *self._action_shape))
 
     def first_priority(self, ticks: Mapping[str, Array]) -> NDArray[np.float32]:
-        """Return 1 for each environment: what a new item is worth until the learner has seen it."""
+        """Return 1 for each window: what a new item is worth until the learner has seen it."""
         return np.ones(ticks["reward"].shape[1], dtype=np.float32)
 
     def _tensor(self, observation: Array) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tidemill.rl.networks.image import as_channels, convolution, image_channels
+from tidemill.rl.networks.image import as_channels, convolution, image_channels, pixel_scale
 from tidemill.types import EnvSpec
 
 CHANNELS = (16, 32, 32)
@@ -37,13 +37,15 @@ class ImpalaResNet(nn.Module):
         self._env_spec = env_spec
         channels, height, width = image_channels("impala", env_spec, MIN_SIZE)
         layers: list[nn.Module] = []
+        scale = pixel_scale(env_spec)
         for outputs in CHANNELS:
             layers += [
-                convolution(channels, outputs, 3, rng, padding=1),
+                convolution(channels, outputs, 3, rng, padding=1, scale=scale),
                 nn.MaxPool2d(3, stride=2, padding=1),
                 ResidualBlock(outputs, rng),
                 ResidualBlock(outputs, rng),
             ]
+            scale = 1.0
             channels, height, width = outputs, (height + 1) // 2, (width + 1) // 2
         self.sections = nn.Sequential(*layers, nn.ReLU(inplace=True))
         self.outputs = channels * height * width

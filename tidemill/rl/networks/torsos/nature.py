@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tidemill.rl.networks.image import as_channels, convolution, image_channels
+from tidemill.rl.networks.image import as_channels, convolution, image_channels, pixel_scale
 from tidemill.types import EnvSpec
 
 LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
@@ -23,11 +23,13 @@ class NatureCNN(nn.Module):
         self._env_spec = env_spec
         channels, height, width = image_channels(name, env_spec, MIN_SIZE)
         layers: list[nn.Module] = []
+        scale = pixel_scale(env_spec)
         for outputs, kernel, stride in LAYERS:
-            layers.append(convolution(channels, outputs, kernel, rng, stride=stride, bias=not groups))
+            layers.append(convolution(channels, outputs, kernel, rng, stride=stride, bias=not groups, scale=scale))
             if groups:
                 layers.append(nn.GroupNorm(groups, outputs))
             layers.append(nn.ReLU(inplace=True))
+            scale = 1.0
             channels, height, width = outputs, (height - kernel) // stride + 1, (width - kernel) // stride + 1
         self.convolutions = nn.Sequential(*layers)
         self.outputs = channels * height * width
