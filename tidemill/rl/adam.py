@@ -45,7 +45,8 @@ class Adam:
         self._steps += 1
         torch._fused_adam_(
             self.parameters,
-            list(gradients),
+            # the kernel goes by place in memory, and of images with colours last gradients come in another order
+            [gradient.contiguous() for gradient in gradients],
             self._mean,
             self._square,
             [],

@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.networks.linear import Linear, linear
@@ -66,7 +65,8 @@ class RecurrentQNetwork(nn.Module):
 
     def _before(self, last_action: Tensor, last_reward: Tensor, is_first: Tensor) -> Tensor:
         """Return the last action, one-hot, and the last reward, squashed to -1 .. 1; zeros if there was none."""
-        action = functional.one_hot(last_action, self._num_actions).float()
+        actions = torch.arange(self._num_actions, device=last_action.device)
+        action = (last_action.unsqueeze(-1) == actions).float()  # torch's one_hot has the host look at every action
         both = torch.cat((action, last_reward.tanh().unsqueeze(-1)), dim=-1)
         return torch.where(is_first.unsqueeze(-1), 0.0, both)
 
