@@ -52,12 +52,3 @@ class Parts:
             for name in names
             for key, value in self.networks[name].state_dict().items()
         }
-
-
-@torch.no_grad()
-def move_towards(target: list[Tensor], online: list[Tensor], share: float) -> None:
-    """Move parameters towards others: target + share * (online - target); a share of 1 copies them."""
-    if share == 1.0:
-        torch._foreach_copy_(target, online)
-    else:
-        torch._foreach_lerp_(target, online, share)

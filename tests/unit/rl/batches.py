@@ -114,7 +114,7 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
     "td3_image": (TD3Config(hidden_sizes=(16,), n_step=3, actor_every=1, target_noise=0.0), CONTINUOUS_IMAGE),
     "d4pg": (D4PGConfig(actor_sizes=(16,), critic_sizes=(16, 16), target_every=3), CONTINUOUS),
     "d4pg_soft_target": (
-        D4PGConfig(actor_sizes=(16,), critic_sizes=(16,), action_layer=0, target_every=1, tau=0.1, num_atoms=7),
+        D4PGConfig(actor_sizes=(16,), critic_sizes=(16,), action_layer=0, target_every=0, tau=0.1, num_atoms=7),
         CONTINUOUS,
     ),
 }

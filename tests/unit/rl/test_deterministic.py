@@ -30,7 +30,7 @@ Config = DDPGConfig | TD3Config | D4PGConfig
 CASES: dict[str, Config] = {
     "ddpg": DDPGConfig(actor_sizes=(8,), critic_sizes=(8, 8), tau=0.25),
     "td3": TD3Config(hidden_sizes=(8,), tau=0.25),
-    "d4pg": D4PGConfig(actor_sizes=(8,), critic_sizes=(8, 8), target_every=1, tau=0.25),
+    "d4pg": D4PGConfig(actor_sizes=(8,), critic_sizes=(8, 8), target_every=0, tau=0.25),
 }
 every_agent = pytest.mark.parametrize("config", CASES.values(), ids=CASES.keys())
 
@@ -119,7 +119,7 @@ def test_actor_loss_never_reaches_the_critic(config: Config) -> None:
     after = agent.state_dict()
     assert same(before["critic"], after["critic"])
     assert not same(before["actor"], after["actor"])
-    modules = [value for value in vars(agent).values() if isinstance(value, torch.nn.Module)]
+    modules = vars(agent)["_parts"].networks.values()
     assert len(modules) == 4
     assert all(parameter.grad is None for module in modules for parameter in module.parameters())
 
@@ -152,7 +152,7 @@ def test_td3_delays_actor_and_targets() -> None:
 
 
 def test_d4pg_copies_its_targets_when_it_is_time() -> None:
-    """With target_every 3 and tau 1 they stay for two updates and equal their networks after the third."""
+    """With target_every 3 they stay for two updates and equal their networks after the third."""
     agent = build_agent(D4PGConfig(actor_sizes=(8,), critic_sizes=(8, 8), target_every=3), CONTINUOUS, seed=0)
     start = kept(agent.state_dict())
     for number in range(3):
@@ -239,7 +239,7 @@ def test_policy_explores_by_its_noise_after_random_steps(config: Config) -> None
         (TD3Config, "random_steps", -1),
         (D4PGConfig, "num_atoms", 1),
         (D4PGConfig, "value_max", -150.0),
-        (D4PGConfig, "target_every", 0),
+        (D4PGConfig, "target_every", -1),
         (D4PGConfig, "action_layer", -1),
         (D4PGConfig, "batch_size", 0),
     ],

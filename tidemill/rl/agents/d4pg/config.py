@@ -39,9 +39,9 @@ class D4PGConfig:
     n_step: int = 5
     """Rewards summed before bootstrapping."""
     target_every: int = 100
-    """Updates between two moves of the targets, at least 1."""
-    tau: float = 1.0
-    """Share of actor and critic that their targets then take over; 1 copies them."""
+    """Updates between two copies to the targets; 0 moves them by `tau` at each update instead."""
+    tau: float = 0.005
+    """Share of actor and critic that their targets take over at each update; only if `target_every` is 0."""
     noise: NoiseConfig = field(default_factory=lambda: NoiseConfig(std=0.3))
     """How actions are disturbed while exploring."""
     random_steps: int = 1_000
@@ -58,8 +58,9 @@ class D4PGConfig:
         require(above, "value_max", self.value_max, f"above value_min ({self.value_min})")
         for name in ("actor_learning_rate", "critic_learning_rate"):
             require(getattr(self, name) > 0, name, getattr(self, name), "positive")
-        for name in ("batch_size", "n_step", "target_every"):
+        for name in ("batch_size", "n_step"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        require(self.target_every >= 0, "target_every", self.target_every, "0 or more")
         require(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
         require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
         require(self.random_steps >= 0, "random_steps", self.random_steps, "0 or more")

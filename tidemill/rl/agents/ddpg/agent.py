@@ -2,98 +2,58 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.rl.adam import Adam
 from tidemill.rl.agents.ddpg.config import DDPGConfig
 from tidemill.rl.agents.ddpg.loss import actor_loss, td_target
 from tidemill.rl.agents.ddpg.networks import build_actor, build_critic
-from tidemill.rl.agents.interface import Array, State, Update
+from tidemill.rl.agents.deterministic_agent import ActorCritic, DeterministicAgent
+from tidemill.rl.agents.interface import Update
 from tidemill.rl.losses import td_loss
 from tidemill.rl.networks.flat import flat
-from tidemill.rl.parts import Parts, move_towards
-from tidemill.rl.ranks import Ranks
-from tidemill.rl.windows import transitions
 from tidemill.types import EnvSpec
 
 
-class DDPGAgent:
-    """Actor and critic, a slowly following target of each, and an optimizer of each."""
+class DDPGLearning:
+    """How actor and critic learn: both at each update, and their targets follow slowly."""
 
     def __init__(self, config: DDPGConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
-        self._config, self._frame_stack = config, env_spec.frame_stack
-        self.window = config.window(env_spec.frame_stack)
         rng = torch.Generator().manual_seed(seed)
-        self._actor = build_actor(config, env_spec, rng).to(device)
-        self._critic = build_critic(config, env_spec, rng).to(device)
-        self._target_actor = copy.deepcopy(self._actor).requires_grad_(False)
-        self._target_critic = copy.deepcopy(self._critic).requires_grad_(False)
-        self._actor_optimizer = Adam(self._actor.parameters(), config.actor_learning_rate)
-        self._critic_optimizer = Adam(
-            self._critic.parameters(), config.critic_learning_rate, weight_decay=config.critic_weight_decay
+        actor = build_actor(config, env_spec, rng).to(device)
+        critic = build_critic(config, env_spec, rng).to(device)
+        self._config = config
+        self.networks = ActorCritic(
+            actor,
+            critic,
+            Adam(actor.parameters(), config.actor_learning_rate),
+            Adam(critic.parameters(), config.critic_learning_rate, weight_decay=config.critic_weight_decay),
+            tau=config.tau,
         )
-        self._parts = Parts(
-            {
-                "actor": self._actor,
-                "critic": self._critic,
-                "target_actor": self._target_actor,
-                "target_critic": self._target_critic,
-            },
-            {"actor_optimizer": self._actor_optimizer, "critic_optimizer": self._critic_optimizer},
-        )
-
-    def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
-        """Return n-step transitions; see `tidemill.rl.windows.transitions`."""
-        return transitions(columns, index, self._frame_stack, self._config.n_step, self._config.gamma)
-
-    def join(self, ranks: Ranks) -> None:
-        """Make every further update together with the same agent of the other ranks."""
-        self._parts.ranks = ranks
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Update the critic, then the actor, then move both targets."""
-        observation = flat(batch["observation"])
-        q = self._critic(observation, batch["action"].flatten(1)).squeeze(-1)
+        networks, observation = self.networks, flat(batch["observation"])
+        q = networks.critic(observation, batch["action"].flatten(1)).squeeze(-1)
         result = td_loss(q, self._target(batch), weight, huber=self._config.loss == "huber")
-        self._critic_optimizer.minimize(result.loss, self._parts.ranks)
-        # `minimize` asks for the gradients of the actor's parameters alone: the critic's are not touched
-        actor_q = self._critic(observation, self._actor(observation)).squeeze(-1)
-        self._actor_optimizer.minimize(actor_loss(actor_q), self._parts.ranks)
-        self._move_targets()
-        self._parts.updates += 1
+        networks.improve_critic(result.loss)
+        actor_q = networks.critic(observation, networks.actor(observation)).squeeze(-1)
+        networks.improve_actor(actor_loss(actor_q))
+        networks.move_targets()
         metrics = {"loss": result.loss.detach(), "q": q.detach().mean(), "actor_q": actor_q.detach().mean()}
         return Update(result.td_error.abs(), metrics)
 
     @torch.no_grad()
     def _target(self, batch: Mapping[str, Tensor]) -> Tensor:
         following = flat(batch["bootstrap_observation"])
-        bootstrap_q = self._target_critic(following, self._target_actor(following)).squeeze(-1)
+        bootstrap_q = self.networks.target_critic(following, self.networks.target_actor(following)).squeeze(-1)
         return td_target(batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q)
 
-    def _move_targets(self) -> None:
-        move_towards(list(self._target_actor.parameters()), self._actor_optimizer.parameters, self._config.tau)
-        move_towards(list(self._target_critic.parameters()), self._critic_optimizer.parameters, self._config.tau)
 
-    def policy_state(self) -> dict[str, Tensor]:
-        """Return copies of the actor's parameters, `actor.*`."""
-        return self._parts.copy_of("actor")
-
-    def state_dict(self) -> State:
-        """Return networks, targets, optimizers and counter; an update draws no random numbers."""
-        return self._parts.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where `state_dict` was called."""
-        self._parts.load_state_dict(state)
-
-
-def build(config: DDPGConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> DDPGAgent:
+def build(config: DDPGConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> DeterministicAgent:
     """Return the learner's side of DDPG; `tidemill.rl.agents.build` calls this."""
-    return DDPGAgent(config, env_spec, device, seed)
+    learning = DDPGLearning(config, env_spec, device, seed)
+    return DeterministicAgent(learning.networks, learning.update, env_spec.frame_stack, config.n_step, config.gamma)

@@ -1,0 +1,117 @@
+"""The learner's side of every deterministic policy gradient: an actor, a critic and what follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tidemill.rl.adam import Adam
+from tidemill.rl.agents.interface import Array, State, Update
+from tidemill.rl.parts import Parts
+from tidemill.rl.ranks import Ranks
+from tidemill.rl.target_network import TargetNetwork
+from tidemill.rl.windows import transitions
+from tidemill.types import WindowSpec
+
+Learn = Callable[[Mapping[str, Tensor], Tensor], Update]
+"""`Agent.update` of one algorithm: what tells it from the others."""
+
+
+class ActorCritic:
+    """An actor, a critic, a target that follows each of them, and an optimizer of each."""
+
+    def __init__(
+        self,
+        actor: nn.Module,
+        critic: nn.Module,
+        actor_optimizer: Adam,
+        critic_optimizer: Adam,
+        *,
+        tau: float,
+        target_every: int = 0,
+        noise: torch.Generator | None = None,
+    ) -> None:
+        """Copy both networks to their targets.
+
+        Args:
+            actor: From observations [B, O] to actions [B, A].
+            critic: Values actions.
+            actor_optimizer: Of the actor's parameters alone.
+            critic_optimizer: Of the critic's.
+            tau: Share of a network that its target takes over when it follows; only if `target_every` is 0.
+            target_every: Updates between two copies to the targets; 0 moves them by `tau` instead.
+            noise: Draws what updates need; None if they draw nothing.
+        """
+        self.actor, self.critic = actor, critic
+        self._actor_optimizer, self._critic_optimizer = actor_optimizer, critic_optimizer
+        self._actor_target = TargetNetwork(actor, target_every, tau)
+        self._critic_target = TargetNetwork(critic, target_every, tau)
+        self.target_actor, self.target_critic = self._actor_target.network, self._critic_target.network
+        self.parts = Parts(
+            {"actor": actor, "critic": critic, "target_actor": self.target_actor, "target_critic": self.target_critic},
+            {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer},
+            noise,
+        )
+
+    def improve_critic(self, loss: Tensor) -> None:
+        """Take one step of the critic down the gradient of its loss, []."""
+        self._critic_optimizer.minimize(loss, self.parts.ranks)
+
+    def improve_actor(self, loss: Tensor) -> None:
+        """Take one step of the actor down the gradient of its loss, [], which the critic's parameters do not follow."""
+        self._actor_optimizer.minimize(loss, self.parts.ranks)
+
+    def move_targets(self) -> None:
+        """Move both targets, if it is time."""
+        update = self.parts.updates + 1
+        self._actor_target.follow(self._actor_optimizer.parameters, update)
+        self._critic_target.follow(self._critic_optimizer.parameters, update)
+
+
+class DeterministicAgent:
+    """Makes the updates of one of the algorithms, and keeps what they need."""
+
+    def __init__(self, networks: ActorCritic, learn: Learn, frame_stack: int, n_step: int, gamma: float) -> None:
+        """Put the parts together.
+
+        Args:
+            networks: What learns.
+            learn: Makes one update of them, which is counted afterwards.
+            frame_stack: Observations the networks see at once.
+            n_step: Rewards summed before bootstrapping.
+            gamma: Discount of one step.
+        """
+        self.window = WindowSpec(history=frame_stack - 1, steps=n_step)
+        self._parts, self._learn = networks.parts, learn
+        self._frame_stack, self._n_step, self._gamma = frame_stack, n_step, gamma
+
+    def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
+        """Return n-step transitions; see `tidemill.rl.windows.transitions`."""
+        return transitions(columns, index, self._frame_stack, self._n_step, self._gamma)
+
+    def join(self, ranks: Ranks) -> None:
+        """Make every further update together with the same agent of the other ranks."""
+        self._parts.ranks = ranks
+
+    def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
+        """Make one update."""
+        update = self._learn(batch, weight)
+        self._parts.updates += 1
+        return update
+
+    def policy_state(self) -> dict[str, Tensor]:
+        """Return copies of the actor's parameters, `actor.*`."""
+        return self._parts.copy_of("actor")
+
+    def state_dict(self) -> State:
+        """Return networks, targets, optimizers, counter and, if updates draw random numbers, their generator."""
+        return self._parts.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where `state_dict` was called."""
+        self._parts.load_state_dict(state)
