@@ -66,8 +66,13 @@ $(VENV)-sb3/.installed: requirements/sb3.txt
 	touch $@
 
 .PHONY: bench-actor
-bench-actor: $(VENV)/.dev ## an actor beside its environment alone
-	$(BIN)/python -m benchmarks.actor $(BENCH)
+bench-actor: $(VENV)/.dev $(VENV)-rllib/.installed ## an actor beside its environment alone and RLlib's env runner, in turns
+	$(BIN)/python -m benchmarks.actor --rllib $(VENV)-rllib/bin/python $(BENCH)
+
+$(VENV)-rllib/.installed: requirements/rllib.txt
+	$(PYTHON) -m venv $(VENV)-rllib
+	$(VENV)-rllib/bin/pip install --quiet --requirement requirements/rllib.txt
+	touch $@
 
 .PHONY: bench-cluster
 bench-cluster: $(VENV)/.dev ## a whole cluster with 1, 2, 4 and 8 actors

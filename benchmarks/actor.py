@@ -1,10 +1,11 @@
 """Agent steps per second of one actor process against its environment stepping alone, on one core.
 
 The actor is the real process, pinned to core 0; the replay service and the parameter server are real processes on the
-other core. Random parameters are published once. Rounds alternate (environment alone, actor), so that a drift of
-the machine meets both. Also reports what the replay process holds in memory for each observation.
+other core. Random parameters are published once. Rounds alternate (environment alone, actor, RLlib where it is
+installed), so that a drift of the machine meets all. Also reports what the replay process holds in memory for each
+observation.
 
-    python -m benchmarks.actor [--config configs/pong_dqn.yaml ...] [--rounds 3] [--seconds 20]
+    python -m benchmarks.actor [--config configs/pong_dqn.yaml ...] [--rounds 3] [--seconds 20] [--rllib PYTHON]
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.rllib_turns import rllib_turns
 from benchmarks.rows import Row, row, write
 from services.learner.table import table_config
 from tidemill.config.load import from_document, read_document, write_document
@@ -57,14 +59,19 @@ def _with_game(path: str, game: str, folder: Path) -> str:
 
 def _measure(path: str, arguments: argparse.Namespace) -> list[Row]:
     config = from_document(RunConfig, read_document(Path(path)))
+    turns = rllib_turns(arguments.rllib, config, arguments.seconds) if arguments.rllib else []
     alone, acting, bytes_per_step = [], [], []
     for _ in range(arguments.rounds):
         alone.append(_alone(path, arguments.seconds))
         rate, memory = _actor(config, path, arguments.seconds)
         acting.append(rate)
         bytes_per_step.append(memory)
+        for turn in turns:
+            turn.measure(arguments.seconds)
+    of_env = f"env steps/s on one core, {config.env.id}, actor against"
     return [
-        row(f"env steps/s on one core, {config.env.id}, actor against environment alone", "1/s", acting, alone),
+        row(f"{of_env} environment alone", "1/s", acting, alone),
+        *(row(f"{of_env} {turn.name}", "1/s", acting, turn.rates) for turn in turns),
         row(f"replay process, growth for each stored step, {config.env.id}", "bytes", bytes_per_step),
     ]
 
@@ -77,6 +84,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--games", nargs="*", default=games, help="Atari games played as the first run besides")
     parser.add_argument("--rounds", type=int, default=3, help="pairs of measurements")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of one measurement")
+    parser.add_argument("--rllib", metavar="PYTHON", help="the interpreter of an environment with RLlib, measured too")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.alone:

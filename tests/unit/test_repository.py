@@ -117,7 +117,7 @@ def test_product_never_unpickles() -> None:
         assert "weights_only=False" not in text, path
 
 
-@pytest.mark.parametrize("name", ["runtime.txt", "dev.txt", "atari.txt", "cuda.txt"])
+@pytest.mark.parametrize("name", ["runtime.txt", "dev.txt", "atari.txt", "cuda.txt", "rllib.txt"])
 def test_lock_pins_every_line_exactly(name: str) -> None:
     """Each line of a lock is NAME==VERSION, so that it serves as requirements and as constraints."""
     assert pins(name)
