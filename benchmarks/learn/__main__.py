@@ -1,0 +1,72 @@
+"""Makes the learning results that are committed: the whole cluster, several seeds, one command.
+
+Every seed is a run of `tidemill train` in runs/learn/NAME/seed-SEED; one that has a result is not run again. The last
+and the best version of each are then tested on fresh episodes. benchmarks/results/learning/NAME gets the config as it
+was run, curve.csv, curve.png and result.json, which depend on the runs alone.
+
+    python -m benchmarks.learn configs/cartpole_dqn.yaml [--seeds 1 2 3] [--steps N] [--sb3 .venv-sb3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+
+from benchmarks.learn.carry_out import carry_out
+from benchmarks.learn.plan import make_plan
+from benchmarks.learn.report import write_report
+from tidemill.errors import TidemillError
+
+
+def main() -> int:
+    """Run what is missing and write the report; return the exit code."""
+    arguments = parser().parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: what runs is stopped in order
+    try:
+        return _make(arguments)
+    except TidemillError as error:
+        print(f"benchmarks.learn: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _make(arguments: argparse.Namespace) -> int:
+    if arguments.report_only:
+        document = write_report(arguments.name or Path(arguments.config).stem, arguments.seeds or ())
+    else:
+        arguments.seeds = arguments.seeds or [1, 2, 3]
+        plan = make_plan(arguments)
+        carry_out(plan, jobs=arguments.jobs, again=arguments.again, limit_s=arguments.limit_s)
+        document = write_report(plan.name, plan.seeds)
+    print(json.dumps(document["over_seeds"]))
+    return 1 if document["unfinished_seeds"] or not document["seeds"] else 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return what reads the command line."""
+    words = argparse.ArgumentParser(prog="python -m benchmarks.learn", description=(__doc__ or "").splitlines()[0])
+    add = words.add_argument
+    add("config", help="configs/NAME.yaml")
+    add("--seeds", type=int, nargs="+", help="default: 1 2 3, or with --report-only every seed there is")
+    add("--name", default="", help="of the result, if it shall not be the config's")
+    add("--steps", type=int, default=0, help="agent decisions of a run, in place of every limit of the config")
+    add("--full", action="store_true", help="go on to the limit when the target is reached")
+    add(
+        "--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help="other settings: agent.batch_size=64"
+    )
+    add("--test-episodes", type=int, default=100, help="fresh episodes of the last and the best version; 0: no test")
+    add("--sb3", default="", metavar="FOLDER", help="run Stable-Baselines3, installed there, beside it")
+    add("--peer-every", type=int, default=0, help="its decisions between evaluations; 0: a fiftieth of the run")
+    add("--jobs", type=int, default=1, help="runs at a time; more than one makes their wall times longer")
+    add("--limit-s", type=float, default=4 * 3600.0, help="seconds of one run whose config has no run.max_wall_s")
+    add("--again", action="store_true", help="run seeds anew that have a result; the earlier run is moved aside")
+    add("--report-only", action="store_true", help="run nothing, write the report of the runs there are")
+    return words
+
+
+if __name__ == "__main__":
+    sys.exit(main())

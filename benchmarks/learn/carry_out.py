@@ -1,0 +1,155 @@
+"""Carries a plan out: the cluster once for each seed, then a test of what it learned, and the peer beside it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+
+from benchmarks.learn.atomic import write_json
+from benchmarks.learn.plan import Plan
+from benchmarks.learn.processes import Processes
+from benchmarks.learn.ran import tested_versions
+from benchmarks.rows import machine
+from services.launcher.versions import versions
+from tidemill.errors import ConfigError
+
+_GRACE_S = 600.0
+"""What a run may take besides its own limit: start, last evaluation, confirmation, video."""
+_CLI = (sys.executable, "-m", "services.launcher")
+
+
+def carry_out(plan: Plan, *, jobs: int, again: bool, limit_s: float) -> None:
+    """Run every seed that has no result yet.
+
+    Args:
+        plan: What to run.
+        jobs: Runs at a time.
+        again: Whether seeds that have a result are run again; the earlier run is moved aside.
+        limit_s: Seconds one run may take, if its config has no limit of time.
+
+    Raises:
+        ConfigError: a seed has a result of other settings.
+    """
+    kept = [] if again else [seed for seed in plan.seeds if _has_result(plan.run_folder(seed))]
+    for seed in kept:
+        _check_settings(plan, seed)
+    plan.write()
+    processes = Processes()
+    works: list[Callable[[], None]] = []
+    for seed in plan.seeds:
+        works.append(partial(_Seed(plan, seed, processes, limit_s).run, again=again, jobs=jobs))
+        if plan.sb3:
+            works.append(partial(_peer, plan, seed, processes, limit_s, again=again))
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(work) for work in works]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+            _raise_first(futures)
+        finally:
+            processes.stop()
+
+
+class _Seed:
+    """The run of one seed."""
+
+    def __init__(self, plan: Plan, seed: int, processes: Processes, limit_s: float) -> None:
+        self._plan, self._seed, self._processes = plan, seed, processes
+        self._limit_s = (plan.config.run.max_wall_s or limit_s) + _GRACE_S
+        self._folder = plan.run_folder(seed)
+        self._log = plan.root / f"seed-{seed}.log"
+
+    def run(self, *, again: bool, jobs: int) -> None:
+        """Train unless that was done, then test."""
+        if again or not _has_result(self._folder):
+            self._train(jobs)
+        if not _has_result(self._folder):
+            _say(f"seed {self._seed}: no result, see {self._log}")
+            return
+        for version in tested_versions(self._folder):
+            self._test(version)
+
+    def _train(self, jobs: int) -> None:
+        _say(f"seed {self._seed}: runs, its output is in {self._log}")
+        write_json(self._folder.with_suffix(".json"), provenance() | {"jobs": jobs})
+        plan = self._plan
+        options = {"config": plan.config_file, "run.root": plan.root, "run.name": self._folder.name}
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        command = [*_CLI, "train", *words, "--run.seed", str(self._seed), "--again"]
+        code = self._processes.run(command, self._log, self._limit_s)
+        if code is None:
+            _say(f"seed {self._seed}: stopped after {self._limit_s:g} s")
+        elif code:
+            _say(f"seed {self._seed}: ended with exit code {code}")
+
+    def _test(self, version: int) -> None:
+        """Play fresh episodes with a version, once."""
+        episodes = self._plan.test_episodes
+        file = self._folder / "evaluations" / f"learn-version-{version}-episodes-{episodes}.json"
+        if not episodes or file.exists():
+            return
+        command = [*_CLI, "evaluate", str(self._folder), "--tag", str(version), "--episodes", str(episodes)]
+        if self._processes.run([*command, "--output", str(file)], self._log, self._limit_s):
+            _say(f"seed {self._seed}: version {version} could not be tested, see {self._log}")
+
+
+def _peer(plan: Plan, seed: int, processes: Processes, limit_s: float, *, again: bool) -> None:
+    """Train Stable-Baselines3 with the same seed, as long."""
+    folder, log = plan.peer_folder(seed), plan.root / f"sb3-seed-{seed}.log"
+    if _has_result(folder) and not again:
+        return
+    _say(f"seed {seed}: Stable-Baselines3 runs, its output is in {log}")
+    write_json(folder.with_suffix(".json"), provenance())
+    options = {
+        "config": plan.config_file,
+        "seed": seed,
+        "steps": plan.config.run.max_env_steps,
+        "every": plan.peer_every,
+        "test-episodes": plan.test_episodes,
+        "output": folder,
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    environment = {"PYTHONPATH": plan.sb3, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "benchmarks.learn.peer", *words]
+    code = processes.run(command, log, limit_s + _GRACE_S, environment)
+    if code != 0:
+        _say(f"seed {seed}: Stable-Baselines3 has no result, see {log}")
+
+
+def provenance() -> dict[str, object]:
+    """Return what a run depends on besides its settings."""
+    return {"commit": _commit(), "machine": machine(), "versions": versions()}
+
+
+def _commit() -> str:
+    """Return the commit that is checked out, `-dirty` if files differ from it; empty without git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.check_output(command, text=True, cwd=Path(__file__).parent, timeout=30).strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _has_result(folder: Path) -> bool:
+    return (folder / "result.json").exists()
+
+
+def _check_settings(plan: Plan, seed: int) -> None:
+    if changed := plan.changed_settings(plan.run_folder(seed)):
+        raise ConfigError(
+            f"{plan.run_folder(seed)} has a result of other settings ({'; '.join(sorted(changed))}); "
+            "run it anew with --again, or give this result another --name"
+        )
+
+
+def _raise_first(futures: list[Future[None]]) -> None:
+    for future in futures:
+        if future.done() and (error := future.exception()):
+            raise error
+
+
+def _say(message: str) -> None:
+    print(message, flush=True)

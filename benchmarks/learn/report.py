@@ -1,0 +1,168 @@
+"""result.json of a learning result, from the folders of its runs alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.learn import curve
+from benchmarks.learn.atomic import write_json, write_text
+from benchmarks.learn.bootstrap import interquartile_mean, mean_interval
+from benchmarks.learn.plan import RESULTS, RUNS, command_of
+from benchmarks.learn.ran import Ran, read_json, read_ran, seeds_of
+from benchmarks.learn.references import References, references_of
+from tidemill.config.load import from_document, read_document
+from tidemill.config.sections import RunConfig
+from tidemill.errors import NotFound
+
+Document = dict[str, Any]
+
+PEER = "Stable-Baselines3"
+
+
+def write_report(
+    name: str, seeds: Sequence[int] = (), *, runs_root: Path = RUNS, results_root: Path = RESULTS
+) -> Document:
+    """Write config, curves and result.json of a result; return the latter.
+
+    Args:
+        name: Of the result.
+        seeds: Of its runs; none takes all there are.
+        runs_root: Folder of the runs of all results.
+        results_root: Folder of all results.
+
+    Raises:
+        NotFound: nothing was run.
+    """
+    root, results = runs_root / name, results_root / name
+    wanted = sorted(seeds) or seeds_of(root, "seed")
+    folders = [root / f"seed-{seed}" for seed in wanted]
+    with_config = next((folder for folder in folders if (folder / "config.yaml").exists()), None)
+    if with_config is None:
+        raise NotFound(f"{root} has no run of the seeds {', '.join(map(str, wanted)) or '(none)'}")
+    config = from_document(RunConfig, read_document(with_config / "config.yaml"))
+    references = references_of(name, config.run.target_return, results_root / "references.yaml")
+    ours = _read(folders, wanted, references.target)
+    peers = _read([root / f"sb3-seed-{seed}" for seed in wanted], wanted, references.target)
+    document = _document(name, config, references, ours) | {"command": command_of(root)}
+    document["peer"] = _peer(root, peers) if peers else None
+    write_text(results / "config.yaml", (root / "config.yaml").read_text(encoding="utf-8"))
+    curve.write_rows(ours, results / "curve.csv")
+    if peers:
+        curve.write_rows(peers, results / "peer_curve.csv")
+    _draw(document, references, ours, peers, results / "curve.png")
+    write_json(results / "result.json", document)
+    return document
+
+
+def _read(folders: Sequence[Path], seeds: Sequence[int], target: float | None) -> list[Ran]:
+    found = (read_ran(folder, seed, target) for folder, seed in zip(folders, seeds, strict=True))
+    return [ran for ran in found if ran is not None]
+
+
+def _document(name: str, config: RunConfig, references: References, runs: Sequence[Ran]) -> Document:
+    settings = config.evaluator
+    return {
+        "name": name,
+        "env_id": config.env.id,
+        "algorithm": config.agent.algorithm,
+        "command": "",
+        "protocol": {
+            "policy": settings.policy,
+            "episodes": settings.episodes,
+            "first_seed": settings.seed,
+            "confirm_episodes": settings.confirm_episodes if config.run.target_return is not None else 0,
+        },
+        "target_return": config.run.target_return,
+        "references": dataclasses.asdict(references),
+        **summary(runs),
+        "machine": _one_or_all(run.provenance.get("machine") for run in runs),
+        "versions": _one_or_all(run.provenance.get("versions") for run in runs),
+        "commit": _one_or_all(run.provenance.get("commit") for run in runs),
+        "jobs": _one_or_all(run.provenance.get("jobs") for run in runs),
+    }
+
+
+def _peer(root: Path, runs: Sequence[Ran]) -> Document:
+    results = [read_json(root / f"sb3-seed-{run.seed}" / "result.json") for run in runs]
+    said = ("algorithm", "hyperparameters", "source", "version", "threads", "evaluated_every")
+    return {
+        "name": PEER,
+        **{key: _one_or_all(result.get(key) for result in results if result) for key in said},
+        **summary(runs),
+        "machine": _one_or_all(run.provenance.get("machine") for run in runs),
+    }
+
+
+def summary(runs: Sequence[Ran]) -> Document:
+    """Return what the runs say each and together; those that did not finish stand apart."""
+    finished = [run for run in runs if run.is_finished]
+    confirmed = [run for run in finished if run.confirmed]
+    return {
+        "seeds": [run.seed for run in finished],
+        "unfinished_seeds": [run.seed for run in runs if not run.is_finished],
+        "over_seeds": {
+            "score": _score(finished, "final"),
+            "best_version": _score(finished, "best"),
+            "confirmed_seeds": len(confirmed),
+            "env_steps_to_confirmed": _median(run.confirmed.env_steps for run in confirmed if run.confirmed),
+            "wall_s_to_confirmed": _median(run.confirmed_s for run in confirmed if run.confirmed_s is not None),
+            "env_steps": _median(run.env_steps for run in finished),
+            "wall_s": _median(run.wall_s for run in finished),
+        },
+        "runs": [_run(run) for run in runs],
+    }
+
+
+def _score(runs: Sequence[Ran], which: str) -> Document | None:
+    """Return mean, interquartile mean and interval over seeds of `final` or `best`.
+
+    Fresh episodes count if every seed has them, else the evaluations that picked the version count.
+    """
+    tests = [getattr(run, f"test_{which}") for run in runs]
+    is_fresh = all(test is not None for test in tests)
+    measures = tests if is_fresh else [getattr(run, which) for run in runs]
+    measures = [measure for measure in measures if measure is not None]
+    if not measures:
+        return None
+    means = [measure.mean for measure in measures]
+    ends = mean_interval(np.array(means)) if len(means) > 1 else None
+    return {
+        "mean": statistics.fmean(means),
+        "interquartile_mean": interquartile_mean(means),
+        "interval_95": [float(end) for end in ends] if ends else None,
+        "seeds": len(means),
+        "episodes_per_seed": min(measure.episodes for measure in measures),
+        "fresh_episodes": is_fresh,
+    }
+
+
+def _run(run: Ran) -> Document:
+    """Return a run without its evaluations, which curve.csv has, and without what all runs share."""
+    document = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
+    measures = {name: dataclasses.asdict(value) for name, value in document.items() if dataclasses.is_dataclass(value)}  # type: ignore[arg-type]
+    document |= measures | {"evaluations": len(run.scores)}
+    del document["scores"], document["provenance"]
+    return document
+
+
+def _draw(document: Document, references: References, ours: Sequence[Ran], peers: Sequence[Ran], file: Path) -> None:
+    runs = {"Tidemill": ours} | ({PEER: peers} if peers else {})
+    title = f"{document['name']}: {document['algorithm']} on {document['env_id']}"
+    curve.draw(runs, file, title=title, lines=references.lines)
+
+
+def _median(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return statistics.median(found) if found else None
+
+
+def _one_or_all(values: Iterable[object]) -> object:
+    """Return what all runs have in common, or the list of what each has."""
+    found = list(values)
+    return found[0] if found and all(value == found[0] for value in found) else found or None
