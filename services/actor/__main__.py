@@ -69,9 +69,8 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
             watcher = stack.enter_context(ParamsWatcher(config.cluster.params, precision=Precision.HALF))
             watch_appender(appender)
             params = PolicyParams(watcher, policy)
-            writer = StreamWriter(
-                appender, signature, window, num_envs, config.table.chunk_length, policy.first_priority
-            )
+            first_priority = policy.first_priority if config.table.sampler == "prioritized" else None
+            writer = StreamWriter(appender, signature, window, num_envs, config.table.chunk_length, first_priority)
             pace = pace_of(settings.max_env_steps_per_s, num_envs, stop)
             loop = ActingLoop(env, policy, params, writer, ActorMetrics(settings.log_every_s), pace)
             if params.wait(stop):

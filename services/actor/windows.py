@@ -18,6 +18,11 @@ FirstPriority = Callable[[Mapping[str, Array]], NDArray[np.float32]]
 """`Policy.first_priority`: ticks, each [steps + 1, K], to priorities [K]."""
 
 
+def all_alike(ticks: Mapping[str, Array]) -> NDArray[np.float32]:
+    """Return 1 for each window: for a table that does not look at priorities."""
+    return np.ones(ticks["reward"].shape[1], np.float32)
+
+
 @dataclass(frozen=True)
 class Windows:
     """The windows that the rows of a chunk completed; lists have one entry a window.

@@ -9,11 +9,11 @@ import structlog
 from numpy.typing import NDArray
 
 from services.actor.rows import ChunkRows
-from services.actor.windows import FirstPriority, WindowTracker
+from services.actor.windows import FirstPriority, WindowTracker, all_alike
 from tidemill.codec import encode
 from tidemill.replay.append import StreamRestarted
 from tidemill.replay.appending import Appending
-from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.replay.chunk import SMALLEST_PRIORITY, Chunk, ItemBatch
 from tidemill.types import Signature, WindowSpec
 
 Array = NDArray[np.generic]
@@ -35,7 +35,7 @@ class StreamWriter:
         window: WindowSpec,
         num_envs: int,
         chunk_length: int,
-        first_priority: FirstPriority,
+        first_priority: FirstPriority | None,
     ) -> None:
         """Start at step 0 of every stream.
 
@@ -45,12 +45,13 @@ class StreamWriter:
             window: Which windows become items.
             num_envs: Number of streams.
             chunk_length: Steps of a chunk.
-            first_priority: Gives a window its first priority.
+            first_priority: Gives a window its first priority; None if the table does not look at it.
         """
         self._appender, self._signature = appender, signature
         self._num_envs = num_envs
         self._rows = ChunkRows(signature, num_envs, chunk_length)
-        self._windows = WindowTracker(window, num_envs, chunk_length, first_priority)
+        self._wants_inputs = first_priority is not None
+        self._windows = WindowTracker(window, num_envs, chunk_length, first_priority or all_alike)
         self._first_step = 0
         self._clear()
 
@@ -80,7 +81,8 @@ class StreamWriter:
         self._rows.add(row)
         self._decisions += ~was_reset
         scalars = {name: row[name] for name in ("reward", "terminated", "truncated", "is_first")}
-        self._windows.add({**scalars, **priority_inputs, "was_reset": was_reset}, memory)
+        inputs = priority_inputs if self._wants_inputs else {}
+        self._windows.add({**scalars, **inputs, "was_reset": was_reset}, memory)
         if self._rows.is_full:
             self._append(params_version)
 
@@ -102,7 +104,7 @@ class StreamWriter:
             chunk_indices=windows.env_index,  # one chunk of every stream, in order
             last_offsets=windows.last_row,
             lengths=windows.length,
-            priorities=windows.priority,
+            priorities=windows.priority + SMALLEST_PRIORITY,
             payloads=tuple(memory.tobytes() for memory in windows.memory) if windows.memory.shape[1] else (),
         )
         self._first_step += self._rows.filled

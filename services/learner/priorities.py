@@ -15,13 +15,11 @@ from torch import Tensor
 
 from services.learner import metrics
 from tidemill.errors import FatalError, NotFound, Unavailable
+from tidemill.replay.chunk import SMALLEST_PRIORITY
 
 Keys = NDArray[np.uint64]
 Send = Callable[[Keys, NDArray[np.float64]], object]
 """Sends keys [N] and priorities [N] to the table; bounded in time."""
-
-SMALLEST_PRIORITY = 1e-6
-"""Added to each priority, since an item of priority 0 is never sampled again (Schaul et al., 2016, 3.3)."""
 
 _UPDATES_A_MESSAGE = 16
 _MESSAGES_WAITING = 8

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+SMALLEST_PRIORITY = 1e-6
+"""Added to each priority, since an item of priority 0 is never sampled (Schaul et al., 2016, 3.3)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:

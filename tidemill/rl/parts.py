@@ -13,6 +13,11 @@ from tidemill.rl.adam import Adam
 from tidemill.rl.ranks import ALONE, Ranks
 
 
+def part(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters of one network of those that `Parts.copy_of` returned."""
+    return {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
+
+
 @dataclass
 class Parts:
     """Networks, optimizers and random generator of an agent, and the updates it has made."""

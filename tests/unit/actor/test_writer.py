@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from services.actor.writer import StreamWriter
 from tidemill.replay.append import Appender, StreamRestarted
-from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.replay.chunk import SMALLEST_PRIORITY, Chunk, ItemBatch
 from tidemill.types import Codec, ColumnSpec, WindowSpec
 
 _SIGNATURE = (
@@ -50,7 +50,12 @@ def _writer(sink: _Sink, window: WindowSpec) -> StreamWriter:
     return StreamWriter(cast(Appender, sink), _SIGNATURE, window, _ENVS, _CHUNK, first_priority)
 
 
-def _add(writer: StreamWriter, step: int, was_reset: Sequence[bool] = (False,) * _ENVS) -> None:
+def _add(
+    writer: StreamWriter,
+    step: int,
+    was_reset: Sequence[bool] = (False,) * _ENVS,
+    priority_inputs: Mapping[str, NDArray[np.generic]] | None = None,
+) -> None:
     envs = np.arange(_ENVS)
     row: dict[str, NDArray[np.generic]] = {
         "observation": np.stack([envs, np.full(_ENVS, step)], axis=1).astype(np.uint8),
@@ -60,7 +65,7 @@ def _add(writer: StreamWriter, step: int, was_reset: Sequence[bool] = (False,) *
         "truncated": np.zeros(_ENVS, np.bool_),
         "is_first": np.full(_ENVS, step == 0),
     }
-    writer.add(row, {}, np.array(was_reset), params_version=step + 1)
+    writer.add(row, priority_inputs or {}, np.array(was_reset), params_version=step + 1)
 
 
 def test_full_chunks_of_all_streams_leave_in_one_call() -> None:
@@ -109,10 +114,19 @@ def test_items_travel_with_the_chunk_their_last_step_is_in() -> None:
     items = sink.sent[1][1][0]
     assert set(items.lengths.tolist()) == {3}
     assert dict(zip(items.chunk_indices.tolist(), items.priorities.tolist(), strict=True)) == {
-        0: 1.0,
-        1: 2.0,
-        2: 3.0,
+        0: 1.0 + SMALLEST_PRIORITY,
+        1: 2.0 + SMALLEST_PRIORITY,
+        2: 3.0 + SMALLEST_PRIORITY,
     }
+
+
+def test_writer_asks_for_no_priorities_that_nobody_looks_at() -> None:
+    """Without `first_priority` all items are alike, whatever the policy hands over for them."""
+    sink = _Sink()
+    writer = StreamWriter(cast(Appender, sink), _SIGNATURE, WindowSpec(0, 1), _ENVS, _CHUNK, None)
+    for step in range(_CHUNK):
+        _add(writer, step, priority_inputs={"taken": np.full(_ENVS, np.nan)})
+    assert sink.sent[0][1][0].priorities.tolist() == [1.0 + SMALLEST_PRIORITY] * 9
 
 
 def test_reset_ticks_are_no_decisions_and_start_no_window() -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from services.learner.priorities import SMALLEST_PRIORITY, PriorityWriter
+from services.learner.priorities import PriorityWriter
 from tidemill.errors import FatalError, InvalidArgument, Unavailable
+from tidemill.replay.chunk import SMALLEST_PRIORITY
 
 _WAIT_S = 10.0
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.rl.batches import CONTINUOUS, percept, random_batch
+from tests.unit.rl.batches import CONTINUOUS, CONTINUOUS_IMAGE, percept, random_batch
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.d4pg import loss as d4pg_loss
@@ -216,6 +216,41 @@ def test_policy_explores_by_its_noise_after_random_steps(config: Config) -> None
     np.testing.assert_allclose(random.var(axis=0), 1 / 3, atol=0.03)
     off = policy.explore(percept(seen), 100).action - policy.greedy(percept(seen)).action
     np.testing.assert_allclose(off.std(axis=0), 0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("ends", ["nowhere", "terminated", "truncated"])
+@pytest.mark.parametrize("spec", [CONTINUOUS, CONTINUOUS_IMAGE], ids=["vector", "image"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        DDPGConfig(actor_sizes=(8,), critic_sizes=(8, 8), n_step=3, random_steps=0),
+        TD3Config(hidden_sizes=(8,), n_step=3, target_noise=0.0, random_steps=0),
+        D4PGConfig(actor_sizes=(8,), critic_sizes=(8, 8), n_step=3, value_min=-4.0, value_max=4.0, random_steps=0),
+    ],
+    ids=["ddpg", "td3", "d4pg"],
+)
+def test_actors_first_priority_equals_the_learners(config: Config, spec: EnvSpec, ends: str) -> None:
+    """On the same parameters the actor says of a window what the learner's first update reports."""
+    agent, policy = build_agent(config, spec, seed=0), build_policy(config, spec, seed=1)
+    policy.load(agent.policy_state())
+    rng = torch.Generator().manual_seed(5)
+    seen = [random_batch(spec, 5, rng)["observation"] for _ in range(4)]
+    decisions = [policy.explore(percept(observation.numpy()), 0) for observation in seen]
+    ticks = {name: np.stack([d.priority_inputs[name] for d in decisions]) for name in ("observation", "action")}
+    reward = torch.randn((4, 5), generator=rng).numpy()
+    end = np.zeros((4, 5), dtype=bool)
+    end[1] = True  # the second step, so two rewards are summed and the third row is the final one
+    ticks |= {"reward": reward, "terminated": end & (ends == "terminated"), "truncated": end & (ends == "truncated")}
+    summed = 3 if ends == "nowhere" else 2
+    made_up = {
+        "observation": seen[0],
+        "action": torch.from_numpy(decisions[0].action),
+        "n_step_return": torch.from_numpy(sum(0.99**k * reward[k] for k in range(summed))),
+        "bootstrap_discount": torch.full((5,), 0.0 if ends == "terminated" else 0.99**summed),
+        "bootstrap_observation": seen[summed],
+    }
+    learned = agent.update(made_up, torch.ones(5)).priority
+    np.testing.assert_allclose(policy.first_priority(ticks), learned.numpy(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -105,8 +105,8 @@ class DeterministicAgent:
         return update
 
     def policy_state(self) -> dict[str, Tensor]:
-        """Return copies of the actor's parameters, `actor.*`."""
-        return self._parts.copy_of("actor")
+        """Return copies of the actor's parameters, `actor.*`, and of the critic's for first priorities, `critic.*`."""
+        return self._parts.copy_of("actor", "critic")
 
     def state_dict(self) -> State:
         """Return networks, targets, optimizers, counter and, if updates draw random numbers, their generator."""

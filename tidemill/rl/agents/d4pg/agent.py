@@ -10,10 +10,10 @@ from torch import Tensor
 from tidemill.rl.adam import Adam
 from tidemill.rl.agents.d4pg.config import D4PGConfig
 from tidemill.rl.agents.d4pg.loss import actor_loss, critic_loss
-from tidemill.rl.agents.d4pg.networks import build_actor, build_critic
+from tidemill.rl.agents.d4pg.networks import build_actor, build_critic, logits_taken, target_of
 from tidemill.rl.agents.deterministic_agent import ActorCritic, DeterministicAgent
 from tidemill.rl.agents.interface import Update
-from tidemill.rl.categorical import atoms, categorical_target, expectation
+from tidemill.rl.categorical import atoms, expectation
 from tidemill.rl.networks.flat import flat
 from tidemill.types import EnvSpec
 
@@ -41,20 +41,15 @@ class D4PGLearning:
         New priorities are how far each prediction is from its target, a divergence in nats.
         """
         networks, observation = self.networks, flat(batch["observation"])
-        logits = networks.critic(observation, batch["action"].flatten(1))
-        result = critic_loss(logits, self._target(batch), weight)
+        logits = logits_taken(networks.critic, batch)
+        target = target_of(networks.target_actor, networks.target_critic, batch, self._support)
+        result = critic_loss(logits, target, weight)
         networks.improve_critic(result.loss)
         loss = actor_loss(networks.critic(observation, networks.actor(observation)), self._support)
         networks.improve_actor(loss)
         networks.move_targets()
         q = expectation(logits.detach(), self._support).mean()
         return Update(result.divergence, {"loss": result.loss.detach(), "q": q, "actor_q": -loss.detach()})
-
-    @torch.no_grad()
-    def _target(self, batch: Mapping[str, Tensor]) -> Tensor:
-        following = flat(batch["bootstrap_observation"])
-        probabilities = self.networks.target_critic(following, self.networks.target_actor(following)).softmax(dim=-1)
-        return categorical_target(batch["n_step_return"], batch["bootstrap_discount"], probabilities, self._support)
 
 
 def build(config: D4PGConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> DeterministicAgent:

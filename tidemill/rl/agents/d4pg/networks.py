@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+from torch import Tensor, nn
 
 from tidemill.rl.agents.d4pg.config import D4PGConfig
+from tidemill.rl.categorical import categorical_target
 from tidemill.rl.networks.deterministic import ActionCritic, DeterministicActor
+from tidemill.rl.networks.flat import flat
 from tidemill.types import EnvSpec
 
 ACTOR_LAST_BOUND = 3e-3
@@ -28,3 +33,17 @@ def build_critic(config: D4PGConfig, env_spec: EnvSpec, rng: torch.Generator) ->
         rng,
         action_layer=config.action_layer,
     )
+
+
+def logits_taken(critic: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the logits of the critic's distributions of a batch's actions, [B, num_atoms]."""
+    logits: Tensor = critic(flat(batch["observation"]), batch["action"].flatten(1))
+    return logits
+
+
+@torch.no_grad()
+def target_of(actor: nn.Module, critic: nn.Module, batch: Mapping[str, Tensor], support: Tensor) -> Tensor:
+    """Return what these networks say that the distributions of a batch's actions should be, [B, num_atoms]."""
+    following = flat(batch["bootstrap_observation"])
+    probabilities = critic(following, actor(following)).softmax(dim=-1)
+    return categorical_target(batch["n_step_return"], batch["bootstrap_discount"], probabilities, support)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tidemill.rl.adam import Adam
 from tidemill.rl.agents.ddpg.config import DDPGConfig
-from tidemill.rl.agents.ddpg.loss import actor_loss, td_target
-from tidemill.rl.agents.ddpg.networks import build_actor, build_critic
+from tidemill.rl.agents.ddpg.loss import actor_loss
+from tidemill.rl.agents.ddpg.networks import build_actor, build_critic, target_of, values_taken
 from tidemill.rl.agents.deterministic_agent import ActorCritic, DeterministicAgent
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.losses import td_loss
@@ -37,20 +37,17 @@ class DDPGLearning:
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Update the critic, then the actor, then move both targets."""
         networks, observation = self.networks, flat(batch["observation"])
-        q = networks.critic(observation, batch["action"].flatten(1)).squeeze(-1)
-        result = td_loss(q, self._target(batch), weight, huber=self._config.loss == "huber")
+        q, target = (
+            values_taken(networks.critic, batch),
+            target_of(networks.target_actor, networks.target_critic, batch),
+        )
+        result = td_loss(q, target, weight, huber=self._config.loss == "huber")
         networks.improve_critic(result.loss)
         actor_q = networks.critic(observation, networks.actor(observation)).squeeze(-1)
         networks.improve_actor(actor_loss(actor_q))
         networks.move_targets()
         metrics = {"loss": result.loss.detach(), "q": q.detach().mean(), "actor_q": actor_q.detach().mean()}
         return Update(result.td_error.abs(), metrics)
-
-    @torch.no_grad()
-    def _target(self, batch: Mapping[str, Tensor]) -> Tensor:
-        following = flat(batch["bootstrap_observation"])
-        bootstrap_q = self.networks.target_critic(following, self.networks.target_actor(following)).squeeze(-1)
-        return td_target(batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q)
 
 
 def build(config: DDPGConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> DeterministicAgent:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+from torch import Tensor, nn
 
 from tidemill.rl.agents.ddpg.config import DDPGConfig
+from tidemill.rl.agents.ddpg.loss import td_target
 from tidemill.rl.networks.deterministic import ActionCritic, DeterministicActor
+from tidemill.rl.networks.flat import flat
 from tidemill.types import EnvSpec
 
 LAST_BOUND = 3e-3
@@ -35,3 +40,17 @@ def build_critic(config: DDPGConfig, env_spec: EnvSpec, rng: torch.Generator) ->
         action_layer=config.action_layer,
         last_bound=LAST_BOUND,
     )
+
+
+def values_taken(critic: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the critic's values of a batch's actions, [B]."""
+    q: Tensor = critic(flat(batch["observation"]), batch["action"].flatten(1))
+    return q.squeeze(-1)
+
+
+@torch.no_grad()
+def target_of(actor: nn.Module, critic: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return what these networks say that the values of a batch's actions should be, [B]."""
+    following = flat(batch["bootstrap_observation"])
+    bootstrap_q = critic(following, actor(following)).squeeze(-1)
+    return td_target(batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+from torch import Tensor
 
 from tidemill.rl.agents.ddpg.config import DDPGConfig
-from tidemill.rl.agents.ddpg.networks import build_actor
+from tidemill.rl.agents.ddpg.networks import build_actor, build_critic, target_of, values_taken
 from tidemill.rl.agents.deterministic_policy import DeterministicPolicy
 from tidemill.rl.agents.interface import Acting
 from tidemill.types import EnvSpec
@@ -13,5 +16,10 @@ from tidemill.types import EnvSpec
 
 def build(config: DDPGConfig, env_spec: EnvSpec, acting: Acting) -> DeterministicPolicy:
     """Return the acting side of DDPG; `tidemill.rl.agents.build` calls this."""
-    actor = build_actor(config, env_spec, torch.Generator().manual_seed(acting.seed))
-    return DeterministicPolicy(actor, env_spec.action_shape, config.noise, config.random_steps, acting)
+    rng = torch.Generator().manual_seed(acting.seed)
+    actor, critic = build_actor(config, env_spec, rng), build_critic(config, env_spec, rng)
+
+    def surprise(batch: Mapping[str, Tensor]) -> Tensor:
+        return (target_of(actor, critic, batch) - values_taken(critic, batch)).abs()
+
+    return DeterministicPolicy(actor, critic, surprise, config, env_spec.action_shape, acting)

@@ -11,8 +11,8 @@ from tidemill.rl.adam import Adam
 from tidemill.rl.agents.deterministic_agent import ActorCritic, DeterministicAgent
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.agents.td3.config import TD3Config
-from tidemill.rl.agents.td3.loss import actor_loss, clipped_double_q_target, smoothed_action
-from tidemill.rl.agents.td3.networks import build_actor, build_critic
+from tidemill.rl.agents.td3.loss import actor_loss, smoothed_action
+from tidemill.rl.agents.td3.networks import build_actor, build_critic, target_of, values
 from tidemill.rl.losses import twin_td_loss
 from tidemill.rl.networks.flat import flat
 from tidemill.rl.ranks import draw_normal
@@ -39,21 +39,16 @@ class TD3Learning:
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Update the critics, then every `actor_every` updates the actor and all targets."""
         observation = flat(batch["observation"])
-        q = self._values(observation, batch["action"].flatten(1))
+        q = values(self.networks.critic, observation, batch["action"].flatten(1))
         result = twin_td_loss(q, self._target(batch), weight, self._config.max_td_error)
         self.networks.improve_critic(result.loss)
         metrics = {"loss": result.loss.detach(), "q": q.detach().mean()}
         if self.networks.parts.updates % self._config.actor_every == 0:
-            loss = actor_loss(self._values(observation, self.networks.actor(observation)))
+            loss = actor_loss(values(self.networks.critic, observation, self.networks.actor(observation)))
             self.networks.improve_actor(loss)
             self.networks.move_targets()
             metrics["actor_q"] = -loss.detach()
         return Update(result.td_error, metrics)
-
-    def _values(self, observation: Tensor, action: Tensor) -> Tensor:
-        """Return both critics' values [2, B]."""
-        q: Tensor = self.networks.critic(torch.cat((observation, action), dim=-1))
-        return q.squeeze(-1)
 
     @torch.no_grad()
     def _target(self, batch: Mapping[str, Tensor]) -> Tensor:
@@ -61,8 +56,7 @@ class TD3Learning:
         action = self.networks.target_actor(following)
         noise = draw_normal(action.shape, ranks, self._noise, action.device) * self._config.target_noise
         action = smoothed_action(action, noise, self._config.target_noise_limit)
-        bootstrap_q = self.networks.target_critic(torch.cat((following, action), dim=-1)).squeeze(-1)
-        return clipped_double_q_target(batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q)
+        return target_of(self.networks.target_critic, following, action, batch)
 
 
 def build(config: TD3Config, env_spec: EnvSpec, device: torch.device, seed: int) -> DeterministicAgent:

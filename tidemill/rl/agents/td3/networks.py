@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+from torch import Tensor, nn
 
 from tidemill.rl.agents.td3.config import TD3Config
+from tidemill.rl.agents.td3.loss import clipped_double_q_target
 from tidemill.rl.networks.batched_mlp import BatchedMLP
 from tidemill.rl.networks.deterministic import DeterministicActor
 from tidemill.types import EnvSpec
@@ -18,3 +22,16 @@ def build_actor(config: TD3Config, env_spec: EnvSpec, rng: torch.Generator) -> D
 def build_critic(config: TD3Config, env_spec: EnvSpec, rng: torch.Generator) -> BatchedMLP:
     """Return two networks from observations and actions side by side, [B, O + A], to values [2, B, 1]."""
     return BatchedMLP(2, env_spec.observation_size + env_spec.action_size, config.hidden_sizes, 1, rng)
+
+
+def values(critic: nn.Module, observation: Tensor, action: Tensor) -> Tensor:
+    """Return both critics' values, [2, B]."""
+    q: Tensor = critic(torch.cat((observation, action), dim=-1))
+    return q.squeeze(-1)
+
+
+@torch.no_grad()
+def target_of(critic: nn.Module, following: Tensor, action: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return what the values of a batch's actions should be, [B], if `action` is taken where they lead to."""
+    bootstrap_q = values(critic, following, action)
+    return clipped_double_q_target(batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q)
