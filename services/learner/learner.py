@@ -31,7 +31,7 @@ from services.learner.rng import seed_rng
 from services.learner.sampling import Sampling, create_tables, start_sampling
 from services.learner.servicer import LearnerServicer
 from services.learner.status import StatusBoard
-from services.learner.table import table_config
+from services.learner.table import batches_per_sample, table_config
 from services.learner.trainer import Limits, Outlets, Trainer
 from services.learner.transfer import Transfer, device_of
 from tidemill.config.sections import LearnerConfig
@@ -221,8 +221,7 @@ class Learner:
         )
 
     def _sampling(self, directory: ShardDirectory | None, table: TableConfig, stack: ExitStack) -> Sampling:
-        settings = self._config.learner
-        size, credit = self._share * settings.batches_per_sample, settings.decode_threads + 1
+        size, credit = self._share * self._splits(table), self._config.learner.decode_threads + 1
         return start_sampling(self._config.cluster, directory, table, size, credit, stack)
 
     def _priorities(self, sampling: Sampling) -> PriorityWriter | None:
@@ -231,7 +230,7 @@ class Learner:
         return PriorityWriter(sampling.send_priorities)
 
     def _batches(self, agent: Agent, table: TableConfig, device: torch.device, sampling: Sampling) -> Batches:
-        settings, splits = self._config.learner, self._config.learner.batches_per_sample
+        settings, splits = self._config.learner, self._splits(table)
         decoder = Decoder(agent, table.signature, self._config.table, self._counters, Transfer(device), splits=splits)
         return Batches(
             sampling.samples,
@@ -241,6 +240,9 @@ class Learner:
             prefetch_samples=-(-settings.prefetch_batches // splits),
             clock=time.monotonic,
         )
+
+    def _splits(self, table: TableConfig) -> int:
+        return batches_per_sample(self._config.learner, table.signature, self._config.agent.batch_size)
 
     def _limits(self) -> Limits:
         run, learner = self._config.run, self._config.learner

@@ -8,7 +8,14 @@ from tidemill.errors import AlreadyExists, FatalError
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
 from tidemill.rl.agents.interface import Agent
-from tidemill.types import EnvSpec, signature_of
+from tidemill.types import EnvSpec, Signature, signature_of
+
+
+_VECTORS, _IMAGES = 2048, 128
+"""Items of a call that make it worth its cost."""
+
+_MOST_BATCHES = 8
+"""In one call, so that the last one's priorities are not much older than the first one's."""
 
 
 def table_config(
@@ -23,15 +30,30 @@ def table_config(
         spec: The environment's observations and actions.
         batch_size: Items of one gradient step.
     """
+    signature = signature_of(spec)
+    batches = batches_per_sample(learner, signature, batch_size)
     return TableConfig(
         name=table.name,
-        signature=signature_of(spec),
+        signature=signature,
         sampler=_sampler(table),
         max_items=table.max_items,
         max_item_steps=agent.window.length,
-        rate_limiter=_rate_limiter(table, learner, agent.window.stride, batch_size),
+        rate_limiter=_rate_limiter(table, learner, agent.window.stride, batch_size, batches),
         max_times_sampled=1 if table.sampler == "fifo" else 0,  # a queue: each item once
     )
+
+
+def batches_per_sample(learner: LearnerSettings, signature: Signature, batch_size: int) -> int:
+    """Return how many batches one sample call draws: as set, or enough for what a call costs to be small beside them.
+
+    A call costs about half a millisecond of both sides besides its items (benchmarks/learner.py): as much as decoding
+    some thousand short vectors, or a few dozen stacks of images.
+    """
+    if learner.batches_per_sample:
+        return learner.batches_per_sample
+    observation = next(column for column in signature if column.name == "observation")
+    worthwhile = _VECTORS if len(observation.shape) == 1 else _IMAGES
+    return min(max(worthwhile // batch_size, 1), _MOST_BATCHES)
 
 
 def create_table(replay: ReplayClient, config: TableConfig) -> int:
@@ -56,12 +78,14 @@ def _sampler(table: TableSettings) -> SelectorConfig:
     return SelectorConfig(kind, table.priority_exponent if kind is SelectorKind.PRIORITIZED else 0.0)
 
 
-def _rate_limiter(table: TableSettings, learner: LearnerSettings, stride: int, batch_size: int) -> RateLimiterConfig:
+def _rate_limiter(
+    table: TableSettings, learner: LearnerSettings, stride: int, batch_size: int, batches: int
+) -> RateLimiterConfig:
     """Return the limiter that holds the ratio: one item is inserted every `stride` decisions."""
     samples_per_insert = learner.updates_per_env_step * batch_size * stride
     if samples_per_insert == 0:
         return RateLimiterConfig(min_size=table.min_size)
-    one_call = batch_size * learner.batches_per_sample
+    one_call = batch_size * batches
     return RateLimiterConfig(
         min_size=table.min_size,
         samples_per_insert=samples_per_insert,

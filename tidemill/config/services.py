@@ -66,8 +66,8 @@ class LearnerSettings:
     """Threads torch computes with on a CPU, at least 1; 0 leaves the choice to torch."""
     updates_per_env_step: float = 0.25
     """Gradient steps for each agent decision, held by the table's rate limiter; 0: as many as possible."""
-    batches_per_sample: int = 1
-    """Batches drawn in one sample call, at least 1. More makes small ones cheaper, with older priorities."""
+    batches_per_sample: int = 0
+    """Batches drawn in one sample call: more makes small ones cheaper, with older priorities; 0: by their size."""
     prefetch_batches: int = 4
     """Decoded batches held ready for the training thread, at least 1."""
     decode_threads: int = 1
@@ -93,13 +93,8 @@ class LearnerSettings:
             self.updates_per_env_step,
             "0 or more",
         )
-        for name in (
-            "batches_per_sample",
-            "prefetch_batches",
-            "decode_threads",
-            "publish_every",
-            "keep_checkpoints",
-        ):
+        check(self.batches_per_sample >= 0, "learner.batches_per_sample", self.batches_per_sample, "0 or more")
+        for name in ("prefetch_batches", "decode_threads", "publish_every", "keep_checkpoints"):
             check(getattr(self, name) >= 1, f"learner.{name}", getattr(self, name), "at least 1")
         check(self.checkpoint_every_s >= 0, "learner.checkpoint_every_s", self.checkpoint_every_s, "0 or more")
         check(self.log_every_s > 0, "learner.log_every_s", self.log_every_s, "more than 0")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from services.learner.table import create_table, table_config
+from services.learner.table import batches_per_sample, create_table, table_config
 from tests.unit.learner.fakes import FakeAgent
 from tidemill.config.services import LearnerSettings
 from tidemill.config.table import TableSettings
 from tidemill.errors import AlreadyExists, FatalError
 from tidemill.replay.table_config import SelectorKind, TableConfig
-from tidemill.types import EnvSpec, WindowSpec
+from tidemill.types import EnvSpec, WindowSpec, signature_of
 
 _SPEC = EnvSpec((8,), "float32", action_shape=(2,))
 
@@ -45,6 +45,26 @@ def test_error_buffer_is_never_less_than_one_sample_call() -> None:
     table = TableSettings(error_buffer_updates=2)
     limiter = _config(table, LearnerSettings(batches_per_sample=8)).rate_limiter
     assert limiter.error_buffer == 8 * 128
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch_size", "asked", "expected"),
+    [
+        ((8,), 256, 0, 8),
+        ((8,), 32, 0, 8),
+        ((8,), 1_000, 0, 2),
+        ((8,), 4_096, 0, 1),
+        ((84, 84), 32, 0, 4),
+        ((84, 84), 512, 0, 1),
+        ((84, 84), 512, 3, 3),
+    ],
+)
+def test_small_batches_are_drawn_several_at_once(
+    shape: tuple[int, ...], batch_size: int, asked: int, expected: int
+) -> None:
+    """About 2048 vectors or 128 images make a call, of at most eight batches, unless the settings say otherwise."""
+    signature = signature_of(EnvSpec(shape, "uint8", num_actions=2))
+    assert batches_per_sample(LearnerSettings(batches_per_sample=asked), signature, batch_size) == expected
 
 
 def test_no_ratio_means_no_buffer() -> None:
