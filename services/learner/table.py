@@ -10,7 +10,6 @@ from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, Sele
 from tidemill.rl.agents.interface import Agent
 from tidemill.types import EnvSpec, Signature, signature_of
 
-
 _VECTORS, _IMAGES = 2048, 128
 """Items of a call that make it worth its cost."""
 

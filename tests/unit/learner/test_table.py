@@ -48,7 +48,7 @@ def test_error_buffer_is_never_less_than_one_sample_call() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "batch_size", "asked", "expected"),
+    "shape, batch_size, asked, expected",
     [
         ((8,), 256, 0, 8),
         ((8,), 32, 0, 8),
