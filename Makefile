@@ -16,7 +16,7 @@ SHELL := /bin/bash
 
 .PHONY: help
 help: ## list these targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 .PHONY: quickstart
 quickstart: $(VENV)/.runtime ## train SAC on LunarLanderContinuous with the whole cluster on this machine
@@ -86,6 +86,16 @@ $(VENV)-reverb/.installed: requirements/reverb.txt
 	$(PYTHON) -m venv $(VENV)-reverb
 	$(VENV)-reverb/bin/pip install --quiet --requirement requirements/reverb.txt
 	touch $@
+
+# `make learn-cartpole-dqn` runs configs/cartpole_dqn.yaml; LEARN="--sb3 .venv-sb3" puts Stable-Baselines3 beside it.
+SEEDS ?= 1 2 3
+LEARN ?=
+.PHONY: learn-table
+learn-table: $(VENV)/.runtime ## the table of all learning results
+	$(BIN)/python -m benchmarks.learn --table
+
+learn-%: $(VENV)/.runtime $(if $(findstring --sb3,$(LEARN)),$(VENV)-sb3/.installed) ## a config's learning result: SEEDS="1 2 3"
+	$(BIN)/python -m benchmarks.learn configs/$(subst -,_,$*).yaml --seeds $(SEEDS) $(LEARN)
 
 .PHONY: hooks
 hooks: $(VENV)/.dev ## run the quick checks at every commit

@@ -18,7 +18,8 @@ from pathlib import Path
 from benchmarks.learn.carry_out import carry_out
 from benchmarks.learn.plan import make_plan
 from benchmarks.learn.report import write_report
-from tidemill.errors import TidemillError
+from benchmarks.learn.table import write_table
+from tidemill.errors import ConfigError, TidemillError
 
 
 def main() -> int:
@@ -35,6 +36,11 @@ def main() -> int:
 
 
 def _make(arguments: argparse.Namespace) -> int:
+    if arguments.table:
+        print(write_table())
+        return 0
+    if not arguments.config:
+        raise ConfigError("which config? for example configs/cartpole_dqn.yaml")
     if arguments.report_only:
         document = write_report(arguments.name or Path(arguments.config).stem, arguments.seeds or ())
     else:
@@ -42,6 +48,7 @@ def _make(arguments: argparse.Namespace) -> int:
         plan = make_plan(arguments)
         carry_out(plan, jobs=arguments.jobs, again=arguments.again, limit_s=arguments.limit_s)
         document = write_report(plan.name, plan.seeds)
+    write_table()
     print(json.dumps(document["over_seeds"]))
     return 1 if document["unfinished_seeds"] or not document["seeds"] else 0
 
@@ -50,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     """Return what reads the command line."""
     words = argparse.ArgumentParser(prog="python -m benchmarks.learn", description=(__doc__ or "").splitlines()[0])
     add = words.add_argument
-    add("config", help="configs/NAME.yaml")
+    add("config", nargs="?", default="", help="configs/NAME.yaml")
     add("--seeds", type=int, nargs="+", help="default: 1 2 3, or with --report-only every seed there is")
     add("--name", default="", help="of the result, if it shall not be the config's")
     add("--steps", type=int, default=0, help="agent decisions of a run, in place of every limit of the config")
@@ -65,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     add("--limit-s", type=float, default=4 * 3600.0, help="seconds of one run whose config has no run.max_wall_s")
     add("--again", action="store_true", help="run seeds anew that have a result; the earlier run is moved aside")
     add("--report-only", action="store_true", help="run nothing, write the report of the runs there are")
+    add("--table", action="store_true", help="only write the table of all results")
     return words
 
 

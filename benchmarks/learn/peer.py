@@ -2,8 +2,8 @@
 
 DQN or SAC with the hyperparameters that RL Baselines3 Zoo publishes for the environment (sb3_zoo.yaml): one
 environment, as many decisions as asked for. Every so often the very episodes that our evaluator plays are played, and
-afterwards the same fresh ones. Time counts while it trains, not while it is evaluated. Started by `benchmarks.learn` with
-the package's folder in PYTHONPATH; what it leaves in --output reads like the folder of a run.
+afterwards the same fresh ones. Time counts while it trains, not while it is evaluated. Started by `benchmarks.learn`
+with the package's folder in PYTHONPATH; what it leaves in --output reads like the folder of a run.
 """
 
 from __future__ import annotations
