@@ -14,6 +14,7 @@ from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.loss import build_values, of_action, of_best
 from tidemill.rl.agents.dqn.networks import build_network
 from tidemill.rl.agents.interface import Array, State, Update
+from tidemill.rl.compilation import compiled
 from tidemill.rl.gradients import clip_
 from tidemill.rl.networks.noisy import draw_noise
 from tidemill.rl.networks.precision import Products
@@ -39,6 +40,7 @@ class DQNAgent:
         self._online.products = Products(config.update_precision, device, images=is_image)
         self._target = TargetNetwork(self._online, config.target_every, config.tau)
         self._optimizer = build_optimizer(config, self._online.parameters())
+        self._loss = compiled(self._loss_of, config.compile, device)
         self._noise = torch.Generator(device).manual_seed(seed)
         self._updates = 0
         self._ranks: Ranks = ALONE
@@ -54,19 +56,21 @@ class DQNAgent:
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Take one gradient step on the loss of the values and move the target network if it is time."""
-        batch = with_stacks(batch)
-        following = self._following(batch["bootstrap_observation"])
-        self._draw_noise(self._online)
-        taken = of_action(self._online(batch["observation"]), batch["action"])
-        item = self._values.loss(taken, batch["n_step_return"], batch["bootstrap_discount"], following)
-        loss = (weight * item.loss).mean()
+        loss, priority, q = self._loss(with_stacks(batch), weight)
         gradients = self._ranks.mean(torch.autograd.grad(loss, self._optimizer.parameters))
         grad_norm = clip_(gradients, self._config.max_grad_norm)
         self._optimizer.step(gradients)
         self._updates += 1
         self._target.follow(self._optimizer.parameters, self._updates)
-        q = self._values.mean(taken.detach()).mean()
-        return Update(item.priority, {"loss": loss.detach(), "q": q, "grad_norm": grad_norm})
+        return Update(priority, {"loss": loss.detach(), "q": q, "grad_norm": grad_norm})
+
+    def _loss_of(self, batch: Mapping[str, Tensor], weight: Tensor) -> tuple[Tensor, ...]:
+        """Return the loss, [], the items' new priorities, [B], and the mean value of the actions taken, []."""
+        following = self._following(batch["bootstrap_observation"])
+        self._draw_noise(self._online)
+        taken = of_action(self._online(batch["observation"]), batch["action"])
+        item = self._values.loss(taken, batch["n_step_return"], batch["bootstrap_discount"], following)
+        return (weight * item.loss).mean(), item.priority, self._values.mean(taken.detach()).mean()
 
     @torch.no_grad()
     def _following(self, observation: Tensor) -> Tensor:

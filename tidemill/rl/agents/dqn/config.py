@@ -62,6 +62,11 @@ class DQNConfig:
     """Rewards summed before bootstrapping."""
     update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Format of the products in an update, all else being float32; `auto`: bfloat16 for images where it is faster."""
+    compile: Literal["none", "default", "cuda-graphs"] = "none"
+    """Whether torch compiles passes and loss of an update, for which it needs a C++ compiler; not of noisy networks.
+
+    With `cuda-graphs` a GPU gets all kernels of a pass at once besides. docs/performance.md says where it pays.
+    """
     target_every: int = 2_500
     """Updates between two copies to the target network; 0 moves it by `tau` at each update instead."""
     tau: float = 0.005
@@ -94,8 +99,14 @@ class DQNConfig:
         require(self.n_step >= 1, "n_step", self.n_step, "at least 1")
         require(self.target_every >= 0, "target_every", self.target_every, "0 or more")
         require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
+        self._check_compile()
         self._check_optimizer()
         check_epsilons(self)
+
+    def _check_compile(self) -> None:
+        allowed = ("none",) if self.noisy else ("none", "default", "cuda-graphs")
+        reason = " with noisy layers, which draw between the passes" if self.noisy else ""
+        require(self.compile in allowed, "compile", self.compile, f"one of {', '.join(allowed)}{reason}")
 
     def _check_optimizer(self) -> None:
         require(self.loss in ("huber", "mse"), "loss", self.loss, "'huber' or 'mse'")
