@@ -34,7 +34,7 @@ dev: $(VENV)/.dev ## the tools of check and test too, into .venv
 
 .PHONY: test
 test: $(VENV)/.dev ## every test: unit, integration, process, learning and containers
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: test-unit
 test-unit: $(VENV)/.dev ## the unit tests alone

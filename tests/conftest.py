@@ -19,18 +19,12 @@ _MARKED_FOLDERS = ("process", "learning", "compose")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of tests/process, tests/learning and tests/compose, so that `-m "not learning"` works.
-
-    Those of one file are run by one worker, so that they share what it sets up; those that need the machine's time,
-    all of them but for the containers, by one too: two trainings at once would each be slow.
-    """
+    """Mark the tests of tests/process, tests/learning and tests/compose, so that `-m "not learning"` works."""
     root = Path(__file__).parent
     for item in items:
         folder = item.path.relative_to(root).parts[0] if item.path.is_relative_to(root) else ""
         if folder in _MARKED_FOLDERS:
             item.add_marker(folder)
-        group = {"compose": "containers", "process": "processes", "learning": "processes"}.get(folder, str(item.path))
-        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from services.actor.writer import StreamWriter
 from services.learner.memories import memories
@@ -56,6 +59,11 @@ def test_items_carry_what_the_policy_remembered_at_their_start() -> None:
     assert set(rows.columns["observation"][start, 1].astype(int)) == {0, 3, 6, 9}
 
 
+def _ones(ticks: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float32]:
+    """Return the same first priority for every window."""
+    return np.ones(ticks["reward"].shape[1], np.float32)
+
+
 def _sampled(window: WindowSpec, end: str) -> tuple[Signature, SampledBatch]:
     """Return a batch of what an actor made of counting environments; it remembers the observation before the last."""
     env = make_env(
@@ -67,7 +75,7 @@ def _sampled(window: WindowSpec, end: str) -> tuple[Signature, SampledBatch]:
     with local_server() as server, ReplayClient(server.address) as client:
         client.create_table(table)
         with Appender(server.address, "a", _ENVS, signature, ["t"], 16) as appender:
-            writer = StreamWriter(appender, signature, window, _ENVS, 16, lambda ticks: np.ones(_ENVS, np.float32))
+            writer = StreamWriter(appender, signature, window, _ENVS, 16, _ones)
             observation, is_first = env.reset(0), np.ones(_ENVS, np.bool_)
             memory = np.zeros((_ENVS, 2), np.float32)
             for _ in range(_TICKS):
