@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -18,10 +17,11 @@ from tidemill.rl.agents.sac import loss
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.networks import build_actor, build_critic
 from tidemill.rl.exploration import linear
-from tidemill.rl.networks.batched_mlp import BatchedMLP
 from tidemill.rl.networks.flat import flat
 from tidemill.rl.networks.squashed_gaussian import head_gradient, sample
-from tidemill.rl.ranks import ALONE, Ranks, draw_normal
+from tidemill.rl.parts import Parts
+from tidemill.rl.ranks import Ranks, draw_normal
+from tidemill.rl.target_network import TargetNetwork
 from tidemill.rl.windows import transitions
 from tidemill.types import EnvSpec, WindowSpec
 
@@ -40,20 +40,25 @@ class SACAgent:
         self._action_size = math.prod(env_spec.action_shape)
         rng = torch.Generator().manual_seed(seed)
         self._actor = build_actor(config, env_spec, rng).to(device)
-        self._average = copy.deepcopy(self._actor)
+        self._average = TargetNetwork(self._actor, every=0, tau=1.0 - config.policy_average)
         self._critic = build_critic(config, env_spec, rng).to(device)
-        self._target = copy.deepcopy(self._critic)
+        self._target = TargetNetwork(self._critic, every=0, tau=config.tau)
         self._log_temperature = torch.tensor(math.log(config.initial_temperature), device=device)
         self._target_entropy = -float(self._action_size) if config.target_entropy is None else config.target_entropy
         self._actor_optimizer = Adam(self._actor.parameters(), config.learning_rate)
         self._critic_optimizer = Adam(self._critic.parameters(), config.learning_rate)
         self._temperature_optimizer = Adam([self._log_temperature], config.learning_rate)
-        # listed once: walking a module's tree costs more than the copies themselves
-        self._target_parameters: list[Tensor] = list(self._target.parameters())
-        self._average_parameters: list[Tensor] = list(self._average.parameters())
         self._noise = torch.Generator(device).manual_seed(seed)
-        self._updates = 0
-        self._ranks: Ranks = ALONE
+        networks = {"actor": self._actor, "critic": self._critic, "target": self._target.network}
+        self._parts = Parts(
+            networks | ({"average": self._average.network} if config.policy_average else {}),
+            {
+                "actor_optimizer": self._actor_optimizer,
+                "critic_optimizer": self._critic_optimizer,
+                "temperature_optimizer": self._temperature_optimizer,
+            },
+            self._noise,
+        )
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return n-step transitions; see `tidemill.rl.windows.transitions`."""
@@ -61,27 +66,28 @@ class SACAgent:
 
     def join(self, ranks: Ranks) -> None:
         """Make every further update together with the same agent of the other ranks."""
-        self._ranks = ranks
+        self._parts.ranks = ranks
 
     @torch.no_grad()
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Update critics, then every `actor_every` updates actor and temperature, then the target."""
         self._set_learning_rate()
-        noise = draw_normal((2, len(weight), self._action_size), self._ranks, self._noise, weight.device, dim=1)
+        shape = (2, len(weight), self._action_size)
+        noise = draw_normal(shape, self._parts.ranks, self._noise, weight.device, dim=1)
         temperature = self._log_temperature.exp()
         observation = flat(batch["observation"])
         target = self._critic_target(batch, noise[0], temperature)
         priority, metrics = self._update_critic(observation, batch["action"].flatten(1), target, weight)
-        if self._updates % self._config.actor_every == 0:
+        if self._parts.updates % self._config.actor_every == 0:
             metrics |= self._update_actor(observation, noise[1], temperature)
         self._move_averages()
-        self._updates += 1
+        self._parts.updates += 1
         return Update(priority, metrics | {"temperature": temperature})
 
     def _critic_target(self, batch: Mapping[str, Tensor], noise: Tensor, temperature: Tensor) -> Tensor:
         following = flat(batch["bootstrap_observation"])
         drawn = sample(self._actor(following)[0], noise)
-        bootstrap_q = self._target(torch.cat((following, drawn.action), dim=-1)).squeeze(-1)
+        bootstrap_q = self._target.network(torch.cat((following, drawn.action), dim=-1)).squeeze(-1)
         return loss.soft_q_target(
             batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q, drawn.log_prob, temperature
         )
@@ -93,7 +99,7 @@ class SACAgent:
         q = traces[-1].output.squeeze(-1)
         gradient, td_error = loss.critic_gradient(q, target, weight, self._config.max_td_error)
         gradients = self._critic.parameter_gradients(traces, gradient.unsqueeze(-1))
-        self._critic_optimizer.step(self._ranks.mean(gradients))
+        self._critic_optimizer.step(self._parts.ranks.mean(gradients))
         return td_error, {"td_error": td_error.mean(), "q": q.mean()}
 
     def _update_actor(self, observation: Tensor, noise: Tensor, temperature: Tensor) -> dict[str, Tensor]:
@@ -106,64 +112,36 @@ class SACAgent:
         gradient = head_gradient(drawn, action_gradient, temperature / len(observation))
         entropy = -drawn.log_prob.mean()
         parameters = self._actor.parameter_gradients(actor_traces, gradient.unsqueeze(0))
-        *gradients, surplus = self._ranks.mean([*parameters, entropy - self._target_entropy])
+        *gradients, surplus = self._parts.ranks.mean([*parameters, entropy - self._target_entropy])
         self._actor_optimizer.step(gradients)
         if self._config.temperature == "learned":
             self._temperature_optimizer.step([surplus])
         return {"entropy": entropy}
 
     def _move_averages(self) -> None:
-        torch._foreach_lerp_(self._target_parameters, self._critic_optimizer.parameters, self._config.tau)
+        self._target.follow(self._critic_optimizer.parameters, self._parts.updates)
         if self._config.policy_average:
-            rate = 1.0 - self._config.policy_average
-            torch._foreach_lerp_(self._average_parameters, self._actor_optimizer.parameters, rate)
+            self._average.follow(self._actor_optimizer.parameters, self._parts.updates)
 
     def _set_learning_rate(self) -> None:
         duration = self._config.learning_rate_decay_updates
         if duration:
-            rate = linear(self._updates, self._config.learning_rate, self._config.learning_rate_final, duration)
-            for optimizer in self._optimizers().values():
+            rate = linear(self._parts.updates, self._config.learning_rate, self._config.learning_rate_final, duration)
+            for optimizer in self._parts.optimizers.values():
                 optimizer.learning_rate = rate
-
-    def _optimizers(self) -> dict[str, Adam]:
-        return {
-            "actor_optimizer": self._actor_optimizer,
-            "critic_optimizer": self._critic_optimizer,
-            "temperature_optimizer": self._temperature_optimizer,
-        }
-
-    def _networks(self) -> dict[str, BatchedMLP]:
-        networks = {"actor": self._actor, "critic": self._critic, "target": self._target}
-        return networks | ({"average": self._average} if self._config.policy_average else {})
 
     def policy_state(self) -> dict[str, Tensor]:
         """Return copies of the actor's parameters, `actor.*`, and of its average's if any, `average.*`."""
-        networks = {name: net for name, net in self._networks().items() if name in ("actor", "average")}
-        return {
-            f"{name}.{key}": value.detach().clone()
-            for name, network in networks.items()
-            for key, value in network.state_dict().items()
-        }
+        return self._parts.copy_of("actor", *(("average",) if self._config.policy_average else ()))
 
     def state_dict(self) -> State:
         """Return networks, optimizers, temperature, noise generator and counter."""
-        state: State = {name: dict(network.state_dict()) for name, network in self._networks().items()}
-        state |= {name: optimizer.state_dict() for name, optimizer in self._optimizers().items()}
-        return state | {
-            "log_temperature": self._log_temperature,
-            "noise": self._noise.get_state(),
-            "updates": self._updates,
-        }
+        return self._parts.state_dict() | {"log_temperature": self._log_temperature}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where `state_dict` was called."""
-        for name, network in self._networks().items():
-            network.load_state_dict(state[name])
-        for name, optimizer in self._optimizers().items():
-            optimizer.load_state_dict(state[name])
+        self._parts.load_state_dict(state)
         self._log_temperature.copy_(state["log_temperature"])
-        self._noise.set_state(state["noise"].cpu())
-        self._updates = int(state["updates"])
 
 
 def build(config: SACConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> SACAgent:

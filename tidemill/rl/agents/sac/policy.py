@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from tidemill.rl.agents.sac.networks import build_actor
 from tidemill.rl.held_actions import HeldActions
 from tidemill.rl.networks.flat import flat
 from tidemill.rl.networks.squashed_gaussian import mode, split
+from tidemill.rl.parts import part
 from tidemill.rl.percept import Percept
 from tidemill.types import EnvSpec
 
@@ -42,9 +42,9 @@ class SACPolicy:
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take `actor.*` and, with a policy average, `average.*`."""
-        self._actor.load_state_dict(_under("actor.", state))
+        self._actor.load_state_dict(part("actor", state))
         if self._config.policy_average:
-            self._evaluated.load_state_dict(_under("average.", state))
+            self._evaluated.load_state_dict(part("average", state))
 
     @torch.inference_mode()
     def explore(self, percept: Percept, env_steps: int) -> Decision:
@@ -89,10 +89,6 @@ class SACPolicy:
     def _tensor(self, observation: Array) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(observation)).to(self._device)
         return flat(tensor)
-
-
-def _under(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
 def build(config: SACConfig, env_spec: EnvSpec, acting: Acting) -> SACPolicy:
