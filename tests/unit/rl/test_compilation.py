@@ -12,17 +12,30 @@ import torch
 import torch._inductor.config
 from torch import Tensor
 
-from tests.unit.rl.batches import CASES, IMAGE, sampled_batch
+from tests.unit.rl.batches import CASES, IMAGE, VECTOR, sampled_batch
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.config import AgentConfig
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Agent
+from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.compilation import Compile, compiled
 from tidemill.types import EnvSpec
 
 UPDATES = 20
 IMAGES = DQNConfig(hidden_sizes=(16,), target_every=5, update_precision="float32")
+SEQUENCES = R2D2Config(
+    network="mlp",
+    hidden_sizes=(),
+    lstm_size=4,
+    head_sizes=(4,),
+    dueling=False,
+    burn_in=0,
+    unroll=2,
+    period=1,
+    n_step=1,
+    target_every=5,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +59,7 @@ def updated(agent: Agent, config: AgentConfig, env_spec: EnvSpec, numbers: range
     return reported
 
 
-def assert_same_updates(config: DQNConfig, env_spec: EnvSpec, how: Compile, device: str = "cpu") -> None:
+def assert_same_updates(config: DQNConfig | R2D2Config, env_spec: EnvSpec, how: Compile, device: str = "cpu") -> None:
     """Compare what compiled and eager updates report, and the parameters they end with."""
     agents = [build_agent(dataclasses.replace(config, compile=each), env_spec, device, 1) for each in ("none", how)]
     eager, fast = (updated(agent, config, env_spec, range(UPDATES)) for agent in agents)
@@ -65,6 +78,11 @@ def test_compiled_updates_equal_eager_ones(how: Compile) -> None:
 def test_compiled_updates_of_images_equal_eager_ones() -> None:
     """So does a network with convolutions and a dueling head."""
     assert_same_updates(IMAGES, IMAGE, "default")
+
+
+def test_compiled_updates_of_sequences_equal_eager_ones() -> None:
+    """So does a recurrent network, whose steps are unrolled."""
+    assert_same_updates(SEQUENCES, VECTOR, "default")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: CUDA graphs are recorded nowhere else")

@@ -14,6 +14,7 @@ from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.r2d2.loss import sequence_loss, sequence_target
 from tidemill.rl.agents.r2d2.networks import RecurrentQNetwork, build_network, to_state
+from tidemill.rl.compilation import compiled
 from tidemill.rl.gradients import clip_
 from tidemill.rl.networks.precision import Products
 from tidemill.rl.optimizer import build_optimizer
@@ -22,7 +23,7 @@ from tidemill.rl.sequences import sequences
 from tidemill.rl.target_network import TargetNetwork
 from tidemill.types import EnvSpec
 
-_STEPS = ("last_action", "last_reward", "is_first")
+_STEPS = ("observation", "last_action", "last_reward", "is_first")
 
 
 class R2D2Agent:
@@ -37,6 +38,7 @@ class R2D2Agent:
         self._online.products = Products(config.update_precision, device, images=is_image)
         self._target = TargetNetwork(self._online, config.target_every, config.tau)
         self._optimizer = build_optimizer(config, self._online.parameters())
+        self._loss = compiled(self._loss_of, config.compile, device)
         self._updates = 0
         self._ranks: Ranks = ALONE
 
@@ -50,28 +52,30 @@ class R2D2Agent:
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Take one gradient step on the loss of the unrolls and move the target network if it is time."""
-        steps = {name: batch[name].transpose(0, 1) for name in _STEPS}
-        steps["observation"] = self._observations(batch)
-        unroll = slice(0, self._config.unroll)
-        q = self._unrolled(self._online, steps, batch["memory"])
-        taken = q[unroll].gather(2, batch["action"].transpose(0, 1).unsqueeze(-1)).squeeze(-1)
-        target = self._targets(batch, steps, q.detach())
-        item = sequence_loss(taken, target, batch["is_trained"].transpose(0, 1), self._config.priority_mix)
-        loss = (weight * item.loss).mean()
+        loss, priority, q = self._loss({**batch, "observation": self._observations(batch)}, weight)
         gradients = self._ranks.mean(torch.autograd.grad(loss, self._optimizer.parameters))
         grad_norm = clip_(gradients, self._config.max_grad_norm)
         self._optimizer.step(gradients)
         self._updates += 1
         self._target.follow(self._optimizer.parameters, self._updates)
-        return Update(item.priority, {"loss": loss.detach(), "q": taken.detach().mean(), "grad_norm": grad_norm})
+        return Update(priority, {"loss": loss.detach(), "q": q, "grad_norm": grad_norm})
+
+    def _loss_of(self, batch: Mapping[str, Tensor], weight: Tensor) -> tuple[Tensor, ...]:
+        """Return the loss, [], the sequences' new priorities, [B], and the mean value of the actions taken, []."""
+        steps = {name: batch[name].transpose(0, 1) for name in _STEPS}
+        q = self._unrolled(self._online, steps, batch["memory"])
+        taken = q[: self._config.unroll].gather(2, batch["action"].transpose(0, 1).unsqueeze(-1)).squeeze(-1)
+        target = self._targets(batch, steps, q.detach())
+        item = sequence_loss(taken, target, batch["is_trained"].transpose(0, 1), self._config.priority_mix)
+        return (weight * item.loss).mean(), item.priority, taken.detach().mean()
 
     def _observations(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return what each step shows, [T, B, ...], with stacks put together on the device."""
+        """Return what each step shows, [B, T, ...], with stacks put together on the device."""
         observation = batch["observation"]
         if "stack" in batch:
             item = torch.arange(len(observation), device=observation.device)[:, None, None]
             observation = observation[item, batch["stack"]]
-        return observation.transpose(0, 1)
+        return observation
 
     def _unrolled(self, network: RecurrentQNetwork, steps: Mapping[str, Tensor], memory: Tensor) -> Tensor:
         """Return Q of the steps after the burn-in, [U + n, B, A], from a memory that the burn-in has refreshed."""

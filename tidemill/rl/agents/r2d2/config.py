@@ -60,6 +60,11 @@ class R2D2Config:
     """Sequences of one update."""
     update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Format of the products before the LSTM in an update; `auto`: bfloat16 for images where it is faster."""
+    compile: Literal["none", "default", "cuda-graphs"] = "none"
+    """Whether torch compiles passes and loss of an update; see the same setting of `dqn`.
+
+    Every step of a sequence is compiled apart, which takes minutes.
+    """
     target_every: int = 2_500
     """Updates between two copies to the target network; 0 moves it by `tau` at each update instead."""
     tau: float = 0.005
@@ -92,6 +97,8 @@ class R2D2Config:
             require(getattr(self, field) >= 0, field, getattr(self, field), "0 or more")
         for field in ("gamma", "priority_mix"):
             require(0 <= getattr(self, field) <= 1, field, getattr(self, field), "between 0 and 1")
+        ways = ("none", "default", "cuda-graphs")
+        require(self.compile in ways, "compile", self.compile, f"one of {', '.join(ways)}")
         require(self.optimizer in ("adam", "rmsprop"), "optimizer", self.optimizer, "'adam' or 'rmsprop'")
         for field in ("learning_rate", "optimizer_epsilon"):
             require(getattr(self, field) > 0, field, getattr(self, field), "positive")
