@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -9,8 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.unit.rl.batches import COLOURS, IMAGE, random_batch
 from tidemill.errors import ConfigError
-from tidemill.rl.networks.image import as_channels, convolution, pixel_scale
+from tidemill.rl.agents.build import build_agent
+from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.networks.image import as_channels, convolution, lay_channels_last, pixel_scale
 from tidemill.rl.networks.linear import linear
 from tidemill.rl.networks.noisy import NoisyLinear, draw_noise, silence
 from tidemill.rl.networks.q_head import QHead
@@ -188,3 +192,25 @@ def test_mean_and_spread_of_the_noise() -> None:
     noise = layer._noise[1]
     assert noise.mean().item() == pytest.approx(0.0, abs=0.03)
     assert noise.var().item() == pytest.approx(math.sqrt(2 / math.pi), rel=0.03)
+
+
+@pytest.mark.parametrize("network,spec", [("nature_group_norm", IMAGE), ("impala", COLOURS)])
+def test_images_laid_channels_last_make_the_same_update(network: str, spec: EnvSpec) -> None:
+    """Only memory is another: priorities and parameters agree, and what is published lies as ever."""
+    config = DQNConfig(network=network, hidden_sizes=(16,), update_precision="float32", optimizer_epsilon=1e-2)
+    batch = random_batch(spec, 8, generator())
+    plain, laid = (build_agent(dataclasses.replace(config, channels_last=on), spec, seed=1) for on in (False, True))
+    for _ in range(3):
+        expected, found = (agent.update(batch, torch.ones(8)).priority for agent in (plain, laid))
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(laid.policy_state(), plain.policy_state())
+    assert all(tensor.is_contiguous() for tensor in laid.policy_state().values())
+
+
+def test_convolution_laid_channels_last_answers_in_that_order() -> None:
+    """So the layers after it find it there."""
+    layer = convolution(3, 4, 2, generator())
+    x = torch.zeros(2, 3, 5, 5)
+    assert not layer(x).is_contiguous(memory_format=torch.channels_last)
+    lay_channels_last(layer)
+    assert layer(x).is_contiguous(memory_format=torch.channels_last)

@@ -61,12 +61,23 @@ class Convolution(nn.Conv2d):
     """
 
     scale = 1.0
+    channels_last = False
+    """Whether images lie [B, H, W, C] in memory while they pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, outputs, H, W]."""
         weight = self.weight if self.scale == 1.0 else self.weight * self.scale
+        if self.channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
         y: Tensor = self._conv_forward(x, weight, self.bias)
         return y
+
+
+def lay_channels_last(network: nn.Module) -> None:
+    """Have images lie channels last in memory between the convolutions of a network; parameters stay as they lie."""
+    for layer in network.modules():
+        if isinstance(layer, Convolution):
+            layer.channels_last = True
 
 
 def convolution(

@@ -16,6 +16,7 @@ from tidemill.rl.agents.r2d2.loss import sequence_loss, sequence_target
 from tidemill.rl.agents.r2d2.networks import RecurrentQNetwork, build_network, to_state
 from tidemill.rl.compilation import compiled
 from tidemill.rl.gradients import clip_
+from tidemill.rl.networks.image import lay_channels_last
 from tidemill.rl.networks.precision import Products
 from tidemill.rl.optimizer import build_optimizer
 from tidemill.rl.ranks import ALONE, Ranks
@@ -36,6 +37,8 @@ class R2D2Agent:
         self._online = build_network(config, env_spec, seed).to(device)
         is_image = env_spec.observation_dtype == "uint8"
         self._online.products = Products(config.update_precision, device, images=is_image)
+        if config.channels_last:
+            lay_channels_last(self._online)
         self._target = TargetNetwork(self._online, config.target_every, config.tau)
         self._optimizer = build_optimizer(config, self._online.parameters())
         self._loss = compiled(self._loss_of, config.compile, device)
