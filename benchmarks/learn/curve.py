@@ -49,6 +49,7 @@ def draw(runs: Mapping[str, Sequence[Ran]], file: Path, *, title: str, lines: Ma
     for (name, value), colour in zip(lines.items(), ("tab:green", "tab:purple", "tab:brown"), strict=False):
         axes.axhline(value, color=colour, linestyle="--", linewidth=1, label=f"{name}: {value:g}")
     axes.set_xlabel("agent decisions")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_ylabel("mean return of an evaluation")
     axes.set_title(title)
     axes.grid(alpha=0.3)
