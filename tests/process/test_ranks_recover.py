@@ -58,7 +58,8 @@ def test_killed_rank_brings_all_back_from_the_checkpoint(cluster: LearnerCluster
 
 def test_ranks_pause_and_stop_together_and_steps_count_once(cluster: LearnerCluster) -> None:
     """Two ranks that take half a batch each keep the ratio of one: a step of both is one step."""
-    learner = _start(cluster, "--learner.updates-per-env-step", "0.5", "--table.error-buffer-updates", "20")
+    ratio = ("--learner.updates-per-env-step", "0.5", "--table.error-buffer-updates", "20")
+    learner = _start(cluster, *ratio, "--learner.batches-per-sample", "1")
     status = cluster.wait_for_status(lambda s: s.env_steps >= 2_000, "2,000 decisions")
     assert status.learner_steps == pytest.approx(0.5 * (status.env_steps - 64), abs=20 + 16)
     client = cluster.learner_client()
