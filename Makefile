@@ -56,6 +56,7 @@ protos: $(VENV)/.dev ## generate the stubs from protos/
 .PHONY: bench
 bench: bench-replay bench-learner bench-actor bench-cluster ## every benchmark at its default size, into benchmarks/results/
 	$(BIN)/python -m benchmarks.sac_update
+	$(BIN)/python -m benchmarks.update
 
 .PHONY: bench-learner
 bench-learner: $(VENV)/.dev $(VENV)-sb3/.installed ## a learner over gRPC beside its updates from memory and SB3's

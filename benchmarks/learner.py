@@ -134,7 +134,7 @@ def _update_alone(config: RunConfig, seconds: float) -> float:
     keep_freed_memory()  # as the learner does
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     agent = build_agent(config.agent, spec_of(config.env), str(device), seed=1)
-    batches, weight = _batches(config, agent, device), torch.ones(config.agent.batch_size, device=device)
+    batches, weight = batches_in_memory(config, agent, device), torch.ones(config.agent.batch_size, device=device)
     for batch in batches[:2]:
         agent.update(batch, weight)
     clock: Callable[[], float] = time.monotonic if device.type == "cuda" else time.process_time
@@ -147,7 +147,8 @@ def _update_alone(config: RunConfig, seconds: float) -> float:
     return updates / (clock() - started)
 
 
-def _batches(config: RunConfig, agent: Agent, device: torch.device) -> list[dict[str, Tensor]]:
+def batches_in_memory(config: RunConfig, agent: Agent, device: torch.device) -> list[dict[str, Tensor]]:
+    """Return batches of made-up transitions, as a learner decodes them, on the device."""
     spec, rng, size = spec_of(config.env), np.random.default_rng(0), config.agent.batch_size
     table = table_config(config.table, config.learner, agent, spec, size)
     length = agent.window.length

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,30 +13,32 @@ import torch
 import torch._inductor.config
 from torch import Tensor
 
-from tests.unit.rl.batches import CASES, IMAGE, VECTOR, sampled_batch
+from tests.unit.rl.batches import CASES, VECTOR, sampled_batch
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.config import AgentConfig
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Agent
-from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.compilation import Compile, compiled
+from tidemill.rl.ranks import Alone
 from tidemill.types import EnvSpec
 
 UPDATES = 20
-IMAGES = DQNConfig(hidden_sizes=(16,), target_every=5, update_precision="float32")
-SEQUENCES = R2D2Config(
-    network="mlp",
-    hidden_sizes=(),
-    lstm_size=4,
-    head_sizes=(4,),
-    dueling=False,
-    burn_in=0,
-    unroll=2,
-    period=1,
-    n_step=1,
-    target_every=5,
-)
+CONFIG, SPEC = DQNConfig(network="mlp", hidden_sizes=(16,), target_every=5), VECTOR
+
+
+class _WithIdleRank(Alone):
+    """One of two ranks; the other one's gradients are 0."""
+
+    size = 2
+
+    def __init__(self) -> None:
+        self.means = 0
+
+    def mean(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Return half of the gradients."""
+        self.means += 1
+        return [gradient / 2.0 for gradient in gradients]
 
 
 @pytest.fixture(autouse=True)
@@ -59,46 +62,70 @@ def updated(agent: Agent, config: AgentConfig, env_spec: EnvSpec, numbers: range
     return reported
 
 
-def assert_same_updates(config: DQNConfig | R2D2Config, env_spec: EnvSpec, how: Compile, device: str = "cpu") -> None:
+def assert_same_updates(
+    config: AgentConfig, env_spec: EnvSpec, how: Compile, device: str = "cpu", updates: int = UPDATES
+) -> None:
     """Compare what compiled and eager updates report, and the parameters they end with."""
-    agents = [build_agent(dataclasses.replace(config, compile=each), env_spec, device, 1) for each in ("none", how)]
-    eager, fast = (updated(agent, config, env_spec, range(UPDATES)) for agent in agents)
+    agents = [build_agent(with_compile(config, each), env_spec, device, 1) for each in ("none", how)]
+    eager, fast = (updated(agent, config, env_spec, range(updates)) for agent in agents)
     torch.testing.assert_close(fast, eager, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(agents[1].policy_state(), agents[0].policy_state(), rtol=1e-3, atol=1e-4)
 
 
+def with_compile(config: AgentConfig, how: str) -> AgentConfig:
+    """Return the settings with another way to compile."""
+    changed: AgentConfig = dataclasses.replace(config, compile=how)  # type: ignore[type-var]
+    return changed
+
+
+def can_be_compiled(config: AgentConfig) -> bool:
+    """Return whether the settings offer it and nothing in them forbids it."""
+    return hasattr(config, "compile") and not getattr(config, "noisy", False)
+
+
+@pytest.mark.timeout(300)  # a C++ compiler at work
 @pytest.mark.parametrize("how", ["default", "cuda-graphs"])
 def test_compiled_updates_equal_eager_ones(how: Compile) -> None:
     """Twenty updates with copies to the target: priorities, metrics and parameters agree to rounding."""
-    config, env_spec = CASES["dqn"]
-    assert isinstance(config, DQNConfig)
-    assert_same_updates(dataclasses.replace(config, target_every=5), env_spec, how)
+    assert_same_updates(CONFIG, SPEC, how)
 
 
-def test_compiled_updates_of_images_equal_eager_ones() -> None:
-    """So does a network with convolutions and a dueling head."""
-    assert_same_updates(IMAGES, IMAGE, "default")
-
-
-def test_compiled_updates_of_sequences_equal_eager_ones() -> None:
-    """So does a recurrent network, whose steps are unrolled."""
-    assert_same_updates(SEQUENCES, VECTOR, "default")
+@pytest.mark.parametrize("name", [name for name, (config, _) in CASES.items() if can_be_compiled(config)])
+def test_every_compilable_update_is_one_graph_and_equals_the_eager_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the network, distribution or memory; what torch traced runs here without its C++ compiler."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    assert_same_updates(*CASES[name], "default", updates=3)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: CUDA graphs are recorded nowhere else")
 def test_recorded_updates_on_a_gpu_equal_eager_ones() -> None:
     """What one update reports stays as it is when the next one has written over the recording's memory."""
-    assert_same_updates(IMAGES, IMAGE, "cuda-graphs", "cuda")
+    for config, env_spec in CASES.values():
+        if can_be_compiled(config):
+            assert_same_updates(config, env_spec, "cuda-graphs", "cuda")
+
+
+def test_compiled_gradients_are_averaged_over_ranks() -> None:
+    """Two updates of a rank whose other one has gradients of 0 are those of an eager one."""
+    agents = [build_agent(with_compile(CONFIG, how), SPEC, seed=1) for how in ("none", "default")]
+    for agent in agents:
+        ranks = _WithIdleRank()
+        agent.join(ranks)
+        updated(agent, CONFIG, SPEC, range(2))
+        assert ranks.means == 2
+    torch.testing.assert_close(agents[1].policy_state(), agents[0].policy_state())
 
 
 def test_compiled_agent_resumes_exactly() -> None:
     """Half of the updates, a new agent with the state and the other half end in the bits of all in one go."""
-    config, env_spec = dataclasses.replace(CASES["dqn"][0], compile="default"), CASES["dqn"][1]  # type: ignore[type-var]
-    straight, before, resumed = (build_agent(config, env_spec, seed=seed) for seed in (1, 1, 2))
-    updated(straight, config, env_spec, range(UPDATES))
-    updated(before, config, env_spec, range(UPDATES // 2))
+    config = with_compile(CONFIG, "default")
+    straight, before, resumed = (build_agent(config, SPEC, seed=seed) for seed in (1, 1, 2))
+    updated(straight, config, SPEC, range(UPDATES))
+    updated(before, config, SPEC, range(UPDATES // 2))
     resumed.load_state_dict(copy.deepcopy(before.state_dict()))
-    updated(resumed, config, env_spec, range(UPDATES // 2, UPDATES))
+    updated(resumed, config, SPEC, range(UPDATES // 2, UPDATES))
     left, right = resumed.policy_state(), straight.policy_state()
     assert all(torch.equal(left[name], right[name]) for name in right)
 

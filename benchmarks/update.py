@@ -1,0 +1,141 @@
+"""One update under each setting of its step, in turns: number format, order in memory, torch's compiler.
+
+All variants of a case live in one process, on one thread, and take turns, so that a drift of the machine meets all. On
+a CPU a round is processor time; on a GPU it is time by the clock, after the device has finished.
+
+    python -m benchmarks.update [--cases nature_dueling_dqn_32 ...] [--rounds 15]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.learner import batches_in_memory
+from benchmarks.learner_cases import CASES, Case
+from benchmarks.rows import Row, row, write
+from tidemill.allocator import keep_freed_memory
+from tidemill.envs.make import spec_of
+from tidemill.rl.agents.build import build_agent
+from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.agents.interface import Agent
+from tidemill.rl.agents.r2d2.config import R2D2Config
+
+_WARM_UP = 3
+_BLOCK_S = 0.05  # at least; small updates are timed several at once
+_ON_GPU = torch.cuda.is_available()
+_PER = "s" if _ON_GPU else "core second"
+_DEVICE = torch.device("cuda" if _ON_GPU else "cpu")
+
+
+def _vectors(batch_size: int) -> Case:
+    agent = DQNConfig(network="mlp", hidden_sizes=(256, 256), batch_size=batch_size)
+    return Case(f"dqn_256_256_{batch_size}", agent, "LunarLander-v3")
+
+
+_SEQUENCES = Case(
+    "r2d2_64_64",
+    R2D2Config(network="mlp", hidden_sizes=(64,), lstm_size=64, head_sizes=(64,), burn_in=4, unroll=8, n_step=3),
+    "CartPole-v1",
+)
+_IMAGES = [CASES["nature_dueling_dqn_32"], CASES["nature_dueling_dqn_256"]]
+_ALL = {case.name: case for case in (*_IMAGES, _vectors(32), _vectors(256), _SEQUENCES)}
+
+
+def main() -> None:
+    """Measure and print; write benchmarks/results/update.json."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cases", nargs="*", default=list(_ALL), choices=list(_ALL), help="networks and batch sizes")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each variant")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()  # as the learner does
+    write("update", [each for name in arguments.cases for each in _measure(_ALL[name], arguments.rounds)])
+
+
+def _variants(case: Case) -> dict[str, dict[str, Any]]:
+    """Return settings by name; the first is what the others are compared with."""
+    compilers = ["default", "cuda-graphs"] if _ON_GPU else ["default"]
+    images = case in _IMAGES
+    variants: dict[str, dict[str, Any]] = {}
+    for precision in ("float32", "bfloat16") if images else ("float32",):
+        base = {"update_precision": precision}
+        variants[precision] = base
+        if images:
+            variants[f"{precision}, channels last"] = base | {"channels_last": True}
+        variants |= {f"{precision}, compiled ({how})": base | {"compile": how} for how in compilers}
+    return variants
+
+
+def _measure(case: Case, rounds: int) -> list[Row]:
+    updates: dict[str, Callable[[], object]] = {}
+    batches, rows = _batches(case), []
+    for name, settings in _variants(case).items():
+        config = dataclasses.replace(case.agent, **settings)  # type: ignore[type-var]  # every settings' class is one
+        updates[name] = _update(build_agent(config, spec_of(case.config().env), str(_DEVICE), seed=1), batches)
+        started = time.monotonic()
+        updates[name]()
+        rows.append(row(f"first update, {case.name}, {name}", "s", [time.monotonic() - started]))
+    rates = _in_turns(updates, rounds)
+    torch.compiler.reset()  # it keeps no more than a few variants of one function
+    base = next(iter(rates))
+    return [
+        row(f"updates per {_PER}, {case.name}, {name} against {base}", "1/s", found, rates[base])
+        for name, found in rates.items()
+    ] + rows
+
+
+def _batches(case: Case) -> list[dict[str, Tensor]]:
+    config = case.config()
+    batches = batches_in_memory(config, build_agent(case.agent, spec_of(config.env), str(_DEVICE)), _DEVICE)
+    if not isinstance(case.agent, R2D2Config):
+        return batches
+    memory = torch.zeros((case.agent.batch_size, 2 * case.agent.lstm_size), device=_DEVICE)
+    return [batch | {"memory": memory} for batch in batches]
+
+
+def _update(agent: Agent, batches: list[dict[str, Tensor]]) -> Callable[[], object]:
+    """Return what makes one update of the next batch."""
+    weight, number = torch.ones(len(batches[0]["action"]), device=_DEVICE), 0
+
+    def update() -> None:
+        nonlocal number
+        agent.update(batches[number % len(batches)], weight)
+        number += 1
+
+    return update
+
+
+def _in_turns(updates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Return updates per second of each round; a round is a block of updates."""
+    first = next(iter(updates.values()))
+    block = max(1, round(_BLOCK_S / min(_seconds(first, 1) for _ in range(_WARM_UP))))
+    rates: dict[str, list[float]] = {name: [] for name in updates}
+    for number in range(-1, rounds):  # the first warms up
+        names = list(updates) if number % 2 else list(updates)[::-1]
+        for name in names:
+            seconds = _seconds(updates[name], block)
+            if number >= 0:
+                rates[name].append(1.0 / seconds)
+    return rates
+
+
+def _seconds(update: Callable[[], object], count: int) -> float:
+    """Return the seconds of one of `count` updates."""
+    clock = time.monotonic if _ON_GPU else time.process_time
+    started = clock()
+    for _ in range(count):
+        update()
+    if _ON_GPU:
+        torch.cuda.synchronize()
+    return (clock() - started) / count
+
+
+if __name__ == "__main__":
+    main()
