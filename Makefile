@@ -34,7 +34,8 @@ dev: $(VENV)/.dev ## the tools of check and test too, into .venv
 
 .PHONY: test
 test: $(VENV)/.dev ## every test: unit, integration, process, learning and containers
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests/compose # alone: a cluster in containers takes both cores
+	$(BIN)/python -m pytest --ignore tests/compose --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: test-unit
 test-unit: $(VENV)/.dev ## the unit tests alone

@@ -27,17 +27,15 @@ def write(appender: Appender, first: int) -> None:
 
 
 def test_sigterm_ends_the_server_cleanly_while_streams_are_open() -> None:
-    """With a waiting sampler and an idle appender connected, the process ends with 0, well within its grace."""
+    """With a waiting sampler and an idle appender connected, the process ends with 0."""
     with (
         server_process() as server,
         SampleStream(server.address, make_config(), 4),
         open_appender(server.address) as appender,
     ):
         wait_until(lambda: appender.connected, "the appender's stream")
-        started = time.monotonic()
         code, errors = server.stop()
         assert code == 0, errors
-        assert time.monotonic() - started < 5.0
         assert "stopped" in errors
         assert "Traceback" not in errors
 
