@@ -63,7 +63,7 @@ class DQNConfig:
     update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Format of the products in an update, all else being float32; `auto`: bfloat16 for images where it is faster."""
     channels_last: bool = False
-    """Whether images lie channels last in memory during an update; on a CPU faster in float32, no faster in bfloat16."""
+    """Whether images lie channels last in memory during an update; on a CPU faster in float32, not in bfloat16."""
     compile: Literal["none", "default", "cuda-graphs"] = "none"
     """Whether torch compiles passes and loss of an update, for which it needs a C++ compiler; not of noisy networks.
 
