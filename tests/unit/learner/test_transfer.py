@@ -38,3 +38,17 @@ def test_misspelt_device_is_told() -> None:
     """With the names that are allowed."""
     with pytest.raises(ConfigError, match=r"learner\.device is 'gpu', allowed: auto, cpu, cuda or cuda:N"):
         device_of("gpu")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: only there is anything copied")
+def test_arrays_on_a_gpu_are_copied_beside_the_computing_stream() -> None:
+    """After `wait` they are whole, even while the computing stream is still busy with what it had before."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    transfer, busy = Transfer(device), torch.ones((4096, 4096), device=device)
+    arrays = [{"reward": np.full(1 << 20, number, np.float32)} for number in range(8)]
+    for _ in range(20):
+        busy = busy @ busy
+    for number, transferred in enumerate([transfer.start(each) for each in arrays]):
+        transferred.wait()
+        assert transferred.tensors["reward"].device == device
+        assert bool((transferred.tensors["reward"] == number).all())
