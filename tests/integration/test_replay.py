@@ -271,26 +271,29 @@ def test_queue_hands_each_item_to_one_of_two_samplers_in_order(server: LocalServ
     assert client.describe_table("t").items == 0
 
 
+def _append_and_flush(appender: Appender, first_step: int) -> None:
+    """Append a chunk and wait; an error of before may come from either call."""
+    appender.append([make_chunk(0, 0, first_step, 4)])
+    appender.flush(WAIT_S)
+
+
 def test_error_that_cannot_pass_reaches_the_owner(server: LocalServer, client: ReplayClient) -> None:
     """A wrong signature, a refused chunk and a second actor of the same name are raised by the next call."""
     client.create_table(make_config())
     with Appender(server.address, "a", 1, SIGNATURE[:2], ["t"], 4) as wrong:
-        wrong.append([make_chunk(0, 0, 0, 4)])
         with pytest.raises(FailedPrecondition, match="signature has columns"):
-            wrong.flush(WAIT_S)
+            _append_and_flush(wrong, 0)
     with open_appender(server.address, "b") as appender:
-        appender.append([make_chunk(0, 0, 2, 4)])
         with pytest.raises(InvalidArgument, match="first_step is 2"):
-            appender.flush(WAIT_S)
+            _append_and_flush(appender, 2)
     with open_appender(server.address, "c") as first:
         write(first, range(4))
         assert first.flush(WAIT_S)
         with open_appender(server.address, "c") as second:
             write(second, range(4))
             assert second.flush(WAIT_S)
-            first.append([make_chunk(0, 0, 4, 4)])
             with pytest.raises(FailedPrecondition, match="another process appends under the same actor_id"):
-                first.flush(WAIT_S)
+                _append_and_flush(first, 4)
     with SampleStream(server.address, make_config(max_items=7), 4) as stream, pytest.raises(TidemillError, match="7"):
         next(stream)
 
