@@ -280,12 +280,11 @@ def _append_and_flush(appender: Appender, first_step: int) -> None:
 def test_error_that_cannot_pass_reaches_the_owner(server: LocalServer, client: ReplayClient) -> None:
     """A wrong signature, a refused chunk and a second actor of the same name are raised by the next call."""
     client.create_table(make_config())
-    with Appender(server.address, "a", 1, SIGNATURE[:2], ["t"], 4) as wrong:
-        with pytest.raises(FailedPrecondition, match="signature has columns"):
-            _append_and_flush(wrong, 0)
-    with open_appender(server.address, "b") as appender:
-        with pytest.raises(InvalidArgument, match="first_step is 2"):
-            _append_and_flush(appender, 2)
+    wrong = Appender(server.address, "a", 1, SIGNATURE[:2], ["t"], 4)
+    with wrong, pytest.raises(FailedPrecondition, match="signature has columns"):
+        _append_and_flush(wrong, 0)
+    with open_appender(server.address, "b") as appender, pytest.raises(InvalidArgument, match="first_step is 2"):
+        _append_and_flush(appender, 2)
     with open_appender(server.address, "c") as first:
         write(first, range(4))
         assert first.flush(WAIT_S)
