@@ -27,14 +27,14 @@ def write(appender: Appender, first: int) -> None:
 
 
 def test_sigterm_ends_the_server_cleanly_while_streams_are_open() -> None:
-    """With a waiting sampler and an idle appender connected, the process ends with 0."""
+    """With a waiting sampler and an idle appender connected, the process ends with 0, well within its grace."""
     with (
-        server_process() as server,
+        server_process("127.0.0.1:0", "--replay.server.grace-s", str(10 * WAIT_S)) as server,
         SampleStream(server.address, make_config(), 4),
         open_appender(server.address) as appender,
     ):
         wait_until(lambda: appender.connected, "the appender's stream")
-        code, errors = server.stop()
+        code, errors = server.stop()  # which waits for WAIT_S
         assert code == 0, errors
         assert "stopped" in errors
         assert "Traceback" not in errors
