@@ -18,7 +18,7 @@ def start_appending(
 ) -> Appending:
     """Start connecting in the background; `stack` ends what is started."""
     addresses, num_envs, table = config.cluster.replay, config.env.num_envs, config.table
-    limit = max(config.actor.max_unacknowledged_chunks, num_envs)
+    limit = config.actor.max_unacknowledged_chunks * num_envs
     if not is_sharded(addresses):
         return stack.enter_context(
             Appender(

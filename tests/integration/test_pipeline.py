@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from services.actor.appending import start_appending
 from services.actor.writer import StreamWriter
 from services.learner.memories import memories
-from tests.integration.replay_service import local_server
+from tests.integration.replay_service import WAIT_S, local_server, wait_until
 from tidemill import codec
+from tidemill.config.run import ClusterSettings
+from tidemill.config.sections import ActorConfig
+from tidemill.config.services import ActorSettings
 from tidemill.envs.make import make_env
 from tidemill.envs.settings import EnvSettings
 from tidemill.replay.append import Appender
@@ -57,6 +64,35 @@ def test_items_carry_what_the_policy_remembered_at_their_start() -> None:
     assert (remembered[at_start] == 0).all()
     # an episode of 11 steps and its final row are 12 rows: every stream's items start at the rows 0, 3, 6 and 9 of one
     assert set(rows.columns["observation"][start, 1].astype(int)) == {0, 3, 6, 9}
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_an_actor_runs_ahead_by_so_many_chunks_of_each_environment(chunks: int) -> None:
+    """Where nothing is stored, it collects one chunk of each stream more than the setting and then waits."""
+    env = EnvSettings(id="tests.envs_for_tests:counting", num_envs=_ENVS)
+    config = ActorConfig(env=env, actor=ActorSettings(max_unacknowledged_chunks=chunks))
+    signature, length = signature_of(make_env(env, 1, training=True).spec), config.table.chunk_length
+    row = {column.name: np.zeros((_ENVS, *column.shape), column.dtype) for column in signature}
+    ticks, stop = 0, threading.Event()
+    with local_server() as server, ExitStack() as stack:  # it has no table yet
+        there = dataclasses.replace(config, cluster=ClusterSettings(replay=(server.address,)))
+        appender = start_appending(there, "a", signature, stop, stack)
+        writer = StreamWriter(appender, signature, WindowSpec(0, 1), _ENVS, length, None)
+
+        def act() -> None:
+            nonlocal ticks
+            while not stop.is_set():
+                writer.add(row, {}, np.zeros(_ENVS, np.bool_), 1)
+                ticks += 1
+
+        actor = threading.Thread(target=act)
+        actor.start()
+        wait_until(lambda: appender.blocked_s > 0.5, "the actor to wait")
+        assert appender.unacknowledged_chunks == chunks * _ENVS
+        assert ticks == (chunks + 1) * length - 1
+        stop.set()
+        actor.join(WAIT_S)
+        assert not actor.is_alive()
 
 
 def _ones(ticks: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float32]:

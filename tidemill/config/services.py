@@ -117,8 +117,11 @@ class ActorSettings:
     """Threads torch computes with, at least 1."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of an image network's forward pass; `auto` times both at the start and takes the faster."""
-    max_unacknowledged_chunks: int = 256
-    """Chunks sent or queued before the actor waits for the replay service; at least one an environment."""
+    max_unacknowledged_chunks: int = 2
+    """Chunks of each environment that are sent or queued before the actor waits for the replay service, at least 1.
+
+    Behind a rate limiter so many are always on their way: what is sampled is older by them.
+    """
     max_env_steps_per_s: float = 0.0
     """Most agent decisions a second, all environments together; 0 means no limit."""
     log_every_s: float = 10.0

@@ -88,7 +88,7 @@ class Appender:
         self._call: grpc.Call | None = None
         self._connected = self._restarted = False
         self._epoch = self._env_steps = self._restarts = self._dropped_chunks = 0
-        self._blocked_s = 0.0
+        self._blocked_s, self._blocked_since = 0.0, float("inf")
         self._error: BaseException | None = None
         self._channel = open_channel(address)
         self._stub = replay_pb2_grpc.ReplayServiceStub(self._channel)
@@ -162,8 +162,9 @@ class Appender:
 
     @property
     def blocked_s(self) -> float:
-        """Seconds the owner has waited in `append` so far."""
-        return self._blocked_s
+        """Seconds the owner has waited in `append` so far, a wait that goes on included."""
+        with self._changed:
+            return self._blocked_s + max(0.0, time.monotonic() - self._blocked_since)
 
     @property
     def restarts(self) -> int:
@@ -181,7 +182,7 @@ class Appender:
         return self._connected
 
     def _wait_for_room(self, chunks: int, timeout_s: float | None) -> bool:
-        started = time.monotonic()
+        started = self._blocked_since = time.monotonic()
         try:
             while True:
                 self._raise()
@@ -200,7 +201,7 @@ class Appender:
                     )
                 self._changed.wait(_POLL_S if timeout_s is None else min(_POLL_S, timeout_s - waited_s))
         finally:
-            self._blocked_s += time.monotonic() - started
+            self._blocked_s, self._blocked_since = self._blocked_s + time.monotonic() - started, float("inf")
 
     def _raise(self) -> None:
         if self._error is not None:
