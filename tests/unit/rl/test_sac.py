@@ -162,6 +162,47 @@ def test_batched_critics_are_two_networks() -> None:
     assert not torch.allclose(values[0], values[1])
 
 
+def test_products_in_bfloat16_round_factors_and_nothing_else() -> None:
+    """A layer between hidden ones is the float32 product of rounded factors, rounded once; the others are untouched."""
+    rng = torch.Generator().manual_seed(0)
+    network = BatchedMLP(2, 5, (16, 12), 1, rng)
+    first, between, last = network._layers
+    network.multiply_in(torch.bfloat16)
+    assert [layer.products for layer in (first, between, last)] == [torch.float32, torch.bfloat16, torch.float32]
+    x, gradient = torch.randn((2, 8, 16), generator=rng), torch.randn((2, 8, 12), generator=rng)
+
+    def rounded(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(torch.bfloat16).double()
+
+    def check(found: torch.Tensor, left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | float = 0.0) -> None:
+        assert found.dtype == torch.float32
+        expected = rounded(left) @ rounded(right)
+        torch.testing.assert_close((found - bias).double(), expected, rtol=2**-8, atol=1e-6)
+
+    trace = between(x)
+    check(between._linear(x), x, between.weight, between.bias)
+    check(between.weight_gradient(trace, gradient), x.mT, gradient)
+    check(between.input_gradient(gradient), gradient, between.weight.mT)
+    assert torch.equal(first._linear(x[..., :5]), torch.baddbmm(first.bias, x[..., :5], first.weight))
+
+
+def test_update_in_bfloat16_follows_the_one_in_float32() -> None:
+    """One update from the same start and noise: temporal-difference errors and both gradients are near."""
+    batch, updates = random_batch(CONTINUOUS, 16, torch.Generator().manual_seed(0)), {}
+    for precision in ("float32", "bfloat16"):
+        agent = SACAgent(SACConfig(hidden_sizes=(64, 48), update_precision=precision), CONTINUOUS, CPU, 3)
+        updates[precision] = (agent.update(batch, torch.ones(16)).priority, agent.state_dict())
+    (exact, expected), (near, found) = updates["float32"], updates["bfloat16"]
+    assert not torch.equal(near, exact)
+    torch.testing.assert_close(near, exact, rtol=0.02, atol=0.01)
+    for optimizer in ("actor_optimizer", "critic_optimizer"):  # Adam's mean after one step is a share of the gradient
+        mean, rounded = (
+            torch.cat([each.flatten() for each in state[optimizer]["mean"].values()]) for state in (expected, found)
+        )
+        assert rounded.dtype == torch.float32
+        assert (rounded - mean).norm() < 0.02 * mean.norm()
+
+
 def test_target_critic_moves_by_tau() -> None:
     """After one update the target is 3/4 of what it was and 1/4 of the new critic."""
     agent = SACAgent(SACConfig(hidden_sizes=(8,), tau=0.25), CONTINUOUS, CPU, seed=0)

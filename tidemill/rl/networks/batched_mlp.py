@@ -46,6 +46,8 @@ class BatchedLayer(nn.Module):
         self.scale = nn.Parameter(torch.ones(copies, 1, outputs)) if layer_norm else None
         self.shift = nn.Parameter(torch.zeros(copies, 1, outputs)) if layer_norm else None
         self._relu = relu
+        self.products = torch.float32
+        """Format whose factors are multiplied; sums and what leaves the layer are float32."""
 
     def forward(self, x: Tensor) -> LayerTrace:
         """Return the layer's output for x [copies, B, in], with what `backward` needs."""
@@ -61,7 +63,14 @@ class BatchedLayer(nn.Module):
     def _linear(self, x: Tensor) -> Tensor:
         if self.weight.shape[2] == 1:  # a product with one column is slow as a matrix product
             return (x * self.weight.mT).sum(dim=-1, keepdim=True).add_(self.bias)
-        return torch.baddbmm(self.bias, x, self.weight)
+        if self.products == torch.float32:
+            return torch.baddbmm(self.bias, x, self.weight)
+        return self._product(x, self.weight).add_(self.bias)
+
+    def _product(self, left: Tensor, right: Tensor) -> Tensor:
+        if self.products == torch.float32:
+            return torch.bmm(left, right)
+        return torch.bmm(left.to(self.products), right.to(self.products)).float()
 
     def product_gradient(self, trace: LayerTrace, gradient: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return the gradient of the linear product, and those of scale and shift if there are any."""
@@ -76,11 +85,15 @@ class BatchedLayer(nn.Module):
         )
         return gradient, affine
 
+    def weight_gradient(self, trace: LayerTrace, gradient: Tensor) -> Tensor:
+        """Return the gradient of the weight from that of the linear product."""
+        return self._product(trace.inputs.mT, gradient)
+
     def input_gradient(self, gradient: Tensor) -> Tensor:
         """Return the gradient of the layer's input from that of the linear product."""
         if self.weight.shape[2] == 1:
             return gradient * self.weight.mT
-        return torch.bmm(gradient, self.weight.mT)
+        return self._product(gradient, self.weight.mT)
 
 
 class BatchedMLP(nn.Module):
@@ -110,6 +123,11 @@ class BatchedMLP(nn.Module):
         """Return outputs [copies, B, outputs] of one input for all copies, [B, inputs]."""
         return self.trace(x)[-1].output
 
+    def multiply_in(self, dtype: torch.dtype) -> None:
+        """Have the layers between hidden ones, whose products are the large ones, round their factors to a format."""
+        for layer in self._layers[1:-1]:
+            layer.products = dtype
+
     def trace(self, x: Tensor) -> list[LayerTrace]:
         """Return what each layer did to x [B, inputs]; the last one's `output` is the network's."""
         traces: list[LayerTrace] = []
@@ -125,7 +143,7 @@ class BatchedMLP(nn.Module):
         for i in range(len(traces) - 1, -1, -1):
             layer, trace = self._layers[i], traces[i]
             gradient, affine = layer.product_gradient(trace, gradient)
-            own = [torch.bmm(trace.inputs.mT, gradient), gradient.sum(dim=1, keepdim=True), *affine]
+            own = [layer.weight_gradient(trace, gradient), gradient.sum(dim=1, keepdim=True), *affine]
             gradients = own + gradients
             if i:
                 gradient = layer.input_gradient(gradient)

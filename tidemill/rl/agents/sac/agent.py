@@ -18,6 +18,7 @@ from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.networks import build_actor, build_critic
 from tidemill.rl.exploration import linear
 from tidemill.rl.networks.flat import flat
+from tidemill.rl.networks.precision import Products
 from tidemill.rl.networks.squashed_gaussian import head_gradient, sample
 from tidemill.rl.parts import Parts
 from tidemill.rl.ranks import Ranks, draw_normal
@@ -40,8 +41,11 @@ class SACAgent:
         self._action_size = math.prod(env_spec.action_shape)
         rng = torch.Generator().manual_seed(seed)
         self._actor = build_actor(config, env_spec, rng).to(device)
-        self._average = TargetNetwork(self._actor, every=0, tau=1.0 - config.policy_average)
         self._critic = build_critic(config, env_spec, rng).to(device)
+        products = Products(config.update_precision, device, images=False).dtype
+        for network in (self._actor, self._critic):
+            network.multiply_in(products)
+        self._average = TargetNetwork(self._actor, every=0, tau=1.0 - config.policy_average)
         self._target = TargetNetwork(self._critic, every=0, tau=config.tau)
         self._log_temperature = torch.tensor(math.log(config.initial_temperature), device=device)
         self._target_entropy = -float(self._action_size) if config.target_entropy is None else config.target_entropy

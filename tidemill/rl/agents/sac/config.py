@@ -32,6 +32,8 @@ class SACConfig:
     """Discount of one environment step."""
     n_step: int = 1
     """Rewards summed before bootstrapping."""
+    update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Format of the products between hidden layers in an update, all else being float32; `auto`: float32."""
     tau: float = 0.005
     """Share of the critics that the target critics take over at each update."""
     max_td_error: float = 0.0
