@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from tidemill.config.load import write_document
 from tidemill.config.sections import RunConfig
@@ -42,10 +43,12 @@ def _dqn(batch_size: int) -> Case:
     return Case(f"nature_dueling_dqn_{batch_size}", agent, "ALE/Pong-v5")
 
 
-def _sac(*sizes: int) -> Case:
-    agent = SACConfig(hidden_sizes=sizes, batch_size=256)
-    return Case(f"sac_{'_'.join(map(str, sizes))}_256", agent, "LunarLanderContinuous-v3")
+def _sac(*sizes: int, precision: Literal["float32", "bfloat16"] = "float32") -> Case:
+    agent = SACConfig(hidden_sizes=sizes, batch_size=256, update_precision=precision)
+    name = "sac" if precision == "float32" else f"sac_{precision}"
+    return Case(f"{name}_{'_'.join(map(str, sizes))}_256", agent, "LunarLanderContinuous-v3")
 
 
-CASES = {case.name: case for case in (_dqn(32), _dqn(256), _dqn(512), _sac(256, 256), _sac(400, 300))}
-"""By name: network, layers and the batch size last."""
+_SAC = (_sac(256, 256), _sac(400, 300), _sac(256, 256, precision="bfloat16"), _sac(400, 300, precision="bfloat16"))
+CASES = {case.name: case for case in (_dqn(32), _dqn(256), _dqn(512), *_SAC)}
+"""By name: network, number format unless float32, layers and the batch size last."""
