@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,8 +23,8 @@ from tidemill.rpc.channel import open_channel
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server process on a free port."""
-    with server_process(tmp_path, ["--log.json"]) as process:
+    """A server process on a free port; a test that lets it use up its grace period fails, for `stop` waits a tenth."""
+    with server_process(tmp_path, ["--log.json", "--paramserver.server.grace-s", str(10 * WAIT_S)]) as process:
         yield process
 
 
@@ -62,13 +61,11 @@ def test_version_is_there_when_the_server_is_killed_right_after_acknowledging_it
 
 
 def test_sigterm_ends_waiting_calls_and_the_process(server: ServerProcess) -> None:
-    """With a fetch and a watch waiting, the process ends within its grace period, with exit code 0."""
+    """With a fetch and a watch waiting, the process ends well within its grace period, with exit code 0."""
     with ParamsClient(server.address) as client, ParamsWatcher(server.address):
         client.open_generation("test", connect_timeout_s=WAIT_S)
         watch = client.watch()
-        started = time.monotonic()
         code, errors = server.stop()
-        assert time.monotonic() - started < 4  # the grace period is 5 s: nothing used it up
         with pytest.raises(Unavailable):
             next(iter(watch))
     assert code == 0
@@ -256,16 +253,16 @@ def test_watcher_of_a_tag_waits_until_it_is_set(tmp_path: Path) -> None:
 
 
 def test_closing_does_not_wait_for_the_server(tmp_path: Path) -> None:
-    """A watcher that waits and a publisher that retries end at once; closing twice is fine."""
+    """A watcher that waits and a publisher that retries have ended when `close` returns; closing twice is fine."""
     with local_server(tmp_path) as server:
         publisher = ParamsPublisher(server.address, name="test")
         watcher = ParamsWatcher(server.address)
     publisher.offer(_full("never"), METADATA)
-    started = time.monotonic()
     for _ in range(2):
         watcher.close()
         publisher.close()
-    assert time.monotonic() - started < 2
+        assert not watcher._thread.is_alive()  # `close` would have given up waiting for it
+        assert not publisher._thread.is_alive()
     assert watcher.wait(WAIT_S) is None
     assert not publisher.flush(WAIT_S)
 
