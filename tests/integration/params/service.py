@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from prometheus_client import CollectorRegistry
 
 from services.paramserver.announcer import Announcer
@@ -19,12 +20,18 @@ from services.paramserver.metrics import Metrics
 from services.paramserver.servicer import ParamServicer
 from services.paramserver.version_store import VersionStore
 from services.paramserver.writer import Writer
-from tidemill.params.version import ParamsMetadata
+from tidemill.params.client import ParamsClient
+from tidemill.params.version import ParamsMetadata, Precision
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import ServerSettings
 
 METADATA = ParamsMetadata("sac", "Pendulum-v1", learner_steps=100, env_steps=400)
 WAIT_S = 30.0
+MIB = 2**20
+LIMIT_BYTES = 4 * MIB
+"""Largest blob of the fixture's server."""
+LARGE = np.random.default_rng(0).bytes(3 * MIB + 17)
+"""A blob of several pieces."""
 
 
 @dataclass(frozen=True)
@@ -119,3 +126,10 @@ def server_process(root: Path, options: Sequence[str] = ()) -> Iterator[ServerPr
         yield process
     finally:
         process.close()
+
+
+def publish(client: ParamsClient, full: bytes, half: bytes = b"") -> int:
+    """Publish as a new publisher."""
+    opened = client.open_generation("test")
+    blobs = {Precision.FULL: full} | ({Precision.HALF: half} if half else {})
+    return client.publish(blobs, METADATA, generation=opened.generation, base_version=opened.latest_version)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.integration.params_service import METADATA, WAIT_S, ServerProcess, local_server, server_process
+from tests.integration.params.service import METADATA, WAIT_S, ServerProcess, local_server, server_process
 from tidemill.errors import FatalError, InvalidArgument, Unavailable
 from tidemill.params.client import ParamsClient
 from tidemill.params.publisher import ParamsPublisher, StalePublisher

@@ -1,0 +1,253 @@
+"""The parameter server over gRPC: fetching, watching, tags, and what goes on at the same time."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.paramserver.incoming import Incoming
+from tests.integration.params.service import LARGE, METADATA, MIB, WAIT_S, LocalServer, publish
+from tidemill.errors import (
+    DataLoss,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    TidemillError,
+    Unavailable,
+)
+from tidemill.params.client import ParamsClient
+from tidemill.params.v1 import params_pb2 as pb
+from tidemill.params.v1 import params_pb2_grpc
+from tidemill.params.version import Precision
+from tidemill.rpc.status import translated
+
+
+def test_published_version_is_fetched_in_both_precisions(client: ParamsClient, server: LocalServer) -> None:
+    """Bytes longer than a piece arrive whole, with their description; a missing half is full."""
+    assert publish(client, LARGE, b"half") == 1
+    full = client.fetch()
+    half = client.fetch(1, precision=Precision.HALF)
+    assert full is not None
+    assert half is not None
+    assert (full.blob, full.precision, full.number) == (LARGE, Precision.FULL, 1)
+    assert (half.blob, half.precision) == (b"half", Precision.HALF)
+    assert full.version == half.version
+    assert full.version.metadata == METADATA
+    publish(client, b"only full")
+    fallback = client.fetch(precision=Precision.HALF)
+    assert fallback is not None
+    assert (fallback.blob, fallback.precision) == (b"only full", Precision.FULL)
+    assert server.metric("fetched_bytes_total", precision="full") == len(LARGE) + len(b"only full")
+    assert server.metric("fetched_bytes_total", precision="half") == 4
+    assert server.metric("latest_version") == server.metric("versions") == 2
+    assert server.metric("published_total") == 2
+
+
+def test_fetch_of_nothing_newer_is_none(client: ParamsClient) -> None:
+    """No version at all, the known version, and a number not above it all mean: nothing newer."""
+    assert client.fetch() is None
+    publish(client, b"one")
+    assert client.fetch(newer_than=1) is None
+    assert client.fetch(1, newer_than=1) is None
+
+
+def test_fetch_of_what_is_not_there_is_not_found(client: ParamsClient) -> None:
+    """Unknown numbers, removed versions and unset tags are told apart from 'nothing newer'."""
+    for blob in (b"1", b"2", b"3", b"4"):
+        publish(client, blob)
+    for selector in (1, 5, "best"):
+        with pytest.raises(NotFound):
+            client.fetch(selector, wait_s=10)
+
+
+def test_waiting_fetch_gets_the_version_published_meanwhile(client: ParamsClient, server: LocalServer) -> None:
+    """The answer comes with the publish, not at the end of the wait."""
+    publish(client, b"one")
+    found: list[Any] = []
+    waiting = threading.Thread(target=lambda: found.append(client.fetch(newer_than=1, wait_s=WAIT_S)))
+    waiting.start()
+    while server.metric("fetches") < 1:
+        waiting.join(0.01)
+    publish(client, b"two")
+    waiting.join(WAIT_S / 2)
+    assert [params.blob for params in found] == [b"two"]
+
+
+def test_waiting_fetch_times_out_cleanly(client: ParamsClient, server: LocalServer) -> None:
+    """A wait in vain answers None and leaves nothing waiting."""
+    assert client.fetch(wait_s=0.05) is None
+    assert client.fetch(newer_than=7, wait_s=0.05) is None
+    assert server.metric("fetches") == 0
+
+
+def test_watch_announces_now_and_after_every_change(client: ParamsClient, server: LocalServer) -> None:
+    """The first announcement is what is there; a tag is followed in both directions."""
+    publish(client, b"one")
+    watch = client.watch()
+    versions = iter(watch)
+    assert next(versions).version == 1
+    publish(client, b"two")
+    assert next(versions).version == 2
+    watch.cancel()
+    assert list(versions) == []
+    best = client.watch("best")  # not set yet
+    changes = iter(best)
+    for number in (2, 1):
+        client.set_tag("best", number)
+        assert next(changes).version == number
+    best.cancel()
+
+
+def test_watch_does_not_announce_what_is_known(client: ParamsClient) -> None:
+    """A watcher that reconnects hears only of a change."""
+    publish(client, b"one")
+    watch = client.watch(newer_than=1)
+    publish(client, b"two")
+    assert next(iter(watch)).version == 2
+    watch.cancel()
+
+
+def test_tags_and_versions_are_listed(client: ParamsClient) -> None:
+    """Oldest first; a tagged version outlives its turn."""
+    publish(client, b"1")
+    client.set_tag("best", 1)
+    for blob in (b"2", b"3", b"4", b"5"):
+        publish(client, blob)
+    listed = client.list_versions()
+    assert [version.version for version in listed.versions] == [1, 3, 4, 5]
+    assert listed.tags == {"best": 1, "latest": 5}
+    best = client.fetch("best")
+    assert best is not None
+    assert best.blob == b"1"
+
+
+@pytest.mark.parametrize(
+    "tag, number, error",
+    [
+        ("latest", 1, InvalidArgument),
+        ("Best", 1, InvalidArgument),
+        ("", 1, InvalidArgument),
+        ("best", 2, NotFound),
+    ],
+)
+def test_bad_tag_is_refused(client: ParamsClient, tag: str, number: int, error: type[TidemillError]) -> None:
+    """`latest`, malformed names and missing versions cannot be tagged."""
+    publish(client, b"1")
+    with pytest.raises(error):
+        client.set_tag(tag, number)
+    assert client.list_versions().tags == {"latest": 1}
+
+
+@pytest.mark.parametrize(
+    "request_, reason",
+    [
+        (pb.FetchRequest(), "selector is missing"),
+        (pb.FetchRequest(version=0), "version is 0"),
+        (pb.FetchRequest(tag=""), "tag is ''"),
+        (pb.FetchRequest(tag="../x"), "tag is"),
+        (pb.FetchRequest(tag="latest", wait_s=-1), "wait_s is -1"),
+        (pb.FetchRequest(tag="latest", wait_s=301), "wait_s is 301"),
+        (pb.FetchRequest(tag="latest", wait_s=float("nan")), "wait_s is nan"),
+        (pb.FetchRequest(tag="latest", precision=9), "precision is 9"),  # type: ignore[arg-type]
+    ],
+)
+def test_malformed_fetch_is_invalid(
+    stub: params_pb2_grpc.ParamServiceStub, request_: pb.FetchRequest, reason: str
+) -> None:
+    """The message names the field and its value."""
+    with pytest.raises(InvalidArgument, match=reason), translated():
+        list(stub.Fetch(request_, timeout=WAIT_S))
+
+
+def test_reads_go_on_while_a_publish_waits_for_the_disk(
+    server: LocalServer, client: ParamsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the disk stuck, fetch, watch and list still answer with the version before."""
+    publish(client, b"old")
+    finish, reached, released = Incoming.finish, threading.Event(), threading.Event()
+
+    def stuck(incoming: Incoming) -> None:
+        reached.set()
+        released.wait(WAIT_S)
+        finish(incoming)
+
+    monkeypatch.setattr(Incoming, "finish", stuck)
+    publishing = threading.Thread(target=publish, args=(client, b"new"))
+    publishing.start()
+    try:
+        assert reached.wait(WAIT_S)
+        params = client.fetch()
+        assert params is not None
+        assert params.blob == b"old"
+        assert next(iter(client.watch())).version == 1
+        assert client.list_versions().tags == {"latest": 1}
+    finally:
+        released.set()
+        publishing.join(WAIT_S)
+    params = client.fetch()
+    assert params is not None
+    assert params.blob == b"new"
+
+
+def test_fetches_during_publishes_always_get_whole_versions(client: ParamsClient, server: LocalServer) -> None:
+    """Readers of latest, of the oldest and of a tag never see a mixture or a missing file."""
+    publish(client, b"0" * 2 * MIB)
+    client.set_tag("best", 1)
+    failures: list[BaseException] = []
+    stop = threading.Event()
+
+    def read(selector: str) -> None:
+        try:
+            with ParamsClient(server.address) as own:
+                while not stop.is_set():
+                    params = own.fetch(selector)
+                    assert params is not None
+                    assert params.blob == b"%d" % (params.number - 1) * 2 * MIB
+        except BaseException as error:
+            failures.append(error)
+
+    readers = [threading.Thread(target=read, args=(selector,)) for selector in ("latest", "best", "latest")]
+    for reader in readers:
+        reader.start()
+    for i in range(1, 8):
+        publish(client, b"%d" % i * 2 * MIB)
+    stop.set()
+    for reader in readers:
+        reader.join(WAIT_S)
+    assert failures == []
+
+
+def test_damaged_version_is_data_loss_and_counted(client: ParamsClient, server: LocalServer, tmp_path: Path) -> None:
+    """Not one byte of it is sent; other versions are served."""
+    publish(client, LARGE)
+    publish(client, b"two")
+    path = tmp_path / "0000000001.full.safetensors"
+    path.write_bytes(b"\0" + path.read_bytes()[1:])
+    with pytest.raises(DataLoss, match="version 1 is damaged"):
+        client.fetch(1)
+    assert server.metric("corrupt_versions_total") == 1
+    assert server.metric("fetched_bytes_total", precision="full") == 0
+    params = client.fetch()
+    assert params is not None
+    assert params.blob == b"two"
+
+
+def test_client_takes_no_memory_beyond_its_limit(client: ParamsClient, server: LocalServer) -> None:
+    """The declared size decides before the bytes come."""
+    publish(client, LARGE)
+    with (
+        ParamsClient(server.address, max_blob_bytes=MIB) as careful,
+        pytest.raises(ResourceExhausted, match=f"allowed: {MIB}"),
+    ):
+        careful.fetch()
+
+
+def test_absent_server_is_unavailable() -> None:
+    """Every call says so within its deadline."""
+    with ParamsClient("127.0.0.1:9", deadline_s=0.5, transfer_deadline_s=0.5) as client:
+        for call in (client.list_versions, client.fetch, lambda: client.open_generation("x")):
+            with pytest.raises(Unavailable):
+                call()
