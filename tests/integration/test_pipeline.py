@@ -75,6 +75,7 @@ def test_an_actor_runs_ahead_by_so_many_chunks_of_each_environment(chunks: int) 
     row = {column.name: np.zeros((_ENVS, *column.shape), column.dtype) for column in signature}
     ticks, stop = 0, threading.Event()
     with local_server() as server, ExitStack() as stack:  # it has no table yet
+        stack.callback(stop.set)  # whatever fails below
         there = dataclasses.replace(config, cluster=ClusterSettings(replay=(server.address,)))
         appender = start_appending(there, "a", signature, stop, stack)
         writer = StreamWriter(appender, signature, WindowSpec(0, 1), _ENVS, length, None)

@@ -162,7 +162,7 @@ def test_batched_critics_are_two_networks() -> None:
     assert not torch.allclose(values[0], values[1])
 
 
-def test_products_in_bfloat16_round_factors_and_nothing_else() -> None:
+def test_bfloat16_rounds_the_products_between_hidden_layers_alone() -> None:
     """A layer between hidden ones is the float32 product of rounded factors, rounded once; the others are untouched."""
     rng = torch.Generator().manual_seed(0)
     network = BatchedMLP(2, 5, (16, 12), 1, rng)

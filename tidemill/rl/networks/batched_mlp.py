@@ -47,7 +47,7 @@ class BatchedLayer(nn.Module):
         self.shift = nn.Parameter(torch.zeros(copies, 1, outputs)) if layer_norm else None
         self._relu = relu
         self.products = torch.float32
-        """Format whose factors are multiplied; sums and what leaves the layer are float32."""
+        """Format that factors and products are rounded to; bias, gradients and what leaves the layer are float32."""
 
     def forward(self, x: Tensor) -> LayerTrace:
         """Return the layer's output for x [copies, B, in], with what `backward` needs."""
@@ -124,7 +124,7 @@ class BatchedMLP(nn.Module):
         return self.trace(x)[-1].output
 
     def multiply_in(self, dtype: torch.dtype) -> None:
-        """Have the layers between hidden ones, whose products are the large ones, round their factors to a format."""
+        """Have the layers between hidden ones, whose products are the large ones, multiply in a format."""
         for layer in self._layers[1:-1]:
             layer.products = dtype
 
