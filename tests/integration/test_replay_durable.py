@@ -171,7 +171,7 @@ def test_checkpoint_during_load_brings_priorities_back(tmp_path: Path) -> None:
             wait_until(lambda: running.acknowledged > 200, "the writers")
             with SampleStream(server.address, RANKED, 64, credit=1) as stream:
                 keys = np.unique(next(stream).keys)
-            assert client.update_priorities("t", keys, np.full(len(keys), 1e9)) == len(keys)
+            assert client.update_priorities("t", keys, np.full(len(keys), 1e14)) == len(keys)
             assert [client.checkpoint() for _ in range(3)] == [1, 2, 3]
             acknowledged = running.acknowledged
             wait_until(lambda: running.acknowledged > acknowledged, "the writers")
