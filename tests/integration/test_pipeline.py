@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from services.actor.appending import start_appending
 from services.actor.writer import StreamWriter
 from services.learner.memories import memories
-from tests.integration.replay_service import WAIT_S, local_server, wait_until
+from tests.integration.replay.service import WAIT_S, local_server, wait_until
 from tidemill import codec
 from tidemill.config.run import ClusterSettings
 from tidemill.config.sections import ActorConfig

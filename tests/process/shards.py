@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.integration.replay_service import CHUNK_LENGTH, WAIT_S, ServerProcess
-from tests.integration.shards_service import items_of
+from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S, ServerProcess
+from tests.integration.replay.shards import items_of
 from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_config, make_items
 from tidemill.replay.append import StreamRestarted
 from tidemill.replay.client import ReplayClient

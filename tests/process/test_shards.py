@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.integration.replay_service import WAIT_S, wait_until
+from tests.integration.replay.service import WAIT_S, wait_until
 from tests.process.shards import COUNT, TABLE, Shards, Taker, Writer, writers
 from tidemill.replay.directory import ShardDirectory
 from tidemill.replay.sharded_sampler import ShardedSampleStream

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.integration.proxy import Proxy
-from tests.integration.replay_service import WAIT_S, open_appender, wait_until
-from tests.integration.shards_service import (
+from tests.integration.replay.service import WAIT_S, open_appender, wait_until
+from tests.integration.replay.shards import (
     assert_distributed,
     fill,
     items_of,

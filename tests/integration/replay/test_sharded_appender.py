@@ -8,8 +8,8 @@ from contextlib import closing
 import pytest
 
 from tests.integration.proxy import Proxy
-from tests.integration.replay_service import CHUNK_LENGTH, WAIT_S, wait_until
-from tests.integration.shards_service import local_shards
+from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S, wait_until
+from tests.integration.replay.shards import local_shards
 from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_config, make_items
 from tidemill.errors import Unavailable
 from tidemill.replay.append import StreamRestarted

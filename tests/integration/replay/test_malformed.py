@@ -1,24 +1,21 @@
-"""Whatever comes in over the wire: a clear status, nothing changed, and a server that lives."""
+"""Messages that are wrong in one thing: a clear status, nothing changed, and a server that lives."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from tests.integration.replay_service import CHUNK_LENGTH, WAIT_S, LocalServer, local_server
-from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_config, make_items
+from tests.integration.replay.messages import MAX_MESSAGE_BYTES, data_with, opening
+from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S, LocalServer, local_server
+from tests.unit.replay.streams_for_tests import make_chunk, make_config, make_items
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
-from tidemill.replay.wire import pack_append, pack_config, pack_signature
+from tidemill.replay.wire import pack_append, pack_config
 
-MAX_MESSAGE_BYTES = 1024 * 1024
 INVALID, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 PRECONDITION, EXHAUSTED = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -40,29 +37,6 @@ def stub(server: LocalServer) -> Iterator[replay_pb2_grpc.ReplayServiceStub]:
         data = pack_append(chunks, [make_items(0, [(i // 4, i % 4, 1) for i in range(8)])])
         list(opened.Append(iter([opening("filler"), pb.AppendRequest(data=data)]), timeout=WAIT_S))
         yield opened
-
-
-def opening(actor_id: str = "a", **fields: Any) -> pb.AppendRequest:  # noqa: ANN401 - any field of the message
-    """Return a good first message of Append but for some fields."""
-    good: dict[str, Any] = {
-        "env_count": 1,
-        "tables": ["t"],
-        "signature": pack_signature(SIGNATURE),
-        "chunk_length": CHUNK_LENGTH,
-    }
-    return pb.AppendRequest(open=pb.AppendOpen(actor_id=actor_id, **(good | fields)))
-
-
-def data_with(**fields: Any) -> pb.AppendRequest:  # noqa: ANN401
-    """Return a good chunk with one good item, but for some fields of the chunk."""
-    data = pack_append([make_chunk(0, 0, 0, 4)], [make_items(0, [(0, 3, 2)])])
-    for name, value in fields.items():
-        if name == "columns":
-            del data.chunks[0].columns[:]
-            data.chunks[0].columns.extend(value)
-        else:
-            setattr(data.chunks[0], name, value)
-    return pb.AppendRequest(data=data)
 
 
 def columns_named(*columns: tuple[str, str, list[int], int]) -> dict[str, Any]:
@@ -97,7 +71,6 @@ def _answers(answer: Any) -> Iterator[Any]:  # noqa: ANN401 - a message, or a st
 
 UINT32, UINT64 = 2**32 - 1, 2**64 - 1
 GOOD_BLOCKS = make_chunk(0, 0, 0, 4).blocks
-
 APPENDS = {
     "data first": ([data_with()], INVALID, "must be `open`"),
     "empty message": ([pb.AppendRequest()], INVALID, "must be `open`"),
@@ -302,34 +275,6 @@ def test_checkpoint_is_not_implemented(stub: replay_pb2_grpc.ReplayServiceStub) 
     status, details = refusal(stub.Checkpoint, pb.CheckpointRequest())
     assert status == grpc.StatusCode.UNIMPLEMENTED
     assert "in memory only" in details
-
-
-METHODS = ["CreateTable", "DescribeTable", "UpdatePriorities", "DeleteItems", "Append", "Sample"]
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(method=st.sampled_from(METHODS), noise=st.binary(max_size=200), cut=st.integers(0, 200))
-def test_random_bytes_never_take_the_server_down(fuzzed: LocalServer, method: str, noise: bytes, cut: int) -> None:
-    """Noise, and good messages with noise in the middle, end with a status in time, and the server goes on."""
-    good = data_with().SerializeToString()
-    messages = [noise] if method != "Append" else [opening().SerializeToString(), good[:cut] + noise + good[cut:]]
-    with grpc.insecure_channel(fuzzed.address) as channel:
-        multi_callable: Any = channel.stream_stream(f"/tidemill.replay.v1.ReplayService/{method}")
-        call = multi_callable(iter(messages), timeout=WAIT_S)
-        with contextlib.suppress(grpc.RpcError):
-            list(call)
-        assert call.code() != grpc.StatusCode.DEADLINE_EXCEEDED
-        stub = replay_pb2_grpc.ReplayServiceStub(channel)
-        assert stub.DescribeTable(pb.DescribeTableRequest(name="t"), timeout=WAIT_S).table.items <= 100
-
-
-@pytest.fixture(scope="module")
-def fuzzed() -> Iterator[LocalServer]:
-    """A server of its own for noise, some of which may happen to mean something."""
-    with local_server(MAX_MESSAGE_BYTES) as running, grpc.insecure_channel(running.address) as channel:
-        request = pb.CreateTableRequest(config=pack_config(make_config()))
-        replay_pb2_grpc.ReplayServiceStub(channel).CreateTable(request, timeout=WAIT_S)
-        yield running
 
 
 def test_server_still_works_after_all_that(server: LocalServer, stub: replay_pb2_grpc.ReplayServiceStub) -> None:

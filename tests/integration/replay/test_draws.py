@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-from tests.integration.replay_service import WAIT_S, local_server, open_appender, wait_until
+from tests.integration.replay.service import WAIT_S, local_server, open_appender, wait_until
 from tests.unit.replay.streams_for_tests import make_chunk, make_config, make_items
 from tidemill.replay.append import Appender
 from tidemill.replay.client import ReplayClient

@@ -1,0 +1,157 @@
+"""Appending over real connections: every step is stored once, and errors come back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from tests.integration.proxy import Proxy
+from tests.integration.replay.rows import everything, rows, write
+from tests.integration.replay.service import WAIT_S, LocalServer, open_appender, wait_until
+from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_config, make_items
+from tidemill.codec import decode
+from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError
+from tidemill.replay.append import Appender
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampler import SampleStream
+from tidemill.replay.table_config import SelectorConfig, SelectorKind
+
+RANKED = SelectorConfig(SelectorKind.PRIORITIZED, 1.0)
+
+
+def test_appended_steps_come_back_in_samples(server: LocalServer, client: ReplayClient) -> None:
+    """What is acknowledged can be sampled, decodes to what was written, and is counted."""
+    config = make_config(sampler=RANKED)
+    assert client.create_table(config)
+    assert not client.create_table(config)
+    with open_appender(server.address, env_count=2) as appender:
+        for first in range(0, 16, 4):
+            chunks = [make_chunk(env, env, first, 4) for env in range(2)]
+            items = [(env, i, min(5, first + i + 1)) for env in range(2) for i in range(4)]
+            appender.append(chunks, [make_items(0, items)])
+        assert appender.flush(WAIT_S)
+        assert (appender.env_steps, appender.epoch, appender.unacknowledged_chunks) == (32, 1, 0)
+    with SampleStream(server.address, config, 64) as stream:
+        batch = next(stream)
+    decoded = decode(SIGNATURE, batch, 5)
+    steps, streams = decoded.columns["step"][decoded.index], decoded.columns["stream"][decoded.index, 0]
+    expected = np.maximum(steps[:, -1:] + np.arange(-4, 1), 0)
+    np.testing.assert_array_equal(steps, expected)
+    assert (streams == streams[:, :1]).all()
+    np.testing.assert_allclose(batch.probabilities, 1 / 32)
+    assert (batch.table_items, batch.priority_mass, batch.env_steps) == (32, 32.0, 32)
+    keys = np.append(batch.keys[:10], np.uint64(999))  # 999 names slot 998, which does not exist
+    assert client.update_priorities("t", keys, np.full(11, 5.0)) == 10
+    described = client.describe_table("t")
+    assert described.config == config
+    assert (described.items, described.inserts, described.chunks, described.streams) == (32, 32, 8, 2)
+    assert (described.priority_updates, described.unknown_keys, described.env_steps) == (10, 1, 32)
+    assert described.samples >= 64
+    assert described.chunk_bytes == server.replay.chunk_bytes > 0
+
+
+def test_appender_waits_for_a_table_that_comes_later(server: LocalServer, client: ReplayClient) -> None:
+    """An actor that starts before the learner sends its steps once the table exists."""
+    with open_appender(server.address) as appender:
+        write(appender, range(8))
+        assert not appender.flush(0.3)
+        client.create_table(make_config())
+        assert appender.flush(WAIT_S)
+    assert client.describe_table("t").items == 8
+
+
+def test_each_step_is_stored_once_over_cut_connections(server: LocalServer, client: ReplayClient) -> None:
+    """Connections reset again and again in the middle of 400 steps leave every item exactly once."""
+    config = make_config(max_items=1000)
+    client.create_table(config)
+    with Proxy(server.address) as proxy, open_appender(proxy.address, env_count=2) as appender:
+        for first in range(0, 200, 20):
+            for env_index in range(2):
+                write(appender, range(first, first + 20), env_index)
+            if first % 40 == 0:
+                wait_until(lambda: appender.connected, "a connection")
+                proxy.cut()
+        assert appender.flush(WAIT_S)
+        assert proxy.connections > 2
+        assert (appender.restarts, appender.env_steps) == (0, 400)
+    assert client.describe_table("t").inserts == 400
+    assert everything(server.address, config, 400) == [(env, step) for env in range(2) for step in range(200)]
+
+
+def test_chunks_whose_acknowledgement_was_lost_are_not_stored_twice(server: LocalServer, client: ReplayClient) -> None:
+    """After the server stored chunks but could not say so, the resumed stream goes on behind them."""
+    config = make_config()
+    client.create_table(config)
+    with Proxy(server.address) as proxy, open_appender(proxy.address) as appender:
+        write(appender, range(4))
+        assert appender.flush(WAIT_S)
+        with proxy.without_answers():
+            write(appender, range(4, 24))
+            wait_until(lambda: server.replay.env_steps == 24, "the chunks to be stored")
+            assert appender.unacknowledged_chunks == 5
+        write(appender, range(24, 28))
+        assert appender.flush(WAIT_S)
+    assert client.describe_table("t").inserts == 28
+    assert everything(server.address, config, 28) == [(0, step) for step in range(28)]
+
+
+def _append_and_flush(appender: Appender, first_step: int) -> None:
+    """Append a chunk and wait; an error of before may come from either call."""
+    appender.append([make_chunk(0, 0, first_step, 4)])
+    appender.flush(WAIT_S)
+
+
+def test_error_that_cannot_pass_reaches_the_owner(server: LocalServer, client: ReplayClient) -> None:
+    """A wrong signature, a refused chunk and a second actor of the same name are raised by the next call."""
+    client.create_table(make_config())
+    wrong = Appender(server.address, "a", 1, SIGNATURE[:2], ["t"], 4)
+    with wrong, pytest.raises(FailedPrecondition, match="signature has columns"):
+        _append_and_flush(wrong, 0)
+    with open_appender(server.address, "b") as appender, pytest.raises(InvalidArgument, match="first_step is 2"):
+        _append_and_flush(appender, 2)
+    with open_appender(server.address, "c") as first:
+        write(first, range(4))
+        assert first.flush(WAIT_S)
+        with open_appender(server.address, "c") as second:
+            write(second, range(4))
+            assert second.flush(WAIT_S)
+            with pytest.raises(FailedPrecondition, match="another process appends under the same actor_id"):
+                _append_and_flush(first, 4)
+    with SampleStream(server.address, make_config(max_items=7), 4) as stream, pytest.raises(TidemillError, match="7"):
+        next(stream)
+
+
+def test_many_actors_and_samplers_share_a_server(server: LocalServer, client: ReplayClient) -> None:
+    """Eight actors and two samplers at once: every step is stored once, and every sample is whole."""
+    config = make_config(sampler=RANKED, max_items=10_000)
+    client.create_table(config)
+    appenders = [open_appender(server.address, f"actor{i}") for i in range(8)]
+    streams = [SampleStream(server.address, config, 32) for _ in range(2)]
+    try:
+        writers = [threading.Thread(target=_write_as, args=(a, i)) for i, a in enumerate(appenders)]
+        for writer in writers:
+            writer.start()
+        for stream in streams * 10:
+            batch = stream.take(WAIT_S)
+            assert batch is not None
+            assert len(rows(batch)) == 32
+            client.update_priorities("t", batch.keys, np.full(32, 2.0))
+        for writer, appender in zip(writers, appenders, strict=True):
+            writer.join(WAIT_S)
+            assert appender.flush(WAIT_S)
+    finally:
+        for appender in appenders:
+            appender.close()
+        for stream in streams:
+            stream.close()
+    found = everything(server.address, config, 8 * 80)
+    assert found == [(actor, step) for actor in range(8) for step in range(80)]
+
+
+def _write_as(appender: Appender, number: int) -> None:
+    for first in range(0, 80, 4):
+        items: Sequence[tuple[int, int, int]] = [(0, i, 1) for i in range(4)]
+        appender.append([make_chunk(number, 0, first, 4)], [make_items(0, items)])

@@ -1,0 +1,119 @@
+"""The replay service with a log, as a process: killed under load, restarted, checkpointed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.integration.replay.log import RANKED, everything, kill, load, options, scrape, write
+from tests.integration.replay.service import WAIT_S, ServerProcess, open_appender, server_process, wait_until
+from tidemill.errors import AlreadyExists, TidemillError
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampler import SampleStream
+from tidemill.replay.table_config import RateLimiterConfig, TableDescription
+
+
+@pytest.mark.parametrize("ack", ["write", "fsync"])
+def test_server_killed_under_load_has_every_acknowledged_item_once(tmp_path: Path, ack: str) -> None:
+    """Three kills while three actors write: none notices more than a pause, nothing is lost, nothing comes twice."""
+    arguments = options(tmp_path, ack=ack, segment_mib=1, fsync_interval_ms=20)
+    with server_process("127.0.0.1:0", *arguments) as first, ReplayClient(first.address) as client:
+        address = first.address
+        client.create_table(RANKED)
+        server, opened = first, []
+        try:
+            with load(address) as running:
+                for _ in range(3):
+                    before = running.acknowledged
+                    wait_until(lambda b=before: running.acknowledged > b + 400, "the writers")  # type: ignore[misc]
+                    kill(server)
+                    server = ServerProcess(address, *arguments)
+                    opened.append(server)
+                running.stop()
+                assert [appender.restarts for appender in running.appenders] == [0, 0, 0]
+                wanted = [(number, step) for number in range(3) for step in range(running.written[number])]
+                assert everything(address, RANKED) == wanted
+                client.wait_for_ready(WAIT_S)
+                assert client.describe_table("t").env_steps == len(wanted)
+        finally:
+            for other in opened:
+                other.close()
+
+
+def test_restarted_server_has_another_capacity_and_limiter(tmp_path: Path) -> None:
+    """The learner comes back with other settings: the newest items stay, a second opinion is refused."""
+    arguments = options(tmp_path)
+    with server_process("127.0.0.1:0", *arguments) as first, ReplayClient(first.address) as client:
+        client.create_table(RANKED)
+        with open_appender(first.address) as appender:
+            for step in range(0, 40, 4):
+                write(appender, step)
+            assert appender.flush(WAIT_S)
+        kill(first)
+    limiter = RateLimiterConfig(min_size=5, samples_per_insert=8.0, error_buffer=1000.0)
+    changed = replace(RANKED, max_items=10, rate_limiter=limiter)
+    with server_process("127.0.0.1:0", *arguments) as second, ReplayClient(second.address) as client:
+        assert "restored" in second.before_serving
+        assert client.create_table(changed) is False
+        assert client.describe_table("t").config == changed
+        with pytest.raises(AlreadyExists):
+            client.create_table(RANKED)
+        assert everything(second.address, changed) == [(0, step) for step in range(30, 40)]
+        assert second.stop()[0] == 0
+    with server_process("127.0.0.1:0", *arguments) as third, ReplayClient(third.address) as client:
+        assert client.describe_table("t").config == changed
+        assert everything(third.address, changed) == [(0, step) for step in range(30, 40)]
+
+
+def test_checkpoint_during_load_brings_priorities_back(tmp_path: Path) -> None:
+    """While actors write, a checkpoint keeps the priorities set before it; a kill after it does not lose them."""
+    arguments = options(tmp_path, snapshot_every_s=0)
+    with server_process("127.0.0.1:0", *arguments) as server, ReplayClient(server.address) as client:
+        client.create_table(RANKED)
+        with load(server.address, 2) as running:
+            wait_until(lambda: running.acknowledged > 200, "the writers")
+            with SampleStream(server.address, RANKED, 64, credit=1) as stream:
+                keys = np.unique(next(stream).keys)
+            assert client.update_priorities("t", keys, np.full(len(keys), 1e14)) == len(keys)
+            assert [client.checkpoint() for _ in range(3)] == [1, 2, 3]
+            acknowledged = running.acknowledged
+            wait_until(lambda: running.acknowledged > acknowledged, "the writers")
+            running.stop()
+        described, metrics = client.describe_table("t"), scrape(server)
+        check_log_figures(described, metrics)
+        mass = client.describe_table("t").priority_mass
+        kill(server)
+    assert len(list(tmp_path.glob("*.snapshot"))) == 2
+    with server_process("127.0.0.1:0", *arguments) as again, ReplayClient(again.address) as client:
+        assert client.describe_table("t").priority_mass == pytest.approx(mass, rel=1e-12)
+        with SampleStream(again.address, RANKED, 64, credit=1) as stream:
+            assert set(next(stream).keys.tolist()) <= set(keys.tolist())
+
+
+def test_memory_only_server_takes_no_checkpoint(tmp_path: Path) -> None:
+    """Without a folder nothing is written, and the call says why."""
+    with (
+        server_process("127.0.0.1:0", "--run.root", str(tmp_path)) as server,
+        ReplayClient(server.address) as client,
+        pytest.raises(TidemillError, match="keeps its tables in memory only"),
+    ):
+        client.checkpoint()
+    assert not list(tmp_path.iterdir())
+
+
+def check_log_figures(described: TableDescription, metrics: dict[str, float]) -> None:
+    """The log shows in both places, with the same figures."""
+    assert described.log_bytes == metrics["tidemill_replay_log_bytes"] > described.chunk_bytes > 0
+    assert described.memory_bytes == metrics["tidemill_replay_memory_bytes"] == described.chunk_bytes
+    assert (described.log_segments, described.snapshot, described.log_full) == (1, 3, False)
+    assert (described.corrupt_records, described.corrupt_items) == (0, 0)
+    assert described.held_bytes <= described.chunk_bytes
+    assert 0 < described.mean_sampled_age < described.inserts
+    assert len(described.fsync_counts) == len(described.fsync_bounds_s) + 1
+    count = metrics["tidemill_replay_fsync_seconds_count"]
+    assert 1 <= sum(described.fsync_counts) <= count == metrics['tidemill_replay_fsync_seconds_bucket{le="+Inf"}']
+    assert metrics['tidemill_replay_corrupt_items_total{table="t"}'] == 0
+    assert metrics["tidemill_replay_snapshots_total"] == 3

@@ -1,0 +1,101 @@
+"""The log of a replay service that cannot be written, or must not be."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.integration.replay.log import RANKED, everything, kill, load, options, scrape, write
+from tests.integration.replay.service import WAIT_S, open_appender, server_process, wait_until
+from tests.unit.replay.streams_for_tests import make_chunk, make_items
+from tidemill.errors import TidemillError
+from tidemill.replay.chunk import Chunk
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampler import SampleStream
+
+
+def test_full_disk_holds_acknowledgements_until_there_is_room(tmp_path: Path) -> None:
+    """Nothing is acknowledged that is not written; samples go on; room lets it go on by itself, with nothing lost."""
+    with server_process("127.0.0.1:0", *options(tmp_path)) as server, ReplayClient(server.address) as client:
+        client.create_table(RANKED)
+        with open_appender(server.address) as appender:
+            write(appender, 0)
+            assert appender.flush(WAIT_S)
+            size = sum(path.stat().st_size for path in tmp_path.glob("*.log"))
+            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size + 100, resource.RLIM_INFINITY))
+            for step in range(4, 40, 4):
+                write(appender, step)
+            wait_until(lambda: scrape(server)["tidemill_replay_log_full"] == 1.0, "the disk to be full")
+            assert appender.unacknowledged_chunks == 9
+            with SampleStream(server.address, RANKED, 16, credit=1) as stream:
+                assert stream.take(WAIT_S) is not None
+            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            assert appender.flush(WAIT_S)
+        assert scrape(server)["tidemill_replay_log_full"] == 0.0
+        kill(server)
+    with server_process("127.0.0.1:0", *options(tmp_path)) as again:
+        assert everything(again.address, RANKED) == [(0, step) for step in range(40)]
+
+
+def test_server_killed_with_a_full_disk_has_what_it_acknowledged(tmp_path: Path) -> None:
+    """A record that did not fit is cut off at the restart; the actor sends it again."""
+    arguments = options(tmp_path)
+    with server_process("127.0.0.1:0", *arguments) as server, ReplayClient(server.address) as client:
+        client.create_table(RANKED)
+        with open_appender(server.address) as appender:
+            write(appender, 0)
+            assert appender.flush(WAIT_S)
+            size = sum(path.stat().st_size for path in tmp_path.glob("*.log"))
+            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size + 100, resource.RLIM_INFINITY))
+            write(appender, 4)
+            wait_until(lambda: scrape(server)["tidemill_replay_log_full"] == 1.0, "the disk to be full")
+            kill(server)
+            with server_process(server.address, *arguments) as again:
+                assert "torn_bytes=100" in again.before_serving
+                assert appender.flush(WAIT_S)
+                assert everything(again.address, RANKED) == [(0, step) for step in range(8)]
+
+
+@pytest.mark.parametrize(
+    "chunk, message",
+    [
+        (replace(make_chunk(0, 0, 4, 4), blocks=(b"x", b"y", b"z")), "column 'step' has 1 bytes"),
+        (make_chunk(0, 0, 8, 4), "leaves a gap"),
+        (replace(make_chunk(0, 0, 4, 4), step_count=9), "step_count is 9"),
+    ],
+)
+def test_refused_message_leaves_no_trace_in_the_log(tmp_path: Path, chunk: Chunk, message: str) -> None:
+    """What is malformed or out of order is refused by name, not written, and the server goes on."""
+    with server_process("127.0.0.1:0", *options(tmp_path)) as server, ReplayClient(server.address) as client:
+        client.create_table(RANKED)
+        with open_appender(server.address) as appender:
+            write(appender, 0)
+            assert appender.flush(WAIT_S)
+            before = client.describe_table("t").log_bytes
+            appender.append([chunk], [make_items(0, [(0, 0, 1)])])
+            with pytest.raises(TidemillError, match=message):
+                appender.flush(WAIT_S)
+        assert client.describe_table("t").log_bytes == before
+        kill(server)
+    with server_process("127.0.0.1:0", *options(tmp_path)) as again, open_appender(again.address) as appender:
+        write(appender, 0)
+        assert appender.flush(WAIT_S)
+        assert everything(again.address, RANKED) == sorted(2 * [(0, step) for step in range(4)])
+
+
+def test_log_that_cannot_be_written_ends_the_server_with_a_reason(tmp_path: Path) -> None:
+    """A lost folder is no full disk: nothing more is acknowledged, and whoever started the server is told."""
+    folder = tmp_path / "log"
+    with server_process("127.0.0.1:0", *options(folder, segment_mib=1)) as server:
+        with ReplayClient(server.address) as client:
+            client.create_table(RANKED)
+        shutil.rmtree(folder)
+        with load(server.address, 2):
+            _, errors = server.process.communicate(timeout=WAIT_S)
+    assert server.process.returncode == 1
+    assert "FatalError: the replay log cannot be written" in errors
+    assert "No such file or directory" in errors

@@ -1,0 +1,74 @@
+"""Whoever is ahead waits: samplers for inserts, actors for samples."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.integration.replay.rows import write
+from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S, LocalServer, open_appender, wait_until
+from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_config
+from tidemill.errors import Unavailable
+from tidemill.replay.append import Appender
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampler import SampleStream
+from tidemill.replay.table_config import RateLimiterConfig
+
+
+def test_sample_blocks_below_min_size_and_goes_on_at_once(server: LocalServer, client: ReplayClient) -> None:
+    """A sampler waits, and says so in the description, until the insert that reaches min_size."""
+    config = make_config(limiter=RateLimiterConfig(min_size=8))
+    with SampleStream(server.address, config, 4, credit=1) as stream:
+        wait_until(lambda: server.replay.tables, "the table")
+        with open_appender(server.address) as appender:
+            write(appender, range(4))
+            assert appender.flush(WAIT_S)
+            assert stream.take(0.2) is None
+            assert client.describe_table("t").sample_blocked
+            write(appender, range(4, 8))
+            assert stream.take(WAIT_S) is not None
+        described = client.describe_table("t")
+        assert described.sample_blocked_s > 0.2
+        assert described.insert_blocked_s == 0
+        assert stream.waited_s > 0.2
+
+
+def test_insert_blocks_when_ahead_and_the_owner_waits_for_room(server: LocalServer, client: ReplayClient) -> None:
+    """Acknowledgements stop while inserts are ahead; `append` then waits, and samples let it go on."""
+    config = make_config(limiter=RateLimiterConfig(1, samples_per_insert=1.0, error_buffer=8.0))
+    client.create_table(config)
+    stop = threading.Event()
+    appender = Appender(
+        server.address, "actor", 1, SIGNATURE, ["t"], CHUNK_LENGTH, max_unacknowledged_chunks=2, stop=stop
+    )
+    with appender:
+        write(appender, range(12))  # lead 11: the next insert waits
+        assert appender.flush(WAIT_S)
+        write(appender, range(12, 20))
+        assert not appender.flush(0.2)
+        assert appender.unacknowledged_chunks == 2
+        with pytest.raises(Unavailable, match=r"did not acknowledge 2 chunks within 0\.3 s"):
+            appender.append([make_chunk(0, 0, 20, 4)], timeout_s=0.3)
+        assert appender.blocked_s >= 0.3
+        described = client.describe_table("t")
+        assert described.insert_blocked
+        assert described.items == 12
+        with SampleStream(server.address, config, 8, credit=1) as stream:
+            assert stream.take(WAIT_S) is not None
+            assert stream.take(WAIT_S) is not None
+            assert appender.flush(WAIT_S)
+        assert client.describe_table("t").insert_blocked_s > 0.2
+        stop.set()
+        write_more = [make_chunk(0, 0, first, 4) for first in (20, 24, 28)]
+        assert appender.append(write_more)  # there is room: a call larger than the limit goes alone
+
+
+def test_stopped_owner_does_not_wait(server: LocalServer) -> None:
+    """A set stop event ends a wait for room, with nothing taken."""
+    stop = threading.Event()
+    with Appender(server.address, "a", 1, SIGNATURE, ["none"], 4, max_unacknowledged_chunks=1, stop=stop) as appender:
+        assert appender.append([make_chunk(0, 0, 0, 4)])
+        threading.Timer(0.1, stop.set).start()
+        assert not appender.append([make_chunk(0, 0, 4, 4)])
+        assert appender.unacknowledged_chunks == 1

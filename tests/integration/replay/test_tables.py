@@ -1,0 +1,42 @@
+"""Unary calls: tables are made, listed, described, deleted from and reset."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.replay.rows import write
+from tests.integration.replay.service import WAIT_S, LocalServer, open_appender
+from tests.unit.replay.streams_for_tests import UNIFORM, make_config
+from tidemill.errors import NotFound, TidemillError
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampler import SampleStream
+
+
+def test_tables_are_listed_deleted_from_and_reset(server: LocalServer, client: ReplayClient) -> None:
+    """Unary calls change what they say, and refuse tables that are not there."""
+    client.create_table(make_config("b"))
+    client.create_table(make_config("a"))
+    assert [table.config.name for table in client.list_tables()] == ["a", "b"]
+    with open_appender(server.address, tables=("a", "b")) as appender:
+        write(appender, range(8))
+        assert appender.flush(WAIT_S)
+    with SampleStream(server.address, make_config("a"), 8, credit=1, without_replacement=True) as stream:
+        keys = next(stream).keys
+    assert client.delete_items("a", keys[:3]) == 3
+    assert client.delete_items("a", keys[:4]) == 1
+    assert client.reset_table("a") == 4
+    assert client.describe_table("a").items == 0
+    for call in (client.describe_table, client.reset_table):
+        with pytest.raises(NotFound, match="no table 'nowhere'; there are: a, b"):
+            call("nowhere")
+    with pytest.raises(TidemillError, match="keeps its tables in memory only"):
+        client.checkpoint()
+
+
+def test_uniform_table_without_items_reports_an_empty_mass(client: ReplayClient) -> None:
+    """A new table describes itself with zeros."""
+    client.create_table(make_config(sampler=UNIFORM))
+    described = client.describe_table("t")
+    assert (described.items, described.priority_mass, described.samples_per_insert) == (0, 0.0, 0.0)
+    assert described.sample_blocked
+    assert not described.insert_blocked
