@@ -10,23 +10,15 @@ than cores share them.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 
 from benchmarks.rows import Row, row, write
+from benchmarks.running_cluster import running_cluster
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
-from tidemill.replay.client import ReplayClient
 
-_START_S = 120.0
-_WARM_UP_S = 3.0
-_STOP_S = 60.0
 _UPDATES_PER_STEP = "0.001"
 
 
@@ -47,7 +39,7 @@ def main() -> None:
 
 def _rows(path: str, rates: dict[int, list[float]]) -> list[Row]:
     first = min(rates)
-    env = _load(path).env.id
+    env = from_document(RunConfig, read_document(Path(path))).env.id
     return [
         row(
             f"env steps/s, {env}, {count} actors on {os.cpu_count()} cores against {count} times one",
@@ -59,57 +51,12 @@ def _rows(path: str, rates: dict[int, list[float]]) -> list[Row]:
     ]
 
 
-def _load(path: str) -> RunConfig:
-    return from_document(RunConfig, read_document(Path(path)))
-
-
 def _rate(path: str, actors: int, seconds: float) -> float:
-    with tempfile.TemporaryDirectory(prefix="tm-") as folder:
-        replay = f"unix://{folder}/r"
-        options = {
-            "--config": path,
-            "--run.root": folder,
-            "--run.name": "benchmark",
-            "--launcher.actors": str(actors),
-            "--launcher.view": "plain",
-            "--replay.server.address": replay,
-            "--learner.updates-per-env-step": _UPDATES_PER_STEP,
-            "--table.error-buffer-updates": "1000",
-            "--table.min-size": "1000",
-            "--evaluator.start-env-steps": "1000000000",
-        }
-        words = [word for pair in options.items() for word in pair]
-        command = [sys.executable, "-m", "services.launcher", "train", *words]
-        train = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            return _measure(replay, path, actors, seconds)
-        finally:
-            train.send_signal(signal.SIGTERM)
-            train.wait(_STOP_S)
-
-
-def _measure(replay: str, path: str, actors: int, seconds: float) -> float:
-    """Return the rate once every actor has stored something."""
-    config = _load(path)
-    table, num_envs = config.table.name, config.env.num_envs
-    with ReplayClient(replay) as client:
-        client.wait_for_ready(_START_S)
-        deadline = time.monotonic() + _START_S
-        while _streams(client, table) < actors * num_envs:
-            if time.monotonic() > deadline:
-                raise SystemExit(f"the {actors} actors have not all stored something within {_START_S:g} s")
-            time.sleep(0.2)
-        time.sleep(_WARM_UP_S)
-        first, started = client.describe_table(table).env_steps, time.monotonic()
+    with running_cluster(path, actors, {"--learner.updates-per-env-step": _UPDATES_PER_STEP}) as cluster:
+        first = cluster.work()
         time.sleep(seconds)
-        last, elapsed = client.describe_table(table).env_steps, time.monotonic() - started
-        return (last - first) / elapsed
-
-
-def _streams(client: ReplayClient, table: str) -> int:
-    with contextlib.suppress(Exception):  # the learner creates the table
-        return client.describe_table(table).streams
-    return 0
+        last = cluster.work()
+        return (last.env_steps - first.env_steps) / (last.at_s - first.at_s)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,102 @@
+"""What the work of a whole cluster costs in processor time, against the number of actors, of shards, and the batch.
+
+Each case is a run of its own with all services, in turns, and differs from the first in one thing: 2 actors, one shard,
+batch 32. For every environment step the learner is given the same number of transitions to learn from, so a large batch
+means few updates. `peer` is the first case: a ratio of 1 says that the cost grows with the work alone.
+
+    python -m benchmarks.cluster_cost [--config configs/pong_dqn.yaml] [--rounds 3] [--seconds 20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.rows import Row, row, write
+from benchmarks.running_cluster import running_cluster
+from tidemill.config.load import from_document, read_document
+from tidemill.config.sections import RunConfig
+
+_TRANSITIONS_PER_STEP = 0.25
+_SERVICES = ("actor", "replay", "paramserver", "learner", "evaluator")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One size of a cluster."""
+
+    actors: int = 2
+    shards: int = 1
+    batch: int = 32
+
+    def __str__(self) -> str:
+        return f"{self.actors} actors, {self.shards} shards, batch {self.batch}"
+
+
+_CASES = (
+    Case(),
+    Case(actors=1),
+    Case(actors=4),
+    Case(actors=8),
+    Case(shards=2),
+    Case(shards=4),
+    Case(batch=128),
+    Case(batch=512),
+)
+
+
+def main() -> None:
+    """Measure and print; write benchmarks/results/cluster_cost.json."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--config", default="configs/pong_dqn.yaml", help="run to take environment and agent from")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each case")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of one measurement")
+    arguments = parser.parse_args()
+    costs: dict[Case, dict[str, list[float]]] = {case: defaultdict(list) for case in _CASES}
+    for _ in range(arguments.rounds):
+        for case in _CASES:
+            for service, cost in _cost(arguments.config, case, arguments.seconds).items():
+                costs[case][service].append(cost)
+    write("cluster_cost", _rows(arguments.config, costs))
+
+
+def _rows(path: str, costs: dict[Case, dict[str, list[float]]]) -> list[Row]:
+    env = from_document(RunConfig, read_document(Path(path))).env.id
+    return [
+        row(
+            f"processor time of {service} for 1,000 env steps, {env}, {case}, against {_CASES[0]}",
+            "ms",
+            costs[case][service],
+            costs[_CASES[0]][service],
+        )
+        for case in _CASES
+        for service in _SERVICES
+    ]
+
+
+def _cost(path: str, case: Case, seconds: float) -> dict[str, float]:
+    """Return milliseconds of processor time for 1,000 environment steps, by service."""
+    options = {
+        "--replay.shards": str(case.shards),
+        "--agent.batch-size": str(case.batch),
+        "--learner.updates-per-env-step": str(_TRANSITIONS_PER_STEP / case.batch),
+        "--table.error-buffer-updates": "20",
+    }
+    with running_cluster(path, case.actors, options) as cluster:
+        first = cluster.work()
+        time.sleep(seconds)
+        last = cluster.work()
+    env_steps = last.env_steps - first.env_steps
+    print(
+        f"{case}: {env_steps / (last.at_s - first.at_s):,.0f} env steps/s, "
+        f"{(last.learner_steps - first.learner_steps) * case.batch / env_steps:.2f} transitions learned from for each",
+        flush=True,
+    )
+    return {name: 1e6 * (last.processor_s[name] - first.processor_s[name]) / env_steps for name in _SERVICES}
+
+
+if __name__ == "__main__":
+    main()

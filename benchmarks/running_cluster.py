@@ -1,0 +1,123 @@
+"""A whole cluster for a benchmark, started as `tidemill train` does, and what its processes have done so far."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidemill.config.load import from_document, read_document
+from tidemill.config.sections import RunConfig
+from tidemill.learner.client import LearnerClient
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.table_config import TableDescription
+
+_START_S = 120.0
+_POLL_S = 0.2
+_WARM_UP_S = 3.0
+_STOP_S = 60.0
+_FIXED = {
+    "--run.name": "benchmark",
+    "--launcher.view": "plain",
+    "--table.error-buffer-updates": "1000",
+    "--table.min-size": "1000",
+    "--evaluator.start-env-steps": "1000000000",
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a cluster has done since its start."""
+
+    at_s: float
+    """Time of a monotonic clock."""
+    env_steps: int
+    """Agent decisions that the replay service has stored."""
+    learner_steps: int
+    """Gradient steps."""
+    processor_s: Mapping[str, float]
+    """Processor time by service, e.g. `actor`, all its processes together."""
+
+
+class RunningCluster:
+    """The processes of one `tidemill train`."""
+
+    def __init__(self, launcher_pid: int, folder: Path) -> None:
+        """Look at the cluster of a launcher whose run is in `folder`."""
+        self._launcher_pid = launcher_pid
+        self._config = from_document(RunConfig, read_document(folder / "cluster.yaml"))
+
+    @property
+    def streams(self) -> int:
+        """How many environments have stored something."""
+        return sum(described.streams for described in self._tables())
+
+    def work(self) -> Work:
+        """Return what has been done until now."""
+        with LearnerClient(self._config.cluster.learner) as learner:
+            learner_steps = learner.get_status().learner_steps
+        env_steps = sum(described.env_steps for described in self._tables())
+        return Work(time.monotonic(), env_steps, learner_steps, processor_s(self._launcher_pid))
+
+    def _tables(self) -> Iterator[TableDescription]:
+        for address in self._config.cluster.replay:
+            with ReplayClient(address) as client:
+                yield client.describe_table(self._config.table.name)
+
+
+@contextmanager
+def running_cluster(config: str, actors: int, options: Mapping[str, str]) -> Iterator[RunningCluster]:
+    """Yield a cluster every actor of which has stored something a few seconds ago; end it afterwards.
+
+    Args:
+        config: File of the run.
+        actors: Number of its actors.
+        options: Further options of `tidemill train`.
+
+    Raises:
+        SystemExit: It did not get so far within two minutes.
+    """
+    streams = actors * from_document(RunConfig, read_document(Path(config))).env.num_envs
+    with tempfile.TemporaryDirectory(prefix="tm-") as root:
+        given = {"--config": config, "--run.root": root, "--launcher.actors": str(actors), **_FIXED, **options}
+        words = [word for pair in given.items() for word in pair]
+        command = [sys.executable, "-m", "services.launcher", "train", *words]
+        launcher = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            yield _started(launcher.pid, Path(root) / "benchmark", streams)
+        finally:
+            launcher.send_signal(signal.SIGTERM)
+            launcher.wait(_STOP_S)
+
+
+def _started(launcher_pid: int, folder: Path, streams: int) -> RunningCluster:
+    deadline_s = time.monotonic() + _START_S
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(Exception):  # neither folder nor table are there from the beginning
+            cluster = RunningCluster(launcher_pid, folder)
+            if cluster.streams >= streams:
+                time.sleep(_WARM_UP_S)
+                return cluster
+        time.sleep(_POLL_S)
+    raise SystemExit(f"not all of {streams} environments have stored something within {_START_S:g} s")
+
+
+def processor_s(launcher_pid: int) -> defaultdict[str, float]:
+    """Return the processor time of each service a launcher has started, in seconds (proc(5): utime and stime)."""
+    found: defaultdict[str, float] = defaultdict(float)
+    children = Path(f"/proc/{launcher_pid}/task/{launcher_pid}/children").read_text(encoding="ascii").split()
+    for child in children:
+        words = Path(f"/proc/{child}/cmdline").read_text(encoding="utf-8").split("\0")
+        fields = Path(f"/proc/{child}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        service = words[words.index("-m") + 1].removeprefix("services.")
+        found[service] += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found
