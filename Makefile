@@ -77,8 +77,9 @@ $(VENV)-rllib/.installed: requirements/rllib.txt
 	touch $@
 
 .PHONY: bench-cluster
-bench-cluster: $(VENV)/.dev ## a whole cluster with 1, 2, 4 and 8 actors
+bench-cluster: $(VENV)/.dev ## a whole cluster: its rate with 1, 2, 4 and 8 actors, its cost by actors, shards and batch
 	$(BIN)/python -m benchmarks.cluster $(BENCH)
+	$(BIN)/python -m benchmarks.cluster_cost $(BENCH)
 
 .PHONY: bench-replay
 bench-replay: $(VENV)/.dev $(VENV)-reverb/.installed ## the replay service beside Reverb, in turns (2 GB of packages)

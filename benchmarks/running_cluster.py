@@ -56,10 +56,9 @@ class RunningCluster:
         self._launcher_pid = launcher_pid
         self._config = from_document(RunConfig, read_document(folder / "cluster.yaml"))
 
-    @property
-    def streams(self) -> int:
-        """How many environments have stored something."""
-        return sum(described.streams for described in self._tables())
+    def is_under_way(self, streams: int) -> bool:
+        """Return whether so many environments have stored something and the learner has learned from it."""
+        return sum(described.streams for described in self._tables()) >= streams and self.work().learner_steps > 0
 
     def work(self) -> Work:
         """Return what has been done until now."""
@@ -76,7 +75,7 @@ class RunningCluster:
 
 @contextmanager
 def running_cluster(config: str, actors: int, options: Mapping[str, str]) -> Iterator[RunningCluster]:
-    """Yield a cluster every actor of which has stored something a few seconds ago; end it afterwards.
+    """Yield a cluster that has acted and learned for a few seconds; end it afterwards.
 
     Args:
         config: File of the run.
@@ -104,11 +103,11 @@ def _started(launcher_pid: int, folder: Path, streams: int) -> RunningCluster:
     while time.monotonic() < deadline_s:
         with contextlib.suppress(Exception):  # neither folder nor table are there from the beginning
             cluster = RunningCluster(launcher_pid, folder)
-            if cluster.streams >= streams:
+            if cluster.is_under_way(streams):
                 time.sleep(_WARM_UP_S)
                 return cluster
         time.sleep(_POLL_S)
-    raise SystemExit(f"not all of {streams} environments have stored something within {_START_S:g} s")
+    raise SystemExit(f"{streams} environments and the learner were not under way within {_START_S:g} s")
 
 
 def processor_s(launcher_pid: int) -> defaultdict[str, float]:
