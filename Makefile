@@ -77,9 +77,10 @@ $(VENV)-rllib/.installed: requirements/rllib.txt
 	touch $@
 
 .PHONY: bench-cluster
-bench-cluster: $(VENV)/.dev ## a whole cluster: its rate with 1, 2, 4 and 8 actors, its cost by actors, shards and batch
+bench-cluster: $(VENV)/.dev ## a whole cluster: its rate with 1, 2, 4 and 8 actors, its cost by actors, shards and batch, its plan
 	$(BIN)/python -m benchmarks.cluster $(BENCH)
-	$(BIN)/python -m benchmarks.cluster_cost $(BENCH)
+	$(BIN)/python -m benchmarks.cluster_cost
+	$(BIN)/python -m benchmarks.plan_check
 
 .PHONY: bench-replay
 bench-replay: $(VENV)/.dev $(VENV)-reverb/.installed ## the replay service beside Reverb, in turns (2 GB of packages)
