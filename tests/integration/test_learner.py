@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.feeder import TABLE
 from tests.integration.learner_cluster import (
-    TABLE,
     LearnerCluster,
     is_serving,
     learner_cluster,

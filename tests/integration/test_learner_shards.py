@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.feeder import TABLE, Feeder
 from tests.integration.learner_cluster import (
-    TABLE,
-    Feeder,
     LearnerCluster,
     Process,
     is_serving,
