@@ -62,7 +62,15 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         VECTOR,
     ),
     "dqn_quantiles_rmsprop": (
-        DQNConfig(network="mlp", hidden_sizes=(16, 8), distribution="qr", atoms=7, optimizer="rmsprop", tau=0.1),
+        DQNConfig(
+            network="mlp",
+            hidden_sizes=(16, 8),
+            distribution="qr",
+            atoms=7,
+            optimizer="rmsprop",
+            tau=0.1,
+            learning_rate_decay_updates=1_000,
+        ),
         VECTOR,
     ),
     "dqn_colours": (
@@ -106,15 +114,27 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
             action_layer=0,
             critic_weight_decay=0.0,
             n_step=5,
+            learning_rate_decay_updates=1_000,
             noise=NoiseConfig(kind="gaussian", greedy_share=0.4, hold_probability=0.1),
         ),
         CONTINUOUS_IMAGE,
     ),
     "td3": (TD3Config(hidden_sizes=(16, 16)), CONTINUOUS),
-    "td3_image": (TD3Config(hidden_sizes=(16,), n_step=3, actor_every=1, target_noise=0.0), CONTINUOUS_IMAGE),
+    "td3_image": (
+        TD3Config(hidden_sizes=(16,), n_step=3, actor_every=1, target_noise=0.0, learning_rate_decay_updates=1_000),
+        CONTINUOUS_IMAGE,
+    ),
     "d4pg": (D4PGConfig(actor_sizes=(16,), critic_sizes=(16, 16), target_every=3), CONTINUOUS),
     "d4pg_soft_target": (
-        D4PGConfig(actor_sizes=(16,), critic_sizes=(16,), action_layer=0, target_every=0, tau=0.1, num_atoms=7),
+        D4PGConfig(
+            actor_sizes=(16,),
+            critic_sizes=(16,),
+            action_layer=0,
+            target_every=0,
+            tau=0.1,
+            num_atoms=7,
+            learning_rate_decay_updates=1_000,
+        ),
         CONTINUOUS,
     ),
 }

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from tidemill.errors import ConfigError
+from tidemill.rl.agents.d4pg.config import D4PGConfig
+from tidemill.rl.agents.ddpg.config import DDPGConfig
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.rl.agents.td3.config import TD3Config
 
 
 @pytest.mark.parametrize(
@@ -27,6 +30,7 @@ from tidemill.rl.agents.sac.config import SACConfig
         (DQNConfig, "hidden_sizes", ()),
         (DQNConfig, "hidden_sizes", (0,)),
         (DQNConfig, "learning_rate", 0.0),
+        (DQNConfig, "learning_rate_decay_updates", -1),
         (DQNConfig, "optimizer_epsilon", 0.0),
         (DQNConfig, "weight_decay", -1.0),
         (DQNConfig, "loss", "l1"),
@@ -42,6 +46,9 @@ from tidemill.rl.agents.sac.config import SACConfig
         (DQNConfig, "epsilon_start", 1.1),
         (DQNConfig, "epsilon_decay_steps", 0),
         (DQNConfig, "evaluation_epsilon", float("nan")),
+        (DDPGConfig, "learning_rate_decay_updates", -1),
+        (TD3Config, "learning_rate_decay_updates", -1),
+        (D4PGConfig, "learning_rate_decay_updates", -1),
         (SACConfig, "hidden_sizes", (256, -1)),
         (SACConfig, "learning_rate", float("nan")),
         (SACConfig, "learning_rate_final", -1.0),

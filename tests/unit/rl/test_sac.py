@@ -226,17 +226,6 @@ def test_delayed_actor_moves_every_other_update() -> None:
     assert not torch.equal(states[0][1], states[1][1])
 
 
-def test_learning_rate_falls_to_its_final_value() -> None:
-    """At the end of the decay, with a final rate of 0, updates change no parameter of the actor."""
-    config = SACConfig(hidden_sizes=(8,), learning_rate_decay_updates=2)
-    agent = SACAgent(config, CONTINUOUS, CPU, seed=0)
-    for number in range(2):
-        agent.update(random_batch(CONTINUOUS, 4, torch.Generator().manual_seed(number)), torch.ones(4))
-    before = agent.policy_state()
-    agent.update(random_batch(CONTINUOUS, 4, torch.Generator().manual_seed(2)), torch.ones(4))
-    assert all(torch.equal(value, before[name]) for name, value in agent.policy_state().items())
-
-
 def test_averaged_policy_is_evaluated_and_the_actor_itself_explores() -> None:
     """The published average lags behind the actor, and greedy actions are the average's."""
     config = SACConfig(hidden_sizes=(8,), policy_average=0.5, random_steps=0, learning_rate=0.05)

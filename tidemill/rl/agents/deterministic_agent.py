@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tidemill.rl.adam import Adam
 from tidemill.rl.agents.interface import Array, State, Update
+from tidemill.rl.learning_rate import LearningRateDecay
 from tidemill.rl.parts import Parts
 from tidemill.rl.ranks import Ranks
 from tidemill.rl.target_network import TargetNetwork
@@ -34,6 +35,7 @@ class ActorCritic:
         *,
         tau: float,
         target_every: int = 0,
+        decay_updates: int = 0,
         noise: torch.Generator | None = None,
     ) -> None:
         """Copy both networks to their targets.
@@ -45,6 +47,7 @@ class ActorCritic:
             critic_optimizer: Of the critic's.
             tau: Share of a network that its target takes over when it follows; only if `target_every` is 0.
             target_every: Updates between two copies to the targets; 0 moves them by `tau` instead.
+            decay_updates: Updates over which both step sizes fall linearly to 0; 0 keeps them.
             noise: Draws what updates need; None if they draw nothing.
         """
         self.actor, self.critic = actor, critic
@@ -57,6 +60,11 @@ class ActorCritic:
             {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer},
             noise,
         )
+        self._decay = LearningRateDecay(self.parts.optimizers.values(), decay_updates)
+
+    def set_learning_rates(self) -> None:
+        """Give both optimizers the step sizes of the next update."""
+        self._decay.at(self.parts.updates)
 
     def improve_critic(self, loss: Tensor) -> None:
         """Take one step of the critic down the gradient of its loss, []."""
@@ -87,7 +95,7 @@ class DeterministicAgent:
             gamma: Discount of one step.
         """
         self.window = WindowSpec(history=frame_stack - 1, steps=n_step)
-        self._parts, self._learn = networks.parts, learn
+        self._networks, self._parts, self._learn = networks, networks.parts, learn
         self._frame_stack, self._n_step, self._gamma = frame_stack, n_step, gamma
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
@@ -100,6 +108,7 @@ class DeterministicAgent:
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Make one update."""
+        self._networks.set_learning_rates()
         update = self._learn(batch, weight)
         self._parts.updates += 1
         return update

@@ -32,6 +32,7 @@ class D4PGLearning:
             Adam(actor.parameters(), config.actor_learning_rate),
             Adam(critic.parameters(), config.critic_learning_rate),
             tau=config.tau,
+            decay_updates=config.learning_rate_decay_updates,
             target_every=config.target_every,
         )
 

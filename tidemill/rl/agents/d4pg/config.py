@@ -32,6 +32,8 @@ class D4PGConfig:
     """Step size of Adam for the actor."""
     critic_learning_rate: float = 1e-4
     """Step size of Adam for the critic."""
+    learning_rate_decay_updates: int = 0
+    """Updates over which both step sizes fall linearly to 0; 0 keeps them constant."""
     batch_size: int = 256
     """Items of one update."""
     gamma: float = 0.99
@@ -60,10 +62,10 @@ class D4PGConfig:
             require(getattr(self, name) > 0, name, getattr(self, name), "positive")
         for name in ("batch_size", "n_step"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        require(self.target_every >= 0, "target_every", self.target_every, "0 or more")
+        for name in ("learning_rate_decay_updates", "target_every", "random_steps"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         require(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
         require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
-        require(self.random_steps >= 0, "random_steps", self.random_steps, "0 or more")
 
     def window(self, frame_stack: int) -> WindowSpec:
         """Return which steps of a stream an item covers, given how many frames the network sees."""

@@ -32,6 +32,7 @@ class DDPGLearning:
             Adam(actor.parameters(), config.actor_learning_rate),
             Adam(critic.parameters(), config.critic_learning_rate, weight_decay=config.critic_weight_decay),
             tau=config.tau,
+            decay_updates=config.learning_rate_decay_updates,
         )
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:

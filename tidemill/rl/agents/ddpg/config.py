@@ -28,6 +28,8 @@ class DDPGConfig:
     """Step size of Adam for the actor."""
     critic_learning_rate: float = 1e-3
     """Step size of Adam for the critic."""
+    learning_rate_decay_updates: int = 0
+    """Updates over which both step sizes fall linearly to 0; 0 keeps them constant."""
     critic_weight_decay: float = 0.0
     """L2 penalty that Adam adds to the critic's gradient, per unit of weight; the paper's is 0.01."""
     loss: Literal["mse", "huber"] = "mse"
@@ -54,13 +56,13 @@ class DDPGConfig:
         require(0 <= self.action_layer <= last, "action_layer", self.action_layer, f"0 to {last}")
         for name in ("actor_learning_rate", "critic_learning_rate"):
             require(getattr(self, name) > 0, name, getattr(self, name), "positive")
-        require(self.critic_weight_decay >= 0, "critic_weight_decay", self.critic_weight_decay, "0 or more")
+        for name in ("learning_rate_decay_updates", "critic_weight_decay", "random_steps"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         require(self.loss in ("mse", "huber"), "loss", self.loss, "'mse' or 'huber'")
         require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
         require(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
         require(self.n_step >= 1, "n_step", self.n_step, "at least 1")
         require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
-        require(self.random_steps >= 0, "random_steps", self.random_steps, "0 or more")
 
     def window(self, frame_stack: int) -> WindowSpec:
         """Return which steps of a stream an item covers, given how many frames the network sees."""

@@ -16,6 +16,7 @@ from tidemill.rl.agents.dqn.networks import build_network
 from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.compilation import compiled
 from tidemill.rl.gradients import clip_
+from tidemill.rl.learning_rate import LearningRateDecay
 from tidemill.rl.networks.image import lay_channels_last
 from tidemill.rl.networks.noisy import draw_noise
 from tidemill.rl.networks.precision import Products
@@ -43,6 +44,7 @@ class DQNAgent:
             lay_channels_last(self._online)
         self._target = TargetNetwork(self._online, config.target_every, config.tau)
         self._optimizer = build_optimizer(config, self._online.parameters())
+        self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates)
         self._loss = compiled(self._loss_of, config.compile, device)
         self._noise = torch.Generator(device).manual_seed(seed)
         self._updates = 0
@@ -59,6 +61,7 @@ class DQNAgent:
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Take one gradient step on the loss of the values and move the target network if it is time."""
+        self._decay.at(self._updates)
         loss, priority, q = self._loss(with_stacks(batch), weight)
         gradients = self._ranks.mean(torch.autograd.grad(loss, self._optimizer.parameters))
         grad_norm = clip_(gradients, self._config.max_grad_norm)

@@ -46,6 +46,8 @@ class DQNConfig:
     """Adam, or centered RMSProp."""
     learning_rate: float = 1e-4
     """Step size of the optimizer."""
+    learning_rate_decay_updates: int = 0
+    """Updates over which the step size falls linearly to 0; 0 keeps it constant."""
     optimizer_epsilon: float = 1.5e-4
     """Added to Adam's denominator, or under the root of RMSProp's."""
     rmsprop_decay: float = 0.95
@@ -116,7 +118,7 @@ class DQNConfig:
         for field in ("learning_rate", "optimizer_epsilon"):
             require(getattr(self, field) > 0, field, getattr(self, field), "positive")
         require(0 <= self.rmsprop_decay < 1, "rmsprop_decay", self.rmsprop_decay, "at least 0 and below 1")
-        for field in ("weight_decay", "max_grad_norm"):
+        for field in ("learning_rate_decay_updates", "weight_decay", "max_grad_norm"):
             require(getattr(self, field) >= 0, field, getattr(self, field), "0 or more")
 
     @property

@@ -16,7 +16,7 @@ from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.agents.sac import loss
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.networks import build_actor, build_critic
-from tidemill.rl.exploration import linear
+from tidemill.rl.learning_rate import LearningRateDecay
 from tidemill.rl.networks.flat import flat
 from tidemill.rl.networks.precision import Products
 from tidemill.rl.networks.squashed_gaussian import head_gradient, sample
@@ -63,6 +63,9 @@ class SACAgent:
             },
             self._noise,
         )
+        self._decay = LearningRateDecay(
+            self._parts.optimizers.values(), config.learning_rate_decay_updates, config.learning_rate_final
+        )
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return n-step transitions; see `tidemill.rl.windows.transitions`."""
@@ -75,7 +78,7 @@ class SACAgent:
     @torch.no_grad()
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Update critics, then every `actor_every` updates actor and temperature, then the target."""
-        self._set_learning_rate()
+        self._decay.at(self._parts.updates)
         shape = (2, len(weight), self._action_size)
         noise = draw_normal(shape, self._parts.ranks, self._noise, weight.device, dim=1)
         temperature = self._log_temperature.exp()
@@ -126,13 +129,6 @@ class SACAgent:
         self._target.follow(self._critic_optimizer.parameters, self._parts.updates)
         if self._config.policy_average:
             self._average.follow(self._actor_optimizer.parameters, self._parts.updates)
-
-    def _set_learning_rate(self) -> None:
-        duration = self._config.learning_rate_decay_updates
-        if duration:
-            rate = linear(self._parts.updates, self._config.learning_rate, self._config.learning_rate_final, duration)
-            for optimizer in self._parts.optimizers.values():
-                optimizer.learning_rate = rate
 
     def policy_state(self) -> dict[str, Tensor]:
         """Return copies of the actor's parameters, `actor.*`, and of its average's if any, `average.*`."""

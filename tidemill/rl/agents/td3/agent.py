@@ -33,6 +33,7 @@ class TD3Learning:
             Adam(actor.parameters(), config.actor_learning_rate),
             Adam(critic.parameters(), config.critic_learning_rate),
             tau=config.tau,
+            decay_updates=config.learning_rate_decay_updates,
             noise=self._noise,
         )
 

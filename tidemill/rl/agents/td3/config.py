@@ -22,6 +22,8 @@ class TD3Config:
     """Step size of Adam for the actor."""
     critic_learning_rate: float = 3e-4
     """Step size of Adam for the critics."""
+    learning_rate_decay_updates: int = 0
+    """Updates over which both step sizes fall linearly to 0; 0 keeps them constant."""
     batch_size: int = 256
     """Items of one update."""
     gamma: float = 0.99
@@ -53,7 +55,14 @@ class TD3Config:
         require(self.n_step >= 1, "n_step", self.n_step, "at least 1")
         require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
         require(self.actor_every >= 1, "actor_every", self.actor_every, "at least 1")
-        for name in ("max_td_error", "target_noise", "target_noise_limit", "random_steps"):
+        at_least_zero = (
+            "learning_rate_decay_updates",
+            "max_td_error",
+            "target_noise",
+            "target_noise_limit",
+            "random_steps",
+        )
+        for name in at_least_zero:
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
 
     def window(self, frame_stack: int) -> WindowSpec:

@@ -1,0 +1,69 @@
+"""Step sizes that fall."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from tests.unit.rl.batches import CONTINUOUS, VECTOR, random_batch
+from tidemill.rl.adam import Adam
+from tidemill.rl.agents.build import build_agent
+from tidemill.rl.agents.config import AgentConfig
+from tidemill.rl.agents.d4pg.config import D4PGConfig
+from tidemill.rl.agents.ddpg.config import DDPGConfig
+from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.rl.agents.td3.config import TD3Config
+from tidemill.rl.learning_rate import LearningRateDecay
+from tidemill.types import EnvSpec
+
+
+def test_rates_fall_linearly_and_stay() -> None:
+    """Each from its own start: at a quarter of the way three quarters of it are left, and at the end the final rate."""
+    fast, slow = Adam([torch.zeros(1)], 0.4), Adam([torch.zeros(1)], 0.2)
+    decay = LearningRateDecay([fast, slow], 4)
+    found = []
+    for update in (0, 1, 4, 9):
+        decay.at(update)
+        found.append((fast.learning_rate, slow.learning_rate))
+    assert found == [(0.4, 0.2), (pytest.approx(0.3), pytest.approx(0.15)), (0.0, 0.0), (0.0, 0.0)]
+    final = LearningRateDecay([Adam([torch.zeros(1)], 0.4)], 2, final=0.2)
+    final.at(1)
+    assert [optimizer.learning_rate for optimizer, _ in final._initial] == [pytest.approx(0.3)]
+
+
+def test_rates_stay_without_a_decay() -> None:
+    """With 0 updates nothing is changed, not even what somebody else has set."""
+    optimizer = Adam([torch.zeros(1)], 0.4)
+    decay = LearningRateDecay([optimizer], 0)
+    optimizer.learning_rate = 0.1
+    decay.at(1_000)
+    assert optimizer.learning_rate == 0.1
+
+
+@pytest.mark.parametrize(
+    "config, env_spec",
+    [
+        (DQNConfig(network="mlp", hidden_sizes=(8,), learning_rate_decay_updates=2), VECTOR),
+        (DDPGConfig(actor_sizes=(8,), critic_sizes=(8, 8), learning_rate_decay_updates=2), CONTINUOUS),
+        (TD3Config(hidden_sizes=(8,), actor_every=1, learning_rate_decay_updates=2), CONTINUOUS),
+        (D4PGConfig(actor_sizes=(8,), critic_sizes=(8, 8), learning_rate_decay_updates=2), CONTINUOUS),
+        (SACConfig(hidden_sizes=(8,), learning_rate_decay_updates=2), CONTINUOUS),
+    ],
+    ids=lambda value: getattr(value, "algorithm", ""),
+)
+def test_no_parameter_moves_after_the_decay(config: AgentConfig, env_spec: EnvSpec) -> None:
+    """Two updates change what is published, and none after them does, in a new process either."""
+    agent = build_agent(config, env_spec, seed=0)
+    states = [agent.policy_state()]
+    for number in range(3):
+        agent.update(random_batch(env_spec, 4, torch.Generator().manual_seed(number)), torch.ones(4))
+        states.append(agent.policy_state())
+    resumed = build_agent(config, env_spec, seed=1)
+    resumed.load_state_dict(agent.state_dict())
+    resumed.update(random_batch(env_spec, 4, torch.Generator().manual_seed(3)), torch.ones(4))
+    states.append(resumed.policy_state())
+    changed = [any(not torch.equal(a[name], b[name]) for name in a) for a, b in itertools.pairwise(states)]
+    assert changed == [True, True, False, False]
