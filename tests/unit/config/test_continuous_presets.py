@@ -89,12 +89,12 @@ D4PG: dict[str, Any] = {
     "table.max_items": 1_000_000,
 }
 PRESETS = {
-    "lunarlander_continuous_sac": ZOO_SAC,
-    "lunarlander_continuous_td3": ZOO_TD3,
-    "lunarlander_continuous_ddpg": ZOO_DDPG,
+    "lunarlander_continuous_sac_zoo": ZOO_SAC,
+    "lunarlander_continuous_td3_zoo": ZOO_TD3,
+    "lunarlander_continuous_ddpg_zoo": ZOO_DDPG,
     "pendulum_td3": ZOO_TD3,
     "lunarlander_continuous_ddpg_preset_b": B_DDPG,
-    "lunarlander_continuous_d4pg": D4PG,
+    "lunarlander_continuous_d4pg_acme": D4PG,
 }
 
 
