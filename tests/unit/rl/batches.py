@@ -79,7 +79,7 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         ),
         COLOURS,
     ),
-    "r2d2": (R2D2Config(network="mlp", **SMALL_R2D2, target_every=5), VECTOR),
+    "r2d2": (R2D2Config(network="mlp", **SMALL_R2D2, target_every=5, learning_rate_decay_updates=1_000), VECTOR),
     "r2d2_image": (
         R2D2Config(
             network="nature",

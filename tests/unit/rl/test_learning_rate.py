@@ -7,13 +7,15 @@ import itertools
 import pytest
 import torch
 
-from tests.unit.rl.batches import CONTINUOUS, VECTOR, random_batch
+from tests.unit.rl.batches import CONTINUOUS, SMALL_R2D2, VECTOR, sampled_batch
 from tidemill.rl.adam import Adam
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.config import AgentConfig
 from tidemill.rl.agents.d4pg.config import D4PGConfig
 from tidemill.rl.agents.ddpg.config import DDPGConfig
 from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.agents.interface import Agent
+from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.learning_rate import LearningRateDecay
@@ -43,10 +45,16 @@ def test_rates_stay_without_a_decay() -> None:
     assert optimizer.learning_rate == 0.1
 
 
+def batch(agent: Agent, config: AgentConfig, env_spec: EnvSpec, seed: int) -> dict[str, torch.Tensor]:
+    """Return four made-up items."""
+    return sampled_batch(agent, config, env_spec, 4, torch.Generator().manual_seed(seed))
+
+
 @pytest.mark.parametrize(
     "config, env_spec",
     [
         (DQNConfig(network="mlp", hidden_sizes=(8,), learning_rate_decay_updates=2), VECTOR),
+        (R2D2Config(network="mlp", **SMALL_R2D2, learning_rate_decay_updates=2), VECTOR),
         (DDPGConfig(actor_sizes=(8,), critic_sizes=(8, 8), learning_rate_decay_updates=2), CONTINUOUS),
         (TD3Config(hidden_sizes=(8,), actor_every=1, learning_rate_decay_updates=2), CONTINUOUS),
         (D4PGConfig(actor_sizes=(8,), critic_sizes=(8, 8), learning_rate_decay_updates=2), CONTINUOUS),
@@ -59,11 +67,11 @@ def test_no_parameter_moves_after_the_decay(config: AgentConfig, env_spec: EnvSp
     agent = build_agent(config, env_spec, seed=0)
     states = [agent.policy_state()]
     for number in range(3):
-        agent.update(random_batch(env_spec, 4, torch.Generator().manual_seed(number)), torch.ones(4))
+        agent.update(batch(agent, config, env_spec, number), torch.ones(4))
         states.append(agent.policy_state())
     resumed = build_agent(config, env_spec, seed=1)
     resumed.load_state_dict(agent.state_dict())
-    resumed.update(random_batch(env_spec, 4, torch.Generator().manual_seed(3)), torch.ones(4))
+    resumed.update(batch(resumed, config, env_spec, 3), torch.ones(4))
     states.append(resumed.policy_state())
     changed = [any(not torch.equal(a[name], b[name]) for name in a) for a, b in itertools.pairwise(states)]
     assert changed == [True, True, False, False]

@@ -16,6 +16,7 @@ from tidemill.rl.agents.r2d2.loss import sequence_loss, sequence_target
 from tidemill.rl.agents.r2d2.networks import RecurrentQNetwork, build_network, to_state
 from tidemill.rl.compilation import compiled
 from tidemill.rl.gradients import clip_
+from tidemill.rl.learning_rate import LearningRateDecay
 from tidemill.rl.networks.image import lay_channels_last
 from tidemill.rl.networks.precision import Products
 from tidemill.rl.optimizer import build_optimizer
@@ -41,6 +42,7 @@ class R2D2Agent:
             lay_channels_last(self._online)
         self._target = TargetNetwork(self._online, config.target_every, config.tau)
         self._optimizer = build_optimizer(config, self._online.parameters())
+        self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates)
         self._loss = compiled(self._loss_of, config.compile, device)
         self._updates = 0
         self._ranks: Ranks = ALONE
@@ -55,6 +57,7 @@ class R2D2Agent:
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Take one gradient step on the loss of the unrolls and move the target network if it is time."""
+        self._decay.at(self._updates)
         loss, priority, q = self._loss({**batch, "observation": self._observations(batch)}, weight)
         gradients = self._ranks.mean(torch.autograd.grad(loss, self._optimizer.parameters))
         grad_norm = clip_(gradients, self._config.max_grad_norm)

@@ -48,6 +48,8 @@ class R2D2Config:
     """Adam, or centered RMSProp."""
     learning_rate: float = 1e-4
     """Step size of the optimizer."""
+    learning_rate_decay_updates: int = 0
+    """Updates over which the step size falls linearly to 0; 0 keeps it constant."""
     optimizer_epsilon: float = 1e-3
     """Added to Adam's denominator, or under the root of RMSProp's."""
     rmsprop_decay: float = 0.95
@@ -95,7 +97,7 @@ class R2D2Config:
             )
         for field in ("lstm_size", "unroll", "period", "n_step", "batch_size"):
             require(getattr(self, field) >= 1, field, getattr(self, field), "at least 1")
-        for field in ("burn_in", "target_every", "weight_decay", "max_grad_norm"):
+        for field in ("burn_in", "learning_rate_decay_updates", "target_every", "weight_decay", "max_grad_norm"):
             require(getattr(self, field) >= 0, field, getattr(self, field), "0 or more")
         for field in ("gamma", "priority_mix"):
             require(0 <= getattr(self, field) <= 1, field, getattr(self, field), "between 0 and 1")
