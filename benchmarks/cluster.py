@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from pathlib import Path
 
 from benchmarks.rows import Row, row, write
@@ -53,10 +52,7 @@ def _rows(path: str, rates: dict[int, list[float]]) -> list[Row]:
 
 def _rate(path: str, actors: int, seconds: float) -> float:
     with running_cluster(path, actors, {"--learner.updates-per-env-step": _UPDATES_PER_STEP}) as cluster:
-        first = cluster.work()
-        time.sleep(seconds)
-        last = cluster.work()
-        return (last.env_steps - first.env_steps) / (last.at_s - first.at_s)
+        return cluster.work_in(seconds).env_steps_per_s
 
 
 if __name__ == "__main__":

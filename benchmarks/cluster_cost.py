@@ -10,7 +10,6 @@ means few updates. `peer` is the first case: a ratio of 1 says that the cost gro
 from __future__ import annotations
 
 import argparse
-import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,16 +85,13 @@ def _cost(path: str, case: Case, seconds: float) -> dict[str, float]:
         "--table.error-buffer-updates": "20",
     }
     with running_cluster(path, case.actors, options) as cluster:
-        first = cluster.work()
-        time.sleep(seconds)
-        last = cluster.work()
-    env_steps = last.env_steps - first.env_steps
+        work = cluster.work_in(seconds)
     print(
-        f"{case}: {env_steps / (last.at_s - first.at_s):,.0f} env steps/s, "
-        f"{(last.learner_steps - first.learner_steps) * case.batch / env_steps:.2f} transitions learned from for each",
+        f"{case}: {work.env_steps_per_s:,.0f} env steps/s, "
+        f"{work.learner_steps * case.batch / work.env_steps:.2f} transitions learned from for each",
         flush=True,
     )
-    return {name: 1e6 * (last.processor_s[name] - first.processor_s[name]) / env_steps for name in _SERVICES}
+    return {name: 1e6 * work.processor_s[name] / work.env_steps for name in _SERVICES}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from pathlib import Path
 
 from benchmarks.rows import row, write
@@ -49,10 +48,7 @@ def _env_steps_per_s(path: str, options: PlanOptions, plan: Plan, seconds: float
         "--table.error-buffer-updates": "100",
     }
     with running_cluster(path, plan.actors, settings) as cluster:
-        first = cluster.work()
-        time.sleep(seconds)
-        last = cluster.work()
-    return (last.env_steps - first.env_steps) / (last.at_s - first.at_s)
+        return cluster.work_in(seconds).env_steps_per_s
 
 
 if __name__ == "__main__":

@@ -36,16 +36,21 @@ _FIXED = {
 
 @dataclass(frozen=True)
 class Work:
-    """What a cluster has done since its start."""
+    """What a cluster has done in some time."""
 
-    at_s: float
-    """Time of a monotonic clock."""
+    seconds: float
+    """Length of that time."""
     env_steps: int
     """Agent decisions that the replay service has stored."""
     learner_steps: int
     """Gradient steps."""
     processor_s: Mapping[str, float]
     """Processor time by service, e.g. `actor`, all its processes together."""
+
+    @property
+    def env_steps_per_s(self) -> float:
+        """Agent decisions a second."""
+        return self.env_steps / self.seconds
 
 
 class RunningCluster:
@@ -58,14 +63,29 @@ class RunningCluster:
 
     def is_under_way(self, streams: int) -> bool:
         """Return whether so many environments have stored something and the learner has learned from it."""
-        return sum(described.streams for described in self._tables()) >= streams and self.work().learner_steps > 0
+        return sum(described.streams for described in self._tables()) >= streams and self._learner_steps() > 0
 
-    def work(self) -> Work:
-        """Return what has been done until now."""
-        with LearnerClient(self._config.cluster.learner) as learner:
-            learner_steps = learner.get_status().learner_steps
+    def work_in(self, seconds: float) -> Work:
+        """Wait so long; return what has been done meanwhile."""
+        first = self._so_far()
+        time.sleep(seconds)
+        last = self._so_far()
+        processor_s = {name: spent - first.processor_s.get(name, 0.0) for name, spent in last.processor_s.items()}
+        return Work(
+            last.seconds - first.seconds,
+            last.env_steps - first.env_steps,
+            last.learner_steps - first.learner_steps,
+            processor_s,
+        )
+
+    def _so_far(self) -> Work:
+        """Return what has been done; its seconds are those of a monotonic clock."""
         env_steps = sum(described.env_steps for described in self._tables())
-        return Work(time.monotonic(), env_steps, learner_steps, processor_s(self._launcher_pid))
+        return Work(time.monotonic(), env_steps, self._learner_steps(), _processor_s(self._launcher_pid))
+
+    def _learner_steps(self) -> int:
+        with LearnerClient(self._config.cluster.learner) as learner:
+            return learner.get_status().learner_steps
 
     def _tables(self) -> Iterator[TableDescription]:
         for address in self._config.cluster.replay:
@@ -110,7 +130,7 @@ def _started(launcher_pid: int, folder: Path, streams: int) -> RunningCluster:
     raise SystemExit(f"{streams} environments and the learner were not under way within {_START_S:g} s")
 
 
-def processor_s(launcher_pid: int) -> defaultdict[str, float]:
+def _processor_s(launcher_pid: int) -> defaultdict[str, float]:
     """Return the processor time of each service a launcher has started, in seconds (proc(5): utime and stime)."""
     found: defaultdict[str, float] = defaultdict(float)
     children = Path(f"/proc/{launcher_pid}/task/{launcher_pid}/children").read_text(encoding="ascii").split()

@@ -10,12 +10,21 @@ from pathlib import Path
 import pytest
 
 from tests.integration.replay.log import RANKED, everything, kill, load, options, scrape, write
-from tests.integration.replay.service import WAIT_S, open_appender, server_process, wait_until
+from tests.integration.replay.service import WAIT_S, ServerProcess, open_appender, server_process, wait_until
 from tests.unit.replay.streams_for_tests import make_chunk, make_items
 from tidemill.errors import TidemillError
+from tidemill.replay.append import Appender
 from tidemill.replay.chunk import Chunk
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampler import SampleStream
+
+
+def fill_disk_after_a_chunk(server: ServerProcess, appender: Appender, folder: Path) -> None:
+    """Store one chunk; leave the log 100 bytes, too few for another."""
+    write(appender, 0)
+    assert appender.flush(WAIT_S)
+    size = sum(path.stat().st_size for path in folder.glob("*.log"))
+    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size + 100, resource.RLIM_INFINITY))
 
 
 def test_full_disk_holds_acknowledgements_until_there_is_room(tmp_path: Path) -> None:
@@ -23,10 +32,7 @@ def test_full_disk_holds_acknowledgements_until_there_is_room(tmp_path: Path) ->
     with server_process("127.0.0.1:0", *options(tmp_path)) as server, ReplayClient(server.address) as client:
         client.create_table(RANKED)
         with open_appender(server.address) as appender:
-            write(appender, 0)
-            assert appender.flush(WAIT_S)
-            size = sum(path.stat().st_size for path in tmp_path.glob("*.log"))
-            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size + 100, resource.RLIM_INFINITY))
+            fill_disk_after_a_chunk(server, appender, tmp_path)
             for step in range(4, 40, 4):
                 write(appender, step)
             wait_until(lambda: scrape(server)["tidemill_replay_log_full"] == 1.0, "the disk to be full")
@@ -47,10 +53,7 @@ def test_server_killed_with_a_full_disk_has_what_it_acknowledged(tmp_path: Path)
     with server_process("127.0.0.1:0", *arguments) as server, ReplayClient(server.address) as client:
         client.create_table(RANKED)
         with open_appender(server.address) as appender:
-            write(appender, 0)
-            assert appender.flush(WAIT_S)
-            size = sum(path.stat().st_size for path in tmp_path.glob("*.log"))
-            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size + 100, resource.RLIM_INFINITY))
+            fill_disk_after_a_chunk(server, appender, tmp_path)
             write(appender, 4)
             wait_until(lambda: scrape(server)["tidemill_replay_log_full"] == 1.0, "the disk to be full")
             kill(server)

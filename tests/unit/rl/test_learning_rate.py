@@ -31,9 +31,8 @@ def test_rates_fall_linearly_and_stay() -> None:
         decay.at(update)
         found.append((fast.learning_rate, slow.learning_rate))
     assert found == [(0.4, 0.2), (pytest.approx(0.3), pytest.approx(0.15)), (0.0, 0.0), (0.0, 0.0)]
-    final = LearningRateDecay([Adam([torch.zeros(1)], 0.4)], 2, final=0.2)
-    final.at(1)
-    assert [optimizer.learning_rate for optimizer, _ in final._initial] == [pytest.approx(0.3)]
+    LearningRateDecay([slow_to_end := Adam([torch.zeros(1)], 0.4)], 2, final=0.2).at(1)
+    assert slow_to_end.learning_rate == pytest.approx(0.3)
 
 
 def test_rates_stay_without_a_decay() -> None:
