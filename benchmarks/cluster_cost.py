@@ -1,8 +1,9 @@
 """What the work of a whole cluster costs in processor time, against the number of actors, of shards, and the batch.
 
 Each case is a run of its own with all services, in turns, and differs from the first in one thing: 2 actors, one shard,
-batch 32. For every environment step the learner is given the same number of transitions to learn from, so a large batch
-means few updates. `peer` is the first case: a ratio of 1 says that the cost grows with the work alone.
+batch 32. For every environment step the learner is allowed the same number of transitions to learn from, so a large
+batch means few updates; how many it took in a short window still varies, so its cost is given for 1,000 of those too.
+`peer` is the first case: a ratio of 1 says that the cost grows with the work alone.
 
     python -m benchmarks.cluster_cost [--config configs/pong_dqn.yaml] [--rounds 3] [--seconds 20]
 """
@@ -21,6 +22,7 @@ from tidemill.config.sections import RunConfig
 
 _TRANSITIONS_PER_STEP = 0.25
 _SERVICES = ("actor", "replay", "paramserver", "learner", "evaluator")
+_COSTS = (*(f"{service} for 1,000 env steps" for service in _SERVICES), "learner for 1,000 transitions learned from")
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ def main() -> None:
     costs: dict[Case, dict[str, list[float]]] = {case: defaultdict(list) for case in _CASES}
     for _ in range(arguments.rounds):
         for case in _CASES:
-            for service, cost in _cost(arguments.config, case, arguments.seconds).items():
-                costs[case][service].append(cost)
+            for name, cost in zip(_COSTS, _cost(arguments.config, case, arguments.seconds), strict=True):
+                costs[case][name].append(cost)
     write("cluster_cost", _rows(arguments.config, costs))
 
 
@@ -66,18 +68,18 @@ def _rows(path: str, costs: dict[Case, dict[str, list[float]]]) -> list[Row]:
     env = from_document(RunConfig, read_document(Path(path))).env.id
     return [
         row(
-            f"processor time of {service} for 1,000 env steps, {env}, {case}, against {_CASES[0]}",
+            f"processor time of {name}, {env}, {case}, against {_CASES[0]}",
             "ms",
-            costs[case][service],
-            costs[_CASES[0]][service],
+            costs[case][name],
+            costs[_CASES[0]][name],
         )
         for case in _CASES
-        for service in _SERVICES
+        for name in _COSTS
     ]
 
 
-def _cost(path: str, case: Case, seconds: float) -> dict[str, float]:
-    """Return milliseconds of processor time for 1,000 environment steps, by service."""
+def _cost(path: str, case: Case, seconds: float) -> list[float]:
+    """Return milliseconds of processor time, one for each of `_COSTS`."""
     options = {
         "--replay.shards": str(case.shards),
         "--agent.batch-size": str(case.batch),
@@ -86,12 +88,13 @@ def _cost(path: str, case: Case, seconds: float) -> dict[str, float]:
     }
     with running_cluster(path, case.actors, options) as cluster:
         work = cluster.work_in(seconds)
+    learned = work.learner_steps * case.batch
     print(
-        f"{case}: {work.env_steps_per_s:,.0f} env steps/s, "
-        f"{work.learner_steps * case.batch / work.env_steps:.2f} transitions learned from for each",
+        f"{case}: {work.env_steps_per_s:,.0f} env steps/s, {learned / work.env_steps:.2f} transitions learned from for each",
         flush=True,
     )
-    return {name: 1e6 * work.processor_s[name] / work.env_steps for name in _SERVICES}
+    by_env_steps = [1e6 * work.processor_s[name] / work.env_steps for name in _SERVICES]
+    return [*by_env_steps, 1e6 * work.processor_s["learner"] / learned]
 
 
 if __name__ == "__main__":
