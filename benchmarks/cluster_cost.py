@@ -90,7 +90,8 @@ def _cost(path: str, case: Case, seconds: float) -> list[float]:
         work = cluster.work_in(seconds)
     learned = work.learner_steps * case.batch
     print(
-        f"{case}: {work.env_steps_per_s:,.0f} env steps/s, {learned / work.env_steps:.2f} transitions learned from for each",
+        f"{case}: {work.env_steps_per_s:,.0f} env steps/s, "
+        f"{learned / work.env_steps:.2f} transitions learned from for each",
         flush=True,
     )
     by_env_steps = [1e6 * work.processor_s[name] / work.env_steps for name in _SERVICES]
