@@ -98,9 +98,9 @@ class Evaluator:
         return params
 
     def _evaluate(self, params: Params) -> Ending | None:
-        """Evaluate a version; return how the run ends if it is solved."""
+        """Evaluate a version, no longer than the run's time lasts; return how the run ends if it is solved."""
         self._due_s = self._now() + self._config.evaluator.min_interval_s
-        score = self._measure(params, lambda: self._stop.is_set() or self._finish.is_set())
+        score = self._measure(params, lambda: self._stop.is_set() or bool(self._over(ParamsMetadata())))
         if score is None or not reaches_target(self._config.run, score.mean):
             return None
         if self._is_confirmed(params):

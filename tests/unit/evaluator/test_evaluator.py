@@ -171,6 +171,25 @@ def test_evaluator_measures_the_newest_version_when_a_limit_is_reached(tmp_path:
     assert result["best_mean"] == 120.0
 
 
+def test_evaluator_breaks_off_an_evaluation_when_the_time_of_the_run_is_over(tmp_path: Path) -> None:
+    """Version 1 plays until it is told to stop, which run.max_wall_s does; then the newest version is measured."""
+    scene = _scene(tmp_path, {1: [50.0], 2: [60.0]}, _SETTINGS, max_wall_s=100.0)
+    play, asked = scene.examiner.test, list[int]()
+
+    def endless(params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool]) -> Evaluation | None:
+        if asked:
+            return play(params, seeds, is_stopped)
+        asked.append(next(ask for ask in range(1000) if is_stopped()))
+        scene.source.offered = 2
+        return None
+
+    scene.examiner.test = endless  # type: ignore[method-assign]
+    ending = scene.evaluator.run()
+    assert asked[0] > 0, "the time was not over when it began"
+    assert ending == Ending(False, "run.max_wall_s (100) reached", 2)
+    assert scene.report(ending)["evaluations"] == 1
+
+
 def test_evaluator_can_solve_the_run_in_its_last_evaluation(tmp_path: Path) -> None:
     """The limit is reached by the version that also reaches the target."""
     scene = _scene(tmp_path, {4: [250.0, 240.0]}, _SETTINGS, target_return=200.0, max_env_steps=400)

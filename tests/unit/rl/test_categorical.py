@@ -55,6 +55,14 @@ def test_target_after_termination_is_the_return_alone() -> None:
     torch.testing.assert_close(target, torch.tensor([[0.0, 0.25, 0.75]]))
 
 
+def test_target_of_a_return_that_is_no_number_is_no_number() -> None:
+    """An environment that rewards NaN spoils its own item, visibly, and no other."""
+    returns = torch.tensor([math.nan, 0.0])
+    target = categorical.categorical_target(returns, torch.zeros(2), torch.full((2, 3), 1 / 3), SUPPORT)
+    assert target[0].isnan().any()
+    torch.testing.assert_close(target[1], torch.tensor([0.0, 1.0, 0.0]))
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_target_equals_the_loop_of_the_paper_and_keeps_mass_and_mean(seed: int) -> None:
     """On random batches it is the float64 loop; mass is 1, and within the atoms the mean is that of the values."""

@@ -162,6 +162,19 @@ def test_noisy_layer_is_the_papers_formula() -> None:
     torch.testing.assert_close(layer(x), x @ weight.T + bias, rtol=1e-5, atol=1e-6)
 
 
+def test_noisy_layer_with_rows_is_the_papers_formula_for_each_item() -> None:
+    """Item i comes out as if the noise of row i had been drawn for it alone."""
+    layer = NoisyLinear(3, 2, generator()).double()
+    x = torch.randn((4, 3), generator=generator(8)).double()
+    layer.draw(generator(7), rows=4)
+    found = layer(x)
+    raw = torch.randn((4, 5), generator=generator(7)).double()
+    for item, scaled in enumerate(raw.sign() * raw.abs().sqrt()):
+        weight = layer.weight + layer.weight_sigma * torch.outer(scaled[3:], scaled[:3])
+        bias = layer.bias + layer.bias_sigma * scaled[3:]
+        torch.testing.assert_close(found[item], weight @ x[item] + bias, rtol=1e-5, atol=1e-6)
+
+
 def test_noisy_layer_starts_with_the_papers_sigma_and_is_silent_until_noise_is_drawn() -> None:
     """Sigma is .5 / sqrt(inputs); without noise it is the linear layer."""
     layer = NoisyLinear(16, 2, generator())

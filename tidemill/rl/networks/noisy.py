@@ -41,10 +41,14 @@ class NoisyLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, outputs]."""
-        y = functional.linear(x, self.weight, self.bias)
         if self._noise is None:
-            return y
-        noise_in, noise_out = self._noise  # the outer product is never made: each factor goes to its own side
+            return functional.linear(x, self.weight, self.bias)
+        noise_in, noise_out = self._noise
+        if noise_in.ndim == 1:  # one weight for the whole batch
+            weight = torch.addcmul(self.weight, self.weight_sigma, torch.outer(noise_out, noise_in))
+            return functional.linear(x, weight, torch.addcmul(self.bias, self.bias_sigma, noise_out))
+        # a weight for each item would be large, so each factor of its noise goes to its own side
+        y = functional.linear(x, self.weight, self.bias)
         return y + noise_out * functional.linear(x * noise_in, self.weight_sigma, self.bias_sigma)
 
 
