@@ -41,11 +41,13 @@ _WARM_UP_S = 3.0
 
 
 def main() -> None:
-    """Measure and print; write benchmarks/results/actor.json."""
+    """Measure and print; write benchmarks/results/actor.json, or actor_N_envs.json with --num-envs N."""
     arguments = _arguments()
     with tempfile.TemporaryDirectory(prefix="tm-") as folder:
-        paths = [*arguments.config, *(_with_game(arguments.config[0], game, Path(folder)) for game in arguments.games)]
-        write("actor", [each for path in paths for each in _measure(path, arguments)])
+        games = [_with_game(arguments.config[0], game, Path(folder)) for game in arguments.games]
+        paths = [_with_envs(path, arguments.num_envs, Path(folder)) for path in [*arguments.config, *games]]
+        name = f"actor_{arguments.num_envs}_envs" if arguments.num_envs else "actor"
+        write(name, [each for path in paths for each in _measure(path, arguments)])
 
 
 def _with_game(path: str, game: str, folder: Path) -> str:
@@ -54,6 +56,16 @@ def _with_game(path: str, game: str, folder: Path) -> str:
     other = folder / f"{game}.yaml"
     env = dataclasses.replace(config.env, id=f"ALE/{game}-v5")
     write_document(dataclasses.replace(config, env=env), other)
+    return str(other)
+
+
+def _with_envs(path: str, num_envs: int, folder: Path) -> str:
+    """Write the settings of a run with another number of environments; return the file's path, the same for 0."""
+    if not num_envs:
+        return path
+    config = from_document(RunConfig, read_document(Path(path)))
+    other = folder / f"{Path(path).stem}-{num_envs}.yaml"
+    write_document(dataclasses.replace(config, env=dataclasses.replace(config.env, num_envs=num_envs)), other)
     return str(other)
 
 
@@ -82,6 +94,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--config", nargs="+", default=runs, help="runs to take environment and agent from")
     games = ["Breakout", "Seaquest", "Qbert", "BeamRider"]
     parser.add_argument("--games", nargs="*", default=games, help="Atari games played as the first run besides")
+    parser.add_argument("--num-envs", type=int, default=0, help="environments of the actor; as the runs have it if 0")
     parser.add_argument("--rounds", type=int, default=3, help="pairs of measurements")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of one measurement")
     parser.add_argument("--rllib", metavar="PYTHON", help="the interpreter of an environment with RLlib, measured too")
