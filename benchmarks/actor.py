@@ -43,30 +43,22 @@ _WARM_UP_S = 3.0
 def main() -> None:
     """Measure and print; write benchmarks/results/actor.json, or actor_N_envs.json with --num-envs N."""
     arguments = _arguments()
+    name = f"actor_{arguments.num_envs}_envs" if arguments.num_envs else "actor"
     with tempfile.TemporaryDirectory(prefix="tm-") as folder:
-        games = [_with_game(arguments.config[0], game, Path(folder)) for game in arguments.games]
-        paths = [_with_envs(path, arguments.num_envs, Path(folder)) for path in [*arguments.config, *games]]
-        name = f"actor_{arguments.num_envs}_envs" if arguments.num_envs else "actor"
-        write(name, [each for path in paths for each in _measure(path, arguments)])
+        write(name, [each for path in _paths(arguments, Path(folder)) for each in _measure(path, arguments)])
 
 
-def _with_game(path: str, game: str, folder: Path) -> str:
-    """Write the settings of a run with another Atari game; return the file's path."""
-    config = from_document(RunConfig, read_document(Path(path)))
-    other = folder / f"{game}.yaml"
-    env = dataclasses.replace(config.env, id=f"ALE/{game}-v5")
-    write_document(dataclasses.replace(config, env=env), other)
-    return str(other)
-
-
-def _with_envs(path: str, num_envs: int, folder: Path) -> str:
-    """Write the settings of a run with another number of environments; return the file's path, the same for 0."""
-    if not num_envs:
-        return path
-    config = from_document(RunConfig, read_document(Path(path)))
-    other = folder / f"{Path(path).stem}-{num_envs}.yaml"
-    write_document(dataclasses.replace(config, env=dataclasses.replace(config.env, num_envs=num_envs)), other)
-    return str(other)
+def _paths(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    """Write the settings of every run that is asked for; return the files' paths."""
+    paths: list[Path] = []
+    runs = [(run, "") for run in arguments.config] + [(arguments.config[0], game) for game in arguments.games]
+    for run, game in runs:
+        config = from_document(RunConfig, read_document(Path(run)))
+        env = dataclasses.replace(config.env, num_envs=arguments.num_envs or config.env.num_envs)
+        env = dataclasses.replace(env, id=f"ALE/{game}-v5") if game else env
+        paths.append(folder / f"{len(paths)}.yaml")
+        write_document(dataclasses.replace(config, env=env), paths[-1])
+    return [str(path) for path in paths]
 
 
 def _measure(path: str, arguments: argparse.Namespace) -> list[Row]:
