@@ -26,7 +26,10 @@ class RunSettings:
     max_learner_steps: int = 0
     """Gradient steps after which the run ends; 0 means no limit."""
     max_wall_s: float = 0.0
-    """Seconds of training after which the run ends; 0 means no limit."""
+    """Seconds of training after which the run ends; 0 means no limit.
+
+    An evaluation that is under way then is broken off, and the newest parameters are evaluated once more.
+    """
 
     def __post_init__(self) -> None:
         check(matches(self.name), "run.name", self.name, "letters, digits, `_`, `-`, `.`; at most 128")
