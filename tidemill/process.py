@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -17,6 +18,8 @@ PARENT_VARIABLE = "TIDEMILL_PARENT_PID"
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
+
+_actions: dict[int, Callable[[int], None]] = {}  # of this process, by signal
 
 
 def run(service: str, main: Callable[[], int]) -> int:
@@ -41,14 +44,44 @@ def stop_event() -> threading.Event:
     """Return an event that SIGTERM or Ctrl-C sets; a second signal ends the process at once."""
     event = threading.Event()
 
-    def stop(signal_number: int, _frame: object) -> None:
+    def stop(signal_number: int) -> None:
         if event.is_set():
             os._exit(128 + signal_number)
         event.set()
 
     for number in _STOP_SIGNALS:
-        signal.signal(number, stop)
+        _on_signal(number, stop)
     return event
+
+
+def signal_event(signal_number: int) -> threading.Event:
+    """Return an event that a signal sets."""
+    event = threading.Event()
+    _on_signal(signal_number, lambda _: event.set())
+    return event
+
+
+def _on_signal(signal_number: int, act: Callable[[int], None]) -> None:
+    """Have a thread call `act` for each such signal; called in the main thread.
+
+    A handler would run in the main thread, between any two of its instructions. Did that thread hold the lock of the
+    event just then, as it does at the start and at the end of every wait, `Event.set` would wait for itself.
+    """
+    if not _actions:
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
+        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=_act, args=(reader, writer), name="signals", daemon=True).start()
+    _actions[signal_number] = act
+    signal.signal(signal_number, lambda *_: None)  # for the signal's number to be written
+
+
+def _act(reader: socket.socket, _writer: socket.socket) -> None:
+    """Call the action of each signal whose number comes; keeps the writing end open."""
+    while numbers := reader.recv(64):
+        for number in numbers:
+            if number in _actions:
+                _actions[number](number)
 
 
 async def stop_requested() -> None:

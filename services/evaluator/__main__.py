@@ -20,7 +20,7 @@ from services.evaluator.report import write_report
 from tidemill.allocator import keep_freed_memory
 from tidemill.config.load import load
 from tidemill.config.sections import EvaluatorConfig
-from tidemill.process import run, stop_event
+from tidemill.process import run, signal_event, stop_event
 from tidemill.rpc.background import BackgroundServer
 from tidemill.telemetry import configure_logging, serve_metrics
 
@@ -40,8 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         keep_freed_memory()
         configure_logging("evaluator", level=config.log.level, json=config.log.json)
         torch.set_num_threads(config.evaluator.threads)
-        stop, finish = stop_event(), threading.Event()
-        signal.signal(signal.SIGUSR1, lambda *_: finish.set())
+        stop, finish = stop_event(), signal_event(signal.SIGUSR1)
         with BackgroundServer("evaluator", config.evaluator.server) as server:
             address, metrics = server.start(), serve_metrics(config.evaluator.server)
             _log.info("listening", address=address, metrics=metrics)

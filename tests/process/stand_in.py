@@ -26,11 +26,11 @@ def main() -> int:
     stop = process.stop_event()
     finish = threading.Event()
 
-    def on_finish(_number: int, _frame: object) -> None:
+    def on_finish(_number: int) -> None:
         finish.set()
         stop.set()
 
-    signal.signal(signal.SIGUSR1, on_finish)
+    process._on_signal(signal.SIGUSR1, on_finish)
     if options.deaf:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _note(options, "start")

@@ -1,0 +1,50 @@
+"""Signals that set events."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_BOUND_S = 30.0
+
+_SIGNALLED_WHILE_IT_HOLDS_THE_LOCK = """
+import os, signal
+from tidemill.process import {event}
+event = {made}
+with event._cond:  # as at the start and the end of event.wait
+    os.kill(os.getpid(), signal.{signal})  # a handler runs before the next instruction
+assert event.wait(10)
+print("stopped", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "event,made,signal",
+    [
+        ("stop_event", "stop_event()", "SIGTERM"),
+        ("stop_event", "stop_event()", "SIGINT"),
+        ("signal_event", "signal_event(signal.SIGUSR1)", "SIGUSR1"),
+    ],
+)
+def test_signal_sets_its_event_whatever_the_main_thread_holds(event: str, made: str, signal: str) -> None:
+    """A signal that comes while the main thread has the event's lock does not leave it waiting for itself."""
+    script = _SIGNALLED_WHILE_IT_HOLDS_THE_LOCK.format(event=event, made=made, signal=signal)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=_BOUND_S, check=False)
+    assert (done.returncode, done.stdout) == (0, "stopped\n"), done.stderr
+
+
+def test_second_signal_ends_the_process() -> None:
+    """Who does not stop in order is ended by asking again, with the shell's code for the signal."""
+    script = """
+import os, signal, threading
+from tidemill.process import stop_event
+event = stop_event()
+os.kill(os.getpid(), signal.SIGTERM)
+assert event.wait(10)
+os.kill(os.getpid(), signal.SIGTERM)
+threading.Event().wait(10)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=_BOUND_S, check=False)
+    assert done.returncode == 128 + 15, done.stderr
