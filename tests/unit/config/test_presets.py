@@ -153,7 +153,8 @@ PRESETS = {
     "pong_apex_b_2_actors_1_step": B | {"launcher.actors": 2, "agent.n_step": 1},
     "rainbow_pong": RAINBOW_ATARI,
     "rainbow_asterix": RAINBOW_ATARI,
-    "lunarlander_rainbow": RAINBOW | {"agent.n_step": 5, "agent.exploration": "ladder"},  # ours, said in the file
+    "lunarlander_rainbow": RAINBOW  # the rest is ours, said in the file
+    | {"agent.n_step": 5, "agent.exploration": "ladder", "agent.noisy_target": False},
     "apex_pong": APEX,
     "apex_asterix": APEX,
     "r2d2_pong": R2D2,

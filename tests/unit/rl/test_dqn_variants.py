@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -16,6 +17,7 @@ from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.loss import Values, build_values
 from tidemill.rl.agents.dqn.policy import DQNPolicy
 from tidemill.rl.exploration import ActorPlace
+from tidemill.rl.networks.noisy import silence
 from tidemill.types import EnvSpec
 
 STATES = np.eye(3, dtype=np.float32)
@@ -154,6 +156,20 @@ def test_noise_is_drawn_for_each_update_and_none_is_left_in_evaluation() -> None
     assert len(np.unique(explored)) > 1, "each environment has noise of its own"
     assert len(np.unique(policy.greedy(percept(observation)).action)) == 1
     assert not np.array_equal(policy.explore(percept(observation), 0).action, explored)
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_quiet_targets_are_those_of_the_mean_weights(double: bool) -> None:
+    """Without noise two targets on one batch are one, that of the quiet network; with it they differ."""
+    batch, bootstrap = chain_batch(), chain_batch()["bootstrap_observation"]
+    plain = DQNConfig(network="mlp", hidden_sizes=(16,), noisy=True, double=double)
+    noisy, quiet = (DQNAgent(dataclasses.replace(plain, noisy_target=on), CHAIN, CPU, 0) for on in (True, False))
+    assert not torch.equal(noisy._following(bootstrap), noisy._following(bootstrap))
+    silence(quiet._target.network)
+    values = quiet._target.network(bootstrap).squeeze(-1)
+    assert torch.equal(quiet._following(bootstrap).squeeze(-1), values.max(dim=1).values)  # online and target are equal
+    first, second = (quiet.update(batch, torch.zeros(6)).priority for _ in range(2))
+    assert not torch.equal(first, second), "predictions keep their noise"
 
 
 def _random_values(config: DQNConfig, rng: torch.Generator, *shape: int) -> torch.Tensor:

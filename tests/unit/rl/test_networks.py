@@ -14,6 +14,7 @@ from tests.unit.rl.batches import COLOURS, IMAGE, random_batch
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.agents.dqn.networks import build_network
 from tidemill.rl.networks.image import as_channels, convolution, lay_channels_last, pixel_scale
 from tidemill.rl.networks.linear import linear
 from tidemill.rl.networks.noisy import NoisyLinear, draw_noise, silence
@@ -134,7 +135,7 @@ def test_torso_of_ones_own_is_found_by_its_path(tmp_path: Path, monkeypatch: pyt
 
 def test_dueling_head_is_the_state_and_the_advantage_over_the_mean() -> None:
     """The streams by hand: the mean over actions is the state's value, differences are those of the action stream."""
-    head = QHead(5, (8, 6), 4, 3, generator(), dueling=True, noisy=False)
+    head = QHead(5, (8, 6), 4, 3, generator(), dueling=True, noise_std=0.0)
     features = torch.randn((2, 5), generator=generator(1))
     q = head(features)
     shared = torch.relu(head.shared[0](features))
@@ -146,7 +147,7 @@ def test_dueling_head_is_the_state_and_the_advantage_over_the_mean() -> None:
 
 def test_dueling_head_has_a_hidden_layer_for_each_stream() -> None:
     """Wang et al. (2016), figure 1: 3136 -> 512 -> 1 and 3136 -> 512 -> A."""
-    head = QHead(3136, (512,), 6, 1, generator(), dueling=True, noisy=False)
+    head = QHead(3136, (512,), 6, 1, generator(), dueling=True, noise_std=0.0)
     assert sum(p.numel() for p in head.parameters()) == 2 * (3136 * 512 + 512) + (512 + 1) + (512 * 6 + 6)
 
 
@@ -186,6 +187,17 @@ def test_noisy_layer_starts_with_the_papers_sigma_and_is_silent_until_noise_is_d
     assert not torch.allclose(layer(x), plain)
     silence(layer)
     torch.testing.assert_close(layer(x), plain)
+
+
+def test_noise_of_the_head_starts_as_the_settings_say() -> None:
+    """Every noisy layer of a network with `noisy_std` .02 starts with .02 / sqrt(inputs)."""
+    config = DQNConfig(network="mlp", hidden_sizes=(8, 4), noisy=True, noisy_std=0.02)
+    network = build_network(config, EnvSpec((3,), "float32", num_actions=2), 0)
+    layers = [each for each in network.modules() if isinstance(each, NoisyLinear)]
+    assert len(layers) == 5  # one shared, two of each stream
+    for layer in layers:
+        inputs = layer.weight_sigma.shape[1]
+        torch.testing.assert_close(layer.weight_sigma, torch.full_like(layer.weight, 0.02 / math.sqrt(inputs)))
 
 
 def test_noise_by_rows_is_each_items_own() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.unit.rl.streams import StreamBuilder, window_rows
+from tidemill.rl.frame_stacker import FrameStack
 from tidemill.rl.stacks import with_stacks
 from tidemill.rl.windows import FRAMES, transitions
 
@@ -34,3 +35,14 @@ def test_batch_with_its_observations_is_left_alone() -> None:
     """On a CPU the decoder threads have gathered already."""
     batch = {"observation": torch.zeros(2)}
     assert with_stacks(batch) is batch
+
+
+def test_actors_stack_of_gray_images_lies_channels_last() -> None:
+    """A pixel's four frames lie side by side, oldest first; floats and colours lie frame after frame."""
+    stack = FrameStack(2, 4, (3, 5))
+    shown = [stack.push(np.full((2, 3, 5), step, np.uint8), np.full(2, step == 0)) for step in range(3)][-1]
+    assert shown.strides == (60, 1, 20, 4)
+    np.testing.assert_array_equal(shown[1, :, 2, 4], [0, 0, 1, 2])
+    for shape, dtype in (((3, 5), np.float32), ((3, 5, 3), np.uint8)):
+        shown = FrameStack(2, 4, shape, dtype).push(np.ones((2, *shape), dtype), np.ones(2, np.bool_))
+        assert shown.flags.c_contiguous

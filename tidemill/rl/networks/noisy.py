@@ -8,9 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-INITIAL_SIGMA = 0.5
-"""Scale of the noise at the start, before it is divided by sqrt(inputs) (ibid., section 3.2)."""
-
 
 class NoisyLinear(nn.Module):
     """y = (w + sigma_w * f(e_out) f(e_in)^T) x + b + sigma_b * f(e_out), with f(e) = sign(e) sqrt(|e|) and e ~ N(0, 1).
@@ -18,13 +15,14 @@ class NoisyLinear(nn.Module):
     Without noise, as it is made and after `silence`, it is the linear layer of w and b: [B, inputs] -> [B, outputs].
     """
 
-    def __init__(self, inputs: int, outputs: int, rng: torch.Generator) -> None:
+    def __init__(self, inputs: int, outputs: int, rng: torch.Generator, std: float = 0.5) -> None:
+        """Make the layer; its noise starts with `std` / sqrt(inputs) (ibid., section 3.2, where it is 0.5)."""
         super().__init__()
         bound = 1.0 / math.sqrt(inputs)
         self.weight = nn.Parameter(torch.empty(outputs, inputs).uniform_(-bound, bound, generator=rng))
         self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound, generator=rng))
-        self.weight_sigma = nn.Parameter(torch.full((outputs, inputs), INITIAL_SIGMA * bound))
-        self.bias_sigma = nn.Parameter(torch.full((outputs,), INITIAL_SIGMA * bound))
+        self.weight_sigma = nn.Parameter(torch.full((outputs, inputs), std * bound))
+        self.bias_sigma = nn.Parameter(torch.full((outputs,), std * bound))
         self._noise: tuple[Tensor, Tensor] | None = None
 
     def draw(self, rng: torch.Generator, rows: int = 0) -> None:

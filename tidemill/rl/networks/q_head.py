@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -44,7 +45,7 @@ class QHead(nn.Module):
         rng: torch.Generator,
         *,
         dueling: bool,
-        noisy: bool,
+        noise_std: float,
     ) -> None:
         """Make the layers.
 
@@ -55,10 +56,10 @@ class QHead(nn.Module):
             values: K: 1 for plain values, or the atoms or quantiles of a distribution.
             rng: Draws the initial parameters.
             dueling: Whether there are two streams.
-            noisy: Whether every layer is noisy.
+            noise_std: What the noise of every layer starts with, as `NoisyLinear` takes it; 0 makes quiet layers.
         """
         super().__init__()
-        layer: Layer = NoisyLinear if noisy else linear
+        layer: Layer = partial(NoisyLinear, std=noise_std) if noise_std else linear
         self._shape = (num_actions, values)
         widths = (inputs, *hidden_sizes[:-1])
         self.shared = nn.ModuleList(layer(a, b, rng) for a, b in pairwise(widths))

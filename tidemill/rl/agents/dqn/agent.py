@@ -18,7 +18,7 @@ from tidemill.rl.compilation import compiled
 from tidemill.rl.gradients import clip_
 from tidemill.rl.learning_rate import LearningRateDecay
 from tidemill.rl.networks.image import lay_channels_last
-from tidemill.rl.networks.noisy import draw_noise
+from tidemill.rl.networks.noisy import draw_noise, silence
 from tidemill.rl.networks.precision import Products
 from tidemill.rl.optimizer import build_optimizer
 from tidemill.rl.ranks import ALONE, Ranks
@@ -73,7 +73,7 @@ class DQNAgent:
     def _loss_of(self, batch: Mapping[str, Tensor], weight: Tensor) -> tuple[Tensor, ...]:
         """Return the loss, [], the items' new priorities, [B], and the mean value of the actions taken, []."""
         following = self._following(batch["bootstrap_observation"])
-        self._draw_noise(self._online)
+        self._draw_noise(self._online, noisy=True)
         taken = of_action(self._online(batch["observation"]), batch["action"])
         item = self._values.loss(taken, batch["n_step_return"], batch["bootstrap_discount"], following)
         return (weight * item.loss).mean(), item.priority, self._values.mean(taken.detach()).mean()
@@ -81,17 +81,20 @@ class DQNAgent:
     @torch.no_grad()
     def _following(self, observation: Tensor) -> Tensor:
         """Return the target network's numbers for the action chosen at the bootstrap observation, [B, K]."""
-        self._draw_noise(self._target.network)
+        noisy = self._config.noisy_target
+        self._draw_noise(self._target.network, noisy=noisy)
         output: Tensor = self._target.network(observation)
         chooser = output
         if self._config.double:
-            self._draw_noise(self._online)  # apart from that of the prediction
+            self._draw_noise(self._online, noisy=noisy)  # apart from that of the prediction
             chooser = self._online(observation)
         return of_best(output, self._values.mean(chooser))
 
-    def _draw_noise(self, network: torch.nn.Module) -> None:
-        if self._config.noisy:
+    def _draw_noise(self, network: torch.nn.Module, *, noisy: bool) -> None:
+        if self._config.noisy and noisy:
             draw_noise(network, self._noise)
+        elif self._config.noisy:
+            silence(network)
 
     def policy_state(self) -> dict[str, Tensor]:
         """Return copies of the Q-network's parameters."""

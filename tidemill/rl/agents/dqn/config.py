@@ -27,6 +27,14 @@ class DQNConfig:
     """Whether the head has a stream for the state and one for the actions (Wang et al. 2016)."""
     noisy: bool = False
     """Whether the fully connected layers explore by noise of their own (Fortunato et al. 2018)."""
+    noisy_std: float = 0.5
+    """How strong their noise starts, before it is divided by the square root of a layer's inputs."""
+    noisy_target: bool = True
+    """Whether targets have noise too, in the choice of the action and in its value, as in the papers.
+
+    They then tell what a noisy policy is worth; without, what the greedy one is (docs/performance.md has a lander
+    that needs the latter).
+    """
     double: bool = True
     """Whether the online network chooses the action that the target network values (van Hasselt et al. 2016)."""
     distribution: Literal["none", "c51", "qr"] = "none"
@@ -96,6 +104,7 @@ class DQNConfig:
         require(len(sizes) > 0 and min(sizes) > 0, "hidden_sizes", sizes, "at least one size, each positive")
         for field, allowed in (("initialisation", ("torch", "xavier")), ("distribution", ("none", "c51", "qr"))):
             require(getattr(self, field) in allowed, field, getattr(self, field), f"one of {', '.join(allowed)}")
+        require(0 < self.noisy_std < float("inf"), "noisy_std", self.noisy_std, "positive and finite")
         require(self.atoms >= 2, "atoms", self.atoms, "at least 2")
         require(self.value_min < self.value_max, "value_min", self.value_min, f"below value_max, {self.value_max}")
         require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")

@@ -27,7 +27,7 @@ class QNetwork(nn.Module):
             config.values_per_action,
             rng,
             dueling=config.dueling,
-            noisy=config.noisy,
+            noise_std=config.noisy_std if config.noisy else 0.0,
         )
         if config.initialisation == "xavier":
             xavier_uniform(self, rng)

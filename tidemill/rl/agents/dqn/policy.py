@@ -87,7 +87,7 @@ class DQNPolicy:
     @torch.inference_mode()
     def _output(self, observation: Array) -> Tensor:
         """Return the network's numbers, [N, A, K]."""
-        tensor = torch.from_numpy(np.ascontiguousarray(observation)).to(self._device)
+        tensor = torch.from_numpy(observation).to(self._device)  # as it lies in memory
         output: Tensor = self._network(tensor)
         return output
 

@@ -27,7 +27,7 @@ class RecurrentQNetwork(nn.Module):
         self.hidden = nn.ModuleList(linear(a, b, rng) for a, b in pairwise(widths))
         self.lstm = LSTM(widths[-1] + env_spec.num_actions + 1, config.lstm_size, rng)
         self.head = QHead(
-            config.lstm_size, config.head_sizes, env_spec.num_actions, 1, rng, dueling=config.dueling, noisy=False
+            config.lstm_size, config.head_sizes, env_spec.num_actions, 1, rng, dueling=config.dueling, noise_std=0.0
         )
 
         self.products = FLOAT32

@@ -70,7 +70,7 @@ class R2D2Policy:
     def _think(self, percept: Percept) -> tuple[Floats, Floats]:
         """Return Q [N, A], and what is to be remembered, [N, 2 H]."""
         arrays = (percept.observation, percept.last_action, percept.last_reward, percept.is_first, percept.memory)
-        *step, memory = (torch.from_numpy(np.ascontiguousarray(array)).to(self._device) for array in arrays)
+        *step, memory = (torch.from_numpy(array).to(self._device) for array in arrays)
         q, state = self._network(*(column.unsqueeze(0) for column in step), to_state(memory))
         return q.squeeze(0).cpu().numpy(), torch.cat(state, dim=-1).cpu().numpy()
 

@@ -114,8 +114,8 @@ class SACAgent:
         drawn = sample(actor_traces[-1].output[0], noise)
         critic_traces = self._critic.trace(torch.cat((observation, drawn.action), dim=-1))
         q_gradient = loss.actor_gradient(critic_traces[-1].output.squeeze(-1))
-        input_gradient = self._critic.input_gradient(critic_traces, q_gradient.unsqueeze(-1)).sum(dim=0)
-        action_gradient = input_gradient[:, observation.shape[1] :]
+        actions = drawn.action.shape[1]
+        action_gradient = self._critic.input_gradient(critic_traces, q_gradient.unsqueeze(-1), last=actions).sum(dim=0)
         gradient = head_gradient(drawn, action_gradient, temperature / len(observation))
         entropy = -drawn.log_prob.mean()
         parameters = self._actor.parameter_gradients(actor_traces, gradient.unsqueeze(0))
