@@ -1,4 +1,4 @@
-"""One update under each setting of its step, in turns: number format, order in memory, torch's compiler.
+"""One update under each setting of its step, in turns: number format, order in memory, compiler; and Rainbow's parts.
 
 All variants of a case live in one process, on one thread, and take turns, so that a drift of the machine meets all. On
 a CPU a round is processor time; on a GPU it is time by the clock, after the device has finished.
@@ -45,7 +45,16 @@ _SEQUENCES = Case(
     "CartPole-v1",
 )
 _IMAGES = [CASES["nature_dueling_dqn_32"], CASES["nature_dueling_dqn_256"]]
-_ALL = {case.name: case for case in (*_IMAGES, _vectors(32), _vectors(256), _SEQUENCES)}
+_RAINBOW = [dataclasses.replace(case, name=f"parts_of_{case.name}") for case in (_vectors(256), *_IMAGES)]
+_PARTS: dict[str, dict[str, Any]] = {
+    "without them": {},
+    "noisy layers": {"noisy": True},
+    "51 quantiles": {"distribution": "qr"},
+    "51 atoms": {"distribution": "c51"},
+    "noisy layers and 51 atoms": {"noisy": True, "distribution": "c51"},
+}
+"""Switches of Rainbow; double Q-learning and a dueling head all of them have."""
+_ALL = {case.name: case for case in (*_IMAGES, _vectors(32), _vectors(256), _SEQUENCES, *_RAINBOW)}
 
 
 def main() -> None:
@@ -61,6 +70,8 @@ def main() -> None:
 
 def _variants(case: Case) -> dict[str, dict[str, Any]]:
     """Return settings by name; the first is what the others are compared with."""
+    if case in _RAINBOW:
+        return _PARTS
     compilers = ["default", "cuda-graphs"] if _ON_GPU else ["default"]
     images = case in _IMAGES
     variants: dict[str, dict[str, Any]] = {}
