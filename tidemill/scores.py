@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -73,9 +74,18 @@ def has_all_columns(file: Path) -> bool:
         return lines.readline() == ",".join(COLUMNS) + "\n"
 
 
+def score_of(cells: Mapping[str, str]) -> Score:
+    """Return the score of a row's cells, which may lack the columns that came later.
+
+    Raises:
+        ValueError: a cell is no number.
+    """
+    return Score(**{name: _value(name, cell) for name, cell in cells.items()})  # type: ignore[arg-type]
+
+
 def _parse(file: Path, number: int, header: tuple[str, ...], cells: list[str]) -> Score:
     try:
-        return Score(**{name: _value(name, cell) for name, cell in zip(header, cells, strict=True)})  # type: ignore[arg-type]
+        return score_of(dict(zip(header, cells, strict=True)))
     except ValueError as error:
         raise DataLoss(f"{file} line {number} is no score: {','.join(cells)!r}") from error
 

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.learn.carry_out import carry_out
+from benchmarks.learn.committed import read_committed
 from benchmarks.learn.plan import make_plan
 from benchmarks.learn.report import write_report
 from benchmarks.learn.table import write_table
@@ -46,8 +47,12 @@ def _make(arguments: argparse.Namespace) -> int:
     else:
         arguments.seeds = arguments.seeds or [1, 2, 3]
         plan = make_plan(arguments)
-        carry_out(plan, jobs=arguments.jobs, again=arguments.again, limit_s=arguments.limit_s)
-        document = write_report(plan.name, plan.seeds)
+        committed = read_committed(plan.results, plan.text, plan.seeds) if arguments.extend else []
+        seeds = [seed for seed in plan.seeds if seed not in {ran.seed for ran in committed}]
+        if not seeds:
+            raise ConfigError(f"{plan.results} has every one of these seeds; name those to add as well")
+        carry_out(plan, seeds, jobs=arguments.jobs, again=arguments.again, limit_s=arguments.limit_s)
+        document = write_report(plan.name, seeds, committed)
     write_table()
     print(json.dumps(document["over_seeds"]))
     return 1 if document["unfinished_seeds"] or not document["seeds"] else 0
@@ -71,6 +76,7 @@ def parser() -> argparse.ArgumentParser:
     add("--jobs", type=int, default=1, help="runs at a time; more than one makes their wall times longer")
     add("--limit-s", type=float, default=4 * 3600.0, help="seconds of one run whose config has no run.max_wall_s")
     add("--again", action="store_true", help="run seeds anew that have a result; the earlier run is moved aside")
+    add("--extend", action="store_true", help="keep the seeds that the committed result has, run the others")
     add("--report-only", action="store_true", help="run nothing, write the report of the runs there are")
     add("--table", action="store_true", help="only write the table of all results")
     return words

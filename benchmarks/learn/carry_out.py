@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
@@ -22,11 +22,12 @@ _GRACE_S = 600.0
 _CLI = (sys.executable, "-m", "services.launcher")
 
 
-def carry_out(plan: Plan, *, jobs: int, again: bool, limit_s: float) -> None:
+def carry_out(plan: Plan, seeds: Sequence[int], *, jobs: int, again: bool, limit_s: float) -> None:
     """Run every seed that has no result yet.
 
     Args:
         plan: What to run.
+        seeds: Those of the plan that are meant.
         jobs: Runs at a time.
         again: Whether seeds that have a result are run again; the earlier run is moved aside.
         limit_s: Seconds one run may take, if its config has no limit of time.
@@ -34,13 +35,13 @@ def carry_out(plan: Plan, *, jobs: int, again: bool, limit_s: float) -> None:
     Raises:
         ConfigError: a seed has a result of other settings.
     """
-    kept = [] if again else [seed for seed in plan.seeds if _has_result(plan.run_folder(seed))]
+    kept = [] if again else [seed for seed in seeds if _has_result(plan.run_folder(seed))]
     for seed in kept:
         _check_settings(plan, seed)
     plan.write()
     processes = Processes()
     works: list[Callable[[], None]] = []
-    for seed in plan.seeds:
+    for seed in seeds:
         works.append(partial(_Seed(plan, seed, processes, limit_s).run, again=again, jobs=jobs))
         if plan.sb3:
             works.append(partial(_peer, plan, seed, processes, limit_s, again=again))

@@ -26,13 +26,19 @@ PEER = "Stable-Baselines3"
 
 
 def write_report(
-    name: str, seeds: Sequence[int] = (), *, runs_root: Path = RUNS, results_root: Path = RESULTS
+    name: str,
+    seeds: Sequence[int] = (),
+    committed: Sequence[Ran] = (),
+    *,
+    runs_root: Path = RUNS,
+    results_root: Path = RESULTS,
 ) -> Document:
     """Write config, curves and result.json of a result; return the latter.
 
     Args:
         name: Of the result.
         seeds: Of its runs; none takes all there are.
+        committed: Runs of other seeds that the result has already and keeps.
         runs_root: Folder of the runs of all results.
         results_root: Folder of all results.
 
@@ -47,7 +53,7 @@ def write_report(
         raise NotFound(f"{root} has no run of the seeds {', '.join(map(str, wanted)) or '(none)'}")
     config = from_document(RunConfig, read_document(with_config / "config.yaml"))
     references = references_of(name, config.run.target_return, results_root / "references.yaml")
-    ours = _read(folders, wanted, references.target)
+    ours = sorted([*committed, *_read(folders, wanted, references.target)], key=lambda ran: ran.seed)
     peers = _read([root / f"sb3-seed-{seed}" for seed in wanted], wanted, references.target)
     document = _document(name, config, references, ours) | {"command": command_of(root)}
     document["peer"] = _peer(root, peers) if peers else None
