@@ -100,8 +100,8 @@ class Batches:
         with self._receiving:  # keeps the counts of agent decisions in their order
             sample = self._samples.take(_POLL_S)
             if sample is not None:
-                for shard, env_steps in (sample.shard_env_steps or {"": sample.env_steps}).items():
-                    self._counters.observe_env_steps(env_steps, shard)
+                for shard, stored in sample.stored.items():
+                    self._counters.observe(stored, shard)
             return sample
 
     def _hand_over(self, batches: list[Batch]) -> None:

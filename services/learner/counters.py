@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-_SERVER = "server_env_steps"
-"""Before the name of a shard, which is empty for a single server, in a checkpoint."""
+from tidemill.replay.batch import StoredSteps
 
-_LOST_AT_MOST = 0.9
-"""Share of its count that a server which lost its last moments still has. One that started empty answers only when its
-table has the least size again, which may be near the old count in a run that has just begun."""
+_SERVER = "server_env_steps"
+_HISTORY = "server_history"
+"""Each before the name of a shard, which is empty for a single server, in a checkpoint."""
+
+_UNKNOWN = StoredSteps(-1, 0)
 
 
 @dataclass
@@ -27,25 +28,26 @@ class Counters:
     generation: int = 0
     """Generation of this learner as a publisher; 0 means none yet."""
     _base_env_steps: int = 0
-    _server_env_steps: dict[str, int] = field(default_factory=dict)
+    _stored: dict[str, StoredSteps] = field(default_factory=dict)
 
     @property
     def env_steps(self) -> int:
         """Agent decisions, those of earlier lives of the replay service included; never falls."""
-        return self._base_env_steps + sum(self._server_env_steps.values())
+        return self._base_env_steps + sum(stored.env_steps for stored in self._stored.values())
 
-    def observe_env_steps(self, server_env_steps: int, shard: str = "") -> None:
+    def observe(self, stored: StoredSteps, shard: str = "") -> None:
         """Take the count of a replay server, which starts at 0 again when the server starts empty.
 
-        A count that fell by a tenth at most is that of a server which lost its last moments with the power: they were
-        played all the same. Answers of one sample stream come in order, and only they may be given here. Several shards
-        count each for itself, under its name.
+        Within a history a count falls if the server lost its last moments with the power: they were played all the
+        same. Answers of one sample stream come in order, and only they may be given here. Several shards count each for
+        itself, under its name.
         """
-        before = self._server_env_steps.get(shard, 0)
-        if server_env_steps < before:
-            started_empty = server_env_steps < _LOST_AT_MOST * before
-            self._base_env_steps += before if started_empty else before - server_env_steps
-        self._server_env_steps[shard] = server_env_steps
+        before = self._stored.get(shard, _UNKNOWN)
+        if stored.history != before.history:
+            self._base_env_steps += before.env_steps
+        elif stored.env_steps < before.env_steps:
+            self._base_env_steps += before.env_steps - stored.env_steps
+        self._stored[shard] = stored
 
     def state(self) -> dict[str, int]:
         """Return what a checkpoint keeps; the generation is handed out anew at each start."""
@@ -53,7 +55,8 @@ class Counters:
             "learner_steps": self.learner_steps,
             "version": self.version,
             "base_env_steps": self._base_env_steps,
-            **{f"{_SERVER}{shard}": steps for shard, steps in self._server_env_steps.items()},
+            **{f"{_SERVER}{shard}": stored.env_steps for shard, stored in self._stored.items()},
+            **{f"{_HISTORY}{shard}": stored.history for shard, stored in self._stored.items()},
         }
 
     def load_state(self, state: Mapping[str, int]) -> None:
@@ -61,5 +64,7 @@ class Counters:
         self.learner_steps = state["learner_steps"]
         self.version = state["version"]
         self._base_env_steps = state["base_env_steps"]
-        counts = {name: value for name, value in state.items() if name.startswith(_SERVER)}
-        self._server_env_steps = {name.removeprefix(_SERVER): value for name, value in counts.items()}
+        shards = [name.removeprefix(_SERVER) for name in state if name.startswith(_SERVER)]
+        self._stored = {
+            shard: StoredSteps(state.get(f"{_HISTORY}{shard}", 0), state[f"{_SERVER}{shard}"]) for shard in shards
+        }

@@ -92,6 +92,7 @@ class LogContents:
         epochs: Streams of each actor, by the epoch's number, in the order they were opened.
         chunks: By number of a table with their signature.
         tables: By number.
+        history: Names what `env_steps` counts; 0 in logs of before there were histories.
         env_steps: Agent decisions stored.
         next_epoch: Number of the next epoch.
         next_stream: Number of the next stream.
@@ -107,6 +108,7 @@ class LogContents:
     epochs: dict[int, Json] = field(default_factory=dict)
     chunks: dict[int, ChunkPieces] = field(default_factory=dict)
     tables: dict[int, TablePieces] = field(default_factory=dict)
+    history: int = 0
     env_steps: int = 0
     next_epoch: int = 1
     next_stream: int = 0
@@ -199,6 +201,7 @@ def _take(contents: LogContents, frame: Frame, segment: int, path: Path) -> None
 def _take_state(contents: LogContents, document: Json, sequence: int) -> None:
     for name in ("env_steps", "next_epoch", "next_stream", "next_chunk"):
         setattr(contents, name, max(getattr(contents, name), document[name]))
+    contents.history = document.get("history", 0)
     for table in document["tables"]:
         contents.configs[table["number"]] = table["config"]
         contents.stats[table["number"]] = np.array(table["stats"], dtype=np.int64)

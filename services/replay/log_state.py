@@ -15,16 +15,20 @@ FORMAT = 1
 """Version of the files; a server reads only its own."""
 
 
-def describe_state(streams: StreamRegistry, tables: Sequence[tuple[int, Table]], env_steps: int) -> dict[str, Any]:
+def describe_state(
+    streams: StreamRegistry, tables: Sequence[tuple[int, Table]], history: int, env_steps: int
+) -> dict[str, Any]:
     """Return what a restart needs to know of everything before a segment, but for chunks and items.
 
     Args:
         streams: The streams.
         tables: Each with its number in the log.
+        history: Names what `env_steps` counts.
         env_steps: Agent decisions stored.
     """
     return {
         "format": FORMAT,
+        "history": history,
         "env_steps": env_steps,
         "next_epoch": streams.next_epoch,
         "next_stream": streams.next_stream,

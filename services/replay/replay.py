@@ -52,7 +52,7 @@ class Replay:
         Args:
             max_tables: Most tables.
             max_streams: Most streams; see `StreamRegistry`.
-            first_epoch: Number of the first epoch; see `StreamRegistry`.
+            first_epoch: Number of the first epoch; see `StreamRegistry`. It names the history as well.
             rng: Source of all random picks.
             budget: Memory for chunks that a log has as well; None if there is no log and all is kept in memory.
         """
@@ -66,6 +66,7 @@ class Replay:
         self.next_table = 1
         self._stores: dict[Signature, ChunkStore] = {}
         self.streams = StreamRegistry(first_epoch, max_streams)
+        self.history = first_epoch
         self.env_steps = 0
         self.damaged_chunks = 0
 
@@ -146,7 +147,10 @@ class Replay:
     def describe_state(self) -> dict[str, Any]:
         """Return what a log needs to know of the state but for chunks and items."""
         return describe_state(
-            self.streams, [(self._numbers[table.config.name], table) for table in self.tables], self.env_steps
+            self.streams,
+            [(self._numbers[table.config.name], table) for table in self.tables],
+            self.history,
+            self.env_steps,
         )
 
     def drop_chunk(self, store: ChunkStore, chunk: int) -> int:

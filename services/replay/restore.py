@@ -56,6 +56,8 @@ def restore(replay: Replay, contents: LogContents, snapshot: Snapshot | None) ->
     for store in {id(table.store): table.store for table in tables.values()}.values():
         store.remove_unheld()
     replay.env_steps = contents.env_steps
+    if contents.segment_sizes:
+        replay.history = contents.history
     return max([contents.next_chunk, *(int(found.where.ids.max()) + 1 for found in known.values())])
 
 

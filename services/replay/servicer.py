@@ -170,6 +170,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             priority_mass=table.priority_mass,
             env_steps=self._env_steps,
             limiter_lead=table.limiter.lead,
+            history=self._replay.history,
         )
 
     def _describe(self, table: Table) -> pb.TableDescription:
@@ -235,7 +236,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
                 f"a batch of {len(sample.keys)} items has {size} bytes, at most {self._max_batch_bytes} fit into a "
                 "message: use a smaller batch_size or a greater max_message_bytes"
             )
-        return _pack_sample(sample, self._env_steps, limiter_lead)
+        return _pack_sample(sample, self._env_steps, limiter_lead, self._replay.history)
 
 
 def _grant(credit: Credit, request: pb.SampleRequest) -> None:
@@ -262,7 +263,7 @@ def _keys(keys: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:  # noqa: ANN401 - 
     return np.array(keys, dtype=np.uint64)
 
 
-def _pack_sample(sample: SampledItems, env_steps: int, limiter_lead: float) -> pb.SampleResponse:
+def _pack_sample(sample: SampledItems, env_steps: int, limiter_lead: float, history: int) -> pb.SampleResponse:
     """Return the message of a sample; lists are converted whole, never item by item."""
     message = pb.SampleResponse(
         keys=sample.keys.tolist(),
@@ -274,6 +275,7 @@ def _pack_sample(sample: SampledItems, env_steps: int, limiter_lead: float) -> p
         priority_mass=sample.priority_mass,
         env_steps=env_steps,
         limiter_lead=limiter_lead,
+        history=history,
     )
     chunks = message.chunks  # filled in place: a message given to another's constructor is copied
     chunks.step_counts.extend(sample.step_counts.tolist())

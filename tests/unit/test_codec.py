@@ -46,7 +46,7 @@ def batch_of(
         blocks=tuple(blocks),
         table_items=len(items),
         priority_mass=1.0,
-        env_steps=0,
+        stored={},
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tidemill.replay import wire
-from tidemill.replay.batch import SampledBatch
+from tidemill.replay.batch import SampledBatch, StoredSteps
 from tidemill.replay.merge import Part, merge
 from tidemill.replay.union import Draw, Plan
 from tidemill.replay.v1 import replay_pb2 as pb
@@ -57,11 +57,11 @@ class Assembly:
         priority_mass: float,
         rotation: int,
         random: bool,
-        env_steps: Mapping[str, int],
+        stored: Mapping[str, StoredSteps],
     ) -> SampledBatch:
         """Return the batch, see `merge`; `random` says whether the sampler is one that draws at random."""
         parts = [
             Part(source, self.plan.share(shard) if random else 1.0, wire.unpack_sample(answer))
             for source, shard, answer in self.answers
         ]
-        return merge(parts, table_items, priority_mass, rotation, env_steps)
+        return merge(parts, table_items, priority_mass, rotation, stored)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,19 @@ class Blocks:
     sizes: NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class StoredSteps:
+    """How much a server has stored, to this day.
+
+    Attributes:
+        history: Names the count: a server that begins with nothing stored counts anew under another number.
+        env_steps: Agent decisions in all chunks of this history; fewer than before if a crash took the newest.
+    """
+
+    history: int
+    env_steps: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledBatch:
     """B items and the C chunks that hold them, each chunk once. `tidemill.codec.decode` opens the columns.
@@ -38,9 +51,8 @@ class SampledBatch:
         blocks: One entry for each column of the signature, in its order.
         table_items: Items in the table when the batch was drawn.
         priority_mass: Sum of sampler weights when the batch was drawn.
-        env_steps: Agent decisions in all chunks the server ever stored.
+        stored: What the server ever stored; of several shards, each by its name.
         limiter_lead: How far inserts were ahead of samples by the rate limiter's count, in samples; 0 without a ratio.
-        shard_env_steps: Agent decisions by name of the shard; empty from a single server.
     """
 
     keys: NDArray[np.uint64]
@@ -53,6 +65,10 @@ class SampledBatch:
     blocks: tuple[Blocks, ...]
     table_items: int
     priority_mass: float
-    env_steps: int
+    stored: Mapping[str, StoredSteps]
     limiter_lead: float = 0.0
-    shard_env_steps: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def env_steps(self) -> int:
+        """Agent decisions in all chunks the servers ever stored."""
+        return sum(stored.env_steps for stored in self.stored.values())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tidemill.replay.batch import Blocks, SampledBatch
+from tidemill.replay.batch import Blocks, SampledBatch, StoredSteps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +26,7 @@ class Part:
 
 
 def merge(
-    parts: Sequence[Part], table_items: int, priority_mass: float, rotation: int, env_steps: Mapping[str, int]
+    parts: Sequence[Part], table_items: int, priority_mass: float, rotation: int, stored: Mapping[str, StoredSteps]
 ) -> SampledBatch:
     """Return one batch with the items and chunks of all parts, in their order, rotated.
 
@@ -38,7 +38,7 @@ def merge(
         table_items: Items of all shards together.
         priority_mass: Mass of all shards together.
         rotation: By how many places the items move on. A random one gives each place of the batch the same chances.
-        env_steps: Agent decisions that each shard has stored, by name.
+        stored: What each shard ever stored, by name.
     """
     samples = [part.sample for part in parts]
     rows = np.cumsum([0, *(int(sample.step_counts.sum()) for sample in samples)])
@@ -59,8 +59,7 @@ def merge(
         blocks=tuple(_joined(column) for column in columns),
         table_items=table_items,
         priority_mass=priority_mass,
-        env_steps=sum(env_steps.values()),
-        shard_env_steps=env_steps,
+        stored=stored,
     )
 
 

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from tidemill.replay.assembly import Assembly
+from tidemill.replay.batch import StoredSteps
 from tidemill.replay.shard_link import ShardLink
 from tidemill.replay.union import Draw
 
@@ -44,7 +45,7 @@ class Shard:
         asked: What is not answered, and for which batch.
         heard_s: When it answered last, or was asked the first thing that is not answered.
         samples: Items it has given.
-        env_steps: Agent decisions it has stored; None before its first answer.
+        stored: What it ever stored; None before its first answer.
     """
 
     address: str
@@ -55,7 +56,7 @@ class Shard:
     asked: deque[tuple[Draw, Assembly | None]] = field(default_factory=deque)
     heard_s: float = 0.0
     samples: int = 0
-    env_steps: int | None = None
+    stored: StoredSteps | None = None
 
     def end_conversation(self) -> list[tuple[Assembly, list[Draw]]]:
         """Forget what was asked; return the draws that batches wait for in vain."""

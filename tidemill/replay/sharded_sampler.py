@@ -21,6 +21,7 @@ from tidemill.replay.shard_link import ShardLink
 from tidemill.replay.table_config import SelectorKind, TableConfig
 from tidemill.replay.union import Draw, UnionTable, shard_config
 from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.replay.wire import unpack_stored
 
 SILENT_S = 8.0
 """A shard that answers nothing for so long is left out until it answers again, in seconds."""
@@ -100,10 +101,10 @@ class ShardedSampleStream:
                 return None
             assembly = self._ready.popleft()
             items, mass, rotation = self._union.items, self._union.mass, int(self._rng.integers(self._batch_size))
-            env_steps = {name: s.env_steps for name, s in self._shards.items() if s.env_steps is not None}
+            stored = {name: shard.stored for name, shard in self._shards.items() if shard.stored is not None}
             self._advance()
         return assembly.batch(
-            table_items=items, priority_mass=mass, rotation=rotation, random=self._is_random, env_steps=env_steps
+            table_items=items, priority_mass=mass, rotation=rotation, random=self._is_random, stored=stored
         )
 
     def client_of(self, source: int) -> ReplayClient | None:
@@ -155,7 +156,7 @@ class ShardedSampleStream:
             if (shard := self._of(link)) is None:
                 return
             draw, assembly = shard.asked.popleft()
-            shard.heard_s, shard.env_steps = self._clock(), answer.env_steps
+            shard.heard_s, shard.stored = self._clock(), unpack_stored(answer)
             shard.samples += len(answer.keys)
             if not shard.live:
                 shard.live = True

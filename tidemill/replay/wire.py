@@ -9,7 +9,7 @@ import numpy as np
 from google.protobuf import json_format
 
 from tidemill.errors import InvalidArgument
-from tidemill.replay.batch import Blocks, SampledBatch
+from tidemill.replay.batch import Blocks, SampledBatch, StoredSteps
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.table_config import (
     RateLimiterConfig,
@@ -186,9 +186,14 @@ def unpack_sample(message: pb.SampleResponse) -> SampledBatch:
         blocks=tuple(Blocks(column.data, np.array(column.sizes, dtype=np.int64)) for column in chunks.columns),
         table_items=message.table_items,
         priority_mass=message.priority_mass,
-        env_steps=message.env_steps,
+        stored={"": unpack_stored(message)},
         limiter_lead=message.limiter_lead,
     )
+
+
+def unpack_stored(message: pb.SampleResponse) -> StoredSteps:
+    """Return what the server that answered has stored."""
+    return StoredSteps(message.history, message.env_steps)
 
 
 def _pack_selector(selector: SelectorConfig) -> pb.Selector:

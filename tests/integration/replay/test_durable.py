@@ -14,6 +14,9 @@ from tidemill.errors import AlreadyExists, TidemillError
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampler import SampleStream
 from tidemill.replay.table_config import RateLimiterConfig, TableDescription
+from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.replay.v1 import replay_pb2_grpc
+from tidemill.rpc.channel import open_channel
 
 
 @pytest.mark.parametrize("ack", ["write", "fsync"])
@@ -41,6 +44,30 @@ def test_server_killed_under_load_has_every_acknowledged_item_once(tmp_path: Pat
         finally:
             for other in opened:
                 other.close()
+
+
+def history_of(address: str) -> int:
+    """Return what a server names its count of agent decisions."""
+    look = pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=1), draws=[pb.Draw()])
+    with open_channel(address) as channel:
+        (answer,) = replay_pb2_grpc.ReplayServiceStub(channel).Sample(iter([look]), timeout=WAIT_S)
+        return int(answer.history)
+
+
+def test_history_goes_on_with_the_log_and_ends_with_it(tmp_path: Path) -> None:
+    """Killed twice, a server counts the same decisions on; with another folder it counts anew."""
+    found = []
+    for folder in ("kept", "kept", "kept", "other"):
+        with (
+            server_process("127.0.0.1:0", *options(tmp_path / folder)) as server,
+            ReplayClient(server.address) as client,
+        ):
+            client.create_table(RANKED)
+            found.append(history_of(server.address))
+            kill(server)
+    assert found[0] > 0
+    assert found[:3] == found[:1] * 3
+    assert found[3] != found[0]
 
 
 def test_restarted_server_has_another_capacity_and_limiter(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tests.integration.replay.shards import (
 )
 from tests.unit.replay.streams_for_tests import make_chunk, make_config, make_items
 from tidemill.errors import AlreadyExists
+from tidemill.replay.batch import StoredSteps
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.directory import ShardDirectory
 from tidemill.replay.sharded_sampler import ShardedSampleStream
@@ -193,7 +194,8 @@ def test_env_steps_are_told_by_shard_and_together() -> None:
         fill(servers[1].address, 1, [1.0] * 8)
         with sampling([s.address for s in servers], config, 6) as stream:
             batch = taken(stream)
-    assert (dict(batch.shard_env_steps), batch.env_steps) == ({"0": 4, "1": 8}, 12)
+    assert {name: stored.env_steps for name, stored in batch.stored.items()} == {"0": 4, "1": 8}
+    assert batch.env_steps == 12
 
 
 def test_shard_that_joins_by_name_gets_the_table_and_is_sampled() -> None:
@@ -206,7 +208,7 @@ def test_shard_that_joins_by_name_gets_the_table_and_is_sampled() -> None:
         with closing(directory), ShardedSampleStream(directory, config, 2, 8, rng=rng, credit=1) as stream:
             wait_until(lambda: [report.live for report in stream.reports()] == [True], "the first shard")
             fill(servers[0].address, 0, [1.0] * 4)
-            assert taken(stream).shard_env_steps == {servers[0].address: 4}
+            assert taken(stream).stored == {servers[0].address: StoredSteps(servers[0].replay.history, 4)}
             answers.append([server.address for server in servers])
             wait_until(lambda: len(second.list_tables()) == 1, "the table on the second shard")
             fill(servers[1].address, 1, [1.0] * 4)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from services.learner.decoder import Batch
 from services.learner.transfer import Transferred
-from tidemill.replay.batch import SampledBatch
+from tidemill.replay.batch import SampledBatch, StoredSteps
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.ranks import Ranks
 from tidemill.types import WindowSpec
@@ -140,5 +140,5 @@ def sample(rewards: list[float], *, env_steps: int = 0, first_key: int = 1, item
         blocks=(),
         table_items=items,
         priority_mass=1.0,
-        env_steps=env_steps,
+        stored={"": StoredSteps(1, env_steps)},
     )

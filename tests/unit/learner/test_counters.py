@@ -2,72 +2,95 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from services.learner.counters import Counters
+from tidemill.replay.batch import StoredSteps
+
+
+def observed(*answers: tuple[int, int], counters: Counters | None = None) -> Counters:
+    """Return counters that were told (history, env steps) in turn."""
+    counters = counters or Counters()
+    for history, env_steps in answers:
+        counters.observe(StoredSteps(history, env_steps))
+    return counters
+
+
+def reloaded(counters: Counters) -> Counters:
+    """Return the counters of a new process."""
+    after = Counters()
+    after.load_state(counters.state())
+    return after
 
 
 def test_env_steps_follow_the_server() -> None:
     """While the service lives, its count is the count."""
-    counters = Counters()
-    for count in (0, 10, 10, 25):
-        counters.observe_env_steps(count)
-    assert counters.env_steps == 25
+    assert observed((7, 0), (7, 10), (7, 10), (7, 25)).env_steps == 25
 
 
 def test_env_steps_go_on_when_the_server_starts_empty() -> None:
-    """25 steps before a restart and 3 after it are 28; a second restart adds again."""
-    counters = Counters()
-    for count in (25, 3, 7, 2):
-        counters.observe_env_steps(count)
-    assert counters.env_steps == 25 + 7 + 2
+    """25 steps before a restart and 7 after it are 32; a second restart adds again."""
+    assert observed((7, 25), (8, 3), (8, 7), (9, 2)).env_steps == 25 + 7 + 2
+
+
+def test_env_steps_of_a_server_that_filled_up_again_are_all_new() -> None:
+    """A server that started empty answers first at the table's least size, which may be any share of its old count."""
+    assert observed((7, 560), (8, 512)).env_steps == 560 + 512
+    assert observed((7, 560), (8, 600)).env_steps == 560 + 600
 
 
 def test_env_steps_lost_with_the_power_were_played_all_the_same() -> None:
     """A restored server that lacks the last 10 of 100 steps goes on from 90: 5 more make 105."""
-    counters = Counters()
-    for count in (100, 90, 95):
-        counters.observe_env_steps(count)
-    assert counters.env_steps == 105
+    assert observed((7, 100), (7, 90), (7, 95)).env_steps == 105
 
 
 def test_restored_counters_go_on_where_they_were() -> None:
     """A new process on the same service counts neither twice nor anew."""
-    before = Counters(learner_steps=9, version=4, generation=2)
-    for count in (25, 3):
-        before.observe_env_steps(count)
+    before = observed((7, 25), (8, 3), counters=Counters(learner_steps=9, version=4, generation=2))
     after = Counters(generation=3)
     after.load_state(before.state())
     assert (after.learner_steps, after.version, after.env_steps, after.generation) == (9, 4, 28, 3)
-    after.observe_env_steps(5)
-    assert after.env_steps == 30
+    assert observed((8, 5), counters=after).env_steps == 30
 
 
 def test_learner_and_server_restarted_together_add_up() -> None:
-    """The restored count of the old service is the base of the new one's."""
-    before = Counters()
-    before.observe_env_steps(25)
+    """The restored count of the old service is the base of the new one's, even if that has more already."""
+    assert observed((8, 1), counters=reloaded(observed((7, 25)))).env_steps == 26
+    assert observed((8, 30), counters=reloaded(observed((7, 25)))).env_steps == 55
+
+
+def test_checkpoint_from_before_histories_is_read() -> None:
+    """Its server must have been restarted to name a history, and kept nothing unless it has a log."""
     after = Counters()
-    after.load_state(before.state())
-    after.observe_env_steps(1)
-    assert after.env_steps == 26
+    after.load_state({"learner_steps": 9, "version": 4, "base_env_steps": 5, "server_env_steps": 20})
+    assert after.env_steps == 25
+    assert observed((0, 22), counters=after).env_steps == 27  # a log of that time names none
 
 
 def test_shards_count_each_for_itself_over_restarts_of_both() -> None:
     """One of two shards starts empty, then the learner resumes and hears of the other first: nothing counts twice."""
     before = Counters()
-    for shard, count in (("0", 10), ("1", 20), ("1", 3)):
-        before.observe_env_steps(count, shard)
+    for shard, history, count in (("0", 7, 10), ("1", 7, 20), ("1", 8, 3)):
+        before.observe(StoredSteps(history, count), shard)
     assert before.env_steps == 33
-    after = Counters()
-    after.load_state(before.state())
-    after.observe_env_steps(12, "0")
+    after = reloaded(before)
+    after.observe(StoredSteps(7, 12), "0")
     assert after.env_steps == 35
-    after.observe_env_steps(3, "1")
+    after.observe(StoredSteps(8, 3), "1")
     assert after.env_steps == 35
 
 
-def test_env_steps_of_a_server_that_filled_up_again_are_all_new() -> None:
-    """A server that started empty answers first at the table's least size, here 500 of 700 before."""
-    counters = Counters()
-    for count in (700, 500, 520):
-        counters.observe_env_steps(count)
-    assert counters.env_steps == 700 + 520
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 50))))
+def test_env_steps_never_fall_and_count_everything_played(events: list[tuple[bool, bool, int]]) -> None:
+    """Only steps that a crash took and that were stored again before the next answer may be missing."""
+    counters, history, stored, played, lost = Counters(), 1, 0, 0, 0
+    for restarts, is_empty, steps in events:
+        if restarts and is_empty:
+            history, stored = history + 1, 0
+        elif restarts:
+            lost, stored = lost + stored // 3, stored - stored // 3
+        stored, played, before = stored + steps, played + steps, counters.env_steps
+        counters.observe(StoredSteps(history, stored))
+        assert before <= counters.env_steps
+        assert played - lost <= counters.env_steps <= played

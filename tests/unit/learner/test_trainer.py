@@ -26,6 +26,7 @@ from tests.unit.learner.fakes import (
 from tidemill.errors import FatalError
 from tidemill.learner.status import LearnerState
 from tidemill.params.publisher import StalePublisher
+from tidemill.replay.batch import StoredSteps
 
 _WAIT_S = 10.0
 
@@ -102,8 +103,8 @@ def test_training_ends_at_the_step_limit(tmp_path: Path, scenes: list[_Scene]) -
 def test_training_ends_at_the_env_step_limit(tmp_path: Path, scenes: list[_Scene]) -> None:
     """Agent decisions are those the replay service reported, earlier lives included."""
     scene = _scene(scenes, tmp_path, Limits(max_env_steps=30), batches=1)
-    scene.counters.observe_env_steps(20)
-    scene.counters.observe_env_steps(10)
+    scene.counters.observe(StoredSteps(1, 20))
+    scene.counters.observe(StoredSteps(2, 10))
     assert scene.trainer.run() == "run.max_env_steps (30) reached"
     assert scene.counters.learner_steps == 0
 

@@ -111,7 +111,7 @@ def received(sample: Sample) -> SampledBatch:
         blocks=sample.blocks,
         table_items=sample.table_items,
         priority_mass=sample.priority_mass,
-        env_steps=0,
+        stored={},
     )
 
 

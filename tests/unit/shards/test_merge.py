@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.replay.streams_for_tests import SIGNATURE, append, make_chunk, make_config, make_items, make_replay
 from tests.unit.replay.streams_for_tests import open_streams as opened
 from tidemill.codec import decode
-from tidemill.replay.batch import SampledBatch
+from tidemill.replay.batch import SampledBatch, StoredSteps
 from tidemill.replay.merge import Part, merge
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def sample_of(stream: int, items: int, payloads: bool = False) -> SampledBatch:
         drawn.blocks,
         drawn.table_items,
         drawn.priority_mass,
-        env_steps=8,
+        stored={"": StoredSteps(1, 8)},
     )
 
 
@@ -53,7 +53,7 @@ def test_items_of_a_merged_batch_are_those_of_its_parts(sizes: list[int], rotati
     """Every item keeps its steps, its key beside its shard's number, and its probability times the share."""
     samples = [sample_of(stream, size) for stream, size in enumerate(sizes)]
     parts = [Part(10 + i, 0.25 * (i + 1), sample) for i, sample in enumerate(samples)]
-    merged = merge(parts, 70, 7.0, rotation, {"a": 3, "b": 4})
+    merged = merge(parts, 70, 7.0, rotation, {"a": StoredSteps(1, 3), "b": StoredSteps(2, 4)})
     assert steps(merged) == _rolled([item for sample in samples for item in steps(sample)], rotation)
     keys = [[key, 10 + i] for i, sample in enumerate(samples) for key in sample.keys.tolist()]
     assert merged.keys.tolist() == _rolled(keys, rotation)

@@ -925,6 +925,7 @@ class SampleResponse(_message.Message):
     PRIORITY_MASS_FIELD_NUMBER: _builtins.int
     ENV_STEPS_FIELD_NUMBER: _builtins.int
     LIMITER_LEAD_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
     table_items: _builtins.int
     """Items in the table when the batch was drawn."""
     priority_mass: _builtins.float
@@ -934,6 +935,10 @@ class SampleResponse(_message.Message):
     limiter_lead: _builtins.float
     """How far inserts are ahead after this batch, in samples: items inserted beyond `min_size` times `samples_per_insert`,
     less the samples counted; 0 without a ratio.
+    """
+    history: _builtins.int
+    """What `env_steps` is a count of: a server that begins with nothing stored counts anew under another number, one that is
+    restored goes on under the same.
     """
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -972,10 +977,11 @@ class SampleResponse(_message.Message):
         priority_mass: _builtins.float = ...,
         env_steps: _builtins.int = ...,
         limiter_lead: _builtins.float = ...,
+        history: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "env_steps", b"env_steps", "first_rows", b"first_rows", "keys", b"keys", "lengths", b"lengths", "limiter_lead", b"limiter_lead", "payloads", b"payloads", "priority_mass", b"priority_mass", "probabilities", b"probabilities", "table_items", b"table_items"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "env_steps", b"env_steps", "first_rows", b"first_rows", "history", b"history", "keys", b"keys", "lengths", b"lengths", "limiter_lead", b"limiter_lead", "payloads", b"payloads", "priority_mass", b"priority_mass", "probabilities", b"probabilities", "table_items", b"table_items"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
