@@ -146,12 +146,8 @@ class Replay:
 
     def describe_state(self) -> dict[str, Any]:
         """Return what a log needs to know of the state but for chunks and items."""
-        return describe_state(
-            self.streams,
-            [(self._numbers[table.config.name], table) for table in self.tables],
-            self.history,
-            self.env_steps,
-        )
+        tables = [(self.number_of(table), table) for table in self.tables]
+        return describe_state(self.streams, tables, self.history, self.env_steps)
 
     def drop_chunk(self, store: ChunkStore, chunk: int) -> int:
         """Remove every item that needs a chunk, whose bytes are damaged, and let go of it; return how many items."""
