@@ -45,6 +45,8 @@ def _make(arguments: argparse.Namespace) -> int:
     if arguments.report_only:
         document = write_report(arguments.name or Path(arguments.config).stem, arguments.seeds or ())
     else:
+        if arguments.extend and arguments.sb3:
+            raise ConfigError("--extend adds our runs alone: a result with a peer is made whole, without it")
         arguments.seeds = arguments.seeds or [1, 2, 3]
         plan = make_plan(arguments)
         committed = read_committed(plan.results, plan.text, plan.seeds) if arguments.extend else []

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.learn.__main__ import _make, parser
 from benchmarks.learn.committed import read_committed
 from benchmarks.learn.report import write_report
 from tests.unit.benchmarks.run_folders import add_test, make_run
@@ -73,3 +74,10 @@ def test_result_with_a_peer_is_refused(roots: tuple[Path, Path]) -> None:
     write_report("task", runs_root=roots[0], results_root=roots[1])
     with pytest.raises(ConfigError, match="peer"):
         read_committed(roots[1] / "task", CONFIG, [1])
+
+
+def test_peer_of_the_new_seeds_alone_is_refused() -> None:
+    """It would stand beside a mean over other seeds."""
+    arguments = parser().parse_args(["configs/cartpole_dqn.yaml", "--extend", "--sb3", "folder"])
+    with pytest.raises(ConfigError, match="made whole"):
+        _make(arguments)
