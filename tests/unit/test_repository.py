@@ -15,7 +15,7 @@ PACKAGES = ("tidemill", "services", "tests", "benchmarks", "scripts")
 GENERATED = re.compile(r"_pb2(_grpc)?\.py$")
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([A-Za-z0-9.]+)$")
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
-MAX_LINES = 300
+MAX_LINES = 400
 MAX_FUNCTION_LINES = 40
 
 
@@ -91,7 +91,7 @@ def test_source_file_has_a_telling_name() -> None:
 
 
 def test_source_file_is_short() -> None:
-    """No hand-written file of the product exceeds 300 lines."""
+    """No hand-written file of the product exceeds 400 lines."""
     lengths = {
         str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in sources("tidemill", "services")
     }
