@@ -11,8 +11,8 @@ from tidemill.config.sections import RunConfig
 from tidemill.config.services import LearnerSettings
 from tidemill.config.table import TableSettings
 from tidemill.envs.settings import EnvSettings
-from tidemill.rl.agents.config import AgentConfig
 from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.agents.sac.config import SACConfig
 
 

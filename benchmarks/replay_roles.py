@@ -23,7 +23,7 @@ from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampler import SampleStream
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
-from tidemill.rl.windows import transitions
+from tidemill.rl.transitions import transitions
 from tidemill.types import EnvSpec, WindowSpec, signature_of
 
 CHUNK_LENGTH = 16
@@ -47,7 +47,7 @@ class Writer:
 
     def __init__(self, address: str, actor_id: str) -> None:
         self.appender = Appender(
-            address, actor_id, NUM_ENVS, SIGNATURE, [TABLE.name], CHUNK_LENGTH, max_unacknowledged_chunks=8 * NUM_ENVS
+            address, actor_id, NUM_ENVS, SIGNATURE, [TABLE.name], CHUNK_LENGTH, max_in_flight_chunks=8 * NUM_ENVS
         )
         self.written = 0
         self._first_step = 0

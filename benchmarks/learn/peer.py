@@ -28,8 +28,7 @@ from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.envs.make import make_env
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.interface import Decision
-from tidemill.rl.percept import Percept
+from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 
 ZOO = Path(__file__).with_name("sb3_zoo.yaml")
 _POINTS = 50
@@ -54,15 +53,17 @@ def main() -> None:
 def train(config: RunConfig, arguments: argparse.Namespace) -> None:
     """Train, evaluate on the way, test at the end; the result is written last."""
     algorithm, env_id = config.agent.algorithm, config.env.id
-    if config.env.observed or config.env.kwargs:
-        raise ConfigError("env.observed and env.kwargs are not for the peer: the zoo has no such environment")
+    if config.env.observation_indices or config.env.kwargs:
+        raise ConfigError(
+            "env.observation_indices and env.kwargs are not for the peer: the zoo has no such environment"
+        )
     settings = zoo_settings(algorithm, env_id)
     steps = arguments.steps or int(settings["n_timesteps"])
     every = arguments.every or max(steps // _POINTS, 1)
     model = _make(algorithm, env_id, settings, arguments.seed)
     protocol = Protocol(lambda: make_env(config.env, 1, training=False), config.evaluator.num_envs)
     with closing(protocol):
-        player = Player(lambda percept: _decide(model, percept))
+        player = Player(lambda policy_input: _decide(model, policy_input))
         course = Course(config, arguments.output, lambda seeds: protocol.play(player, seeds), every)
 
         def on_step(*_: object) -> bool:
@@ -124,12 +125,12 @@ def _make(algorithm: str, env_id: str, settings: dict[str, Any], seed: int) -> A
     return model
 
 
-def _decide(model: Any, percept: Percept) -> Decision:  # noqa: ANN401 - has no types
+def _decide(model: Any, policy_input: PolicyInput) -> PolicyOutput:  # noqa: ANN401 - has no types
     """Return the deterministic actions, continuous ones in [-1, 1] as our environments take them."""
-    action: NDArray[Any] = model.predict(percept.observation, deterministic=True)[0]
+    action: NDArray[Any] = model.predict(policy_input.observation, deterministic=True)[0]
     if action.dtype.kind == "f":
         action = np.asarray(model.policy.scale_action(action), np.float32)
-    return Decision(action)
+    return PolicyOutput(action)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from contextlib import ExitStack, closing
 import structlog
 import torch
 
-from services.actor.appending import start_appending
-from services.actor.loop import ActingLoop, PolicyParams, pace_of
+from services.actor.appending import open_writer
+from services.actor.loop import ActingLoop, PolicyParams, make_throttle
 from services.actor.metrics import ActorMetrics, watch_appender
 from services.actor.writer import StreamWriter
 from tidemill.allocator import keep_freed_memory
@@ -25,7 +25,7 @@ from tidemill.params.version import Precision
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.process import run, stop_event
 from tidemill.rl.agents.build import build_policy
-from tidemill.rl.exploration import ActorPlace
+from tidemill.rl.exploration import ActorSlot
 from tidemill.rpc.background import BackgroundServer
 from tidemill.telemetry import configure_logging, serve_metrics
 from tidemill.types import signature_of
@@ -59,20 +59,20 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
     actor_id = settings.id or f"{socket.gethostname()}-{os.getpid()}"
     index = actor_index(settings.index, actor_id)
     seed = training_seed(config.run.seed, index)
-    place = ActorPlace(index, num_envs, settings.count)
+    slot = ActorSlot(index, num_envs, settings.count)
     with closing(make_env(config.env, num_envs, training=True)) as env:
-        policy = build_policy(config.agent, env.spec, seed=seed, place=place, precision=settings.precision)
+        policy = build_policy(config.agent, env.spec, seed=seed, slot=slot, precision=settings.precision)
         window = config.agent.window(env.spec.frame_stack)
         signature = signature_of(env.spec)
         with ExitStack() as stack:
-            appender = start_appending(config, actor_id, signature, stop, stack)
+            appender = open_writer(config, actor_id, signature, stop, stack)
             watcher = stack.enter_context(ParamsWatcher(config.cluster.params, precision=Precision.HALF))
             watch_appender(appender)
             params = PolicyParams(watcher, policy)
-            first_priority = policy.first_priority if config.table.sampler == "prioritized" else None
-            writer = StreamWriter(appender, signature, window, num_envs, config.table.chunk_length, first_priority)
-            pace = pace_of(settings.max_env_steps_per_s, num_envs, stop)
-            loop = ActingLoop(env, policy, params, writer, ActorMetrics(settings.log_every_s), pace)
+            initial_priority = policy.initial_priority if config.table.sampler == "prioritized" else None
+            writer = StreamWriter(appender, signature, window, num_envs, config.table.chunk_length, initial_priority)
+            throttle = make_throttle(settings.max_env_steps_per_s, num_envs, stop)
+            loop = ActingLoop(env, policy, params, writer, ActorMetrics(settings.log_every_s), throttle)
             if params.wait(stop):
                 server.set_serving(True)
                 _log.info("acting starts", actor_id=actor_id, num_envs=num_envs, params_version=params.version)

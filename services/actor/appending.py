@@ -13,12 +13,12 @@ from tidemill.replay.sharded_appender import ShardedAppender
 from tidemill.types import Signature
 
 
-def start_appending(
+def open_writer(
     config: ActorConfig, actor_id: str, signature: Signature, stop: threading.Event, stack: ExitStack
 ) -> Appending:
     """Start connecting in the background; `stack` ends what is started."""
     addresses, num_envs, table = config.cluster.replay, config.env.num_envs, config.table
-    limit = config.actor.max_unacknowledged_chunks * num_envs
+    limit = config.actor.max_in_flight_chunks * num_envs
     if not is_sharded(addresses):
         return stack.enter_context(
             Appender(
@@ -28,7 +28,7 @@ def start_appending(
                 signature,
                 [table.name],
                 table.chunk_length,
-                max_unacknowledged_chunks=limit,
+                max_in_flight_chunks=limit,
                 stop=stop,
             )
         )
@@ -41,7 +41,7 @@ def start_appending(
             signature,
             [table.name],
             table.chunk_length,
-            max_unacknowledged_chunks=limit,
+            max_in_flight_chunks=limit,
             stop=stop,
         )
     )

@@ -1,4 +1,4 @@
-"""The acting loop: newest parameters, one decision for all environments, one step, one row a stream."""
+"""The acting loop: newest parameters, one output for all environments, one step, one row a stream."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from services.actor.metrics import ActorMetrics
 from services.actor.writer import StreamWriter
-from tidemill.envs.interface import Tick, VectorEnv
+from tidemill.envs.interface import VectorEnv, VectorStep
 from tidemill.params.blob import unpack
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.rl.agents.interface import Policy
-from tidemill.rl.percept import Perception
+from tidemill.rl.policy_io import PolicyInputBuilder
 
 _log = structlog.get_logger()
 
@@ -61,7 +61,7 @@ class ActingLoop:
         params: PolicyParams,
         writer: StreamWriter,
         metrics: ActorMetrics,
-        pace: Callable[[], None],
+        throttle: Callable[[], None],
     ) -> None:
         """Put the parts together.
 
@@ -71,59 +71,61 @@ class ActingLoop:
             params: Keeps the policy fresh.
             writer: Takes the rows.
             metrics: Counts them.
-            pace: Called once a tick; sleeps if the actor shall not run at full speed.
+            throttle: Called once a step; sleeps if the actor shall not run at full speed.
         """
         self._env, self._policy, self._params = env, policy, params
-        self._writer, self._metrics, self._pace = writer, metrics, pace
-        self._perception = Perception(env.num_envs, env.spec, policy.memory_size)
+        self._writer, self._metrics, self._throttle = writer, metrics, throttle
+        self._input_builder = PolicyInputBuilder(env.num_envs, env.spec, policy.recurrent_state_size)
 
     def run(self, seed: int, stop: threading.Event) -> None:
         """Act until `stop` is set; the environments start from `seed`."""
         observation, last_reward = self._env.reset(seed), None
         is_first = np.ones(self._env.num_envs, dtype=np.bool_)
         while not stop.is_set():
-            tick = self._step(observation, is_first, last_reward)
-            observation, is_first, last_reward = tick.observation, tick.is_first, tick.reward
-            self._pace()
+            result = self._step(observation, is_first, last_reward)
+            observation, is_first, last_reward = result.observation, result.is_first, result.reward
+            self._throttle()
 
     def _step(
         self,
         observation: NDArray[np.generic],
         is_first: NDArray[np.bool_],
         last_reward: NDArray[np.float32] | None,
-    ) -> Tick:
+    ) -> VectorStep:
         started = time.perf_counter()
         self._params.refresh()
-        percept = self._perception.perceive(observation, is_first, last_reward)
-        decision = self._policy.explore(percept, max(self._writer.env_steps, self._params.env_steps))
-        self._perception.decided(decision)
+        policy_input = self._input_builder.build(observation, is_first, last_reward)
+        output = self._policy.act(policy_input, max(self._writer.env_steps, self._params.env_steps))
+        self._input_builder.record(output)
         decided = time.perf_counter()
-        tick = self._env.step(decision.action)
+        result = self._env.step(output.action)
         stepped = time.perf_counter()
         row = {
             "observation": observation,
-            "action": decision.action,
-            "reward": tick.reward,
-            "terminated": tick.terminated,
-            "truncated": tick.truncated,
+            "action": output.action,
+            "reward": result.reward,
+            "terminated": result.terminated,
+            "truncated": result.truncated,
             "is_first": is_first,
         }
-        self._writer.add(row, decision.priority_inputs, tick.was_reset, self._params.version, percept.memory)
-        self._metrics.count(tick, self._params.version)
+        self._writer.add(
+            row, output.priority_inputs, result.is_reset_step, self._params.version, policy_input.recurrent_state
+        )
+        self._metrics.count(result, self._params.version)
         self._metrics.time(act=decided - started, step=stepped - decided, write=time.perf_counter() - stepped)
-        return tick
+        return result
 
 
-def pace_of(max_env_steps_per_s: float, num_envs: int, stop: threading.Event) -> Callable[[], None]:
+def make_throttle(max_env_steps_per_s: float, num_envs: int, stop: threading.Event) -> Callable[[], None]:
     """Return what keeps a loop of `num_envs` environments at or under a rate; 0 means no limit."""
     if max_env_steps_per_s <= 0:
         return lambda: None
     period_s = num_envs / max_env_steps_per_s
     due = time.monotonic()
 
-    def pace() -> None:
+    def throttle() -> None:
         nonlocal due
         due = max(due + period_s, time.monotonic() - 1.0)  # a pause is not made up for by a burst
         stop.wait(max(0.0, due - time.monotonic()))
 
-    return pace
+    return throttle

@@ -11,7 +11,7 @@ import structlog
 from prometheus_client import REGISTRY, Counter, Gauge, Summary
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from tidemill.envs.interface import Tick
+from tidemill.envs.interface import VectorStep
 from tidemill.replay.appending import Appending
 
 _STEPS = Counter("tidemill_actor_env_steps_total", "Decisions of the agent, all environments together.")
@@ -28,7 +28,7 @@ _RECENT_EPISODES = 100
 
 
 class ActorMetrics:
-    """Counts ticks and episodes and logs a line of progress every few seconds."""
+    """Counts steps and episodes and logs a line of progress every few seconds."""
 
     def __init__(self, log_every_s: float) -> None:
         """Start counting now."""
@@ -38,13 +38,13 @@ class ActorMetrics:
         self._logged_at = time.monotonic()
         self._parts = {name: _SECONDS.labels(name) for name in ("act", "step", "write")}
 
-    def count(self, tick: Tick, params_version: int) -> None:
-        """Count one tick of every environment."""
-        decisions = len(tick.was_reset) - int(np.count_nonzero(tick.was_reset))
+    def count(self, step: VectorStep, params_version: int) -> None:
+        """Count one step of every environment."""
+        decisions = len(step.is_reset_step) - int(np.count_nonzero(step.is_reset_step))
         self._env_steps += decisions
         _STEPS.inc(decisions)
         _VERSION.set(params_version)
-        for episode in tick.episodes:
+        for episode in step.episodes:
             self._episodes += 1
             self._returns.append(episode.episode_return)
             _EPISODES.inc()
@@ -53,7 +53,7 @@ class ActorMetrics:
         self._log_progress(params_version)
 
     def time(self, **seconds: float) -> None:
-        """Add the time one tick spent on `act`, `step` and `write`."""
+        """Add the time one step spent on `act`, `step` and `write`."""
         for part, value in seconds.items():
             self._parts[part].inc(value)
 

@@ -1,4 +1,4 @@
-"""The rows of one chunk of every stream, filled tick by tick."""
+"""The rows of one chunk of every stream, filled step by step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = NDArray[np.generic]
 class ChunkRows:
     """Room for `chunk_length` rows of each of N streams, column by column.
 
-    Each stream's rows lie side by side in memory, [N, chunk_length, ...]: a chunk is encoded without a copy.
+    Each stream's rows lie side by side in recurrent_state, [N, chunk_length, ...]: a chunk is encoded without a copy.
     """
 
     def __init__(self, signature: Signature, num_envs: int, chunk_length: int) -> None:

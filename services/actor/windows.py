@@ -15,12 +15,12 @@ from tidemill.types import WindowSpec
 Array = NDArray[Any]
 
 FirstPriority = Callable[[Mapping[str, Array]], NDArray[np.float32]]
-"""`Policy.first_priority`: ticks, each [steps + 1, K], to priorities [K]."""
+"""`Policy.initial_priority`: steps, each [steps + 1, K], to priorities [K]."""
 
 
-def all_alike(ticks: Mapping[str, Array]) -> NDArray[np.float32]:
+def all_alike(steps: Mapping[str, Array]) -> NDArray[np.float32]:
     """Return 1 for each window: for a table that does not look at priorities."""
-    return np.ones(ticks["reward"].shape[1], np.float32)
+    return np.ones(steps["reward"].shape[1], np.float32)
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class Windows:
         last_row: Which of the rows since the last `take` is its last, int64 [K].
         length: Steps from the first of its history to its last, int64 [K].
         priority: First priority, float64 [K].
-        memory: What the policy remembered when it first acted in the window, float32 [K, M]; M may be 0.
+        recurrent_state: What the policy remembered when it first acted in the window, float32 [K, M]; M may be 0.
     """
 
     env_index: NDArray[np.int64]
     last_row: NDArray[np.int64]
     length: NDArray[np.int64]
     priority: NDArray[np.float64]
-    memory: NDArray[np.float32]
+    recurrent_state: NDArray[np.float32]
 
 
 class WindowTracker:
@@ -51,32 +51,34 @@ class WindowTracker:
     show the learner another stack than the policy saw.
     """
 
-    def __init__(self, window: WindowSpec, num_envs: int, chunk_length: int, first_priority: FirstPriority) -> None:
+    def __init__(self, window: WindowSpec, num_envs: int, chunk_length: int, initial_priority: FirstPriority) -> None:
         """Start before step 0 of every stream; at most `chunk_length` rows come between two calls of `take`."""
-        self._window, self._num_envs, self._first_priority = window, num_envs, first_priority
+        self._window, self._num_envs, self._initial_priority = window, num_envs, initial_priority
         self._room = window.steps + chunk_length
         self.restart()
 
     def restart(self) -> None:
         """Start anew before step 0; the next row is the first of a new stream."""
         self._columns: dict[str, Array] = {}  # each [room, N, ...]: the steps that windows still need, then new ones
-        self._memories: deque[NDArray[np.float32]] = deque()  # of every step at which a window starts
+        self._recurrent_states: deque[NDArray[np.float32]] = deque()  # of every step at which a window starts
         self._first_kept = self._next_step = self._taken = 0  # steps: the oldest kept, the next, the next to be taken
         self._first_start = np.zeros(self._num_envs, dtype=np.int64)
 
-    def add(self, row: Mapping[str, Array], memory: NDArray[np.float32] | None = None) -> None:
+    def add(self, row: Mapping[str, Array], recurrent_state: NDArray[np.float32] | None = None) -> None:
         """Take one row of every stream.
 
         Args:
-            row: `reward`, `terminated`, `truncated`, `is_first`, `was_reset` and priority inputs,
+            row: `reward`, `terminated`, `truncated`, `is_first`, `is_reset_step` and priority inputs,
                 each [N, ...]; the same names at every call.
-            memory: What the policy remembered before this row, [N, M]; None if it remembers nothing.
+            recurrent_state: What the policy remembered before this row, [N, M]; None if it remembers nothing.
         """
         if self._next_step == 0:
             self._first_start = np.where(row["is_first"], 0, self._window.history)
             self._columns = {name: np.zeros((self._room, *value.shape), value.dtype) for name, value in row.items()}
         if self._next_step % self._window.stride == 0:
-            self._memories.append(np.zeros((self._num_envs, 0), np.float32) if memory is None else memory)
+            self._recurrent_states.append(
+                np.zeros((self._num_envs, 0), np.float32) if recurrent_state is None else recurrent_state
+            )
         at = self._next_step - self._first_kept
         for name, column in self._columns.items():
             column[at] = row[name]
@@ -87,22 +89,22 @@ class WindowTracker:
         steps, stride = self._window.steps, self._window.stride
         first = max(self._taken - steps, 0)
         start = np.arange(first + -first % stride, self._next_step - steps, stride)  # [S]
-        ticks = (start - self._first_kept) + np.arange(steps + 1)[:, None]  # [steps + 1, S]
-        of_windows = {name: column[ticks] for name, column in self._columns.items()}  # [steps + 1, S, N, ...]
-        starts = (start[:, None] >= self._first_start) & ~of_windows["was_reset"][0].astype(np.bool_)  # [S, N]
+        indices = (start - self._first_kept) + np.arange(steps + 1)[:, None]  # [steps + 1, S]
+        of_windows = {name: column[indices] for name, column in self._columns.items()}  # [steps + 1, S, N, ...]
+        starts = (start[:, None] >= self._first_start) & ~of_windows["is_reset_step"][0].astype(np.bool_)  # [S, N]
         window, env_index = np.nonzero(starts)
         if len(window):
             joined = {name: column.reshape(steps + 1, -1, *column.shape[3:]) for name, column in of_windows.items()}
-            priority = self._first_priority(joined).reshape(starts.shape)[starts]
+            priority = self._initial_priority(joined).reshape(starts.shape)[starts]
         else:
             priority = np.zeros(0, np.float32)
-        memory = [self._memories.popleft() for _ in start]
+        recurrent_state = [self._recurrent_states.popleft() for _ in start]
         taken = Windows(
             env_index,
             start[window] + steps - self._taken,
             np.minimum(self._window.history, start[window]) + steps + 1,
             priority.astype(np.float64),
-            np.stack(memory)[starts] if memory else np.zeros((0, 0), np.float32),
+            np.stack(recurrent_state)[starts] if recurrent_state else np.zeros((0, 0), np.float32),
         )
         self._keep(steps)
         self._taken = self._next_step

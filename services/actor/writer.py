@@ -22,9 +22,9 @@ _log = structlog.get_logger()
 
 
 class StreamWriter:
-    """Collects rows tick by tick; every `chunk_length` ticks it appends one chunk of every stream.
+    """Collects rows step by step; every `chunk_length` steps it appends one chunk of every stream.
 
-    All streams of an actor advance together, so their chunks are full in the same tick and travel in one
+    All streams of an actor advance together, so their chunks are full in the same step and travel in one
     message, with the items that end in them.
     """
 
@@ -35,7 +35,7 @@ class StreamWriter:
         window: WindowSpec,
         num_envs: int,
         chunk_length: int,
-        first_priority: FirstPriority | None,
+        initial_priority: FirstPriority | None,
     ) -> None:
         """Start at step 0 of every stream.
 
@@ -45,13 +45,13 @@ class StreamWriter:
             window: Which windows become items.
             num_envs: Number of streams.
             chunk_length: Steps of a chunk.
-            first_priority: Gives a window its first priority; None if the table does not look at it.
+            initial_priority: Gives a window its first priority; None if the table does not look at it.
         """
         self._appender, self._signature = appender, signature
         self._num_envs = num_envs
         self._rows = ChunkRows(signature, num_envs, chunk_length)
-        self._wants_inputs = first_priority is not None
-        self._windows = WindowTracker(window, num_envs, chunk_length, first_priority or all_alike)
+        self._wants_inputs = initial_priority is not None
+        self._windows = WindowTracker(window, num_envs, chunk_length, initial_priority or all_alike)
         self._first_step = 0
         self._clear()
 
@@ -64,25 +64,25 @@ class StreamWriter:
         self,
         row: Mapping[str, Array],
         priority_inputs: Mapping[str, Array],
-        was_reset: NDArray[np.bool_],
+        is_reset_step: NDArray[np.bool_],
         params_version: int,
-        memory: NDArray[np.float32] | None = None,
+        recurrent_state: NDArray[np.float32] | None = None,
     ) -> None:
         """Take one row of every stream; waits while too much is unacknowledged.
 
         Args:
             row: Every column of the signature, each [N, ...].
-            priority_inputs: What the policy wants back for first priorities, each [N].
-            was_reset: Rows whose action the environment ignored, [N].
+            priority_inputs: What the policy wants back for initial priorities, each [N].
+            is_reset_step: Rows whose action the environment ignored, [N].
             params_version: Version of the parameters that chose the actions; 0 for none.
-            memory: What the policy remembered before it chose them, [N, M], handed to the learner with each item
-                that starts here; None if it remembers nothing.
+            recurrent_state: The policy's before it chose them, [N, M], handed to the learner with each item that starts
+                here; None without one.
         """
         self._rows.add(row)
-        self._decisions += ~was_reset
+        self._decisions += ~is_reset_step
         scalars = {name: row[name] for name in ("reward", "terminated", "truncated", "is_first")}
         inputs = priority_inputs if self._wants_inputs else {}
-        self._windows.add({**scalars, **inputs, "was_reset": was_reset}, memory)
+        self._windows.add({**scalars, **inputs, "is_reset_step": is_reset_step}, recurrent_state)
         if self._rows.is_full:
             self._append(params_version)
 
@@ -105,7 +105,9 @@ class StreamWriter:
             last_offsets=windows.last_row,
             lengths=windows.length,
             priorities=windows.priority + SMALLEST_PRIORITY,
-            payloads=tuple(memory.tobytes() for memory in windows.memory) if windows.memory.shape[1] else (),
+            payloads=tuple(recurrent_state.tobytes() for recurrent_state in windows.recurrent_state)
+            if windows.recurrent_state.shape[1]
+            else (),
         )
         self._first_step += self._rows.filled
         self._clear()

@@ -66,11 +66,16 @@ class Examiner:
             self._policy.load(state)
         except (RuntimeError, KeyError) as error:
             raise FatalError(f"version {params.number} is of another network than agent.*: {error}") from error
-        settings, memory_size = self._config.evaluator, self._policy.memory_size
+        settings, recurrent_state_size = self._config.evaluator, self._policy.recurrent_state_size
         if settings.policy == "sampled":
-            return Player(lambda percept: self._policy.explore(percept, _PAST_SCHEDULES), memory_size)
+            return Player(lambda policy_input: self._policy.act(policy_input, _PAST_SCHEDULES), recurrent_state_size)
         epsilon = epsilon_of(self._config) if settings.policy == "epsilon" else 0.0
-        return Player(self._policy.greedy, memory_size, epsilon, self._spec.num_actions)
+        return Player(
+            lambda policy_input: self._policy.act(policy_input, evaluation=True),
+            recurrent_state_size,
+            epsilon,
+            self._spec.num_actions,
+        )
 
     def _make_slot_env(self) -> VectorEnv:
         return make_env(self._env, 1, training=False)

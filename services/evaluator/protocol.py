@@ -15,17 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.envs.interface import EpisodeSummary, VectorEnv
-from tidemill.rl.agents.interface import Decision
-from tidemill.rl.percept import Percept, Perception, join
+from tidemill.rl.policy_io import PolicyInput, PolicyInputBuilder, PolicyOutput, join
 
 
 @dataclass(frozen=True)
 class Player:
     """A policy with fixed parameters, as the protocol asks it."""
 
-    act: Callable[[Percept], Decision]
+    act: Callable[[PolicyInput], PolicyOutput]
     """Chooses the actions of any number of environments."""
-    memory_size: int = 0
+    recurrent_state_size: int = 0
     """Numbers it remembers of each from one step to the next."""
     epsilon: float = 0.0
     """Share of its actions in whose place a random one is taken; for discrete actions."""
@@ -68,18 +67,18 @@ class Slot:
         assert env.num_envs == 1, f"a slot has one environment, got {env.num_envs}"
         self._env = env
 
-    def start(self, seed: int, memory_size: int) -> Percept:
+    def start(self, seed: int, recurrent_state_size: int) -> PolicyInput:
         """Begin the episode of a seed for a policy that remembers so many numbers; return what it perceives."""
-        self._perception = Perception(1, self._env.spec, memory_size)
-        return self._perception.perceive(self._env.reset(seed), np.ones(1, np.bool_))
+        self._input_builder = PolicyInputBuilder(1, self._env.spec, recurrent_state_size)
+        return self._input_builder.build(self._env.reset(seed), np.ones(1, np.bool_))
 
-    def step(self, decision: Decision, index: int = 0) -> tuple[Percept, EpisodeSummary | None]:
-        """Act once, by one row of a decision; return the next percept, and the episode's summary if it has ended."""
+    def step(self, output: PolicyOutput, index: int = 0) -> tuple[PolicyInput, EpisodeSummary | None]:
+        """Act once, by one row of an output; return the next input, and the episode's summary if it has ended."""
         row = slice(index, index + 1)
-        self._perception.decided(decision, row)
-        tick = self._env.step(decision.action[row])
-        percept = self._perception.perceive(tick.observation, tick.is_first, tick.reward)
-        return percept, tick.episodes[0] if tick.episodes else None
+        self._input_builder.record(output, row)
+        result = self._env.step(output.action[row])
+        policy_input = self._input_builder.build(result.observation, result.is_first, result.reward)
+        return policy_input, result.episodes[0] if result.episodes else None
 
     def close(self) -> None:
         """Free the environment."""
@@ -137,7 +136,7 @@ class _Episode:
 
     slot: Slot
     number: int
-    percept: Percept
+    policy_input: PolicyInput
     rng: np.random.Generator
 
 
@@ -160,30 +159,30 @@ class _Round:
     def step(self) -> None:
         """Act once in every slot that plays."""
         playing = self._playing
-        decision = self._decide()
+        output = self._decide()
         self._playing = []
         for i, episode in enumerate(playing):
-            episode.percept, summary = episode.slot.step(decision, i)
+            episode.policy_input, summary = episode.slot.step(output, i)
             if summary is None:
                 self._playing.append(episode)
             else:
                 self.returns[episode.number], self.lengths[episode.number] = summary.episode_return, summary.length
                 self._begin(episode.slot)
 
-    def _decide(self) -> Decision:
-        """Return the player's decision, with random actions in a share of the places."""
+    def _decide(self) -> PolicyOutput:
+        """Return the player's output, with random actions in a share of the places."""
         player = self._player
-        decision = player.act(join([episode.percept for episode in self._playing]))
+        output = player.act(join([episode.policy_input for episode in self._playing]))
         if player.epsilon == 0.0:
-            return decision
-        action = decision.action.copy()
+            return output
+        action = output.action.copy()
         for i, episode in enumerate(self._playing):
             if episode.rng.random() < player.epsilon:
                 action[i] = episode.rng.integers(player.num_actions)
-        return replace(decision, action=action)
+        return replace(output, action=action)
 
     def _begin(self, slot: Slot) -> None:
         if self._left:
             number, seed = self._left.popleft()
-            percept = slot.start(seed, self._player.memory_size)
-            self._playing.append(_Episode(slot, number, percept, np.random.default_rng(seed)))
+            policy_input = slot.start(seed, self._player.recurrent_state_size)
+            self._playing.append(_Episode(slot, number, policy_input, np.random.default_rng(seed)))

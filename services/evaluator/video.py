@@ -58,10 +58,10 @@ class _Episode:
     def pictures(self) -> Iterator[NDArray[np.uint8]]:
         """Yield the pictures, uint8 [H, W, 3], that of the episode's end included."""
         slot = Slot(self._env)
-        percept = slot.start(self._seed, self._player.memory_size)
+        policy_input = slot.start(self._seed, self._player.recurrent_state_size)
         yield self._picture()
         for _ in range(self._max_steps):
-            percept, self.summary = slot.step(self._player.act(percept))
+            policy_input, self.summary = slot.step(self._player.act(policy_input))
             yield self._picture()
             if self.summary is not None:
                 return

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from services.learner import metrics
 from services.learner.counters import Counters
-from services.learner.importance import importance_exponent, importance_weights, largest_weight
-from services.learner.memories import MEMORY, memories
+from services.learner.importance import importance_sampling_exponent, importance_weights, largest_weight
+from services.learner.recurrent_state import RECURRENT_STATE, recurrent_states
 from services.learner.transfer import Transfer, Transferred
 from tidemill import codec
 from tidemill.config.table import TableSettings
 from tidemill.replay.batch import SampledBatch
 from tidemill.rl.agents.interface import Agent
-from tidemill.rl.windows import FRAMES
+from tidemill.rl.transitions import FRAMES
 from tidemill.types import Signature
 
 _WEIGHT = "importance_weight"
@@ -76,7 +76,7 @@ class Decoder:
         arrays = self._agent.decode(rows.columns, rows.index[order])
         arrays[_WEIGHT], largest = self._weights(sample, order)
         if sample.payloads:
-            arrays[MEMORY] = memories(sample.payloads)[order]
+            arrays[RECURRENT_STATE] = recurrent_states(sample.payloads)[order]
         decoded = time.perf_counter()
         transferred = self._transfer.start(arrays)
         _DECODE.inc(decoded - started)
@@ -90,7 +90,7 @@ class Decoder:
         """Return the weight of each item and what each batch's were divided by."""
         if self._table.sampler != "prioritized":
             return np.ones(len(order), dtype=np.float32), np.ones(self._splits)
-        exponent = importance_exponent(self._table, self._counters.learner_steps)
+        exponent = importance_sampling_exponent(self._table, self._counters.learner_steps)
         probability = sample.probabilities[order].reshape(self._splits, -1)
         weights = importance_weights(probability, sample.table_items, exponent).ravel()
         return weights, largest_weight(probability, sample.table_items, exponent)

@@ -30,10 +30,10 @@ def largest_weight(probability: NDArray[np.float64], table_items: int, exponent:
     return weight
 
 
-def importance_exponent(settings: TableSettings, learner_steps: int) -> float:
+def importance_sampling_exponent(settings: TableSettings, learner_steps: int) -> float:
     """Return beta after some gradient steps: linear from its first to its final value, then constant."""
-    if settings.importance_steps == 0:
-        return settings.importance_exponent
-    share = min(learner_steps / settings.importance_steps, 1.0)
-    first, final = settings.importance_exponent, settings.importance_exponent_final
+    if settings.importance_sampling_steps == 0:
+        return settings.importance_sampling_exponent
+    share = min(learner_steps / settings.importance_sampling_steps, 1.0)
+    first, final = settings.importance_sampling_exponent, settings.importance_sampling_exponent_final
     return first + share * (final - first)

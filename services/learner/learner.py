@@ -134,7 +134,7 @@ class Learner:
         stack: ExitStack,
     ) -> None:
         ranks = stack.enter_context(joined_ranks(self._place, device, self._config.learner.ranks_timeout_s))
-        agent.join(ranks)
+        agent.set_process_group(ranks)
         checkpointer, publisher = self._keepers(agent, table, ranks, directory, stack)
         sampling = self._sampling(directory, table, stack)
         self._board.shards = sampling.shards

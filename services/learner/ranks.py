@@ -20,8 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from tidemill.errors import ConfigError, Unavailable
-from tidemill.rl.ranks import Alone
-from tidemill.rl.ranks import Ranks as GradientRanks
+from tidemill.rl.process_group import ProcessGroup, SingleProcess
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Word(NamedTuple):
     """The largest importance weight of the batch before any scaling; 0 without one."""
 
 
-class Ranks(GradientRanks, Protocol):
+class Ranks(ProcessGroup, Protocol):
     """All ranks of a learner, as the training thread of one of them sees them."""
 
     def agree(self, word: Word) -> Word:
@@ -84,7 +83,7 @@ class Ranks(GradientRanks, Protocol):
         """Return what rank 0 gave; what the others give is ignored. Waits and raises as `agree` does."""
 
 
-class OneRank(Alone):
+class OneRank(SingleProcess):
     """A learner without others."""
 
     def agree(self, word: Word) -> Word:

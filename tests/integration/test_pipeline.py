@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.actor.appending import start_appending
+from services.actor.appending import open_writer
 from services.actor.writer import StreamWriter
-from services.learner.memories import memories
+from services.learner.recurrent_state import recurrent_states
 from tests.integration.replay.service import WAIT_S, local_server, wait_until
 from tidemill import codec
 from tidemill.config.run import ClusterSettings
@@ -26,7 +26,7 @@ from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampler import SampleStream
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
-from tidemill.rl.windows import transitions
+from tidemill.rl.transitions import transitions
 from tidemill.types import Signature, WindowSpec, signature_of
 
 _GAMMA, _ENVS, _LENGTH, _TICKS = 0.9, 4, 11, 160
@@ -48,12 +48,12 @@ def test_sampled_transitions_are_those_the_environment_made(steps: int, end: str
 def test_items_carry_what_the_policy_remembered_at_their_start() -> None:
     """A policy that remembers the observation before the last: each item's payload is that of its first action.
 
-    Sequences start every third row, whatever the episodes do; none starts at a final row.
+    Sequences start every third row, whatever the episodes do; none starts at a final observation step.
     """
     window = WindowSpec(history=1, steps=6, stride=3)
     signature, batch = _sampled(window, "truncated")
     rows = codec.decode(signature, batch, window.length)
-    remembered = memories(batch.payloads)
+    remembered = recurrent_states(batch.payloads)
     start = rows.index[:, window.history]
     before = rows.index[:, 0]
     expected = rows.columns["observation"][before]
@@ -62,7 +62,8 @@ def test_items_carry_what_the_policy_remembered_at_their_start() -> None:
     assert not at_start.all()
     np.testing.assert_array_equal(remembered[~at_start], expected[~at_start])
     assert (remembered[at_start] == 0).all()
-    # an episode of 11 steps and its final row are 12 rows: every stream's items start at the rows 0, 3, 6 and 9 of one
+    # an episode of 11 steps and its final observation step are 12 rows: every stream's items start at the rows
+    # 0, 3, 6 and 9 of one
     assert set(rows.columns["observation"][start, 1].astype(int)) == {0, 3, 6, 9}
 
 
@@ -70,35 +71,35 @@ def test_items_carry_what_the_policy_remembered_at_their_start() -> None:
 def test_an_actor_runs_ahead_by_so_many_chunks_of_each_environment(chunks: int) -> None:
     """Where nothing is stored, it collects one chunk of each stream more than the setting and then waits."""
     env = EnvSettings(id="tests.envs_for_tests:counting", num_envs=_ENVS)
-    config = ActorConfig(env=env, actor=ActorSettings(max_unacknowledged_chunks=chunks))
+    config = ActorConfig(env=env, actor=ActorSettings(max_in_flight_chunks=chunks))
     signature, length = signature_of(make_env(env, 1, training=True).spec), config.table.chunk_length
     row = {column.name: np.zeros((_ENVS, *column.shape), column.dtype) for column in signature}
-    ticks, stop = 0, threading.Event()
+    step_count, stop = 0, threading.Event()
     with local_server() as server, ExitStack() as stack:  # it has no table yet
         stack.callback(stop.set)  # whatever fails below
         there = dataclasses.replace(config, cluster=ClusterSettings(replay=(server.address,)))
-        appender = start_appending(there, "a", signature, stop, stack)
+        appender = open_writer(there, "a", signature, stop, stack)
         writer = StreamWriter(appender, signature, WindowSpec(0, 1), _ENVS, length, None)
 
         def act() -> None:
-            nonlocal ticks
+            nonlocal step_count
             while not stop.is_set():
                 writer.add(row, {}, np.zeros(_ENVS, np.bool_), 1)
-                ticks += 1
+                step_count += 1
 
         actor = threading.Thread(target=act)
         actor.start()
         wait_until(lambda: appender.blocked_s > 0.5, "the actor to wait")
         assert appender.unacknowledged_chunks == chunks * _ENVS
-        assert ticks == (chunks + 1) * length - 1
+        assert step_count == (chunks + 1) * length - 1
         stop.set()
         actor.join(WAIT_S)
         assert not actor.is_alive()
 
 
-def _ones(ticks: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float32]:
+def _ones(steps: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float32]:
     """Return the same first priority for every window."""
-    return np.ones(ticks["reward"].shape[1], np.float32)
+    return np.ones(steps["reward"].shape[1], np.float32)
 
 
 def _sampled(window: WindowSpec, end: str) -> tuple[Signature, SampledBatch]:
@@ -118,11 +119,11 @@ def _sampled(window: WindowSpec, end: str) -> tuple[Signature, SampledBatch]:
             for _ in range(_TICKS):
                 # the action tells the step it was chosen at, so that a shifted row shows
                 action = (observation[:, 1] % 3).astype(np.int64)
-                tick = env.step(action)
-                row = {"observation": observation, "action": action, "reward": tick.reward, "is_first": is_first}
-                ends = {"terminated": tick.terminated, "truncated": tick.truncated}
-                writer.add(row | ends, {}, tick.was_reset, 1, memory)
-                memory, observation, is_first = observation, tick.observation, tick.is_first
+                step = env.step(action)
+                row = {"observation": observation, "action": action, "reward": step.reward, "is_first": is_first}
+                ends = {"terminated": step.terminated, "truncated": step.truncated}
+                writer.add(row | ends, {}, step.is_reset_step, 1, memory)
+                memory, observation, is_first = observation, step.observation, step.is_first
             assert appender.flush(10.0)
         with SampleStream(server.address, table, 512) as samples:
             batch = samples.take(10.0)

@@ -48,7 +48,7 @@ def trained(case: str, updates: int, ranks: Ranks) -> dict[str, Tensor]:
     """Return an agent's whole state after some updates from this rank's share of made-up batches."""
     config, env_spec = CASES[case]
     agent = build_agent(config, env_spec, seed=1)
-    agent.join(ranks)
+    agent.set_process_group(ranks)
     rng, share = torch.Generator().manual_seed(5), BATCH // ranks.size
     own = slice(ranks.index * share, (ranks.index + 1) * share)
     for _ in range(updates):

@@ -105,7 +105,7 @@ class Writer:
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self.appender = ShardedAppender(
-            self.directory, self.name, 1, SIGNATURE, ("t",), CHUNK_LENGTH, max_unacknowledged_chunks=8
+            self.directory, self.name, 1, SIGNATURE, ("t",), CHUNK_LENGTH, max_in_flight_chunks=8
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

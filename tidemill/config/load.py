@@ -11,10 +11,11 @@ import tyro
 import yaml
 
 from tidemill.config.overlay import overlay, to_document
+from tidemill.config.renamed import check_option_names
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.nearest import nearest
-from tidemill.rl.agents.config import config_class
+from tidemill.rl.agents.registry import config_class
 
 _T = TypeVar("_T")
 
@@ -35,6 +36,7 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
         ConfigError: the file cannot be read, or a setting is unknown or out of range.
         SystemExit: `--help` was asked for (0) or the command line is wrong (2).
     """
+    check_option_names(arguments)
     path, rest = _take_option(list(arguments), "--config")
     document = read_document(Path(path)) if path else {}
     algorithm, rest = _take_option(rest, "--agent.algorithm")

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from tidemill.config.renamed import check_setting_name
 from tidemill.errors import ConfigError
 from tidemill.nearest import nearest
 
@@ -33,6 +34,7 @@ def overlay(settings: _T, document: object, path: str = "") -> _T:
     for key, value in document.items():
         here = f"{path}.{key}" if path else str(key)
         if key not in names:
+            check_setting_name(here)
             hint = nearest(str(key), names, f"{path}." if path else "") or f"; known: {', '.join(sorted(names))}"
             raise ConfigError(f"unknown setting {here!r}{hint}")
         values[key] = _convert(value, kinds[key], getattr(settings, key), here)

@@ -19,7 +19,7 @@ from tidemill.envs.settings import EnvSettings
 from tidemill.rl.agents.sac.config import SACConfig
 
 if TYPE_CHECKING:
-    from tidemill.rl.agents.config import AgentConfig
+    from tidemill.rl.agents.registry import AgentConfig
 else:
     AgentConfig = Any  # the command line offers the fields of the algorithm that was named, whichever it is
 

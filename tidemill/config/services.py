@@ -117,7 +117,7 @@ class ActorSettings:
     """Threads torch computes with, at least 1."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of an image network's forward pass; `auto` times both at the start and takes the faster."""
-    max_unacknowledged_chunks: int = 2
+    max_in_flight_chunks: int = 2
     """Chunks of each environment that are sent or queued before the actor waits for the replay service, at least 1.
 
     Behind a rate limiter so many are always on their way: what is sampled is older by them.
@@ -137,8 +137,8 @@ class ActorSettings:
         check(self.count >= 1, "actor.count", self.count, "at least 1")
         check(self.index is None or self.index >= 0, "actor.index", self.index, "0 or more")
         check(self.threads >= 1, "actor.threads", self.threads, "at least 1")
-        chunks = self.max_unacknowledged_chunks
-        check(chunks >= 1, "actor.max_unacknowledged_chunks", chunks, "at least 1")
+        chunks = self.max_in_flight_chunks
+        check(chunks >= 1, "actor.max_in_flight_chunks", chunks, "at least 1")
         check(self.max_env_steps_per_s >= 0, "actor.max_env_steps_per_s", self.max_env_steps_per_s, "0 or more")
 
 

@@ -18,12 +18,12 @@ class TableSettings:
     """How items are picked: all alike, by priority, or oldest first."""
     priority_exponent: float = 0.6
     """Exponent alpha on the priority (Schaul et al., 2016, section 3.3); for the prioritized sampler."""
-    importance_exponent: float = 0.4
+    importance_sampling_exponent: float = 0.4
     """Exponent beta of the importance weights at the start (ibid., section 3.4)."""
-    importance_exponent_final: float = 1.0
+    importance_sampling_exponent_final: float = 1.0
     """Exponent beta at the end of its linear schedule."""
-    importance_steps: int = 1_000_000
-    """Length of that schedule in gradient steps; 0 keeps `importance_exponent`."""
+    importance_sampling_steps: int = 1_000_000
+    """Length of that schedule in gradient steps; 0 keeps `importance_sampling_exponent`."""
     max_items: int = 1_000_000
     """Capacity in items, at least 1; the oldest leaves first."""
     min_size: int = 1_000
@@ -35,9 +35,14 @@ class TableSettings:
 
     def __post_init__(self) -> None:
         check(self.priority_exponent >= 0, "table.priority_exponent", self.priority_exponent, "0 or more")
-        for name in ("importance_exponent", "importance_exponent_final"):
+        for name in ("importance_sampling_exponent", "importance_sampling_exponent_final"):
             check(0 <= getattr(self, name) <= 1, f"table.{name}", getattr(self, name), "0 to 1")
-        check(self.importance_steps >= 0, "table.importance_steps", self.importance_steps, "0 or more")
+        check(
+            self.importance_sampling_steps >= 0,
+            "table.importance_sampling_steps",
+            self.importance_sampling_steps,
+            "0 or more",
+        )
         check(self.max_items >= 1, "table.max_items", self.max_items, "at least 1")
         allowed = f"1 to table.max_items ({self.max_items})"
         check(1 <= self.min_size <= self.max_items, "table.min_size", self.min_size, allowed)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tidemill.envs.actions import check_shape, check_within
 from tidemill.envs.episode_counter import EpisodeCounter
-from tidemill.envs.interface import Tick
+from tidemill.envs.interface import VectorStep
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.nearest import nearest
@@ -109,7 +109,7 @@ class AleVectorEnv:
             ale: Made with `stack_num=1`, `reward_clipping=False`, `episodic_life=False`.
             frame_stack: Frames the network sees at once; only told in the spec.
             life_loss_terminates: Whether a lost life ends the training episode.
-            clip_rewards: Whether `Tick.reward` is the sign of the raw reward.
+            clip_rewards: Whether `VectorStep.reward` is the sign of the raw reward.
             camera: The same games in colour. Seeds and actions determine a game, so that a second
                 emulator which gets the same of both shows what ale-py's gray one has thrown away.
         """
@@ -144,26 +144,26 @@ class AleVectorEnv:
         self._counter.clear()
         return _newest_frame(stacked)
 
-    def step(self, action: NDArray[Any]) -> Tick:
+    def step(self, action: NDArray[Any]) -> VectorStep:
         """Act in every game, or reset it if it had ended; see `VectorEnv.step`."""
         check_shape(action, self._ended.shape)
         check_within(action, self._spec.num_actions)  # ale-py would silently play no-ops
-        was_reset = self._ended
+        is_reset_step = self._ended
         stacked, raw_reward, game_over, truncated, info = self._ale.step(action)
         if self._camera is not None:
             self._pictures = self._camera.step(action)[0]
-        raw_reward = raw_reward * ~was_reset  # what comes with a reset is no reward
-        life_lost = self._life_losses(info["lives"], was_reset)
+        raw_reward = raw_reward * ~is_reset_step  # what comes with a reset is no reward
+        life_lost = self._life_losses(info["lives"], is_reset_step)
         self._ended = game_over | truncated
-        self._counter.add(raw_reward, was_reset)
-        return Tick(
+        self._counter.add(raw_reward, is_reset_step)
+        return VectorStep(
             observation=_newest_frame(stacked),
             reward=(np.sign(raw_reward) if self._clip_rewards else raw_reward).astype(np.float32),
             terminated=game_over | life_lost,
             truncated=truncated,
             # The observation after a lost life starts the next episode, unless the game ended with it.
-            is_first=was_reset | (life_lost & ~self._ended),
-            was_reset=was_reset,
+            is_first=is_reset_step | (life_lost & ~self._ended),
+            is_reset_step=is_reset_step,
             episodes=self._counter.finish(self._ended, game_over),
         )
 
@@ -177,10 +177,10 @@ class AleVectorEnv:
         if self._camera is not None:
             self._camera.close()
 
-    def _life_losses(self, lives: NDArray[np.int32], was_reset: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def _life_losses(self, lives: NDArray[np.int32], is_reset_step: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return where a life ended and the game goes on, bool [N]."""
         # Zero lives is left to the end of the game: some games show it for a few frames before they end.
-        lost: NDArray[np.bool_] = (lives < self._lives) & (lives > 0) & ~was_reset
+        lost: NDArray[np.bool_] = (lives < self._lives) & (lives > 0) & ~is_reset_step
         self._lives = lives
         return lost & self._life_loss_terminates
 

@@ -22,10 +22,10 @@ class EpisodeCounter:
         self.returns[:] = 0
         self.lengths[:] = 0
 
-    def add(self, raw_reward: NDArray[np.float64 | np.int32], was_reset: NDArray[np.bool_]) -> None:
-        """Count one tick: raw rewards [N], and where the tick was no decision, bool [N]."""
+    def add(self, raw_reward: NDArray[np.float64 | np.int32], is_reset_step: NDArray[np.bool_]) -> None:
+        """Count one step: raw rewards [N], and where the step was no decision, bool [N]."""
         self.returns += raw_reward
-        self.lengths += ~was_reset
+        self.lengths += ~is_reset_step
 
     def finish(self, ended: NDArray[np.bool_], terminated: NDArray[np.bool_]) -> tuple[EpisodeSummary, ...]:
         """Return a summary of each episode that ended, bool [N], and start the next one there."""

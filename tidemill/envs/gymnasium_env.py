@@ -1,7 +1,7 @@
 """Any gymnasium environment, N of them stepped one after another in this thread.
 
 The loop is our own and not gymnasium.vector.SyncVectorEnv: at the same speed it counts raw returns, gives
-each tick arrays of its own, and says which environment failed at which step.
+each step arrays of its own, and says which environment failed at which step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tidemill.envs.actions import action_adapter, check_shape
 from tidemill.envs.episode_counter import EpisodeCounter
-from tidemill.envs.interface import Tick
+from tidemill.envs.interface import VectorStep
 from tidemill.envs.observations import observation_format
 from tidemill.errors import FatalError
 from tidemill.types import EnvSpec
@@ -69,21 +69,21 @@ class GymnasiumVectorEnv:
         self._check_finite(observation, self._counter.returns)
         return observation
 
-    def step(self, action: NDArray[Any]) -> Tick:
+    def step(self, action: NDArray[Any]) -> VectorStep:
         """Act in every environment, or reset it if it had ended; see `VectorEnv.step`."""
         check_shape(action, self._action_shape)
-        was_reset = self._ended
-        observation, reward, terminated, truncated = self._step_all(self._actions.convert(action), was_reset)
-        self._counter.add(reward, was_reset)
+        is_reset_step = self._ended
+        observation, reward, terminated, truncated = self._step_all(self._actions.convert(action), is_reset_step)
+        self._counter.add(reward, is_reset_step)
         self._check_finite(observation, reward)
         self._ended = terminated | truncated
-        return Tick(
+        return VectorStep(
             observation=observation,
             reward=reward.astype(np.float32),
             terminated=terminated,
             truncated=truncated,
-            is_first=was_reset.copy(),
-            was_reset=was_reset,
+            is_first=is_reset_step.copy(),
+            is_reset_step=is_reset_step,
             episodes=self._counter.finish(self._ended, terminated),
         )
 
@@ -117,14 +117,14 @@ class GymnasiumVectorEnv:
             )
         return first
 
-    def _step_all(self, commands: Sequence[Any], was_reset: NDArray[np.bool_]) -> _Outcome:
+    def _step_all(self, commands: Sequence[Any], is_reset_step: NDArray[np.bool_]) -> _Outcome:
         """Step or reset each environment; plain lists, because writing single elements of arrays is slow."""
         observation = self._new_observation()
         reward = [0.0] * self.num_envs
         terminated, truncated = [False] * self.num_envs, [False] * self.num_envs
         index = 0
         try:
-            for index, (env, reset) in enumerate(zip(self._envs, was_reset.tolist(), strict=True)):
+            for index, (env, reset) in enumerate(zip(self._envs, is_reset_step.tolist(), strict=True)):
                 if reset:
                     observation[index], _ = env.reset()
                 else:
@@ -133,7 +133,7 @@ class GymnasiumVectorEnv:
                     if terminated[index] and info.get("TimeLimit.truncated"):
                         terminated[index], truncated[index] = False, True  # older environments tell a limit so
         except Exception as error:
-            step = self._counter.lengths[index] + (not was_reset[index])
+            step = self._counter.lengths[index] + (not is_reset_step[index])
             raise FatalError(f"{_place(index, step)} raised {type(error).__name__}: {error}") from error
         flags = np.array((terminated, truncated), np.bool_)
         return observation, np.array(reward, np.float64), flags[0], flags[1]

@@ -1,14 +1,14 @@
 """The one interface through which actors and evaluators step a batch of environments.
 
-A stream is the rows of one environment. Row t pairs the observation that came with one tick with what
-the next tick brought: (observation_t, action_t, reward, terminated, truncated, is_first of observation_t).
+A stream is the rows of one environment. Row t pairs the observation that came with one step with what
+the next step brought: (observation_t, action_t, reward, terminated, truncated, is_first of observation_t).
 Every implementation keeps these promises, on which windows and stacks are built:
 
-- After a truncated row comes exactly one *final row*: its observation is the last of the episode, its
-  action was ignored, its reward is 0, and the tick that completed it has `was_reset`. Then an is_first row.
-- After a terminated row comes either such a final row or directly an is_first row. The latter is a lost
+- After a truncated row comes exactly one *final observation step*: its observation is the last of the episode, its
+  action was ignored, its reward is 0, and the step that completed it has `is_reset_step`. Then an is_first row.
+- After a terminated row comes either such a final observation step or directly an is_first row. The latter is a lost
   life that ends a training episode while the game goes on: nothing was reset.
-- `was_reset` occurs nowhere else, and the observation of a tick with `was_reset` is_first.
+- `is_reset_step` occurs nowhere else, and the observation of a step with `is_reset_step` is_first.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class EpisodeSummary:
 
 
 @dataclass(frozen=True)
-class Tick:
+class VectorStep:
     """What one step of all N environments brought. The arrays belong to the caller and are never reused.
 
     Attributes:
         observation: What came after the action, [N, *observation_shape]; for Atari one newest frame.
-        reward: As trained on (Atari: clipped if asked for), float32 [N]; 0 where `was_reset`.
+        reward: As trained on (Atari: clipped if asked for), float32 [N]; 0 where `is_reset_step`.
         terminated: The episode ended and has no value beyond this step, bool [N].
         truncated: The episode was cut at a limit, its value goes on, bool [N].
         is_first: `observation` is the first of an episode, bool [N].
-        was_reset: This tick only reset the environment, the action was ignored, bool [N].
-        episodes: Real episodes that ended in this tick, in the order of `env_index`.
+        is_reset_step: This step only reset the environment, the action was ignored, bool [N].
+        episodes: Real episodes that ended in this step, in the order of `env_index`.
     """
 
     observation: NDArray[Any]
@@ -58,7 +58,7 @@ class Tick:
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     is_first: NDArray[np.bool_]
-    was_reset: NDArray[np.bool_]
+    is_reset_step: NDArray[np.bool_]
     episodes: tuple[EpisodeSummary, ...] = ()
 
 
@@ -77,13 +77,13 @@ class VectorEnv(Protocol):
         """Start every environment anew, environment i with seed + i.
 
         Returns:
-            First observations, [N, *observation_shape]. The same seed and actions give the same ticks.
+            First observations, [N, *observation_shape]. The same seed and actions give the same steps.
 
         Raises:
             FatalError: An environment raised, or returned something its observation space does not allow.
         """
 
-    def step(self, action: NDArray[Any]) -> Tick:
+    def step(self, action: NDArray[Any]) -> VectorStep:
         """Act in every environment.
 
         Args:

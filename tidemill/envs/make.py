@@ -12,7 +12,7 @@ import gymnasium
 from tidemill.envs.atari_env import game_ids, make_atari
 from tidemill.envs.gymnasium_env import GymnasiumEnv, GymnasiumVectorEnv
 from tidemill.envs.interface import VectorEnv
-from tidemill.envs.observations import flattened, shown
+from tidemill.envs.observations import flattened, select
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.nearest import nearest
@@ -59,7 +59,7 @@ def _make_one(settings: EnvSettings, *, training: bool, render: bool) -> Gymnasi
         env = _construct(settings, training=training, render_mode="rgb_array")
     if settings.flatten:
         env = flattened(env)
-    return shown(env, settings.observed) if settings.observed else env
+    return select(env, settings.observation_indices) if settings.observation_indices else env
 
 
 def _construct(settings: EnvSettings, *, training: bool, render_mode: str | None) -> GymnasiumEnv:

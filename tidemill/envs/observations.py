@@ -50,7 +50,7 @@ def flattened(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     return gymnasium.wrappers.FlattenObservation(env)
 
 
-def shown(env: gymnasium.Env[Any, Any], positions: Sequence[int]) -> gymnasium.Env[Any, Any]:
+def select(env: gymnasium.Env[Any, Any], positions: Sequence[int]) -> gymnasium.Env[Any, Any]:
     """Return an environment that shows only the numbers at these positions of its vector observation.
 
     Raises:
@@ -59,7 +59,7 @@ def shown(env: gymnasium.Env[Any, Any], positions: Sequence[int]) -> gymnasium.E
     space, chosen = env.observation_space, np.array(positions)
     if not isinstance(space, spaces.Box) or len(space.shape) != 1 or chosen.max() >= space.shape[0]:
         raise ConfigError(
-            f"env.observed is {tuple(positions)}, but observations are {space}: "
+            f"env.observation_indices is {tuple(positions)}, but observations are {space}: "
             "allowed are positions in a vector (see also env.flatten)"
         )
     part = spaces.Box(space.low[chosen], space.high[chosen], dtype=space.dtype.type)

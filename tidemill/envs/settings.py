@@ -36,7 +36,7 @@ class EnvSettings:
     An environment without one needs it, or the evaluation of a policy that never fails would not end."""
     flatten: bool = False
     """Whether any observation (dict, tuple, image) becomes one float32 vector; discrete parts are one-hot."""
-    observed: tuple[int, ...] = ()
+    observation_indices: tuple[int, ...] = ()
     """Positions of the numbers of a vector observation that the agent sees, the first being 0; empty shows all.
     `[0, 2]` of CartPole are its positions without its velocities: a task that needs memory."""
     frame_stack: int = 4
@@ -64,8 +64,18 @@ class EnvSettings:
         _check(self.num_envs >= 1, "num_envs", self.num_envs, "at least 1")
         _check(self.max_episode_steps >= 0, "max_episode_steps", self.max_episode_steps, "0 or more")
         _check(self.max_evaluation_steps >= 0, "max_evaluation_steps", self.max_evaluation_steps, "0 or more")
-        _check(min(self.observed, default=0) >= 0, "observed", self.observed, "positions from 0")
-        _check(not (self.is_atari and self.observed), "observed", self.observed, "nothing for an ALE/ game")
+        _check(
+            min(self.observation_indices, default=0) >= 0,
+            "observation_indices",
+            self.observation_indices,
+            "positions from 0",
+        )
+        _check(
+            not (self.is_atari and self.observation_indices),
+            "observation_indices",
+            self.observation_indices,
+            "nothing for an ALE/ game",
+        )
         _check(1 <= self.frame_stack <= 16, "frame_stack", self.frame_stack, "1 to 16")
         _check(self.frame_skip >= 1, "frame_skip", self.frame_skip, "at least 1")
         _check(self.noop_max >= 0, "noop_max", self.noop_max, "at least 0")

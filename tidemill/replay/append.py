@@ -54,7 +54,7 @@ class Appender:
         tables: Sequence[str],
         chunk_length: int,
         *,
-        max_unacknowledged_chunks: int = 256,
+        max_in_flight_chunks: int = 256,
         stop: threading.Event | None = None,
     ) -> None:
         """Start connecting in the background; does not wait for the server or for the tables to exist.
@@ -66,7 +66,7 @@ class Appender:
             signature: Columns of the streams, equal to that of every table named.
             tables: Names of the tables that items may go to.
             chunk_length: Steps of every chunk but a stream's last, 1 .. 1024.
-            max_unacknowledged_chunks: Chunks that may be unacknowledged before `append` waits.
+            max_in_flight_chunks: Chunks that may be unacknowledged before `append` waits.
             stop: Ends every wait when set.
         """
         self._open = pb.AppendRequest(
@@ -79,7 +79,7 @@ class Appender:
             )
         )
         self._env_count = env_count
-        self._limit, self._stop = max_unacknowledged_chunks, stop or threading.Event()
+        self._limit, self._stop = max_in_flight_chunks, stop or threading.Event()
         self._changed = threading.Condition()  # guards everything below
         self._pending: deque[AppendMessage] = deque()  # unacknowledged, in order
         self._pending_chunks = 0

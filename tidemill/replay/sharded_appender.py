@@ -48,7 +48,7 @@ class ShardedAppender:
         tables: Sequence[str],
         chunk_length: int,
         *,
-        max_unacknowledged_chunks: int = 256,
+        max_in_flight_chunks: int = 256,
         stop: threading.Event | None = None,
     ) -> None:
         """Choose a shard and start connecting in the background.
@@ -60,7 +60,7 @@ class ShardedAppender:
             signature: Columns of the streams, equal to that of every table named.
             tables: Names of the tables that items may go to.
             chunk_length: Steps of every chunk but a stream's last, 1 .. 1024.
-            max_unacknowledged_chunks: Chunks that may be unacknowledged before `append` waits.
+            max_in_flight_chunks: Chunks that may be unacknowledged before `append` waits.
             stop: Ends every wait when set.
         """
         self._directory, self._stop = directory, stop or threading.Event()
@@ -74,7 +74,7 @@ class ShardedAppender:
             signature=signature,
             tables=tables,
             chunk_length=chunk_length,
-            max_unacknowledged_chunks=max_unacknowledged_chunks,
+            max_in_flight_chunks=max_in_flight_chunks,
             stop=self._stop,
         )
         self._present: tuple[str, str] | None = None  # name and address of the shard written to

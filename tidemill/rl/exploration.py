@@ -1,17 +1,19 @@
-"""Schedules of exploration. Pure functions of counters."""
+"""Epsilon-greedy exploration: a ladder over the environments of all actors, a schedule over time, or none."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument
+from tidemill.rl.checks import require
 
 
 @dataclass(frozen=True)
-class ActorPlace:
+class ActorSlot:
     """Which environments of the whole cluster an actor steps.
 
     Attributes:
@@ -26,18 +28,18 @@ class ActorPlace:
 
     def __post_init__(self) -> None:
         if self.actor_index < 0 or self.num_envs < 1 or self.actor_count < 1:
-            raise InvalidArgument(f"an actor's place needs actor_index >= 0, num_envs and actor_count >= 1, got {self}")
+            raise InvalidArgument(f"an actor's slot needs actor_index >= 0, num_envs and actor_count >= 1, got {self}")
 
 
-def epsilon_ladder(place: ActorPlace, base: float, alpha: float) -> NDArray[np.float64]:
+def epsilon_ladder(slot: ActorSlot, base: float, alpha: float) -> NDArray[np.float64]:
     """Return each environment's constant epsilon, [num_envs] (Horgan et al. 2018, section 4.1).
 
     Environment i of all N = actor_count * num_envs explores with base ** (1 + alpha * i / (N - 1)),
     so the first explores most; a single environment gets `base`.
     """
-    total = place.actor_count * place.num_envs
-    first = (place.actor_index % place.actor_count) * place.num_envs
-    position = np.arange(first, first + place.num_envs, dtype=np.float64)
+    total = slot.actor_count * slot.num_envs
+    first = (slot.actor_index % slot.actor_count) * slot.num_envs
+    position = np.arange(first, first + slot.num_envs, dtype=np.float64)
     epsilon: NDArray[np.float64] = base ** (1.0 + alpha * position / max(total - 1, 1))
     return epsilon
 
@@ -52,3 +54,78 @@ def linear(step: int, start: float, end: float, duration: int) -> float:
 def epsilon_schedule(env_steps: int, start: float, end: float, decay_env_steps: int) -> float:
     """Return the epsilon all actors share after `env_steps` agent steps of the whole cluster."""
     return linear(env_steps, start, end, decay_env_steps)
+
+
+Floats = NDArray[np.float32]
+
+
+class EpsilonSettings(Protocol):
+    """The settings of an agent that explores so; `DQNConfig` says what each means."""
+
+    @property
+    def exploration(self) -> str:
+        """Which of the three: `ladder`, `schedule` or `none`."""
+
+    @property
+    def ladder_base(self) -> float:
+        """Epsilon at the foot of the ladder."""
+
+    @property
+    def ladder_alpha(self) -> float:
+        """How steep the ladder is."""
+
+    @property
+    def epsilon_start(self) -> float:
+        """Where the schedule starts."""
+
+    @property
+    def epsilon_final(self) -> float:
+        """Where it ends."""
+
+    @property
+    def epsilon_decay_steps(self) -> int:
+        """How long it takes."""
+
+    @property
+    def evaluation_epsilon(self) -> float:
+        """Share of random actions in evaluation."""
+
+
+def check_epsilons(settings: EpsilonSettings) -> None:
+    """Raise ConfigError if a setting is out of range."""
+    kinds = ("ladder", "schedule", "none")
+    require(settings.exploration in kinds, "exploration", settings.exploration, f"one of {', '.join(kinds)}")
+    require(0 < settings.ladder_base <= 1, "ladder_base", settings.ladder_base, "above 0 and at most 1")
+    require(settings.ladder_alpha >= 0, "ladder_alpha", settings.ladder_alpha, "0 or more")
+    for field in ("epsilon_start", "epsilon_final", "evaluation_epsilon"):
+        require(0 <= getattr(settings, field) <= 1, field, getattr(settings, field), "between 0 and 1")
+    require(settings.epsilon_decay_steps >= 1, "epsilon_decay_steps", settings.epsilon_decay_steps, "at least 1")
+
+
+class EpsilonGreedy:
+    """Chooses among actions by their values, or at random with the probability that is each environment's due."""
+
+    def __init__(self, settings: EpsilonSettings, slot: ActorSlot, seed: int) -> None:
+        """Take the settings, the environments acted in, and the seed of the chances."""
+        self._settings = settings
+        self._ladder = epsilon_ladder(slot, settings.ladder_base, settings.ladder_alpha)
+        self._rng = np.random.default_rng(seed)
+
+    def epsilon(self, env_steps: int, num_envs: int) -> NDArray[np.float64]:
+        """Return each environment's epsilon at a step of the whole cluster, [num_envs]."""
+        s = self._settings
+        if s.exploration == "none":
+            return np.zeros(num_envs)
+        if s.exploration == "ladder":
+            assert len(self._ladder) == num_envs, f"placed for {len(self._ladder)} environments, got {num_envs}"
+            return self._ladder
+        return np.full(num_envs, epsilon_schedule(env_steps, s.epsilon_start, s.epsilon_final, s.epsilon_decay_steps))
+
+    def explore(self, q: Floats, env_steps: int) -> NDArray[np.int64]:
+        """Return actions to learn from, [N], given the values of all actions, [N, A]."""
+        return self._choose(q, self.epsilon(env_steps, len(q)))
+
+    def _choose(self, q: Floats, epsilon: NDArray[np.float64]) -> NDArray[np.int64]:
+        explores = self._rng.random(len(q)) < epsilon
+        anything = self._rng.integers(q.shape[1], size=len(q))
+        return np.where(explores, anything, q.argmax(axis=1))

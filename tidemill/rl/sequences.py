@@ -87,7 +87,8 @@ def sequences(
     """Return the sequences of a batch of windows; see `tidemill.rl.windows.transitions` for the rows of a stream.
 
     A window may hold the end of one episode and the start of the next. Nothing is carried over: the memory is
-    reset at `is_first`, no return reaches beyond an end, and a final row, whose action was ignored, is left out.
+    reset at `is_first`, no return reaches beyond an end, and a final observation step, whose action was
+    ignored, is left out.
 
     Args:
         columns: `observation` [R, ...], `action` [R], `reward` [R] float32, `terminated`, `truncated` and
@@ -113,7 +114,9 @@ def sequences(
         "last_action": columns["action"][before],
         "last_reward": columns["reward"][before],
         "action": columns["action"][rows[:, unroll]],
-        "is_trained": ~(ended & ~is_first)[:, unroll],  # a row that follows an end and begins nothing is a final row
+        "is_trained": ~(ended & ~is_first)[
+            :, unroll
+        ],  # a row that follows an end and begins nothing is a final observation step
         "n_step_return": target.return_,
         "bootstrap_discount": target.discount,
         "bootstrap": target.bootstrap,

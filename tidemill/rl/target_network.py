@@ -29,7 +29,7 @@ class TargetNetwork(Generic[M]):
         self._parameters: list[Tensor] = list(self.network.parameters())
 
     @torch.no_grad()
-    def follow(self, online: Sequence[Tensor], updates: int) -> None:
+    def update(self, online: Sequence[Tensor], updates: int) -> None:
         """Move, if it is time, towards the online network's parameters after its update number `updates`."""
         if self._every == 0:
             torch._foreach_lerp_(self._parameters, list(online), self._tau)

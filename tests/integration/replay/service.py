@@ -98,7 +98,7 @@ def open_appender(
     address: str, actor_id: str = "actor", env_count: int = 1, tables: tuple[str, ...] = ("t",)
 ) -> Appender:
     """Return an appender of the tests' streams."""
-    return Appender(address, actor_id, env_count, SIGNATURE, tables, CHUNK_LENGTH, max_unacknowledged_chunks=64)
+    return Appender(address, actor_id, env_count, SIGNATURE, tables, CHUNK_LENGTH, max_in_flight_chunks=64)
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:

@@ -39,9 +39,7 @@ def test_insert_blocks_when_ahead_and_the_owner_waits_for_room(server: LocalServ
     config = make_config(limiter=RateLimiterConfig(1, samples_per_insert=1.0, error_buffer=8.0))
     client.create_table(config)
     stop = threading.Event()
-    appender = Appender(
-        server.address, "actor", 1, SIGNATURE, ["t"], CHUNK_LENGTH, max_unacknowledged_chunks=2, stop=stop
-    )
+    appender = Appender(server.address, "actor", 1, SIGNATURE, ["t"], CHUNK_LENGTH, max_in_flight_chunks=2, stop=stop)
     with appender:
         write(appender, range(12))  # lead 11: the next insert waits
         assert appender.flush(WAIT_S)
@@ -67,7 +65,7 @@ def test_insert_blocks_when_ahead_and_the_owner_waits_for_room(server: LocalServ
 def test_stopped_owner_does_not_wait(server: LocalServer) -> None:
     """A set stop event ends a wait for room, with nothing taken."""
     stop = threading.Event()
-    with Appender(server.address, "a", 1, SIGNATURE, ["none"], 4, max_unacknowledged_chunks=1, stop=stop) as appender:
+    with Appender(server.address, "a", 1, SIGNATURE, ["none"], 4, max_in_flight_chunks=1, stop=stop) as appender:
         assert appender.append([make_chunk(0, 0, 0, 4)])
         threading.Timer(0.1, stop.set).start()
         assert not appender.append([make_chunk(0, 0, 4, 4)])

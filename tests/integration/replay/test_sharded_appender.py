@@ -23,7 +23,7 @@ _FIRST, _SECOND = (int(name) for name in ranked("a", ["0", "1"]))
 
 def appender_of(directory: ShardDirectory, stop: threading.Event | None = None) -> ShardedAppender:
     """Return the writer of actor `a`, which may have two chunks unacknowledged."""
-    return ShardedAppender(directory, "a", 1, SIGNATURE, ("t",), CHUNK_LENGTH, max_unacknowledged_chunks=2, stop=stop)
+    return ShardedAppender(directory, "a", 1, SIGNATURE, ("t",), CHUNK_LENGTH, max_in_flight_chunks=2, stop=stop)
 
 
 def write(appender: ShardedAppender, number: int, timeout_s: float = WAIT_S) -> bool:

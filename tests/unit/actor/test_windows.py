@@ -17,25 +17,27 @@ Array = NDArray[np.generic]
 
 
 def _row(
-    num_envs: int = 1, *, is_first: bool = False, was_reset: bool = False, reward: float = 0.0
+    num_envs: int = 1, *, is_first: bool = False, is_reset_step: bool = False, reward: float = 0.0
 ) -> dict[str, Array]:
     return {
         "reward": np.full(num_envs, reward, np.float32),
         "terminated": np.zeros(num_envs, np.bool_),
         "truncated": np.zeros(num_envs, np.bool_),
         "is_first": np.full(num_envs, is_first),
-        "was_reset": np.full(num_envs, was_reset),
+        "is_reset_step": np.full(num_envs, is_reset_step),
     }
 
 
-def _oldest_reward(ticks: Mapping[str, Array]) -> NDArray[np.float32]:
-    reward: NDArray[np.float32] = ticks["reward"][0].astype(np.float32)
+def _oldest_reward(steps: Mapping[str, Array]) -> NDArray[np.float32]:
+    reward: NDArray[np.float32] = steps["reward"][0].astype(np.float32)
     return reward
 
 
-def _completed(tracker: WindowTracker, row: Mapping[str, Array], memory: NDArray[np.float32] | None = None) -> Windows:
+def _completed(
+    tracker: WindowTracker, row: Mapping[str, Array], recurrent_state: NDArray[np.float32] | None = None
+) -> Windows:
     """Return the windows that one more row completes."""
-    tracker.add(row, memory)
+    tracker.add(row, recurrent_state)
     return tracker.take()
 
 
@@ -63,13 +65,13 @@ def test_stream_that_starts_within_an_episode_waits_for_its_whole_history() -> N
 def test_no_window_starts_at_a_final_row() -> None:
     """The row whose action was ignored is never an action step, but windows before it cover it."""
     tracker = WindowTracker(WindowSpec(history=0, steps=2), 1, 1, _oldest_reward)
-    rows = [_row(is_first=True), _row(), _row(was_reset=True), _row(is_first=True), _row(), _row()]
+    rows = [_row(is_first=True), _row(), _row(is_reset_step=True), _row(is_first=True), _row(), _row()]
     counts = [len(_completed(tracker, row).env_index) for row in rows]
     assert counts == [0, 0, 1, 1, 0, 1]  # starts at 0, 1, (2 is final), 3
 
 
-def test_first_priority_is_asked_of_the_rows_of_its_window() -> None:
-    """The oldest tick handed to the policy is the step the window starts at."""
+def test_initial_priority_is_asked_of_the_rows_of_its_window() -> None:
+    """The oldest step handed to the policy is the step the window starts at."""
     tracker = WindowTracker(WindowSpec(history=0, steps=2), 1, 1, _oldest_reward)
     priorities = [_completed(tracker, _row(reward=float(t), is_first=t == 0)).priority.tolist() for t in range(5)]
     assert priorities == [[], [], [0.0], [1.0], [2.0]]
@@ -82,14 +84,19 @@ def test_stride_keeps_every_nth_start() -> None:
     assert complete == [4, 6, 8]
 
 
-def test_window_carries_what_was_remembered_at_its_start() -> None:
-    """With a stride of 2 and windows of 4 steps, rows 4, 6 and 8 complete those whose memory is that of 0, 2 and 4."""
+def test_window_carries_the_recurrent_state_at_its_start() -> None:
+    """With a stride of 2 and windows of 4 steps, rows 4, 6 and 8 complete those with the state of 0, 2 and 4."""
     tracker = WindowTracker(WindowSpec(history=0, steps=4, stride=2), 2, 1, _oldest_reward)
-    memories = [np.array([[t, 10 * t], [-t, 0]], np.float32) for t in range(9)]
-    found = [_completed(tracker, _row(2, is_first=t == 0), memory).memory.tolist() for t, memory in enumerate(memories)]
-    assert [memory for memory in found if memory] == [memories[t].tolist() for t in (0, 2, 4)]
+    recurrent_states = [np.array([[t, 10 * t], [-t, 0]], np.float32) for t in range(9)]
+    found = [
+        _completed(tracker, _row(2, is_first=t == 0), recurrent_state).recurrent_state.tolist()
+        for t, recurrent_state in enumerate(recurrent_states)
+    ]
+    assert [recurrent_state for recurrent_state in found if recurrent_state] == [
+        recurrent_states[t].tolist() for t in (0, 2, 4)
+    ]
     tracker.restart()
-    anew = [_completed(tracker, _row(2), np.full((2, 1), t, np.float32)).memory.tolist() for t in range(5)]
+    anew = [_completed(tracker, _row(2), np.full((2, 1), t, np.float32)).recurrent_state.tolist() for t in range(5)]
     assert anew == [[], [], [], [], [[0.0], [0.0]]]
 
 
@@ -117,12 +124,15 @@ def test_windows_equal_those_of_a_slow_model(
     tracker = WindowTracker(WindowSpec(history, steps, stride), 1, chunk, _oldest_reward)
     named = []
     for first in range(0, len(flags), chunk):
-        for t, (is_first, was_reset) in enumerate(flags[first : first + chunk], first):
-            memory = np.full((1, 1), t, np.float32)
-            tracker.add(_row(is_first=is_first, was_reset=was_reset, reward=t), memory)
+        for t, (is_first, is_reset_step) in enumerate(flags[first : first + chunk], first):
+            recurrent_state = np.full((1, 1), t, np.float32)
+            tracker.add(_row(is_first=is_first, is_reset_step=is_reset_step, reward=t), recurrent_state)
         windows = tracker.take()
-        rows = zip(windows.last_row, windows.length, windows.priority, windows.memory.ravel(), strict=True)
-        named += [(first + int(row), int(length), int(priority), int(memory)) for row, length, priority, memory in rows]
+        rows = zip(windows.last_row, windows.length, windows.priority, windows.recurrent_state.ravel(), strict=True)
+        named += [
+            (first + int(row), int(length), int(priority), int(recurrent_state))
+            for row, length, priority, recurrent_state in rows
+        ]
     expected = [
         (start + steps, min(history, start) + steps + 1, start, start)
         for start in range(0, len(flags) - steps, stride)
@@ -133,10 +143,10 @@ def test_windows_equal_those_of_a_slow_model(
 
 @pytest.mark.parametrize("history", [0, 3])
 def test_environments_are_judged_each_by_its_own_rows(history: int) -> None:
-    """One environment's final row does not cost another its window."""
+    """One environment's final observation step does not cost another its window."""
     tracker = WindowTracker(WindowSpec(history, 1), 2, 1, _oldest_reward)
     _completed(tracker, _row(2, is_first=True))
     row = _row(2)
-    row["was_reset"] = np.array([True, False])
+    row["is_reset_step"] = np.array([True, False])
     assert _completed(tracker, row).env_index.tolist() == [0, 1]
     assert _completed(tracker, _row(2)).env_index.tolist() == [1]

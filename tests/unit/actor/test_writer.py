@@ -43,17 +43,17 @@ class _Sink:
 
 
 def _writer(sink: _Sink, window: WindowSpec) -> StreamWriter:
-    def first_priority(ticks: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float32]:
-        windows = ticks["reward"].shape[1] // _ENVS
+    def initial_priority(steps: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float32]:
+        windows = steps["reward"].shape[1] // _ENVS
         return np.tile(np.arange(1, _ENVS + 1, dtype=np.float32), windows)
 
-    return StreamWriter(cast(Appender, sink), _SIGNATURE, window, _ENVS, _CHUNK, first_priority)
+    return StreamWriter(cast(Appender, sink), _SIGNATURE, window, _ENVS, _CHUNK, initial_priority)
 
 
 def _add(
     writer: StreamWriter,
     step: int,
-    was_reset: Sequence[bool] = (False,) * _ENVS,
+    is_reset_step: Sequence[bool] = (False,) * _ENVS,
     priority_inputs: Mapping[str, NDArray[np.generic]] | None = None,
 ) -> None:
     envs = np.arange(_ENVS)
@@ -65,7 +65,7 @@ def _add(
         "truncated": np.zeros(_ENVS, np.bool_),
         "is_first": np.full(_ENVS, step == 0),
     }
-    writer.add(row, priority_inputs or {}, np.array(was_reset), params_version=step + 1)
+    writer.add(row, priority_inputs or {}, np.array(is_reset_step), params_version=step + 1)
 
 
 def test_full_chunks_of_all_streams_leave_in_one_call() -> None:
@@ -121,20 +121,20 @@ def test_items_travel_with_the_chunk_their_last_step_is_in() -> None:
 
 
 def test_writer_asks_for_no_priorities_that_nobody_looks_at() -> None:
-    """Without `first_priority` all items are alike, whatever the policy hands over for them."""
+    """Without `initial_priority` all items are alike, whatever the policy hands over for them."""
     sink = _Sink()
     writer = StreamWriter(cast(Appender, sink), _SIGNATURE, WindowSpec(0, 1), _ENVS, _CHUNK, None)
     for step in range(_CHUNK):
-        _add(writer, step, priority_inputs={"taken": np.full(_ENVS, np.nan)})
+        _add(writer, step, priority_inputs={"chosen": np.full(_ENVS, np.nan)})
     assert sink.sent[0][1][0].priorities.tolist() == [1.0 + SMALLEST_PRIORITY] * 9
 
 
 def test_reset_ticks_are_no_decisions_and_start_no_window() -> None:
-    """A final row is stored but neither counted as a decision nor made the start of an item."""
+    """A final observation step is stored but neither counted as a decision nor made the start of an item."""
     sink = _Sink()
     writer = _writer(sink, WindowSpec(0, 1))
     for step in range(_CHUNK):
-        _add(writer, step, was_reset=(step == 1, False, False))
+        _add(writer, step, is_reset_step=(step == 1, False, False))
     chunks, (items,) = sink.sent[0]
     assert [c.decision_count for c in chunks] == [3, 4, 4]
     assert np.bincount(items.chunk_indices).tolist() == [2, 3, 3]

@@ -9,14 +9,14 @@ import pytest
 
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
-from tidemill.rl.noise import NoiseConfig
+from tidemill.rl.action_noise import NoiseConfig
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
 ZOO: dict[str, Any] = {
     "agent.n_step": 1,
     "agent.batch_size": 256,
-    "agent.random_steps": 10_000,
+    "agent.start_steps": 10_000,
     "table.sampler": "uniform",
     "table.min_size": 10_000,
     "learner.updates_per_env_step": 1.0,
@@ -45,9 +45,9 @@ ZOO_DETERMINISTIC = ZOO | {
 }
 ZOO_TD3 = ZOO_DETERMINISTIC | {
     "agent.hidden_sizes": (400, 300),
-    "agent.actor_every": 2,
+    "agent.policy_delay": 2,
     "agent.target_noise": 0.2,
-    "agent.target_noise_limit": 0.5,
+    "agent.noise_clip": 0.5,
 }
 ZOO_DDPG = ZOO_DETERMINISTIC | {
     "agent.actor_sizes": (400, 300),
@@ -71,7 +71,7 @@ B_DDPG: dict[str, Any] = {
     "agent.n_step": 5,
     "agent.tau": 1e-3,
     "agent.noise": NoiseConfig(kind="ou", theta=0.15, std=0.3),
-    "agent.random_steps": 0,
+    "agent.start_steps": 0,
     "table.sampler": "uniform",
     "table.max_items": 50_000,
     "table.min_size": 250,
@@ -83,7 +83,7 @@ D4PG: dict[str, Any] = {
     "agent.batch_size": 256,
     "agent.gamma": 0.99,
     "agent.n_step": 5,
-    "agent.target_every": 100,
+    "agent.target_update_period": 100,
     "agent.noise": NoiseConfig(kind="gaussian", std=0.3),
     "table.sampler": "prioritized",
     "table.max_items": 1_000_000,

@@ -28,7 +28,7 @@ A_DOUBLE: dict[str, Any] = {
     "agent.optimizer_epsilon": 1.5e-4,
     "agent.weight_decay": 5e-5,
     "agent.batch_size": 256,
-    "agent.target_every": 10_000,
+    "agent.target_update_period": 10_000,
     "agent.exploration": "schedule",
     "agent.epsilon_start": 1.0,
     "agent.epsilon_final": 0.1,
@@ -51,8 +51,8 @@ A_PRIORITIZED = A_DOUBLE | {
     "agent.learning_rate": 1.5e-5,
     "table.sampler": "prioritized",
     "table.priority_exponent": 0.5,
-    "table.importance_exponent": 0.4,
-    "table.importance_exponent_final": 1.0,
+    "table.importance_sampling_exponent": 0.4,
+    "table.importance_sampling_exponent_final": 1.0,
 }
 B: dict[str, Any] = {
     "env.id": "ALE/Pong-v5",
@@ -65,7 +65,7 @@ B: dict[str, Any] = {
     "agent.learning_rate": 1e-4,
     "agent.loss": "mse",
     "agent.batch_size": 128,
-    "agent.target_every": 250,
+    "agent.target_update_period": 250,
     "table.max_items": 50_000,
     "table.min_size": 5_000,
     "table.sampler": "uniform",
@@ -78,8 +78,8 @@ RAINBOW: dict[str, Any] = {
     "agent.n_step": 3,
     "table.sampler": "prioritized",
     "table.priority_exponent": 0.5,
-    "table.importance_exponent": 0.4,
-    "table.importance_exponent_final": 1.0,
+    "table.importance_sampling_exponent": 0.4,
+    "table.importance_sampling_exponent_final": 1.0,
     "agent.exploration": "none",
 }
 RAINBOW_ATARI = RAINBOW | {
@@ -90,7 +90,7 @@ RAINBOW_ATARI = RAINBOW | {
     "agent.learning_rate": 6.25e-5,
     "agent.optimizer_epsilon": 1.5e-4,
     "agent.batch_size": 32,
-    "agent.target_every": 2_000,  # updates of 4 decisions of 4 frames: 32,000 frames
+    "agent.target_update_period": 2_000,  # updates of 4 decisions of 4 frames: 32,000 frames
     "learner.updates_per_env_step": 0.25,
     "table.min_size": 20_000,  # 80,000 frames
     "table.max_items": 1_000_000,
@@ -110,11 +110,11 @@ APEX: dict[str, Any] = {
     "agent.optimizer_epsilon": 1.5e-7,
     "agent.max_grad_norm": 40.0,
     "agent.batch_size": 512,
-    "agent.target_every": 2_500,
+    "agent.target_update_period": 2_500,
     "table.sampler": "prioritized",
     "table.priority_exponent": 0.6,
-    "table.importance_exponent": 0.4,
-    "table.importance_steps": 0,
+    "table.importance_sampling_exponent": 0.4,
+    "table.importance_sampling_steps": 0,
     "table.max_items": 2_000_000,
     "table.min_size": 50_000,
 }
@@ -131,11 +131,11 @@ R2D2: dict[str, Any] = {
     "agent.optimizer": "adam",
     "agent.learning_rate": 1e-4,
     "agent.optimizer_epsilon": 1e-3,
-    "agent.target_every": 2_500,
+    "agent.target_update_period": 2_500,
     "table.sampler": "prioritized",
     "table.priority_exponent": 0.9,
-    "table.importance_exponent": 0.6,
-    "table.importance_steps": 0,
+    "table.importance_sampling_exponent": 0.6,
+    "table.importance_sampling_steps": 0,
     "table.max_items": 4_000_000 // 40,
     "env.full_action_space": True,
     "env.clip_rewards": False,

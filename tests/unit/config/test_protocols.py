@@ -60,7 +60,7 @@ def test_preset_c_has_the_published_settings() -> None:
         "gamma": 0.99,
         "batch_size": 100,
         "n_step": 1,
-        "random_steps": 10_000,
+        "start_steps": 10_000,
     }
     assert {name: getattr(agent, name) for name in published} == published
     assert config.table.max_items == 1_000_000

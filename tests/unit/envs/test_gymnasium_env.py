@@ -17,17 +17,17 @@ COUNTING = "tests.envs_for_tests:counting"
 
 
 def test_stream_of_a_terminating_episode_is_exact() -> None:
-    """Two-step episodes give first, last and final rows in the order that windows rely on."""
+    """Two-step episodes give first, last and final observation steps in the order that windows rely on."""
     env = make_env(EnvSettings(COUNTING, {"length": 2}), 1, training=True)
     first = env.reset(0)
-    ticks = [env.step(np.array([1])) for _ in range(5)]
+    steps = [env.step(np.array([1])) for _ in range(5)]
     assert first.tolist() == [[0, 0]]
-    assert [tick.observation[0].tolist() for tick in ticks] == [[0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
-    assert [float(tick.reward[0]) for tick in ticks] == [1, 2, 0, 1, 2]
-    assert [bool(tick.terminated[0]) for tick in ticks] == [False, True, False, False, True]
-    assert [bool(tick.was_reset[0]) for tick in ticks] == [False, False, True, False, False]
-    assert [bool(tick.is_first[0]) for tick in ticks] == [False, False, True, False, False]
-    assert [tick.episodes for tick in ticks] == [
+    assert [step.observation[0].tolist() for step in steps] == [[0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+    assert [float(step.reward[0]) for step in steps] == [1, 2, 0, 1, 2]
+    assert [bool(step.terminated[0]) for step in steps] == [False, True, False, False, True]
+    assert [bool(step.is_reset_step[0]) for step in steps] == [False, False, True, False, False]
+    assert [bool(step.is_first[0]) for step in steps] == [False, False, True, False, False]
+    assert [step.episodes for step in steps] == [
         (),
         (EpisodeSummary(0, 3.0, 2, terminated=True),),
         (),
@@ -40,10 +40,10 @@ def test_truncated_episode_is_summarised_as_not_terminated() -> None:
     """A truncation sets `truncated` alone, and the summary says that the episode did not end by itself."""
     env = make_env(EnvSettings(COUNTING, {"length": 1, "end": "truncated"}), 2, training=True)
     env.reset(0)
-    tick = env.step(np.array([0, 0]))
-    assert tick.truncated.all()
-    assert not tick.terminated.any()
-    assert tick.episodes == (
+    step = env.step(np.array([0, 0]))
+    assert step.truncated.all()
+    assert not step.terminated.any()
+    assert step.episodes == (
         EpisodeSummary(0, 1.0, 1, terminated=False),
         EpisodeSummary(1, 1.0, 1, terminated=False),
     )
@@ -74,31 +74,31 @@ def test_limit_that_only_the_info_tells_is_a_truncation() -> None:
     """An older environment ends as terminated and says in its info that a time limit did it: the value goes on."""
     env = make_env(EnvSettings(COUNTING, {"length": 1, "end": "told"}), 1, training=True)
     env.reset(0)
-    tick = env.step(np.array([0]))
-    assert (bool(tick.terminated[0]), bool(tick.truncated[0])) == (False, True)
-    assert not tick.episodes[0].terminated
+    step = env.step(np.array([0]))
+    assert (bool(step.terminated[0]), bool(step.truncated[0])) == (False, True)
+    assert not step.episodes[0].terminated
 
 
 def test_registered_limit_of_the_environment_is_kept_by_default() -> None:
     """An environment registered with 7 steps at most is truncated there."""
     env = make_env(EnvSettings("tests.envs_for_tests:tidemill-tests/Counting-v0", {"length": 50}), 1, training=True)
     env.reset(0)
-    ticks = [env.step(np.array([0])) for _ in range(7)]
-    assert [bool(tick.truncated[0]) for tick in ticks] == [False] * 6 + [True]
+    steps = [env.step(np.array([0])) for _ in range(7)]
+    assert [bool(step.truncated[0]) for step in steps] == [False] * 6 + [True]
 
 
 def test_lander_equals_single_environments_stepped_by_hand() -> None:
     """Observations and returns are bit-equal to plain gymnasium environments with seeds s, s+1, s+2."""
-    num_envs, num_ticks, seed = 3, 700, 11
-    actions = np.random.default_rng(1).uniform(-1, 1, (num_ticks, num_envs, 2)).astype(np.float32)
+    num_envs, num_steps, seed = 3, 700, 11
+    actions = np.random.default_rng(1).uniform(-1, 1, (num_steps, num_envs, 2)).astype(np.float32)
     env = make_env(EnvSettings("LunarLanderContinuous-v3"), num_envs, training=True)
     first = env.reset(seed)
-    ticks = [env.step(action) for action in actions]
+    steps = [env.step(action) for action in actions]
     for index in range(num_envs):
         observations, returns = lander_by_hand(seed + index, actions[:, index])
-        ours = [first[index], *(tick.observation[index] for tick in ticks)]
+        ours = [first[index], *(step.observation[index] for step in steps)]
         assert np.array_equal(np.stack(ours), np.stack(observations))
-        summaries = [e.episode_return for tick in ticks for e in tick.episodes if e.env_index == index]
+        summaries = [e.episode_return for step in steps for e in step.episodes if e.env_index == index]
         assert summaries == returns
         assert len(returns) >= 3
 
@@ -169,9 +169,9 @@ def test_continuous_actions_are_scaled_to_the_bounds() -> None:
     """-1 is the lower bound, 1 the upper one, 0 their middle; what lies outside is clipped."""
     env = make_env(EnvSettings("tests.envs_for_tests:scaled"), 4, training=True)
     env.reset(0)
-    tick = env.step(np.array([[-1, -1], [1, 1], [0, 0.5], [-3, 3]], np.float32))
-    assert tick.observation.tolist() == [[0, -4], [10, -2], [5, -2.5], [0, -2]]
-    assert tick.observation.dtype == np.float32
+    step = env.step(np.array([[-1, -1], [1, 1], [0, 0.5], [-3, 3]], np.float32))
+    assert step.observation.tolist() == [[0, -4], [10, -2], [5, -2.5], [0, -2]]
+    assert step.observation.dtype == np.float32
 
 
 def test_non_finite_action_is_refused() -> None:
@@ -228,7 +228,7 @@ def test_flatten_makes_one_vector_of_a_nested_tuple() -> None:
 def test_observed_shows_some_numbers_of_a_vector_in_the_order_asked_for() -> None:
     """CartPole without its velocities, the angle first, in resets and steps alike."""
     whole = make_env(EnvSettings("CartPole-v1"), 2, training=True)
-    part = make_env(EnvSettings("CartPole-v1", observed=(2, 0)), 2, training=True)
+    part = make_env(EnvSettings("CartPole-v1", observation_indices=(2, 0)), 2, training=True)
     assert part.spec.observation_shape == (2,)
     np.testing.assert_array_equal(part.reset(5), whole.reset(5)[:, [2, 0]])
     for _ in range(3):
@@ -238,7 +238,9 @@ def test_observed_shows_some_numbers_of_a_vector_in_the_order_asked_for() -> Non
 
 def test_observed_counts_positions_of_what_was_flattened() -> None:
     """The two speeds of a flattened dict."""
-    env = make_env(EnvSettings("tests.envs_for_tests:dictionary", flatten=True, observed=(3, 4)), 1, training=True)
+    env = make_env(
+        EnvSettings("tests.envs_for_tests:dictionary", flatten=True, observation_indices=(3, 4)), 1, training=True
+    )
     assert env.reset(0).tolist() == [[0.5, -0.5]]
 
 

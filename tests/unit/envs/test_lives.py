@@ -11,7 +11,7 @@ from ale_py import AtariVectorEnv
 from numpy.typing import NDArray
 
 from tidemill.envs.atari_env import AleVectorEnv
-from tidemill.envs.interface import Tick
+from tidemill.envs.interface import VectorStep
 from tidemill.envs.make import make_env
 from tidemill.envs.settings import EnvSettings
 
@@ -40,37 +40,37 @@ class ScriptedAle:
         return frame, np.array([5], np.int32), over, cut, {"lives": np.array([lives], np.int32)}
 
 
-def play(*script: tuple[int, str]) -> list[Tick]:
-    """Return the ticks of a script, its first line being the reset."""
+def play(*script: tuple[int, str]) -> list[VectorStep]:
+    """Return the steps of a script, its first line being the reset."""
     ale = cast("AtariVectorEnv", ScriptedAle(list(script)))
     env = AleVectorEnv(ale, 4, life_loss_terminates=True, clip_rewards=False)
     env.reset(0)
     return [env.step(np.zeros(1, np.int64)) for _ in script[1:]]
 
 
-def terminated(ticks: list[Tick]) -> list[bool]:
-    """Return the flag of the only game, tick by tick."""
-    return [bool(tick.terminated[0]) for tick in ticks]
+def terminated(steps: list[VectorStep]) -> list[bool]:
+    """Return the flag of the only game, step by step."""
+    return [bool(step.terminated[0]) for step in steps]
 
 
-def is_first(ticks: list[Tick]) -> list[bool]:
-    """Return the flag of the only game, tick by tick."""
-    return [bool(tick.is_first[0]) for tick in ticks]
+def is_first(steps: list[VectorStep]) -> list[bool]:
+    """Return the flag of the only game, step by step."""
+    return [bool(step.is_first[0]) for step in steps]
 
 
 def test_lost_life_is_an_end_whose_next_observation_is_first() -> None:
-    """From three lives to two the episode ends, and the same tick's observation starts the next one."""
-    ticks = play((3, PLAYS), (3, PLAYS), (2, PLAYS), (2, PLAYS))
-    assert terminated(ticks) == [False, True, False]
-    assert is_first(ticks) == [False, True, False]
+    """From three lives to two the episode ends, and the same step's observation starts the next one."""
+    steps = play((3, PLAYS), (3, PLAYS), (2, PLAYS), (2, PLAYS))
+    assert terminated(steps) == [False, True, False]
+    assert is_first(steps) == [False, True, False]
 
 
 def test_last_life_ends_once_although_the_game_shows_no_lives_before_its_end() -> None:
     """Some games play a few frames with zero lives: only the end of the game ends the episode."""
-    ticks = play((1, PLAYS), (0, PLAYS), (0, PLAYS), (0, OVER), (3, PLAYS))
-    assert terminated(ticks) == [False, False, True, False]
-    assert is_first(ticks) == [False, False, False, True]
-    assert [len(tick.episodes) for tick in ticks] == [0, 0, 1, 0]
+    steps = play((1, PLAYS), (0, PLAYS), (0, PLAYS), (0, OVER), (3, PLAYS))
+    assert terminated(steps) == [False, False, True, False]
+    assert is_first(steps) == [False, False, False, True]
+    assert [len(step.episodes) for step in steps] == [0, 0, 1, 0]
 
 
 def test_bonus_life_ends_nothing() -> None:
@@ -80,16 +80,16 @@ def test_bonus_life_ends_nothing() -> None:
 
 def test_reset_to_fewer_lives_is_no_lost_life() -> None:
     """A game cut with four lives starts again with three: that is no end of the new episode."""
-    ticks = play((3, PLAYS), (4, CUT), (3, PLAYS), (3, PLAYS))
-    assert terminated(ticks) == [False, False, False]
-    assert is_first(ticks) == [False, True, False]
+    steps = play((3, PLAYS), (4, CUT), (3, PLAYS), (3, PLAYS))
+    assert terminated(steps) == [False, False, False]
+    assert is_first(steps) == [False, True, False]
 
 
 def test_points_that_come_with_a_reset_are_not_counted() -> None:
-    """The reward of a reset is nobody's: neither the final row nor the next episode's return has it."""
-    ticks = play((1, PLAYS), (1, PLAYS), (0, OVER), (1, PLAYS), (1, PLAYS), (0, OVER))
-    assert [float(tick.reward[0]) for tick in ticks] == [5, 5, 0, 5, 5]
-    assert [(e.episode_return, e.length) for tick in ticks for e in tick.episodes] == [(10, 2), (10, 2)]
+    """The reward of a reset is nobody's: neither the final observation step nor the next episode's return has it."""
+    steps = play((1, PLAYS), (1, PLAYS), (0, OVER), (1, PLAYS), (1, PLAYS), (0, OVER))
+    assert [float(step.reward[0]) for step in steps] == [5, 5, 0, 5, 5]
+    assert [(e.episode_return, e.length) for step in steps for e in step.episodes] == [(10, 2), (10, 2)]
 
 
 @pytest.mark.parametrize("lives", [1, 2])

@@ -103,8 +103,14 @@ def test_every_single_player_game_that_gymnasium_knows_is_a_game_id() -> None:
     "settings, message",
     [
         (EnvSettings(f"{HERE}:sequence", flatten=True), "Sequence.* have no fixed size, and env.flatten needs one"),
-        (EnvSettings("CartPole-v1", observed=(0, 4)), r"env.observed is \(0, 4\), but observations are Box.*\(4,\)"),
-        (EnvSettings(f"{HERE}:image", observed=(0,)), r"env.observed is \(0,\), but .* positions in a vector"),
+        (
+            EnvSettings("CartPole-v1", observation_indices=(0, 4)),
+            r"env.observation_indices is \(0, 4\), but observations are Box.*\(4,\)",
+        ),
+        (
+            EnvSettings(f"{HERE}:image", observation_indices=(0,)),
+            r"env.observation_indices is \(0,\), but .* positions in a vector",
+        ),
     ],
 )
 def test_observation_that_cannot_be_made_as_asked_is_refused(settings: EnvSettings, message: str) -> None:

@@ -20,8 +20,11 @@ from tidemill.errors import ConfigError
         ({"num_envs": 0}, "env.num_envs is 0, allowed: at least 1"),
         ({"max_episode_steps": -1}, "env.max_episode_steps is -1, allowed: 0 or more"),
         ({"max_evaluation_steps": -1}, "env.max_evaluation_steps is -1, allowed: 0 or more"),
-        ({"observed": (1, -1)}, "env.observed is (1, -1), allowed: positions from 0"),
-        ({"id": "ALE/Pong-v5", "observed": (0,)}, "env.observed is (0,), allowed: nothing for an ALE/ game"),
+        ({"observation_indices": (1, -1)}, "env.observation_indices is (1, -1), allowed: positions from 0"),
+        (
+            {"id": "ALE/Pong-v5", "observation_indices": (0,)},
+            "env.observation_indices is (0,), allowed: nothing for an ALE/ game",
+        ),
         ({"frame_stack": 17}, "env.frame_stack is 17, allowed: 1 to 16"),
         ({"frame_skip": 0}, "env.frame_skip is 0, allowed: at least 1"),
         ({"noop_max": -1}, "env.noop_max is -1, allowed: at least 0"),

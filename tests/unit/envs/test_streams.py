@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tidemill.envs.interface import Tick, VectorEnv
+from tidemill.envs.interface import VectorEnv, VectorStep
 from tidemill.envs.make import make_env
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import InvalidArgument
@@ -31,80 +31,80 @@ def random_action(env: VectorEnv, rng: np.random.Generator) -> NDArray[np.generi
     return rng.uniform(-1, 1, (env.num_envs, *env.spec.action_shape)).astype(np.float32)
 
 
-def play(settings: EnvSettings, num_ticks: int, *, seed: int = 7, training: bool = True) -> list[Tick]:
-    """Return the ticks of random play."""
+def play(settings: EnvSettings, num_steps: int, *, seed: int = 7, training: bool = True) -> list[VectorStep]:
+    """Return the steps of random play."""
     env = make_env(settings, 2 if settings.is_atari else 4, training=training)
     rng = np.random.default_rng(seed)
     env.reset(seed)
-    ticks = [env.step(random_action(env, rng)) for _ in range(num_ticks)]
+    steps = [env.step(random_action(env, rng)) for _ in range(num_steps)]
     env.close()
-    return ticks
+    return steps
 
 
 @pytest.fixture(scope="module", params=PLAYED)
-def ticks(request: pytest.FixtureRequest) -> list[Tick]:
-    """The ticks of each environment, played once."""
-    settings, num_ticks = PLAYED[request.param]
-    return play(settings, num_ticks)
+def steps(request: pytest.FixtureRequest) -> list[VectorStep]:
+    """The steps of each environment, played once."""
+    settings, num_steps = PLAYED[request.param]
+    return play(settings, num_steps)
 
 
-def column(ticks: list[Tick], name: str) -> NDArray[np.bool_]:
-    """Return a flag of all ticks, [T, N]."""
-    return np.stack([getattr(tick, name) for tick in ticks])
+def column(steps: list[VectorStep], name: str) -> NDArray[np.bool_]:
+    """Return a flag of all steps, [T, N]."""
+    return np.stack([getattr(step, name) for step in steps])
 
 
-def test_tick_has_the_shapes_and_dtypes_of_the_interface(ticks: list[Tick]) -> None:
+def test_step_has_the_shapes_and_dtypes_of_the_interface(steps: list[VectorStep]) -> None:
     """Flags are bool [N], rewards float32 [N], observations [N, ...] of uint8 or float32."""
-    tick = ticks[-1]
-    for name in ("terminated", "truncated", "is_first", "was_reset"):
-        flag = getattr(tick, name)
-        assert flag.shape == tick.reward.shape
+    step = steps[-1]
+    for name in ("terminated", "truncated", "is_first", "is_reset_step"):
+        flag = getattr(step, name)
+        assert flag.shape == step.reward.shape
         assert flag.dtype == np.bool_
-    assert tick.reward.dtype == np.float32
-    assert tick.observation.shape[:1] == tick.reward.shape
-    assert tick.observation.dtype in (np.uint8, np.float32)
+    assert step.reward.dtype == np.float32
+    assert step.observation.shape[:1] == step.reward.shape
+    assert step.observation.dtype in (np.uint8, np.float32)
 
 
-def test_reset_follows_every_truncation_and_nothing_but_an_end(ticks: list[Tick]) -> None:
-    """A truncated tick is followed by a reset tick; a reset tick follows an end, and never another reset."""
-    was_reset = column(ticks, "was_reset")
-    terminated, truncated = column(ticks, "terminated"), column(ticks, "truncated")
-    assert was_reset[1:][truncated[:-1]].all()
-    assert (terminated | truncated)[:-1][was_reset[1:]].all()
-    assert not (was_reset[1:] & was_reset[:-1]).any()
-    assert was_reset.any()
+def test_reset_follows_every_truncation_and_nothing_but_an_end(steps: list[VectorStep]) -> None:
+    """A truncated step is followed by a reset step; a reset step follows an end, and never another reset."""
+    is_reset_step = column(steps, "is_reset_step")
+    terminated, truncated = column(steps, "terminated"), column(steps, "truncated")
+    assert is_reset_step[1:][truncated[:-1]].all()
+    assert (terminated | truncated)[:-1][is_reset_step[1:]].all()
+    assert not (is_reset_step[1:] & is_reset_step[:-1]).any()
+    assert is_reset_step.any()
 
 
-def test_terminated_row_is_followed_by_a_final_row_or_a_first_row(ticks: list[Tick]) -> None:
+def test_terminated_row_is_followed_by_a_final_row_or_a_first_row(steps: list[VectorStep]) -> None:
     """The observation after a terminated row is first itself, or belongs to a row that a reset completes."""
-    terminated, is_first = column(ticks, "terminated"), column(ticks, "is_first")
-    continues = terminated[:-1] & ~column(ticks, "was_reset")[1:]
+    terminated, is_first = column(steps, "terminated"), column(steps, "is_first")
+    continues = terminated[:-1] & ~column(steps, "is_reset_step")[1:]
     assert is_first[:-1][continues].all()
 
 
-def test_observation_is_first_exactly_after_a_reset_or_a_lost_life(ticks: list[Tick]) -> None:
+def test_observation_is_first_exactly_after_a_reset_or_a_lost_life(steps: list[VectorStep]) -> None:
     """`is_first` is set by a reset, or together with a termination that needs none."""
-    is_first, was_reset = column(ticks, "is_first"), column(ticks, "was_reset")
-    assert is_first[was_reset].all()
-    assert column(ticks, "terminated")[is_first & ~was_reset].all()
+    is_first, is_reset_step = column(steps, "is_first"), column(steps, "is_reset_step")
+    assert is_first[is_reset_step].all()
+    assert column(steps, "terminated")[is_first & ~is_reset_step].all()
 
 
-def test_reset_tick_brings_no_reward_and_no_end(ticks: list[Tick]) -> None:
-    """A final row has reward 0 and does not end again."""
-    was_reset = column(ticks, "was_reset")
-    assert (column(ticks, "reward")[was_reset] == 0).all()
-    assert not column(ticks, "terminated")[was_reset].any()
-    assert not column(ticks, "truncated")[was_reset].any()
+def test_reset_step_brings_no_reward_and_no_end(steps: list[VectorStep]) -> None:
+    """A final observation step has reward 0 and does not end again."""
+    is_reset_step = column(steps, "is_reset_step")
+    assert (column(steps, "reward")[is_reset_step] == 0).all()
+    assert not column(steps, "terminated")[is_reset_step].any()
+    assert not column(steps, "truncated")[is_reset_step].any()
 
 
-def test_summaries_account_for_every_decision_of_real_episodes(ticks: list[Tick]) -> None:
+def test_summaries_account_for_every_decision_of_real_episodes(steps: list[VectorStep]) -> None:
     """Each reset is preceded by one summary, whose length is the decisions since the reset before."""
-    was_reset = column(ticks, "was_reset")
-    decisions = np.zeros(was_reset.shape[1], int)
-    for tick, next_was_reset in zip(ticks, was_reset[1:], strict=False):
-        decisions += ~tick.was_reset
-        ended = {episode.env_index: episode.length for episode in tick.episodes}
-        assert sorted(ended) == np.flatnonzero(next_was_reset).tolist()
+    is_reset_step = column(steps, "is_reset_step")
+    decisions = np.zeros(is_reset_step.shape[1], int)
+    for step, next_is_reset in zip(steps, is_reset_step[1:], strict=False):
+        decisions += ~step.is_reset_step
+        ended = {episode.env_index: episode.length for episode in step.episodes}
+        assert sorted(ended) == np.flatnonzero(next_is_reset).tolist()
         assert all(decisions[index] == length for index, length in ended.items())
         decisions[list(ended)] = 0
 
@@ -123,13 +123,13 @@ def test_same_seed_and_actions_give_the_same_ticks(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["lander", "breakout"])
 def test_arrays_of_a_tick_stay_as_they_were(name: str) -> None:
-    """The caller may keep a tick's arrays: later steps do not write into them."""
+    """The caller may keep a step's arrays: later steps do not write into them."""
     env = make_env(PLAYED[name][0], 2, training=True)
     rng = np.random.default_rng(0)
     kept = [env.reset(1)]
     for _ in range(60):
-        tick = env.step(random_action(env, rng))
-        kept += [tick.observation, tick.reward, tick.terminated, tick.is_first, tick.was_reset]
+        step = env.step(random_action(env, rng))
+        kept += [step.observation, step.reward, step.terminated, step.is_first, step.is_reset_step]
     copies = [array.copy() for array in kept]
     env.step(random_action(env, rng))
     env.reset(2)
@@ -145,9 +145,9 @@ def test_reset_in_the_middle_of_episodes_starts_all_anew(env_id: str) -> None:
     for _ in range(2):
         rng = np.random.default_rng(3)
         observation = env.reset(5)
-        ticks = [env.step(random_action(env, rng)) for _ in range(10)]  # the tenth one is truncated
-        assert all(tick.was_reset.sum() == 0 for tick in ticks[:5])
-        runs.append([observation, *(tick.observation for tick in ticks)])
+        steps = [env.step(random_action(env, rng)) for _ in range(10)]  # the tenth one is truncated
+        assert all(step.is_reset_step.sum() == 0 for step in steps[:5])
+        runs.append([observation, *(step.observation for step in steps)])
     assert all(np.array_equal(a, b) for a, b in zip(*runs, strict=True))
 
 

@@ -8,16 +8,15 @@ import pytest
 from services.evaluator.protocol import Evaluation, Player, Protocol
 from tests.unit.evaluator.line_env import LineEnv
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
-from tidemill.rl.agents.interface import Decision
-from tidemill.rl.percept import Percept
+from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 
 
 def _protocol(num_slots: int, period: int = 10) -> Protocol:
     return Protocol(lambda: GymnasiumVectorEnv(lambda: LineEnv(period), 1), num_slots)
 
 
-def _zeros(percept: Percept) -> Decision:
-    return Decision(np.zeros(len(percept), np.int64))
+def _zeros(policy_input: PolicyInput) -> PolicyOutput:
+    return PolicyOutput(np.zeros(len(policy_input), np.int64))
 
 
 def _play(protocol: Protocol, seeds: range) -> Evaluation:
@@ -54,9 +53,9 @@ def test_play_asks_the_policy_once_for_all_slots_that_play() -> None:
     """Inference is batched; slots that have no episode left are not asked about."""
     sizes: list[int] = []
 
-    def act(percept: Percept) -> Decision:
-        sizes.append(len(percept))
-        return _zeros(percept)
+    def act(policy_input: PolicyInput) -> PolicyOutput:
+        sizes.append(len(policy_input))
+        return _zeros(policy_input)
 
     assert _protocol(3, period=3).play(Player(act), range(3)) is not None
     assert sizes == [3, 2, 1]  # episodes of 1, 2 and 3 steps
@@ -65,8 +64,8 @@ def test_play_asks_the_policy_once_for_all_slots_that_play() -> None:
 def test_play_gives_each_slot_its_own_action() -> None:
     """Actions go back to the slot whose observation asked for them: odd seeds act 1 and earn 2 a step."""
 
-    def act(percept: Percept) -> Decision:
-        return Decision(percept.observation[:, 0].astype(np.int64) % 2)
+    def act(policy_input: PolicyInput) -> PolicyOutput:
+        return PolicyOutput(policy_input.observation[:, 0].astype(np.int64) % 2)
 
     evaluation = _protocol(4).play(Player(act), range(8))
     assert evaluation is not None
@@ -84,35 +83,37 @@ def test_play_ends_at_the_next_step_when_stopped() -> None:
 
     acted: list[int] = []
 
-    def act(percept: Percept) -> Decision:
+    def act(policy_input: PolicyInput) -> PolicyOutput:
         acted.append(1)
-        return _zeros(percept)
+        return _zeros(policy_input)
 
     assert _protocol(2).play(Player(act), range(5, 10), is_stopped) is None
     assert len(acted) == 3
 
 
-def test_play_hands_each_slot_its_own_memory_back() -> None:
-    """A policy that counts its steps of an episode finds the count in its next percept, reset by nobody but itself."""
+def test_play_hands_each_slot_its_own_recurrent_state_back() -> None:
+    """A policy that counts its steps of an episode finds the count in its next input, reset by nobody else."""
     counts: list[list[float]] = []
 
-    def act(percept: Percept) -> Decision:
-        memory = np.where(percept.is_first[:, None], np.float32(0), percept.memory) + np.float32(1)
+    def act(policy_input: PolicyInput) -> PolicyOutput:
+        memory = np.where(policy_input.is_first[:, None], np.float32(0), policy_input.recurrent_state) + np.float32(1)
         counts.append(memory[:, 0].tolist())
-        return Decision(np.zeros(len(percept), np.int64), memory=memory)
+        return PolicyOutput(np.zeros(len(policy_input), np.int64), recurrent_state=memory)
 
-    assert _protocol(2).play(Player(act, memory_size=1), [0, 2, 1]) is not None
+    assert _protocol(2).play(Player(act, recurrent_state_size=1), [0, 2, 1]) is not None
     # episodes of 1, 3 and 2 steps: the second slot's count goes on when the first begins its next episode
     assert counts == [[1.0, 1.0], [1.0, 2.0], [2.0, 3.0]]
 
 
 def test_play_tells_the_policy_what_it_did_and_got() -> None:
-    """Each percept after the first of an episode has the last action and its raw reward."""
+    """Each policy_input after the first of an episode has the last action and its raw reward."""
     seen: list[tuple[bool, int, float]] = []
 
-    def act(percept: Percept) -> Decision:
-        seen.append((bool(percept.is_first[0]), int(percept.last_action[0]), float(percept.last_reward[0])))
-        return Decision(np.ones(1, np.int64))
+    def act(policy_input: PolicyInput) -> PolicyOutput:
+        seen.append(
+            (bool(policy_input.is_first[0]), int(policy_input.last_action[0]), float(policy_input.last_reward[0]))
+        )
+        return PolicyOutput(np.ones(1, np.int64))
 
     assert _protocol(1).play(Player(act), [2]) is not None
     assert seen == [(True, 0, 0.0), (False, 1, 2.0), (False, 1, 2.0)]

@@ -15,7 +15,7 @@ from services.learner.decoder import Batch
 from services.learner.transfer import Transferred
 from tidemill.replay.batch import SampledBatch, StoredSteps
 from tidemill.rl.agents.interface import Update
-from tidemill.rl.ranks import Ranks
+from tidemill.rl.process_group import ProcessGroup
 from tidemill.types import WindowSpec
 
 
@@ -43,7 +43,7 @@ class FakeAgent:
         """Return the reward of each item's first step."""
         return {"reward": columns["reward"][index[:, 0]]}
 
-    def join(self, ranks: Ranks) -> None:
+    def set_process_group(self, group: ProcessGroup) -> None:
         """Train alone anyway."""
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:

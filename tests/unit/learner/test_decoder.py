@@ -10,7 +10,7 @@ import pytest
 
 from services.learner.counters import Counters
 from services.learner.decoder import Batch, Decoder
-from services.learner.memories import memories
+from services.learner.recurrent_state import recurrent_states
 from services.learner.transfer import Transfer, device_of
 from tests.unit.learner.fakes import FakeAgent, sample
 from tidemill import codec
@@ -70,7 +70,7 @@ def test_other_samplers_have_weight_one(sampler: str) -> None:
 
 def test_weights_are_scaled_within_each_batch() -> None:
     """With beta = 1 the probabilities 0.1, 0.3, 0.5 give 1, 1/3, 1/5; and 0.2, 0.4, 0.6 give 1, 1/2, 1/3."""
-    settings = TableSettings(sampler="prioritized", importance_exponent=1.0)
+    settings = TableSettings(sampler="prioritized", importance_sampling_exponent=1.0)
     first, second = _decode(settings, splits=2)
     assert first.weight.tolist() == pytest.approx([1, 1 / 3, 1 / 5])
     assert second.weight.tolist() == pytest.approx([1, 1 / 2, 1 / 3])
@@ -87,26 +87,29 @@ def test_each_item_has_the_version_of_its_own_chunk() -> None:
     assert batch.params_versions.tolist() == [3, 3, 5, 9, 9, 9]
 
 
-def test_memories_of_items_go_with_them() -> None:
+def test_recurrent_states_of_items_go_with_them() -> None:
     """Two numbers an item, dealt out like the items; a sample without payloads has no such column."""
     found = dataclasses.replace(sample(_REWARDS), payloads=tuple(np.array([i, -i], "<f4").tobytes() for i in range(6)))
     decoder = Decoder(FakeAgent(), _SIGNATURE, TableSettings(), Counters(), Transfer(device_of("cpu")), splits=2)
     first, second = decoder.decode(found, received_at=7.0)
-    assert first.columns["memory"].tolist() == [[0, 0], [2, -2], [4, -4]]
-    assert second.columns["memory"].tolist() == [[1, -1], [3, -3], [5, -5]]
+    assert first.columns["recurrent_state"].tolist() == [[0, 0], [2, -2], [4, -4]]
+    assert second.columns["recurrent_state"].tolist() == [[1, -1], [3, -3], [5, -5]]
 
 
 @pytest.mark.parametrize("payloads", [(b"\0" * 4, b""), (b"\0" * 4, b"\0" * 8), (b"\0" * 3,) * 2])
-def test_memories_of_different_sizes_are_refused(payloads: tuple[bytes, ...]) -> None:
+def test_recurrent_states_of_different_sizes_are_refused(payloads: tuple[bytes, ...]) -> None:
     """An item without its memory, or with another agent's, is never trained on."""
     with pytest.raises(DataLoss, match="must all have the same number of floats"):
-        memories(payloads)
+        recurrent_states(payloads)
 
 
 def test_exponent_follows_the_learner_steps() -> None:
     """Half-way from 0 to 1 it is 1/2: probabilities 0.1 and 0.4 give 1 and 1/2."""
     settings = TableSettings(
-        sampler="prioritized", importance_exponent=0.0, importance_exponent_final=1.0, importance_steps=100
+        sampler="prioritized",
+        importance_sampling_exponent=0.0,
+        importance_sampling_exponent_final=1.0,
+        importance_sampling_steps=100,
     )
     (batch,) = _decode(settings, splits=1, learner_steps=50)
     assert batch.weight[[0, 3]].tolist() == pytest.approx([1, 1 / 2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.learner.importance import importance_exponent, importance_weights
+from services.learner.importance import importance_sampling_exponent, importance_weights
 from tidemill.config.table import TableSettings
 
 
@@ -37,10 +37,10 @@ def test_weights_of_a_million_tiny_probabilities_are_finite() -> None:
 @pytest.mark.parametrize("steps, expected", [(0, 0.4), (250, 0.55), (500, 0.7), (1_000, 1.0), (5_000, 1.0)])
 def test_exponent_rises_linearly_and_stays_at_its_final_value(steps: int, expected: float) -> None:
     """From 0.4 to 1 over 1,000 steps: 0.6 / 1,000 a step."""
-    settings = TableSettings(sampler="prioritized", importance_steps=1_000)
-    assert importance_exponent(settings, steps) == pytest.approx(expected)
+    settings = TableSettings(sampler="prioritized", importance_sampling_steps=1_000)
+    assert importance_sampling_exponent(settings, steps) == pytest.approx(expected)
 
 
 def test_exponent_without_schedule_is_constant() -> None:
-    """`importance_steps` 0 keeps the first value."""
-    assert importance_exponent(TableSettings(importance_steps=0), 10**9) == 0.4
+    """`importance_sampling_steps` 0 keeps the first value."""
+    assert importance_sampling_exponent(TableSettings(importance_sampling_steps=0), 10**9) == 0.4

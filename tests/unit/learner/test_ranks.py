@@ -19,7 +19,7 @@ from services.learner.transfer import Transferred, device_of
 from tests.unit.learner.fakes import Clock, FakeAgent, FakePriorities, FakeSource
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.interface import Update
-from tidemill.rl.ranks import ALONE, draw_normal
+from tidemill.rl.process_group import SINGLE_PROCESS, draw_normal
 
 
 class _Others(OneRank):
@@ -128,7 +128,7 @@ def test_every_rank_draws_its_rows_of_the_whole_batchs_noise() -> None:
 
     cpu = torch.device("cpu")
     generators = [torch.Generator().manual_seed(3) for _ in range(3)]
-    whole = draw_normal((2, 8, 5), ALONE, generators[0], cpu, dim=1)
+    whole = draw_normal((2, 8, 5), SINGLE_PROCESS, generators[0], cpu, dim=1)
     halves = [draw_normal((2, 4, 5), Half(index), generators[1 + index], cpu, dim=1) for index in range(2)]
     assert torch.equal(torch.cat(halves, dim=1), whole)
     assert len({generator.get_state().numpy().tobytes() for generator in generators}) == 1

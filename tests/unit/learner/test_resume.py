@@ -15,9 +15,9 @@ from services.learner.resume import Resumable
 from services.learner.rng import seed_rng
 from tidemill.errors import FatalError
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.config import AgentConfig
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Agent
+from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.types import EnvSpec
 
@@ -26,7 +26,7 @@ _FORMAT_1 = Path(__file__).parent / "data" / "format-1"
 _CONTINUOUS = EnvSpec((8,), "float32", action_shape=(2,))
 _DISCRETE = EnvSpec((4,), "float32", num_actions=3)
 _SAC = SACConfig(hidden_sizes=(16, 16))
-_DQN = DQNConfig(network="mlp", hidden_sizes=(16,), target_every=7)
+_DQN = DQNConfig(network="mlp", hidden_sizes=(16,), target_update_period=7)
 
 _CASES = [pytest.param(_SAC, _CONTINUOUS, id="sac"), pytest.param(_DQN, _DISCRETE, id="dqn")]
 

@@ -90,7 +90,7 @@ class LogMachine(ReplayMachine):
             slots = items.live()
             found = dict(zip(items.numbers(slots).tolist(), items.priorities[slots].tolist(), strict=True))
             for item in self.items[name]:
-                saved = self.saved.get((name, item.number), item.first_priority)
+                saved = self.saved.get((name, item.number), item.initial_priority)
                 assert found[item.number] in (saved, item.priority)
                 item.priority = found[item.number]
 

@@ -49,7 +49,7 @@ class ModelItem:
     first: int
     length: int
     priority: float
-    first_priority: float
+    initial_priority: float
 
     @property
     def steps(self) -> tuple[int, ...]:

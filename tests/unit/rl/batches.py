@@ -10,17 +10,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tidemill.rl.action_noise import NoiseConfig
 from tidemill.rl.agents.build import build_policy
-from tidemill.rl.agents.config import AgentConfig
 from tidemill.rl.agents.d4pg.config import D4PGConfig
 from tidemill.rl.agents.ddpg.config import DDPGConfig
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.r2d2.config import R2D2Config
+from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.td3.config import TD3Config
-from tidemill.rl.noise import NoiseConfig
-from tidemill.rl.percept import Percept
+from tidemill.rl.policy_io import PolicyInput
 from tidemill.types import EnvSpec
 
 VECTOR = EnvSpec((3,), "float32", num_actions=4)
@@ -41,11 +41,18 @@ SMALL_R2D2: dict[str, Any] = {
 """Sizes of a recurrent agent that is quick to test."""
 
 CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
-    "dqn": (DQNConfig(network="mlp", hidden_sizes=(16,), target_every=100), VECTOR),
-    "dqn_soft_target": (DQNConfig(network="mlp", hidden_sizes=(16,), target_every=0, loss="mse", double=False), VECTOR),
+    "dqn": (DQNConfig(network="mlp", hidden_sizes=(16,), target_update_period=100), VECTOR),
+    "dqn_soft_target": (
+        DQNConfig(network="mlp", hidden_sizes=(16,), target_update_period=0, loss="mse", double=False),
+        VECTOR,
+    ),
     "dqn_image": (
         DQNConfig(
-            network="nature_group_norm", hidden_sizes=(16,), dueling=False, target_every=3, update_precision="float32"
+            network="nature_group_norm",
+            hidden_sizes=(16,),
+            dueling=False,
+            target_update_period=3,
+            update_precision="float32",
         ),
         IMAGE,
     ),
@@ -57,7 +64,7 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
             distribution="c51",
             atoms=11,
             exploration="none",
-            target_every=5,
+            target_update_period=5,
         ),
         VECTOR,
     ),
@@ -79,7 +86,10 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         ),
         COLOURS,
     ),
-    "r2d2": (R2D2Config(network="mlp", **SMALL_R2D2, target_every=5, learning_rate_decay_updates=1_000), VECTOR),
+    "r2d2": (
+        R2D2Config(network="mlp", **SMALL_R2D2, target_update_period=5, learning_rate_decay_updates=1_000),
+        VECTOR,
+    ),
     "r2d2_image": (
         R2D2Config(
             network="nature",
@@ -87,7 +97,7 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
             dueling=False,
             double=False,
             value_rescaling=False,
-            target_every=0,
+            target_update_period=0,
             update_precision="float32",
         ),
         IMAGE,
@@ -99,8 +109,8 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
             critic_layer_norm=True,
             temperature="fixed",
             initial_temperature=0.1,
-            actor_every=2,
-            policy_average=0.9,
+            policy_delay=2,
+            actor_ema_decay=0.9,
             learning_rate_decay_updates=1_000,
         ),
         CONTINUOUS,
@@ -115,22 +125,22 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
             critic_weight_decay=0.0,
             n_step=5,
             learning_rate_decay_updates=1_000,
-            noise=NoiseConfig(kind="gaussian", greedy_share=0.4, hold_probability=0.1),
+            noise=NoiseConfig(kind="gaussian", greedy_fraction=0.4, hold_probability=0.1),
         ),
         CONTINUOUS_IMAGE,
     ),
     "td3": (TD3Config(hidden_sizes=(16, 16)), CONTINUOUS),
     "td3_image": (
-        TD3Config(hidden_sizes=(16,), n_step=3, actor_every=1, target_noise=0.0, learning_rate_decay_updates=1_000),
+        TD3Config(hidden_sizes=(16,), n_step=3, policy_delay=1, target_noise=0.0, learning_rate_decay_updates=1_000),
         CONTINUOUS_IMAGE,
     ),
-    "d4pg": (D4PGConfig(actor_sizes=(16,), critic_sizes=(16, 16), target_every=3), CONTINUOUS),
+    "d4pg": (D4PGConfig(actor_sizes=(16,), critic_sizes=(16, 16), target_update_period=3), CONTINUOUS),
     "d4pg_soft_target": (
         D4PGConfig(
             actor_sizes=(16,),
             critic_sizes=(16,),
             action_layer=0,
-            target_every=0,
+            target_update_period=0,
             tau=0.1,
             num_atoms=7,
             learning_rate_decay_updates=1_000,
@@ -144,9 +154,9 @@ Images are updated in float32 on every machine: tests compare with figures worke
 """
 
 
-def memory_size(config: AgentConfig, env_spec: EnvSpec) -> int:
+def recurrent_state_size(config: AgentConfig, env_spec: EnvSpec) -> int:
     """Return how many numbers the policy of these settings remembers."""
-    return build_policy(config, env_spec).memory_size
+    return build_policy(config, env_spec).recurrent_state_size
 
 
 def sampled_batch(
@@ -167,8 +177,8 @@ def sampled_batch(
     }
     index = np.arange(size)[:, None] + np.arange(length)
     batch = {name: torch.from_numpy(array) for name, array in agent.decode(columns, index).items()}
-    if memory_size(config, env_spec):
-        batch["memory"] = torch.randn((size, memory_size(config, env_spec)), generator=rng)
+    if recurrent_state_size(config, env_spec):
+        batch["recurrent_state"] = torch.randn((size, recurrent_state_size(config, env_spec)), generator=rng)
     return batch
 
 
@@ -183,15 +193,17 @@ def random_batch(env_spec: EnvSpec, size: int, rng: torch.Generator) -> dict[str
     }
 
 
-def percept(observation: NDArray[Any], is_first: NDArray[np.bool_] | None = None, memory: int = 0) -> Percept:
+def policy_input(
+    observation: NDArray[Any], is_first: NDArray[np.bool_] | None = None, recurrent_state_size: int = 0
+) -> PolicyInput:
     """Return what a policy perceives that has done nothing yet; unless said otherwise no episode begins."""
     count = len(observation)
-    return Percept(
+    return PolicyInput(
         observation,
         np.zeros(count, dtype=np.bool_) if is_first is None else is_first,
         np.zeros(count, dtype=np.int64),
         np.zeros(count, dtype=np.float32),
-        np.zeros((count, memory), dtype=np.float32),
+        np.zeros((count, recurrent_state_size), dtype=np.float32),
     )
 
 

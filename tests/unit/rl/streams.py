@@ -19,7 +19,7 @@ class Stream:
     Attributes:
         columns: Rows by column, [R, ...].
         stacks: The last `frame_stack` observations at each row, oldest first, [R, stack, *FRAME].
-        final: Whether a row is a final row, on which no item starts, [R].
+        final: Whether a row is a final observation step, on which no item starts, [R].
     """
 
     columns: dict[str, NDArray[Any]]
@@ -55,7 +55,9 @@ class StreamBuilder:
             {
                 "observation": frames[-1],
                 "action": self.rng.integers(4),
-                "reward": np.float32(np.nan if final else self.rng.normal()),  # a final row's reward means nothing
+                "reward": np.float32(
+                    np.nan if final else self.rng.normal()
+                ),  # a final observation step's reward means nothing
                 "terminated": ending.startswith("terminated"),
                 "truncated": ending == "truncated",
                 "is_first": is_first,

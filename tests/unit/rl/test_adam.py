@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from tests.unit.rl.batches import random_batch
-from tidemill.rl.adam import Adam
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.optimizers import Adam
 from tidemill.types import EnvSpec
 
 

@@ -11,16 +11,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.rl.batches import CASES, CONTINUOUS, IMAGE, VECTOR, memory_size, percept, random_batch, sampled_batch
+from tests.unit.rl.batches import (
+    CASES,
+    CONTINUOUS,
+    IMAGE,
+    VECTOR,
+    policy_input,
+    random_batch,
+    recurrent_state_size,
+    sampled_batch,
+)
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
-from tidemill.rl.agents.config import AgentConfig
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Agent, Array, Policy
+from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.td3.config import TD3Config
-from tidemill.rl.exploration import ActorPlace
-from tidemill.rl.percept import Percept
+from tidemill.rl.exploration import ActorSlot
+from tidemill.rl.policy_io import PolicyInput
 from tidemill.types import EnvSpec
 
 every_agent = pytest.mark.parametrize("config,env_spec", CASES.values(), ids=CASES.keys())
@@ -57,12 +66,12 @@ def assert_equal_states(left: Mapping[str, Any], right: Mapping[str, Any]) -> No
 
 def policy_of(config: AgentConfig, env_spec: EnvSpec, seed: int = 0, num_envs: int = 5) -> Policy:
     """Return a policy placed for `num_envs` environments."""
-    return build_policy(config, env_spec, seed=seed, place=ActorPlace(0, num_envs, 1))
+    return build_policy(config, env_spec, seed=seed, slot=ActorSlot(0, num_envs, 1))
 
 
-def seen_by(config: AgentConfig, env_spec: EnvSpec) -> Percept:
+def seen_by(config: AgentConfig, env_spec: EnvSpec) -> PolicyInput:
     """Return what a policy of these settings perceives of five environments."""
-    return percept(observations(env_spec), memory=memory_size(config, env_spec))
+    return policy_input(observations(env_spec), recurrent_state_size=recurrent_state_size(config, env_spec))
 
 
 def observations(env_spec: EnvSpec, count: int = 5) -> Array:
@@ -164,7 +173,7 @@ def test_policies_with_the_same_parameters_agree(config: AgentConfig, env_spec: 
     policies = [policy_of(config, env_spec, seed) for seed in (1, 2)]
     for policy in policies:
         policy.load(state)
-    actions = [policy.greedy(seen_by(config, env_spec)).action for policy in policies]
+    actions = [policy.act(seen_by(config, env_spec), evaluation=True).action for policy in policies]
     np.testing.assert_array_equal(actions[0], actions[1])
 
 
@@ -176,7 +185,7 @@ def test_exploration_follows_its_seed(config: AgentConfig, env_spec: EnvSpec) ->
     def actions(seed: int) -> Array:
         policy = policy_of(config, env_spec, seed)
         policy.load(state)
-        return np.stack([policy.explore(seen_by(config, env_spec), step).action for step in (0, 100_000, 100_001)])
+        return np.stack([policy.act(seen_by(config, env_spec), step).action for step in (0, 100_000, 100_001)])
 
     first = actions(7)
     torch.manual_seed(1)
@@ -190,9 +199,9 @@ def test_actions_have_the_environments_shape_and_type(config: AgentConfig, env_s
     policy = policy_of(config, env_spec)
     seen = seen_by(config, env_spec)
     for action in (
-        policy.explore(seen, 0).action,
-        policy.explore(seen, 10**6).action,
-        policy.greedy(seen).action,
+        policy.act(seen, 0).action,
+        policy.act(seen, 10**6).action,
+        policy.act(seen, evaluation=True).action,
     ):
         assert action.dtype == env_spec.action_dtype
         assert action.shape == (5, *env_spec.action_shape)
@@ -202,14 +211,14 @@ def test_actions_have_the_environments_shape_and_type(config: AgentConfig, env_s
 
 
 @every_agent
-def test_first_priority_is_one_positive_number_an_environment(config: AgentConfig, env_spec: EnvSpec) -> None:
-    """The columns of a decision, stacked over n + 1 ticks, are all a policy needs."""
+def test_initial_priority_is_one_positive_number_an_environment(config: AgentConfig, env_spec: EnvSpec) -> None:
+    """The columns of a decision, stacked over n + 1 steps, are all a policy needs."""
     policy, steps = policy_of(config, env_spec), config.window(env_spec.frame_stack).steps
-    ticks = [policy.explore(seen_by(config, env_spec), 0).priority_inputs for _ in range(steps + 1)]
-    columns = {name: np.stack([tick[name] for tick in ticks]) for name in ticks[0]}
+    acted = [policy.act(seen_by(config, env_spec), 0).priority_inputs for _ in range(steps + 1)]
+    columns = {name: np.stack([step[name] for step in acted]) for name in acted[0]}
     flags = np.zeros((steps + 1, 5), dtype=bool)
-    columns |= {"reward": flags.astype(np.float32), "terminated": flags, "truncated": flags, "was_reset": flags}
-    priority = policy.first_priority(columns)
+    columns |= {"reward": flags.astype(np.float32), "terminated": flags, "truncated": flags, "is_reset_step": flags}
+    priority = policy.initial_priority(columns)
     assert priority.dtype == np.float32
     assert priority.shape == (5,)
     assert (priority >= 0).all()
@@ -237,4 +246,4 @@ def test_smallest_image_passes_through_the_network() -> None:
     """36 pixels leave one after three convolutions."""
     config = DQNConfig(hidden_sizes=(8,))
     spec = EnvSpec((36, 36), "uint8", IMAGE.frame_stack, 3)
-    assert policy_of(config, spec).greedy(seen_by(config, spec)).action.shape == (5,)
+    assert policy_of(config, spec).act(seen_by(config, spec), evaluation=True).action.shape == (5,)

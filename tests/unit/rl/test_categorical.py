@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tidemill.rl import categorical
+from tidemill.rl.losses import categorical
 
 SUPPORT = categorical.atoms(-1.0, 1.0, 3)
 

@@ -16,18 +16,18 @@ from torch import Tensor
 from tests.unit.rl.batches import CASES, VECTOR, sampled_batch
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.config import AgentConfig
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Agent
+from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.compilation import Compile, compiled
-from tidemill.rl.ranks import Alone
+from tidemill.rl.process_group import SingleProcess
 from tidemill.types import EnvSpec
 
 UPDATES = 20
-CONFIG, SPEC = DQNConfig(network="mlp", hidden_sizes=(16,), target_every=5), VECTOR
+CONFIG, SPEC = DQNConfig(network="mlp", hidden_sizes=(16,), target_update_period=5), VECTOR
 
 
-class _WithIdleRank(Alone):
+class _WithIdleRank(SingleProcess):
     """One of two ranks; the other one's gradients are 0."""
 
     size = 2
@@ -112,7 +112,7 @@ def test_compiled_gradients_are_averaged_over_ranks() -> None:
     agents = [build_agent(with_compile(CONFIG, how), SPEC, seed=1) for how in ("none", "default")]
     for agent in agents:
         ranks = _WithIdleRank()
-        agent.join(ranks)
+        agent.set_process_group(ranks)
         updated(agent, CONFIG, SPEC, range(2))
         assert ranks.means == 2
     torch.testing.assert_close(agents[1].policy_state(), agents[0].policy_state())

@@ -38,7 +38,7 @@ from tidemill.rl.agents.td3.config import TD3Config
         (DQNConfig, "batch_size", 0),
         (DQNConfig, "gamma", 1.5),
         (DQNConfig, "n_step", 0),
-        (DQNConfig, "target_every", -1),
+        (DQNConfig, "target_update_period", -1),
         (DQNConfig, "tau", 0.0),
         (DQNConfig, "exploration", "boltzmann"),
         (DQNConfig, "ladder_base", 0.0),
@@ -59,11 +59,11 @@ from tidemill.rl.agents.td3.config import TD3Config
         (SACConfig, "tau", 1.1),
         (SACConfig, "temperature", "auto"),
         (SACConfig, "initial_temperature", float("inf")),
-        (SACConfig, "actor_every", 0),
-        (SACConfig, "policy_average", 1.0),
-        (SACConfig, "greedy_share", 1.5),
+        (SACConfig, "policy_delay", 0),
+        (SACConfig, "actor_ema_decay", 1.0),
+        (SACConfig, "greedy_fraction", 1.5),
         (SACConfig, "noise_correlation", 1.0),
-        (SACConfig, "random_steps", -1),
+        (SACConfig, "start_steps", -1),
     ],
 )
 def test_setting_out_of_range_is_refused_by_name_and_value(config: type[Any], field: str, value: object) -> None:
@@ -83,14 +83,14 @@ def test_published_presets_can_be_expressed() -> None:
         optimizer_epsilon=1.5e-4,
         weight_decay=5e-5,
         max_grad_norm=0.0,
-        target_every=10_000,
+        target_update_period=10_000,
         batch_size=256,
         exploration="schedule",
         epsilon_final=0.1,
         epsilon_decay_steps=4_000_000,
         evaluation_epsilon=0.05,
     )
-    ladder_pong = DQNConfig(n_step=5, loss="mse", batch_size=128, target_every=250, learning_rate=1e-4)
+    ladder_pong = DQNConfig(n_step=5, loss="mse", batch_size=128, target_update_period=250, learning_rate=1e-4)
     fixed_temperature_sac = SACConfig(
         hidden_sizes=(400, 300),
         temperature="fixed",
@@ -98,7 +98,7 @@ def test_published_presets_can_be_expressed() -> None:
         learning_rate=1e-3,
         tau=0.005,
         batch_size=100,
-        random_steps=10_000,
+        start_steps=10_000,
     )
     assert group_norm_atari.loss == "huber"
     assert (ladder_pong.ladder_base, ladder_pong.ladder_alpha) == (0.4, 7.0)
@@ -107,15 +107,7 @@ def test_published_presets_can_be_expressed() -> None:
 
 def test_settings_and_windows_import_no_torch() -> None:
     """Processes without torch read the settings; decoder threads of any process cut windows."""
-    modules = (
-        "agents.config",
-        "windows",
-        "frame_stacker",
-        "exploration",
-        "percept",
-        "sequences",
-        "epsilon_greedy",
-    )
+    modules = ("agents.registry", "transitions", "policy_io", "exploration", "action_noise", "sequences")
     imports = "; ".join(f"import tidemill.rl.{module}" for module in modules)
     script = f"import sys; {imports}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.rl.batches import percept
+from tests.unit.rl.batches import policy_input
 from tidemill.rl.agents.build import build_agent, build_policy
-from tidemill.rl.agents.config import AgentConfig
 from tidemill.rl.agents.d4pg.config import D4PGConfig
 from tidemill.rl.agents.ddpg.config import DDPGConfig
+from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.types import EnvSpec
@@ -73,4 +73,4 @@ def test_actor_finds_the_best_action_of_every_observation(config: AgentConfig) -
         agent.update({name: torch.from_numpy(value) for name, value in batch.items()}, weight)
     seen = rng.uniform(-1, 1, (500, 2)).astype(np.float32)
     policy.load(agent.policy_state())
-    assert np.abs(policy.greedy(percept(seen)).action - best_action(seen)).mean() < 0.1
+    assert np.abs(policy.act(policy_input(seen), evaluation=True).action - best_action(seen)).mean() < 0.1

@@ -14,9 +14,9 @@ from tests.unit.rl import reference_update as ref
 from tests.unit.rl.batches import CONTINUOUS, random_batch
 from tests.unit.rl.reference_update import Batch, Floats, Params
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.config import AgentConfig
 from tidemill.rl.agents.d4pg.config import D4PGConfig
 from tidemill.rl.agents.ddpg.config import DDPGConfig
+from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.td3.config import TD3Config
 
@@ -115,7 +115,7 @@ def sac(state: dict[str, Params], batch: Batch, weight: Floats) -> Reference:
 
 CASES: dict[str, tuple[AgentConfig, Callable[[dict[str, Params], Batch, Floats], Reference]]] = {
     "ddpg": (DDPGConfig(actor_sizes=(6,), critic_sizes=(6, 5)), ddpg),
-    "td3": (TD3Config(hidden_sizes=(6,), target_noise_limit=0.3), td3),
+    "td3": (TD3Config(hidden_sizes=(6,), noise_clip=0.3), td3),
     "d4pg": (D4PGConfig(actor_sizes=(6,), critic_sizes=(6, 5), num_atoms=11, value_min=-2.0, value_max=2.0), d4pg),
     "sac": (SACConfig(hidden_sizes=(6,), temperature="fixed", initial_temperature=0.1), sac),
 }

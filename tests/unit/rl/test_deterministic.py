@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.rl.batches import CONTINUOUS, CONTINUOUS_IMAGE, percept, random_batch
+from tests.unit.rl.batches import CONTINUOUS, CONTINUOUS_IMAGE, policy_input, random_batch
 from tidemill.errors import ConfigError
+from tidemill.rl.action_noise import NoiseConfig
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.d4pg import loss as d4pg_loss
 from tidemill.rl.agents.d4pg.config import D4PGConfig
@@ -21,8 +22,7 @@ from tidemill.rl.agents.ddpg.config import DDPGConfig
 from tidemill.rl.agents.td3 import loss as td3_loss
 from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.networks.deterministic import ActionCritic, DeterministicActor
-from tidemill.rl.networks.flat import flat
-from tidemill.rl.noise import NoiseConfig
+from tidemill.rl.networks.linear import flat
 from tidemill.types import EnvSpec
 
 Config = DDPGConfig | TD3Config | D4PGConfig
@@ -30,7 +30,7 @@ Config = DDPGConfig | TD3Config | D4PGConfig
 CASES: dict[str, Config] = {
     "ddpg": DDPGConfig(actor_sizes=(8,), critic_sizes=(8, 8), tau=0.25),
     "td3": TD3Config(hidden_sizes=(8,), tau=0.25),
-    "d4pg": D4PGConfig(actor_sizes=(8,), critic_sizes=(8, 8), target_every=0, tau=0.25),
+    "d4pg": D4PGConfig(actor_sizes=(8,), critic_sizes=(8, 8), target_update_period=0, tau=0.25),
 }
 every_agent = pytest.mark.parametrize("config", CASES.values(), ids=CASES.keys())
 
@@ -71,7 +71,7 @@ def test_td3_target_takes_the_smaller_critic() -> None:
             DDPGConfig(actor_sizes=(8,), critic_sizes=(8, 8)),
             DDPGConfig(actor_sizes=(8,), critic_sizes=(8, 8), loss="huber"),
         ),
-        (TD3Config(hidden_sizes=(8,)), TD3Config(hidden_sizes=(8,), max_td_error=1.0)),
+        (TD3Config(hidden_sizes=(8,)), TD3Config(hidden_sizes=(8,), huber_delta=1.0)),
     ],
 )
 def test_bounded_error_makes_a_crash_pull_no_harder(squared: Config, bounded: Config) -> None:
@@ -139,7 +139,7 @@ def test_targets_start_equal_and_move_by_tau(config: Config) -> None:
 
 
 def test_td3_delays_actor_and_targets() -> None:
-    """With actor_every 2 updates 1 and 3 move them, update 2 moves the critics alone."""
+    """With policy_delay 2 updates 1 and 3 move them, update 2 moves the critics alone."""
     agent = build_agent(CASES["td3"], CONTINUOUS, seed=0)
     states = []
     for number in range(3):
@@ -152,8 +152,8 @@ def test_td3_delays_actor_and_targets() -> None:
 
 
 def test_d4pg_copies_its_targets_when_it_is_time() -> None:
-    """With target_every 3 they stay for two updates and equal their networks after the third."""
-    agent = build_agent(D4PGConfig(actor_sizes=(8,), critic_sizes=(8, 8), target_every=3), CONTINUOUS, seed=0)
+    """With target_update_period 3 they stay for two updates and equal their networks after the third."""
+    agent = build_agent(D4PGConfig(actor_sizes=(8,), critic_sizes=(8, 8), target_update_period=3), CONTINUOUS, seed=0)
     start = kept(agent.state_dict())
     for number in range(3):
         state = kept(agent.state_dict())
@@ -208,13 +208,13 @@ def test_policy_explores_by_its_noise_after_random_steps(config: Config) -> None
     """First uniform actions, whatever the parameters; then the greedy action and noise of the set deviation."""
     spec = EnvSpec((3,), "float32", action_shape=(2,))
     noise = NoiseConfig(std=0.05)
-    settings = type(config)(noise=noise, random_steps=100)  # default networks: first actions near 0
+    settings = type(config)(noise=noise, start_steps=100)  # default networks: first actions near 0
     policy = build_policy(settings, spec, seed=0)
     policy.load(build_agent(settings, spec, seed=0).policy_state())
     seen = np.zeros((4_000, 3), np.float32)
-    random = policy.explore(percept(seen), 99).action
+    random = policy.act(policy_input(seen), 99).action
     np.testing.assert_allclose(random.var(axis=0), 1 / 3, atol=0.03)
-    off = policy.explore(percept(seen), 100).action - policy.greedy(percept(seen)).action
+    off = policy.act(policy_input(seen), 100).action - policy.act(policy_input(seen), evaluation=True).action
     np.testing.assert_allclose(off.std(axis=0), 0.05, rtol=0.05)
 
 
@@ -223,24 +223,24 @@ def test_policy_explores_by_its_noise_after_random_steps(config: Config) -> None
 @pytest.mark.parametrize(
     "config",
     [
-        DDPGConfig(actor_sizes=(8,), critic_sizes=(8, 8), n_step=3, random_steps=0),
-        TD3Config(hidden_sizes=(8,), n_step=3, target_noise=0.0, random_steps=0),
-        D4PGConfig(actor_sizes=(8,), critic_sizes=(8, 8), n_step=3, value_min=-4.0, value_max=4.0, random_steps=0),
+        DDPGConfig(actor_sizes=(8,), critic_sizes=(8, 8), n_step=3, start_steps=0),
+        TD3Config(hidden_sizes=(8,), n_step=3, target_noise=0.0, start_steps=0),
+        D4PGConfig(actor_sizes=(8,), critic_sizes=(8, 8), n_step=3, value_min=-4.0, value_max=4.0, start_steps=0),
     ],
     ids=["ddpg", "td3", "d4pg"],
 )
-def test_actors_first_priority_equals_the_learners(config: Config, spec: EnvSpec, ends: str) -> None:
+def test_actors_initial_priority_equals_the_learners(config: Config, spec: EnvSpec, ends: str) -> None:
     """On the same parameters the actor says of a window what the learner's first update reports."""
     agent, policy = build_agent(config, spec, seed=0), build_policy(config, spec, seed=1)
     policy.load(agent.policy_state())
     rng = torch.Generator().manual_seed(5)
     seen = [random_batch(spec, 5, rng)["observation"] for _ in range(4)]
-    decisions = [policy.explore(percept(observation.numpy()), 0) for observation in seen]
-    ticks = {name: np.stack([d.priority_inputs[name] for d in decisions]) for name in ("observation", "action")}
+    decisions = [policy.act(policy_input(observation.numpy()), 0) for observation in seen]
+    steps = {name: np.stack([d.priority_inputs[name] for d in decisions]) for name in ("observation", "action")}
     reward = torch.randn((4, 5), generator=rng).numpy()
     end = np.zeros((4, 5), dtype=bool)
     end[1] = True  # the second step, so two rewards are summed and the third row is the final one
-    ticks |= {"reward": reward, "terminated": end & (ends == "terminated"), "truncated": end & (ends == "truncated")}
+    steps |= {"reward": reward, "terminated": end & (ends == "terminated"), "truncated": end & (ends == "truncated")}
     summed = 3 if ends == "nowhere" else 2
     made_up = {
         "observation": seen[0],
@@ -250,7 +250,7 @@ def test_actors_first_priority_equals_the_learners(config: Config, spec: EnvSpec
         "bootstrap_observation": seen[summed],
     }
     learned = agent.update(made_up, torch.ones(5)).priority
-    np.testing.assert_allclose(policy.first_priority(ticks), learned.numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(policy.initial_priority(steps), learned.numpy(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -266,15 +266,15 @@ def test_actors_first_priority_equals_the_learners(config: Config, spec: EnvSpec
         (DDPGConfig, "n_step", 0),
         (DDPGConfig, "tau", 0.0),
         (DDPGConfig, "loss", "l1"),
-        (TD3Config, "max_td_error", -1.0),
+        (TD3Config, "huber_delta", -1.0),
         (TD3Config, "hidden_sizes", (0,)),
         (TD3Config, "critic_learning_rate", float("nan")),
-        (TD3Config, "actor_every", 0),
+        (TD3Config, "policy_delay", 0),
         (TD3Config, "target_noise", -0.1),
-        (TD3Config, "random_steps", -1),
+        (TD3Config, "start_steps", -1),
         (D4PGConfig, "num_atoms", 1),
         (D4PGConfig, "value_max", -150.0),
-        (D4PGConfig, "target_every", -1),
+        (D4PGConfig, "target_update_period", -1),
         (D4PGConfig, "action_layer", -1),
         (D4PGConfig, "batch_size", 0),
     ],

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.rl.batches import percept
+from tests.unit.rl.batches import policy_input
 from tests.unit.rl.test_dqn import CHAIN, chain_batch
 from tidemill.config.load import from_document, load
 from tidemill.config.sections import LearnerConfig, RunConfig
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
-from tidemill.rl.agents.config import config_class
+from tidemill.rl.agents.registry import config_class
 from tidemill.rl.networks.torso import build_torso
 from tidemill.types import EnvSpec
 
@@ -72,7 +72,7 @@ def test_documented_algorithm_learns() -> None:
     state = agent.policy_state()
     policy = build_policy(config, CHAIN)
     policy.load(state)
-    assert policy.greedy(percept(np.eye(3, dtype=np.float32))).action.tolist() == [0, 1, 1]
+    assert policy.act(policy_input(np.eye(3, dtype=np.float32)), evaluation=True).action.tolist() == [0, 1, 1]
     found = agent._online(torch.eye(3)).amax(dim=1)  # type: ignore[attr-defined]
     np.testing.assert_allclose(found.detach().numpy(), chain_values(epsilon), atol=0.01)
 

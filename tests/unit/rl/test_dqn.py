@@ -1,4 +1,4 @@
-"""DQN: it finds a known Q*, and its actor's first priorities are its learner's."""
+"""DQN: it finds a known Q*, and its actor's initial priorities are its learner's."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.rl.batches import IMAGE, VECTOR, percept, random_batch
+from tests.unit.rl.batches import IMAGE, VECTOR, policy_input, random_batch
 from tidemill.rl.agents.dqn.agent import DQNAgent
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.policy import DQNPolicy
-from tidemill.rl.epsilon_greedy import EpsilonGreedy
-from tidemill.rl.exploration import ActorPlace
+from tidemill.rl.exploration import ActorSlot, EpsilonGreedy
 from tidemill.types import EnvSpec
 
 CPU = torch.device("cpu")
@@ -44,7 +43,7 @@ def test_updates_reach_the_optimal_values_of_a_small_mdp(double: bool, dueling: 
         double=double,
         dueling=dueling,
         learning_rate=3e-3,
-        target_every=20,
+        target_update_period=20,
         loss="mse",
         gamma=0.5,
         n_step=1,
@@ -52,16 +51,16 @@ def test_updates_reach_the_optimal_values_of_a_small_mdp(double: bool, dueling: 
     agent = DQNAgent(config, CHAIN, CPU, seed=0)
     for _ in range(1_500):
         agent.update(chain_batch(), torch.ones(6))
-    policy = DQNPolicy(config, CHAIN, CPU, 0, ActorPlace(num_envs=3))
+    policy = DQNPolicy(config, CHAIN, CPU, 0, ActorSlot(num_envs=3))
     policy.load(agent.policy_state())
-    decision = policy.explore(percept(np.eye(3, dtype=np.float32)), 0)
-    np.testing.assert_allclose(decision.priority_inputs["best"][:, 0], [0.25, 0.5, 1.0], atol=0.01)
-    assert policy.greedy(percept(np.eye(3, dtype=np.float32))).action.tolist() == [1, 1, 1]
+    output = policy.act(policy_input(np.eye(3, dtype=np.float32)), 0)
+    np.testing.assert_allclose(output.priority_inputs["best"][:, 0], [0.25, 0.5, 1.0], atol=0.01)
+    assert policy.act(policy_input(np.eye(3, dtype=np.float32)), evaluation=True).action.tolist() == [1, 1, 1]
 
 
 def test_hard_target_changes_only_every_target_every_updates() -> None:
     """After the third update the target is the network; before it, what it was at the start."""
-    agent = DQNAgent(DQNConfig(network="mlp", hidden_sizes=(8,), target_every=3), VECTOR, CPU, seed=0)
+    agent = DQNAgent(DQNConfig(network="mlp", hidden_sizes=(8,), target_update_period=3), VECTOR, CPU, seed=0)
     start = {name: value.clone() for name, value in agent.state_dict()["target"].items()}
     for number in range(1, 4):
         agent.update(random_batch(VECTOR, 4, torch.Generator().manual_seed(number)), torch.ones(4))
@@ -84,21 +83,21 @@ def test_gradient_is_clipped_to_its_norm() -> None:
 
 @pytest.mark.parametrize("ends", ["nowhere", "terminated", "truncated"])
 @pytest.mark.parametrize("env_spec", [VECTOR, IMAGE], ids=["vector", "image"])
-def test_actors_first_priority_equals_the_learners(env_spec: EnvSpec, ends: str) -> None:
+def test_actors_initial_priority_equals_the_learners(env_spec: EnvSpec, ends: str) -> None:
     """On the same parameters, |TD| of a window computed by the actor is what the learner's update reports."""
     network = "mlp" if env_spec is VECTOR else "nature"
     config = DQNConfig(network=network, hidden_sizes=(16,), n_step=3, gamma=0.9, update_precision="float32")
     agent = DQNAgent(config, env_spec, CPU, seed=0)
-    policy = DQNPolicy(config, env_spec, CPU, 1, ActorPlace(num_envs=5))
+    policy = DQNPolicy(config, env_spec, CPU, 1, ActorSlot(num_envs=5))
     policy.load(agent.policy_state())
     rng = torch.Generator().manual_seed(5)
     seen = [random_batch(env_spec, 5, rng)["observation"] for _ in range(4)]
-    decisions = [policy.explore(percept(observation.numpy()), 0) for observation in seen]
-    ticks = {name: np.stack([d.priority_inputs[name] for d in decisions]) for name in ("taken", "best")}
+    decisions = [policy.act(policy_input(observation.numpy()), 0) for observation in seen]
+    steps = {name: np.stack([d.priority_inputs[name] for d in decisions]) for name in ("chosen", "best")}
     reward = torch.randn((4, 5), generator=rng).numpy()
     end = np.zeros((4, 5), dtype=bool)
     end[1] = True  # the second step, so two rewards are summed and the third row is the final one
-    ticks |= {"reward": reward, "terminated": end & (ends == "terminated"), "truncated": end & (ends == "truncated")}
+    steps |= {"reward": reward, "terminated": end & (ends == "terminated"), "truncated": end & (ends == "truncated")}
     summed = 3 if ends == "nowhere" else 2
     batch = {
         "observation": seen[0],
@@ -108,25 +107,25 @@ def test_actors_first_priority_equals_the_learners(env_spec: EnvSpec, ends: str)
         "bootstrap_observation": seen[summed],
     }
     learned = agent.update(batch, torch.ones(5)).priority
-    np.testing.assert_allclose(policy.first_priority(ticks), learned.numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(policy.initial_priority(steps), learned.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_epsilon_of_the_ladder_is_the_share_of_random_actions() -> None:
     """The first rung, epsilon 1, is uniform over all actions; the last, about 0, is greedy."""
     config = DQNConfig(network="mlp", hidden_sizes=(8,), ladder_base=1.0, ladder_alpha=0.0)
-    uniform = DQNPolicy(config, VECTOR, CPU, 0, ActorPlace(num_envs=4_000))
+    uniform = DQNPolicy(config, VECTOR, CPU, 0, ActorSlot(num_envs=4_000))
     observation = np.zeros((4_000, 3), dtype=np.float32)
-    share = np.bincount(uniform.explore(percept(observation), 0).action, minlength=4) / 4_000
+    share = np.bincount(uniform.act(policy_input(observation), 0).action, minlength=4) / 4_000
     np.testing.assert_allclose(share, 0.25, atol=0.03)
     greedy = DQNConfig(network="mlp", hidden_sizes=(8,), ladder_base=1e-9)
-    policy = DQNPolicy(greedy, VECTOR, CPU, 0, ActorPlace(num_envs=4_000))
+    policy = DQNPolicy(greedy, VECTOR, CPU, 0, ActorSlot(num_envs=4_000))
     np.testing.assert_array_equal(
-        policy.explore(percept(observation), 0).action, policy.greedy(percept(observation)).action
+        policy.act(policy_input(observation), 0).action, policy.act(policy_input(observation), evaluation=True).action
     )
 
 
 def test_schedule_gives_all_environments_the_epsilon_of_the_clusters_step() -> None:
     """Half way from 1 to .01 it is .505 for each."""
     config = DQNConfig(network="mlp", exploration="schedule", epsilon_decay_steps=1_000)
-    chance = EpsilonGreedy(config, ActorPlace(), seed=0)
+    chance = EpsilonGreedy(config, ActorSlot(), seed=0)
     np.testing.assert_allclose(chance.epsilon(500, num_envs=3), [0.505] * 3)

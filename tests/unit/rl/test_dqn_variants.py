@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.rl.batches import percept
+from tests.unit.rl.batches import policy_input
 from tests.unit.rl.test_dqn import CHAIN, CPU, chain_batch
 from tidemill.rl.agents.dqn.agent import DQNAgent
 from tidemill.rl.agents.dqn.config import DQNConfig
-from tidemill.rl.agents.dqn.loss import Values, build_values
+from tidemill.rl.agents.dqn.loss import ValueHead, build_value_head
 from tidemill.rl.agents.dqn.policy import DQNPolicy
-from tidemill.rl.exploration import ActorPlace
-from tidemill.rl.networks.noisy import silence
+from tidemill.rl.exploration import ActorSlot
+from tidemill.rl.networks.noisy import disable_noise
 from tidemill.types import EnvSpec
 
 STATES = np.eye(3, dtype=np.float32)
@@ -74,7 +74,7 @@ def test_every_variant_reaches_the_optimal_values_of_a_small_mdp(
         noisy=noisy,
         learning_rate=1e-2,
         optimizer_epsilon=1e-5,
-        target_every=20,
+        target_update_period=20,
         loss="mse",
         gamma=0.5,
         n_step=steps,
@@ -84,13 +84,15 @@ def test_every_variant_reaches_the_optimal_values_of_a_small_mdp(
     batch = chain_batch() if steps == 1 else three_step_batch()
     for _ in range(350):
         agent.update(batch, torch.ones(6))
-    policy = DQNPolicy(config, CHAIN, CPU, 0, ActorPlace(num_envs=3))
+    policy = DQNPolicy(config, CHAIN, CPU, 0, ActorSlot(num_envs=3))
     policy.load(agent.policy_state())
-    assert policy.greedy(percept(STATES)).action.tolist() == [1, 1, 1]
+    assert policy.act(policy_input(STATES), evaluation=True).action.tolist() == [1, 1, 1]
     np.testing.assert_allclose(policy._q(STATES).max(axis=1), BEST, atol=0.05 if noisy else 0.03)
 
 
-@pytest.mark.parametrize("target", [{"target_every": 0, "tau": 0.2}, {"target_every": 10}], ids=["soft", "hard"])
+@pytest.mark.parametrize(
+    "target", [{"target_update_period": 0, "tau": 0.2}, {"target_update_period": 10}], ids=["soft", "hard"]
+)
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 @pytest.mark.parametrize("loss", ["huber", "mse"])
 def test_every_optimizer_loss_and_target_reaches_the_optimal_values(
@@ -111,14 +113,14 @@ def test_every_optimizer_loss_and_target_reaches_the_optimal_values(
     agent = DQNAgent(config, CHAIN, CPU, seed=0)
     for _ in range(400):
         agent.update(chain_batch(), torch.ones(6))
-    policy = DQNPolicy(config, CHAIN, CPU, 0, ActorPlace(num_envs=3))
+    policy = DQNPolicy(config, CHAIN, CPU, 0, ActorSlot(num_envs=3))
     policy.load(agent.policy_state())
     np.testing.assert_allclose(policy._q(STATES).max(axis=1), BEST, atol=0.02)
 
 
 def test_soft_target_takes_over_its_share_at_each_update() -> None:
     """With tau 1/4 and a start at the network's own parameters, the target is 3/4 old and 1/4 new."""
-    config = DQNConfig(network="mlp", hidden_sizes=(8,), target_every=0, tau=0.25)
+    config = DQNConfig(network="mlp", hidden_sizes=(8,), target_update_period=0, tau=0.25)
     agent = DQNAgent(config, CHAIN, CPU, seed=0)
     start = {name: value.clone() for name, value in agent.state_dict()["target"].items()}
     agent.update(chain_batch(), torch.ones(6))
@@ -132,12 +134,12 @@ def test_double_values_with_the_target_what_the_online_network_chose() -> None:
     batch = chain_batch()
     online, target = [], []
     for double in (True, False):
-        config = DQNConfig(network="mlp", hidden_sizes=(8,), double=double, target_every=10**6, loss="mse")
+        config = DQNConfig(network="mlp", hidden_sizes=(8,), double=double, target_update_period=10**6, loss="mse")
         agent = DQNAgent(config, CHAIN, CPU, seed=0)
-        online.append(agent._following(batch["bootstrap_observation"]))
+        online.append(agent._bootstrap_q(batch["bootstrap_observation"]))
         for _ in range(50):
             agent.update(batch, torch.ones(6))
-        target.append(agent._following(batch["bootstrap_observation"]))
+        target.append(agent._bootstrap_q(batch["bootstrap_observation"]))
     torch.testing.assert_close(online[0], online[1])
     assert (target[0] <= target[1] + 1e-6).all()
 
@@ -149,13 +151,13 @@ def test_noise_is_drawn_for_each_update_and_none_is_left_in_evaluation() -> None
     agent = DQNAgent(config, spec, CPU, seed=0)
     first, second = (agent.update(chain_batch(), torch.zeros(6)).priority for _ in range(2))  # weight 0 moves nothing
     assert not torch.equal(first, second)
-    policy = DQNPolicy(config, spec, CPU, 0, ActorPlace(num_envs=200))
+    policy = DQNPolicy(config, spec, CPU, 0, ActorSlot(num_envs=200))
     policy.load(agent.policy_state())
     observation = np.zeros((200, 3), dtype=np.float32)
-    explored = policy.explore(percept(observation), 0).action
+    explored = policy.act(policy_input(observation), 0).action
     assert len(np.unique(explored)) > 1, "each environment has noise of its own"
-    assert len(np.unique(policy.greedy(percept(observation)).action)) == 1
-    assert not np.array_equal(policy.explore(percept(observation), 0).action, explored)
+    assert len(np.unique(policy.act(policy_input(observation), evaluation=True).action)) == 1
+    assert not np.array_equal(policy.act(policy_input(observation), 0).action, explored)
 
 
 @pytest.mark.parametrize("double", [True, False])
@@ -164,10 +166,12 @@ def test_quiet_targets_are_those_of_the_mean_weights(double: bool) -> None:
     batch, bootstrap = chain_batch(), chain_batch()["bootstrap_observation"]
     plain = DQNConfig(network="mlp", hidden_sizes=(16,), noisy=True, double=double)
     noisy, quiet = (DQNAgent(dataclasses.replace(plain, noisy_target=on), CHAIN, CPU, 0) for on in (True, False))
-    assert not torch.equal(noisy._following(bootstrap), noisy._following(bootstrap))
-    silence(quiet._target.network)
+    assert not torch.equal(noisy._bootstrap_q(bootstrap), noisy._bootstrap_q(bootstrap))
+    disable_noise(quiet._target.network)
     values = quiet._target.network(bootstrap).squeeze(-1)
-    assert torch.equal(quiet._following(bootstrap).squeeze(-1), values.max(dim=1).values)  # online and target are equal
+    assert torch.equal(
+        quiet._bootstrap_q(bootstrap).squeeze(-1), values.max(dim=1).values
+    )  # online and target are equal
     first, second = (quiet.update(batch, torch.zeros(6)).priority for _ in range(2))
     assert not torch.equal(first, second), "predictions keep their noise"
 
@@ -178,21 +182,21 @@ def _random_values(config: DQNConfig, rng: torch.Generator, *shape: int) -> torc
 
 @pytest.mark.parametrize("distribution", list(_DISTRIBUTIONS))
 @pytest.mark.parametrize("ends", ["nowhere", "terminated", "truncated"])
-def test_actors_first_priority_equals_the_learners_whatever_the_values(distribution: str, ends: str) -> None:
+def test_actors_initial_priority_equals_the_learners_whatever_the_values(distribution: str, ends: str) -> None:
     """On the same parameters the actor's priority of a window is what the learner's update reports."""
     config = DQNConfig(network="mlp", hidden_sizes=(16,), n_step=3, gamma=0.9, **_DISTRIBUTIONS[distribution])
     spec = EnvSpec((3,), "float32", num_actions=4)
     agent = DQNAgent(config, spec, CPU, seed=0)
-    policy = DQNPolicy(config, spec, CPU, 1, ActorPlace(num_envs=5))
+    policy = DQNPolicy(config, spec, CPU, 1, ActorSlot(num_envs=5))
     policy.load(agent.policy_state())
     rng = torch.Generator().manual_seed(5)
     seen = torch.randn((4, 5, 3), generator=rng)
-    decisions = [policy.explore(percept(observation.numpy()), 0) for observation in seen]
-    ticks = {name: np.stack([d.priority_inputs[name] for d in decisions]) for name in ("taken", "best")}
+    decisions = [policy.act(policy_input(observation.numpy()), 0) for observation in seen]
+    steps = {name: np.stack([d.priority_inputs[name] for d in decisions]) for name in ("chosen", "best")}
     reward = torch.randn((4, 5), generator=rng).numpy()
     end = np.zeros((4, 5), dtype=bool)
     end[1] = True  # the second step: two rewards are summed, and the third row is the final one
-    ticks |= {"reward": reward, "terminated": end & (ends == "terminated"), "truncated": end & (ends == "truncated")}
+    steps |= {"reward": reward, "terminated": end & (ends == "terminated"), "truncated": end & (ends == "truncated")}
     summed = 3 if ends == "nowhere" else 2
     batch = {
         "observation": seen[0],
@@ -203,14 +207,14 @@ def test_actors_first_priority_equals_the_learners_whatever_the_values(distribut
     }
     learned = agent.update(batch, torch.ones(5)).priority
     assert learned.max() > 0.0
-    np.testing.assert_allclose(policy.first_priority(ticks), learned.numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(policy.initial_priority(steps), learned.numpy(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("distribution", list(_DISTRIBUTIONS))
 def test_perfect_prediction_has_priority_0(distribution: str) -> None:
     """A terminal reward of .5 that was predicted with certainty surprises nobody."""
     config = DQNConfig(**_DISTRIBUTIONS[distribution])
-    values: Values = build_values(config, CPU)
+    values: ValueHead = build_value_head(config, CPU)
     taken = torch.full((1, config.values_per_action), 0.5)
     if distribution == "c51":
         taken = torch.tensor([[-100.0, -100.0, 100.0, -100.0, -100.0]])

@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tests.unit.rl.batches import percept
+from tests.unit.rl.batches import policy_input
+from tidemill.rl.action_noise import HeldActions
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.loss import critic_gradient
-from tidemill.rl.held_actions import HeldActions
 from tidemill.types import EnvSpec
 
 _N = 64
 
 
 def _ticks(held: HeldActions, count: int, may_hold: np.ndarray) -> np.ndarray:
-    """Return the actions of `count` ticks, [count, N, 2]; the policy always chooses 2, which no held action is."""
+    """Return the actions of `count` steps, [count, N, 2]; the policy always chooses 2, which no held action is."""
     policy = np.full((_N, 2), 2.0, dtype=np.float32)
     return np.stack([held.replace(policy, may_hold) for _ in range(count)])
 
@@ -52,10 +52,10 @@ def test_environments_that_may_not_hold_act_by_the_policy() -> None:
 
 def test_policy_holds_in_its_noisy_environments_only() -> None:
     """With a certain hold, noisy environments repeat their action while greedy ones follow the observation."""
-    config = SACConfig(hidden_sizes=(8,), random_steps=0, greedy_share=0.5, hold_probability=1.0, hold_steps=30)
+    config = SACConfig(hidden_sizes=(8,), start_steps=0, greedy_fraction=0.5, hold_probability=1.0, hold_steps=30)
     policy = build_policy(config, EnvSpec((3,), "float32", action_shape=(2,)), seed=0)
     rng = np.random.default_rng(0)
-    first, second = (policy.explore(percept(rng.normal(size=(4, 3)).astype(np.float32)), 1).action for _ in range(2))
+    first, second = (policy.act(policy_input(rng.normal(size=(4, 3)).astype(np.float32)), 1).action for _ in range(2))
     assert (first[2:] == second[2:]).all()
     assert (first[:2] != second[:2]).all()
 

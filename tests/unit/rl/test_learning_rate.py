@@ -8,17 +8,16 @@ import pytest
 import torch
 
 from tests.unit.rl.batches import CONTINUOUS, SMALL_R2D2, VECTOR, sampled_batch
-from tidemill.rl.adam import Adam
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.config import AgentConfig
 from tidemill.rl.agents.d4pg.config import D4PGConfig
 from tidemill.rl.agents.ddpg.config import DDPGConfig
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.r2d2.config import R2D2Config
+from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.td3.config import TD3Config
-from tidemill.rl.learning_rate import LearningRateDecay
+from tidemill.rl.optimizers import Adam, LearningRateDecay
 from tidemill.types import EnvSpec
 
 
@@ -55,7 +54,7 @@ def batch(agent: Agent, config: AgentConfig, env_spec: EnvSpec, seed: int) -> di
         (DQNConfig(network="mlp", hidden_sizes=(8,), learning_rate_decay_updates=2), VECTOR),
         (R2D2Config(network="mlp", **SMALL_R2D2, learning_rate_decay_updates=2), VECTOR),
         (DDPGConfig(actor_sizes=(8,), critic_sizes=(8, 8), learning_rate_decay_updates=2), CONTINUOUS),
-        (TD3Config(hidden_sizes=(8,), actor_every=1, learning_rate_decay_updates=2), CONTINUOUS),
+        (TD3Config(hidden_sizes=(8,), policy_delay=1, learning_rate_decay_updates=2), CONTINUOUS),
         (D4PGConfig(actor_sizes=(8,), critic_sizes=(8, 8), learning_rate_decay_updates=2), CONTINUOUS),
         (SACConfig(hidden_sizes=(8,), learning_rate_decay_updates=2), CONTINUOUS),
     ],

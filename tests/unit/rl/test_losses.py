@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from tidemill.rl import losses
-from tidemill.rl.agents.dqn.loss import CategoricalValues, PlainValues, QuantileValues, of_best
+from tidemill.rl.agents.dqn.loss import CategoricalHead, QuantileHead, ScalarHead, gather_argmax
 from tidemill.rl.agents.sac import loss as sac_loss
 
-PLAIN = PlainValues(huber=False)
+PLAIN = ScalarHead(huber=False)
 TARGET_OUTPUT = torch.tensor([[[1.0], [5.0]], [[3.0], [2.0]]])
 CHOOSER_Q = torch.tensor([[9.0, 0.0], [9.0, 0.0]])
 
 
 def test_q_learning_values_the_targets_best_action() -> None:
     """1 + .5 * 5 = 3.5 and 2 + 0 * 3 = 2: against predictions of 3 and 0 the errors are .5 and 2."""
-    following = of_best(TARGET_OUTPUT, PLAIN.mean(TARGET_OUTPUT))
+    following = gather_argmax(TARGET_OUTPUT, PLAIN.mean(TARGET_OUTPUT))
     item = PLAIN.loss(torch.tensor([[3.0], [0.0]]), torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.0]), following)
     torch.testing.assert_close(item.priority, torch.tensor([0.5, 2.0]))
     torch.testing.assert_close(item.loss, torch.tensor([0.125, 2.0]))
@@ -26,7 +26,7 @@ def test_q_learning_values_the_targets_best_action() -> None:
 
 def test_double_q_learning_values_the_action_the_online_network_chose() -> None:
     """The chooser prefers action 0: 1 + .5 * 1 = 1.5 and 2 + .5 * 3 = 3.5."""
-    following = of_best(TARGET_OUTPUT, CHOOSER_Q)
+    following = gather_argmax(TARGET_OUTPUT, CHOOSER_Q)
     item = PLAIN.loss(torch.zeros((2, 1)), torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.5]), following)
     torch.testing.assert_close(item.priority, torch.tensor([1.5, 3.5]))
 
@@ -36,7 +36,7 @@ def test_categorical_values_by_hand() -> None:
 
     Cross entropy and divergence are then both log 2; a target of 1.25 would be 3/4 at 1 and 1/4 at 2.
     """
-    values = CategoricalValues(torch.tensor([0.0, 1.0, 2.0]))
+    values = CategoricalHead(torch.tensor([0.0, 1.0, 2.0]))
     taken = torch.tensor([[0.25, 0.5, 0.25]]).log()
     torch.testing.assert_close(values.mean(taken), torch.tensor([1.0]))
     certain = torch.tensor([[-100.0, 100.0, -100.0]])
@@ -138,7 +138,7 @@ def test_targets_carry_no_gradient() -> None:
     """What is bootstrapped from is a constant, in every algorithm."""
     q = torch.ones((2, 2), requires_grad=True)
     vector, scalar = torch.ones(2, requires_grad=True), torch.tensor(0.1, requires_grad=True)
-    for values in (PLAIN, CategoricalValues(torch.tensor([0.0, 1.0])), QuantileValues()):
+    for values in (PLAIN, CategoricalHead(torch.tensor([0.0, 1.0])), QuantileHead()):
         output = q[:, :1] if values is PLAIN else q
         taken = output.detach().clone()
         assert not values.loss(taken, vector, vector, output).loss.requires_grad

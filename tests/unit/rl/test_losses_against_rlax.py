@@ -15,13 +15,13 @@ from torch import Tensor
 from tests.oracles import rlax_losses_file
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.loss import (
-    CategoricalValues,
-    PlainValues,
-    QuantileValues,
-    Values,
-    build_values,
-    of_action,
-    of_best,
+    CategoricalHead,
+    QuantileHead,
+    ScalarHead,
+    ValueHead,
+    build_value_head,
+    gather_action,
+    gather_argmax,
 )
 from tidemill.rl.agents.r2d2.loss import sequence_target
 from tidemill.rl.losses import ItemLoss, rescale, unscale
@@ -37,10 +37,10 @@ def oracle(name: str) -> dict[str, Any]:
     }
 
 
-def item_loss(values: Values, batch: dict[str, Tensor], selector_q: Tensor) -> ItemLoss:
+def item_loss(values: ValueHead, batch: dict[str, Tensor], selector_q: Tensor) -> ItemLoss:
     """Return the loss of the action taken against the target network's numbers for the selector's best."""
-    following = of_best(batch["target_output"], selector_q)
-    taken = of_action(batch["output"], batch["action"])
+    following = gather_argmax(batch["target_output"], selector_q)
+    taken = gather_action(batch["output"], batch["action"])
     return values.loss(taken, batch["n_step_return"], batch["bootstrap_discount"], following)
 
 
@@ -48,7 +48,7 @@ def test_double_q_learning() -> None:
     """Squared TD errors, and their absolute values as priorities."""
     batch = oracle("double_q")
     batch |= {name: batch[name].unsqueeze(-1) for name in ("output", "target_output")}
-    item = item_loss(PlainValues(huber=False), batch, batch["selector_q"])
+    item = item_loss(ScalarHead(huber=False), batch, batch["selector_q"])
     torch.testing.assert_close(item.loss, 0.5 * batch["td_error"].square())
     torch.testing.assert_close(item.priority, batch["td_error"].abs())
 
@@ -56,13 +56,13 @@ def test_double_q_learning() -> None:
 def test_categorical_double_q_learning() -> None:
     """Cross entropy with the projected distribution, terminations and values beyond the atoms included."""
     batch = oracle("categorical")
-    item = item_loss(CategoricalValues(batch["support"]), batch, batch["selector_q"])
+    item = item_loss(CategoricalHead(batch["support"]), batch, batch["selector_q"])
     torch.testing.assert_close(item.loss, batch["loss"])
 
 
 def test_quantile_q_learning() -> None:
     """The quantile Huber loss, the action chosen by the mean of the target's quantiles."""
-    batch, values = oracle("quantile"), QuantileValues()
+    batch, values = oracle("quantile"), QuantileHead()
     item = item_loss(values, batch, values.mean(batch["target_output"]))
     torch.testing.assert_close(item.loss, batch["loss"])
 
@@ -93,6 +93,6 @@ def test_value_rescaling() -> None:
 @pytest.mark.parametrize("distribution", ["none", "c51", "qr"])
 def test_settings_build_the_values_compared_here(distribution: str) -> None:
     """So that what agents use is what was compared."""
-    kind = {"none": PlainValues, "c51": CategoricalValues, "qr": QuantileValues}[distribution]
+    kind = {"none": ScalarHead, "c51": CategoricalHead, "qr": QuantileHead}[distribution]
     config = DQNConfig(distribution=distribution)  # type: ignore[arg-type]
-    assert type(build_values(config, torch.device("cpu"))) is kind
+    assert type(build_value_head(config, torch.device("cpu"))) is kind

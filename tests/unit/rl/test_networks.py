@@ -15,12 +15,11 @@ from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.networks import build_network
-from tidemill.rl.networks.image import as_channels, convolution, lay_channels_last, pixel_scale
+from tidemill.rl.networks.image import as_channels, convolution, pixel_scale, to_channels_last
 from tidemill.rl.networks.linear import linear
-from tidemill.rl.networks.noisy import NoisyLinear, draw_noise, silence
+from tidemill.rl.networks.noisy import NoisyLinear, disable_noise, reset_noise
 from tidemill.rl.networks.q_head import QHead
-from tidemill.rl.networks.torso import build_torso
-from tidemill.rl.networks.torso_names import check_torso, torso_names
+from tidemill.rl.networks.torso import build_torso, check_torso, torso_names
 from tidemill.types import EnvSpec
 
 GRAY = EnvSpec((84, 84), "uint8", frame_stack=4, num_actions=6)
@@ -183,9 +182,9 @@ def test_noisy_layer_starts_with_the_papers_sigma_and_is_silent_until_noise_is_d
     x = torch.randn((3, 16), generator=generator(1))
     plain = x @ layer.weight.T + layer.bias
     torch.testing.assert_close(layer(x), plain)
-    draw_noise(layer, generator())
+    reset_noise(layer, generator())
     assert not torch.allclose(layer(x), plain)
-    silence(layer)
+    disable_noise(layer)
     torch.testing.assert_close(layer(x), plain)
 
 
@@ -237,5 +236,5 @@ def test_convolution_laid_channels_last_answers_in_that_order() -> None:
     layer = convolution(3, 4, 2, generator())
     x = torch.zeros(2, 3, 5, 5)
     assert not layer(x).is_contiguous(memory_format=torch.channels_last)
-    lay_channels_last(layer)
+    to_channels_last(layer)
     assert layer(x).is_contiguous(memory_format=torch.channels_last)

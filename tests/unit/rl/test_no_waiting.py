@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.unit.rl.batches import CASES, sampled_batch
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.config import AgentConfig
+from tidemill.rl.agents.registry import AgentConfig
 from tidemill.types import EnvSpec
 
 WAITING = {

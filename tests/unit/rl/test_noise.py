@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tidemill.errors import ConfigError
-from tidemill.rl.noise import ActionNoise, NoiseConfig, OrnsteinUhlenbeck
+from tidemill.rl.action_noise import ActionNoise, NoiseConfig, OrnsteinUhlenbeck
 
 N = 4_000
 ZEROS = np.zeros((N, 2), np.float32)
@@ -15,7 +15,7 @@ ZEROS = np.zeros((N, 2), np.float32)
 def test_gaussian_noise_is_white_with_its_standard_deviation() -> None:
     """Mean 0, standard deviation .1, and no correlation between steps or components."""
     noise = ActionNoise(NoiseConfig("gaussian", std=0.1), seed=0)
-    first, second = noise.disturb(ZEROS), noise.disturb(ZEROS)
+    first, second = noise.add_noise(ZEROS), noise.add_noise(ZEROS)
     assert first.dtype == np.float32
     np.testing.assert_allclose(first.mean(axis=0), 0.0, atol=0.006)
     np.testing.assert_allclose(first.std(axis=0), 0.1, rtol=0.05)
@@ -45,9 +45,9 @@ def test_ou_starts_from_zero_where_an_episode_begins() -> None:
     """There one step's variance is left, uncorrelated with the step before; elsewhere the process goes on."""
     noise = ActionNoise(NoiseConfig("ou", std=0.2), seed=0)
     for _ in range(40):
-        before = noise.disturb(ZEROS)
+        before = noise.add_noise(ZEROS)
     is_first = np.arange(N) < N // 2
-    after = noise.disturb(ZEROS, is_first)
+    after = noise.add_noise(ZEROS, is_first)
     assert after[is_first].std() == pytest.approx(0.2, rel=0.05)
     assert np.corrcoef(before[is_first, 0], after[is_first, 0])[0, 1] == pytest.approx(0.0, abs=0.06)
     assert after[~is_first].std() == pytest.approx(np.sqrt(0.04 / (1 - 0.85**2)), rel=0.06)
@@ -58,21 +58,21 @@ def test_ou_starts_from_zero_where_an_episode_begins() -> None:
 def test_disturbed_action_stays_within_the_bounds(kind: str) -> None:
     """Noise of standard deviation 5 is cut off at -1 and 1."""
     noise = ActionNoise(NoiseConfig(kind, std=5.0), seed=0)  # type: ignore[arg-type]
-    action = noise.disturb(ZEROS)
+    action = noise.add_noise(ZEROS)
     assert (action.min(), action.max()) == (-1.0, 1.0)
 
 
 def test_noise_of_zero_changes_nothing() -> None:
     """The policy's own actions come back."""
     action = np.random.default_rng(0).uniform(-1, 1, (8, 2)).astype(np.float32)
-    np.testing.assert_array_equal(ActionNoise(NoiseConfig(std=0.0), seed=0).disturb(action), action)
+    np.testing.assert_array_equal(ActionNoise(NoiseConfig(std=0.0), seed=0).add_noise(action), action)
 
 
 def test_share_of_the_environments_acts_without_noise() -> None:
     """With a share of .25 the first of four environments keeps the policy's action, also while others hold."""
-    noise = ActionNoise(NoiseConfig(std=0.3, greedy_share=0.25, hold_probability=1.0, hold_steps=30), seed=0)
+    noise = ActionNoise(NoiseConfig(std=0.3, greedy_fraction=0.25, hold_probability=1.0, hold_steps=30), seed=0)
     action = np.zeros((4, 2), np.float32)
-    first, second = noise.disturb(action), noise.disturb(action)
+    first, second = noise.add_noise(action), noise.add_noise(action)
     assert (first[0] == 0).all()
     assert (first[1:] != 0).all()
     np.testing.assert_array_equal(first[1:], second[1:])  # a hold is one constant action
@@ -80,7 +80,9 @@ def test_share_of_the_environments_acts_without_noise() -> None:
 
 def test_noise_follows_its_seed() -> None:
     """The same seed repeats it; another differs."""
-    one, same, other = (ActionNoise(NoiseConfig("ou", hold_probability=0.5), seed).disturb(ZEROS) for seed in (1, 1, 2))
+    one, same, other = (
+        ActionNoise(NoiseConfig("ou", hold_probability=0.5), seed).add_noise(ZEROS) for seed in (1, 1, 2)
+    )
     np.testing.assert_array_equal(one, same)
     assert not np.array_equal(one, other)
 
@@ -93,7 +95,7 @@ def test_noise_follows_its_seed() -> None:
         ("std", float("inf")),
         ("theta", 0.0),
         ("theta", 1.5),
-        ("greedy_share", 2.0),
+        ("greedy_fraction", 2.0),
         ("hold_probability", -1.0),
         ("hold_steps", 0),
     ],

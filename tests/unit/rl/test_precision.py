@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.rl.batches import percept, random_batch
+from tests.unit.rl.batches import policy_input, random_batch
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.dqn.config import DQNConfig
-from tidemill.rl.exploration import ActorPlace
-from tidemill.rl.networks.precision import Products, in_float32, pays
+from tidemill.rl.exploration import ActorSlot
+from tidemill.rl.networks.precision import MatmulPrecision, in_float32, pays
 from tidemill.types import EnvSpec
 
 _SPEC = EnvSpec((84, 84), "uint8", frame_stack=4, num_actions=6)
@@ -24,8 +24,8 @@ def test_bfloat16_greedy_actions_agree_wherever_float32_is_not_undecided() -> No
     state = build_agent(config, _SPEC, seed=3).policy_state()
     observation = np.random.default_rng(0).integers(0, 256, (64, 4, 84, 84), dtype=np.uint8)
     observation[:, :, 20:40, 20:60] = 0  # not noise alone: a place that is the same in all
-    full = build_policy(config, _SPEC, precision="float32", place=ActorPlace(num_envs=64))
-    half = build_policy(config, _SPEC, precision="bfloat16", place=ActorPlace(num_envs=64))
+    full = build_policy(config, _SPEC, precision="float32", slot=ActorSlot(num_envs=64))
+    half = build_policy(config, _SPEC, precision="bfloat16", slot=ActorSlot(num_envs=64))
     for policy in (full, half):
         policy.load(state)
     exact, near = full._q(observation), half._q(observation)  # type: ignore[attr-defined]
@@ -36,16 +36,16 @@ def test_bfloat16_greedy_actions_agree_wherever_float32_is_not_undecided() -> No
     assert error < 0.02 * np.abs(exact).max()
     decided = best[:, -1] - best[:, -2] > 2 * error
     assert decided.mean() > 0.5
-    actions = [policy.greedy(percept(observation)).action[decided] for policy in (full, half)]
+    actions = [policy.act(policy_input(observation), evaluation=True).action[decided] for policy in (full, half)]
     assert np.array_equal(actions[0], actions[1])
 
 
 def test_auto_precision_loads_and_acts() -> None:
     """Whatever format the timing picks, a policy takes float16 parameters and chooses actions."""
     config = DQNConfig(network="nature", hidden_sizes=(64,))
-    policy = build_policy(config, _SPEC, precision="auto", place=ActorPlace(num_envs=2))
+    policy = build_policy(config, _SPEC, precision="auto", slot=ActorSlot(num_envs=2))
     policy.load({name: value.to(torch.float16) for name, value in build_agent(config, _SPEC).policy_state().items()})
-    assert policy.greedy(percept(np.zeros((2, 4, 84, 84), dtype=np.uint8))).action.shape == (2,)
+    assert policy.act(policy_input(np.zeros((2, 4, 84, 84), dtype=np.uint8)), evaluation=True).action.shape == (2,)
 
 
 @pytest.mark.parametrize("network", ["nature", "mlp"])
@@ -70,9 +70,9 @@ def test_update_in_bfloat16_follows_the_one_in_float32(network: str) -> None:
 def test_auto_precision_of_updates_is_by_capability() -> None:
     """The same on every start of the same machine, and never short for vectors."""
     cpu = torch.device("cpu")
-    assert Products("auto", cpu, images=False).dtype == torch.float32
+    assert MatmulPrecision("auto", cpu, images=False).dtype == torch.float32
     expected = torch.bfloat16 if pays(cpu) else torch.float32
-    assert Products("auto", cpu, images=True).dtype == expected
+    assert MatmulPrecision("auto", cpu, images=True).dtype == expected
 
 
 def test_last_layer_is_float32_within_short_products() -> None:
@@ -80,6 +80,6 @@ def test_last_layer_is_float32_within_short_products() -> None:
     layer = torch.nn.Linear(1, 1, bias=False)
     with torch.no_grad():
         layer.weight.fill_(1_001.0)
-    with Products("bfloat16", torch.device("cpu"), images=True)():
+    with MatmulPrecision("bfloat16", torch.device("cpu"), images=True)():
         assert in_float32(layer, torch.ones(1, 1)).item() == 1_001.0
         assert layer(torch.ones(1, 1)).item() == 1_000.0

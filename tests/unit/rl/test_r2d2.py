@@ -11,17 +11,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.unit.rl.batches import IMAGE, SMALL_R2D2, VECTOR, percept, random_batch
+from tests.unit.rl.batches import IMAGE, SMALL_R2D2, VECTOR, policy_input, random_batch
 from tidemill.rl import losses
-from tidemill.rl.agents.interface import Acting, Decision
+from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.agents.r2d2.agent import R2D2Agent
 from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.r2d2.loss import sequence_loss, sequence_target
 from tidemill.rl.agents.r2d2.networks import RecurrentQNetwork
 from tidemill.rl.agents.r2d2.policy import R2D2Policy
-from tidemill.rl.exploration import ActorPlace
+from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.networks.lstm import LSTM
-from tidemill.rl.percept import Perception
+from tidemill.rl.policy_io import PolicyInputBuilder, PolicyOutput
 from tidemill.types import EnvSpec
 
 CPU = torch.device("cpu")
@@ -97,46 +97,51 @@ def test_sequence_loss_and_priority_by_hand() -> None:
 
 
 def play(policy: R2D2Policy, env_spec: EnvSpec, rows: int, num_envs: int, seed: int) -> dict[str, NDArray[Any]]:
-    """Return `rows` ticks of made-up environments as an actor hands them on, each column [rows, num_envs, ...]."""
+    """Return `rows` steps of made-up environments as an actor hands them on, each column [rows, num_envs, ...]."""
     rng = np.random.default_rng(seed)
-    perception = Perception(num_envs, env_spec, policy.memory_size)
-    ticks: list[dict[str, NDArray[Any]]] = []
+    input_builder = PolicyInputBuilder(num_envs, env_spec, policy.recurrent_state_size)
+    steps: list[dict[str, NDArray[Any]]] = []
     is_first, ended = np.ones(num_envs, np.bool_), np.zeros(num_envs, np.bool_)
     reward: NDArray[np.float32] | None = None
     plain = EnvSpec(env_spec.observation_shape, env_spec.observation_dtype, num_actions=env_spec.num_actions)
     for number in range(rows):
         seen = random_batch(plain, num_envs, torch.Generator().manual_seed(seed * 1000 + number))["observation"].numpy()
-        percept = perception.perceive(seen, is_first, reward)
-        decision = policy.explore(percept, 0)
-        perception.decided(decision)
+        policy_input = input_builder.build(seen, is_first, reward)
+        output = policy.act(policy_input, 0)
+        input_builder.record(output)
         final = ended  # this row's action is ignored
         reward = np.where(final, 0.0, rng.normal(size=num_envs)).astype(np.float32)
         terminated, truncated = (~final & (rng.random(num_envs) < 0.08) for _ in range(2))
-        row = {"observation": seen, "action": decision.action, "reward": reward, "memory": percept.memory}
+        row = {
+            "observation": seen,
+            "action": output.action,
+            "reward": reward,
+            "recurrent_state": policy_input.recurrent_state,
+        }
         row |= {"terminated": terminated, "truncated": truncated & ~terminated, "is_first": is_first}
-        ticks.append(row | decision.priority_inputs | {"was_reset": final})
+        steps.append(row | output.priority_inputs | {"is_reset_step": final})
         ended, is_first = terminated | truncated, final
-    return {name: np.stack([tick[name] for tick in ticks]) for name in ticks[0]}
+    return {name: np.stack([step[name] for step in steps]) for name in steps[0]}
 
 
 @pytest.mark.parametrize("rescaling", [True, False])
 @pytest.mark.parametrize("env_spec", [VECTOR, IMAGE], ids=["vector", "image"])
-def test_actors_first_priority_equals_the_learners(env_spec: EnvSpec, rescaling: bool) -> None:
+def test_actors_initial_priority_equals_the_learners(env_spec: EnvSpec, rescaling: bool) -> None:
     """On the same parameters, from the stored memory, and with ends of episodes inside the sequences."""
     network = "mlp" if env_spec is VECTOR else "nature"
     config = R2D2Config(network=network, value_rescaling=rescaling, **SMALL_R2D2)
     agent, num_envs = R2D2Agent(config, env_spec, CPU, seed=0), 40
-    policy = R2D2Policy(config, env_spec, Acting(CPU, 1, ActorPlace(num_envs=num_envs)))
+    policy = R2D2Policy(config, env_spec, PolicyContext(CPU, 1, ActorSlot(num_envs=num_envs)))
     policy.load(agent.policy_state())
     history, length = agent.window.history, agent.window.length
-    ticks = play(policy, env_spec, rows=20 + length, num_envs=num_envs, seed=3)
-    start = 20  # in the middle of episodes, with memories of their own
+    steps = play(policy, env_spec, rows=20 + length, num_envs=num_envs, seed=3)
+    start = 20  # in the middle of episodes, with recurrent states of their own
     window = slice(start, start + length - history)
-    priority = policy.first_priority({name: column[window] for name, column in ticks.items()})
-    rows = {name: column.swapaxes(0, 1).reshape(-1, *column.shape[2:]) for name, column in ticks.items()}
-    index = np.arange(num_envs)[:, None] * len(ticks["reward"]) + np.arange(start - history, window.stop)
+    priority = policy.initial_priority({name: column[window] for name, column in steps.items()})
+    rows = {name: column.swapaxes(0, 1).reshape(-1, *column.shape[2:]) for name, column in steps.items()}
+    index = np.arange(num_envs)[:, None] * len(steps["reward"]) + np.arange(start - history, window.stop)
     batch = {name: torch.from_numpy(array) for name, array in agent.decode(rows, index).items()}
-    batch["memory"] = torch.from_numpy(ticks["memory"][start])
+    batch["recurrent_state"] = torch.from_numpy(steps["recurrent_state"][start])
     assert bool(batch["is_first"][:, 1:].any()), "some episode ends inside"
     assert bool((~batch["is_trained"]).any()), "some row is a final one"
     learned = agent.update(batch, torch.ones(num_envs)).priority.numpy()
@@ -163,7 +168,7 @@ def test_nothing_before_a_reset_reaches_what_follows_it() -> None:
         columns["terminated"][start - 1] = True
         columns["is_first"] = np.arange(length) == start
         batch = {name: torch.from_numpy(a) for name, a in agent.decode(columns, np.arange(length)[None]).items()}
-        batch["memory"] = torch.randn((1, 2 * config.lstm_size), generator=rng)
+        batch["recurrent_state"] = torch.randn((1, 2 * config.lstm_size), generator=rng)
         return agent.update(batch, torch.ones(1)).priority
 
     torch.testing.assert_close(priority(2), priority(3))
@@ -201,19 +206,19 @@ def train_on_recall(config: R2D2Config, updates: int) -> float:
     """Train in process on streams as actors write them; return the mean reward of greedy games."""
     num_envs, length, rows = 32, 5, 200
     agent = R2D2Agent(config, Recall.spec, CPU, seed=0)
-    policy = R2D2Policy(config, Recall.spec, Acting(CPU, 1, ActorPlace(num_envs=num_envs)))
+    policy = R2D2Policy(config, Recall.spec, PolicyContext(CPU, 1, ActorSlot(num_envs=num_envs)))
     rng = np.random.default_rng(0)
     for _ in range(updates // 20):
         policy.load(agent.policy_state())
-        ticks = _play_recall(policy, Recall(num_envs, length, int(rng.integers(1 << 30))), num_envs, rows)
-        flat = {name: column.swapaxes(0, 1).reshape(-1, *column.shape[2:]) for name, column in ticks.items()}
+        steps = _play_recall(policy, Recall(num_envs, length, int(rng.integers(1 << 30))), num_envs, rows)
+        flat = {name: column.swapaxes(0, 1).reshape(-1, *column.shape[2:]) for name, column in steps.items()}
         for _ in range(20):
             start = rng.integers(1, rows - agent.window.length + 1, size=16)
             stream = rng.integers(num_envs, size=16)
             first = stream * rows + start
             index = (first - 1)[:, None] + np.arange(agent.window.length)
             batch = {name: torch.from_numpy(array) for name, array in agent.decode(flat, index).items()}
-            batch["memory"] = torch.from_numpy(flat["memory"][first])
+            batch["recurrent_state"] = torch.from_numpy(flat["recurrent_state"][first])
             agent.update(batch, torch.ones(16))
     policy.load(agent.policy_state())
     played = _play_recall(policy, Recall(num_envs, length, 99), num_envs, 4 * length, greedy=True)
@@ -223,18 +228,20 @@ def train_on_recall(config: R2D2Config, updates: int) -> float:
 def _play_recall(
     policy: R2D2Policy, env: Recall, num_envs: int, rows: int, greedy: bool = False
 ) -> dict[str, NDArray[Any]]:
-    perception, reward = Perception(num_envs, Recall.spec, policy.memory_size), None
-    ticks = []
+    input_builder, reward = PolicyInputBuilder(num_envs, Recall.spec, policy.recurrent_state_size), None
+    steps = []
     for _ in range(rows):
         seen, is_first = env.observe()
-        percept = perception.perceive(seen, is_first, reward)
-        decision: Decision = policy.greedy(percept) if greedy else policy.explore(percept, 0)
-        perception.decided(decision)
-        reward, terminated = env.step(decision.action)
-        row = {"observation": seen, "action": decision.action, "reward": reward, "terminated": terminated}
+        policy_input = input_builder.build(seen, is_first, reward)
+        output: PolicyOutput = policy.act(policy_input, evaluation=True) if greedy else policy.act(policy_input, 0)
+        input_builder.record(output)
+        reward, terminated = env.step(output.action)
+        row = {"observation": seen, "action": output.action, "reward": reward, "terminated": terminated}
         truncated = np.zeros(num_envs, np.bool_)
-        ticks.append(row | {"truncated": truncated, "is_first": is_first, "memory": percept.memory})
-    return {name: np.stack([tick[name] for tick in ticks]) for name in ticks[0]}
+        steps.append(
+            row | {"truncated": truncated, "is_first": is_first, "recurrent_state": policy_input.recurrent_state}
+        )
+    return {name: np.stack([step[name] for step in steps]) for name in steps[0]}
 
 
 RECALL = R2D2Config(
@@ -249,7 +256,7 @@ RECALL = R2D2Config(
     gamma=0.95,
     learning_rate=5e-3,
     optimizer_epsilon=1e-5,
-    target_every=20,
+    target_update_period=20,
     ladder_base=0.3,
     ladder_alpha=1.0,
 )
@@ -275,17 +282,17 @@ def test_agent_without_a_memory_cannot_recall_the_cue(monkeypatch: pytest.Monkey
 
 
 def test_policy_in_bfloat16_remembers_and_values_in_float32() -> None:
-    """Only what comes before the LSTM is short: values differ a little, memories have their full format."""
+    """Only what comes before the LSTM is short: values differ a little, recurrent states have their full format."""
     config = R2D2Config(network="nature", **SMALL_R2D2)
     state = R2D2Agent(config, IMAGE, CPU, seed=0).policy_state()
     decisions = []
     for precision in ("float32", "bfloat16"):
-        policy = R2D2Policy(config, IMAGE, Acting(CPU, 1, ActorPlace(num_envs=4), precision))
+        policy = R2D2Policy(config, IMAGE, PolicyContext(CPU, 1, ActorSlot(num_envs=4), precision))
         policy.load(state)
         images = random_batch(IMAGE, 4, torch.Generator().manual_seed(0))["observation"].numpy()
-        decisions.append(policy.explore(percept(images, np.ones(4, np.bool_), policy.memory_size), 0))
+        decisions.append(policy.act(policy_input(images, np.ones(4, np.bool_), policy.recurrent_state_size), 0))
     exact, short = decisions
-    assert short.memory is not None
-    assert short.memory.dtype == np.float32
+    assert short.recurrent_state is not None
+    assert short.recurrent_state.dtype == np.float32
     np.testing.assert_allclose(short.priority_inputs["best"], exact.priority_inputs["best"], atol=0.02)
     assert not np.array_equal(short.priority_inputs["best"], exact.priority_inputs["best"])

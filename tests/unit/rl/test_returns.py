@@ -33,7 +33,7 @@ def test_terminated_step_ends_the_sum_and_the_value() -> None:
 
 
 def test_truncated_step_ends_the_sum_but_not_the_value() -> None:
-    """1 + 2/2 = 2; the value of the final row, two steps on, counts 1/4."""
+    """1 + 2/2 = 2; the value of the final observation step, two steps on, counts 1/4."""
     result = returns([1, 2, 4], truncated=1)
     assert result.return_ == 2.0
     assert result.discount == 0.25
@@ -63,7 +63,7 @@ def test_end_at_the_last_step_of_the_window() -> None:
 
 @pytest.mark.parametrize("after", [np.nan, np.inf])
 def test_rewards_after_the_end_are_never_looked_at(after: float) -> None:
-    """The reward of a final row means nothing, not even if it is not a number."""
+    """The reward of a final observation step means nothing, not even if it is not a number."""
     assert returns([1, after], truncated=0).return_ == 1.0
 
 

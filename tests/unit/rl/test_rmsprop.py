@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tidemill.errors import InvalidArgument
-from tidemill.rl.rmsprop import RMSProp
+from tidemill.rl.optimizers import RMSProp
 
 
 def test_first_two_steps_by_hand() -> None:

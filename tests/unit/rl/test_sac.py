@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.rl.batches import CONTINUOUS, percept, random_batch
+from tests.unit.rl.batches import CONTINUOUS, policy_input, random_batch
 from tidemill.rl import losses
 from tidemill.rl.agents.sac import loss as sac_loss
 from tidemill.rl.agents.sac.agent import SACAgent
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.policy import SACPolicy
-from tidemill.rl.networks.batched_mlp import BatchedMLP
+from tidemill.rl.networks.ensemble_mlp import EnsembleMLP
 from tidemill.rl.networks.squashed_gaussian import LOG_STD_MAX, head_gradient, sample
 from tidemill.types import EnvSpec
 
@@ -51,19 +51,21 @@ def test_actor_finds_the_best_action_of_a_bandit(layer_norm: bool) -> None:
         temperature="fixed",
         initial_temperature=1e-3,
         critic_layer_norm=layer_norm,
-        random_steps=0,
+        start_steps=0,
     )
     _, policy = learn_bandit(config)
-    assert policy.greedy(percept(np.zeros((1, 1), dtype=np.float32))).action[0, 0] == pytest.approx(0.5, abs=0.05)
+    assert policy.act(policy_input(np.zeros((1, 1), dtype=np.float32)), evaluation=True).action[0, 0] == pytest.approx(
+        0.5, abs=0.05
+    )
 
 
 def test_learned_temperature_brings_the_entropy_to_its_target() -> None:
     """The policy's entropy, estimated from 4000 of its samples, is the -1 nat asked for."""
     config = SACConfig(
-        hidden_sizes=(32,), learning_rate=3e-3, initial_temperature=0.1, target_entropy=-1.0, random_steps=0
+        hidden_sizes=(32,), learning_rate=3e-3, initial_temperature=0.1, target_entropy=-1.0, start_steps=0
     )
     agent, policy = learn_bandit(config)
-    action = policy.explore(percept(np.zeros((4_000, 1), dtype=np.float32)), 0).action[:, 0]
+    action = policy.act(policy_input(np.zeros((4_000, 1), dtype=np.float32)), 0).action[:, 0]
     density, edges = np.histogram(action, bins=60, density=True)
     width = np.diff(edges)
     seen = density > 0
@@ -91,14 +93,14 @@ def test_log_density_stays_finite_where_tanh_is_flat() -> None:
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_critic_gradients_are_autograds(layer_norm: bool) -> None:
     """Written-out gradients of the critic's loss equal those autograd finds for `twin_td_loss`."""
-    critic = BatchedMLP(2, 5, (16, 12), 1, torch.Generator().manual_seed(0), layer_norm)
+    critic = EnsembleMLP(2, 5, (16, 12), 1, torch.Generator().manual_seed(0), layer_norm)
     inputs, target, weight = torch.randn(7, 5), torch.randn(7), torch.rand(7)
     result = losses.twin_td_loss(critic(inputs).squeeze(-1), target, weight)
     expected = torch.autograd.grad(result.loss, list(critic.parameters()))
     with torch.no_grad():
-        traces = critic.trace(inputs)
-        gradient, td_error = sac_loss.critic_gradient(traces[-1].output.squeeze(-1), target, weight)
-        found = critic.parameter_gradients(traces, gradient.unsqueeze(-1))
+        activations = critic.activations(inputs)
+        gradient, td_error = sac_loss.critic_gradient(activations[-1].output.squeeze(-1), target, weight)
+        found = critic.parameter_gradients(activations, gradient.unsqueeze(-1))
     torch.testing.assert_close(td_error, result.td_error)
     torch.testing.assert_close(found, list(expected))
 
@@ -107,7 +109,7 @@ def test_critic_gradients_are_autograds(layer_norm: bool) -> None:
 def test_actor_gradients_are_autograds(layer_norm: bool) -> None:
     """Through sample, critic and clamp, written-out gradients equal autograd's for `actor_loss`."""
     rng = torch.Generator().manual_seed(0)
-    actor, critic = BatchedMLP(1, 3, (16, 12), 4, rng), BatchedMLP(2, 5, (16, 12), 1, rng, layer_norm)
+    actor, critic = EnsembleMLP(1, 3, (16, 12), 4, rng), EnsembleMLP(2, 5, (16, 12), 1, rng, layer_norm)
     observation, noise, temperature = torch.randn(7, 3), torch.randn(7, 2), torch.tensor(0.3)
     with torch.no_grad():  # so that the clamp holds the first log_std of half of the items
         actor._layers[-1].bias[..., 2] += LOG_STD_MAX + 0.01 - actor(observation)[0, :, 2].median()
@@ -118,12 +120,14 @@ def test_actor_gradients_are_autograds(layer_norm: bool) -> None:
     loss = sac_loss.actor_loss(q, drawn.log_prob, temperature)
     expected = torch.autograd.grad(loss, list(actor.parameters()))
     with torch.no_grad():
-        traces = actor.trace(observation)
-        drawn = sample(traces[-1].output[0], noise)
-        critic_traces = critic.trace(torch.cat((observation, drawn.action), dim=-1))
-        q_gradient = sac_loss.actor_gradient(critic_traces[-1].output.squeeze(-1)).unsqueeze(-1)
-        action_gradient = critic.input_gradient(critic_traces, q_gradient, last=2).sum(dim=0)
-        found = actor.parameter_gradients(traces, head_gradient(drawn, action_gradient, temperature / 7).unsqueeze(0))
+        activations = actor.activations(observation)
+        drawn = sample(activations[-1].output[0], noise)
+        critic_activations = critic.activations(torch.cat((observation, drawn.action), dim=-1))
+        q_gradient = sac_loss.actor_gradient(critic_activations[-1].output.squeeze(-1)).unsqueeze(-1)
+        action_gradient = critic.input_gradient(critic_activations, q_gradient, last=2).sum(dim=0)
+        found = actor.parameter_gradients(
+            activations, head_gradient(drawn, action_gradient, temperature / 7).unsqueeze(0)
+        )
     torch.testing.assert_close(found, list(expected))
 
 
@@ -150,7 +154,7 @@ def test_temperature_step_is_down_its_loss() -> None:
 
 def test_batched_critics_are_two_networks() -> None:
     """Each copy computes what plain layers with its parameters compute."""
-    critic = BatchedMLP(2, 5, (16, 12), 1, torch.Generator().manual_seed(0))
+    critic = EnsembleMLP(2, 5, (16, 12), 1, torch.Generator().manual_seed(0))
     inputs = torch.randn(4, 5)
     values = critic(inputs)
     for copy_index in range(2):
@@ -165,9 +169,9 @@ def test_batched_critics_are_two_networks() -> None:
 def test_bfloat16_rounds_the_products_between_hidden_layers_alone() -> None:
     """A layer between hidden ones is the float32 product of rounded factors, rounded once; the others are untouched."""
     rng = torch.Generator().manual_seed(0)
-    network = BatchedMLP(2, 5, (16, 12), 1, rng)
+    network = EnsembleMLP(2, 5, (16, 12), 1, rng)
     first, between, last = network._layers
-    network.multiply_in(torch.bfloat16)
+    network.set_compute_dtype(torch.bfloat16)
     assert [layer.products for layer in (first, between, last)] == [torch.float32, torch.bfloat16, torch.float32]
     x, gradient = torch.randn((2, 8, 16), generator=rng), torch.randn((2, 8, 12), generator=rng)
 
@@ -214,8 +218,8 @@ def test_target_critic_moves_by_tau() -> None:
 
 
 def test_delayed_actor_moves_every_other_update() -> None:
-    """With actor_every 2 the first update moves it, the second does not; the critic always moves."""
-    agent = SACAgent(SACConfig(hidden_sizes=(8,), actor_every=2), CONTINUOUS, CPU, seed=0)
+    """With policy_delay 2 the first update moves it, the second does not; the critic always moves."""
+    agent = SACAgent(SACConfig(hidden_sizes=(8,), policy_delay=2), CONTINUOUS, CPU, seed=0)
     states = []
     for number in range(3):
         agent.update(random_batch(CONTINUOUS, 4, torch.Generator().manual_seed(number)), torch.ones(4))
@@ -228,7 +232,7 @@ def test_delayed_actor_moves_every_other_update() -> None:
 
 def test_averaged_policy_is_evaluated_and_the_actor_itself_explores() -> None:
     """The published average lags behind the actor, and greedy actions are the average's."""
-    config = SACConfig(hidden_sizes=(8,), policy_average=0.5, random_steps=0, learning_rate=0.05)
+    config = SACConfig(hidden_sizes=(8,), actor_ema_decay=0.5, start_steps=0, learning_rate=0.05)
     agent = SACAgent(config, CONTINUOUS, CPU, seed=0)
     start = agent.policy_state()
     agent.update(random_batch(CONTINUOUS, 4, torch.Generator().manual_seed(0)), torch.ones(4))
@@ -241,46 +245,49 @@ def test_averaged_policy_is_evaluated_and_the_actor_itself_explores() -> None:
     plain.load({name.replace("average.", "actor."): value for name, value in state.items() if "average." in name})
     averaged = SACPolicy(config, CONTINUOUS, CPU, seed=0)
     averaged.load(state)
-    seen = percept(np.ones((3, 3), dtype=np.float32))
-    np.testing.assert_array_equal(averaged.greedy(seen).action, plain.greedy(seen).action)
+    seen = policy_input(np.ones((3, 3), dtype=np.float32))
+    np.testing.assert_array_equal(averaged.act(seen, evaluation=True).action, plain.act(seen, evaluation=True).action)
 
 
 def test_first_random_steps_are_uniform() -> None:
-    """Until the cluster has stepped `random_steps` times the parameters take no part."""
-    policy = SACPolicy(SACConfig(hidden_sizes=(8,), random_steps=100), CONTINUOUS, CPU, seed=0)
-    action = policy.explore(percept(np.full((4_000, 3), 50.0, dtype=np.float32)), 99).action
+    """Until the cluster has stepped `start_steps` times the parameters take no part."""
+    policy = SACPolicy(SACConfig(hidden_sizes=(8,), start_steps=100), CONTINUOUS, CPU, seed=0)
+    action = policy.act(policy_input(np.full((4_000, 3), 50.0, dtype=np.float32)), 99).action
     np.testing.assert_allclose(action.mean(axis=0), 0.0, atol=0.05)
     np.testing.assert_allclose(action.var(axis=0), 1 / 3, atol=0.03)
 
 
 def test_share_of_the_environments_acts_greedily() -> None:
     """With a share of .5 the first two of four environments act by the mean, the others by samples."""
-    config = SACConfig(hidden_sizes=(8,), greedy_share=0.5, random_steps=10)
+    config = SACConfig(hidden_sizes=(8,), greedy_fraction=0.5, start_steps=10)
     policy = SACPolicy(config, CONTINUOUS, CPU, seed=0)
     observation = np.ones((4, 3), dtype=np.float32)
-    action, greedy = policy.explore(percept(observation), 10).action, policy.greedy(percept(observation)).action
+    action, greedy = (
+        policy.act(policy_input(observation), 10).action,
+        policy.act(policy_input(observation), evaluation=True).action,
+    )
     np.testing.assert_array_equal(action[:2], greedy[:2])
     assert (action[2:] != greedy[2:]).all()
-    assert (policy.explore(percept(observation), 9).action != greedy).all()  # at first all are random
+    assert (policy.act(policy_input(observation), 9).action != greedy).all()  # at first all are random
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
 def test_exploration_noise_has_the_correlation_asked_for(correlation: float) -> None:
     """Neighbouring steps of 2000 environments correlate as set, and each step's noise keeps its variance."""
-    config = SACConfig(hidden_sizes=(8,), noise_correlation=correlation, random_steps=0)
+    config = SACConfig(hidden_sizes=(8,), noise_correlation=correlation, start_steps=0)
     policy = SACPolicy(config, CONTINUOUS, CPU, seed=0)
     observation = np.zeros((2_000, 3), dtype=np.float32)
-    raw = [np.arctanh(policy.explore(percept(observation), 0).action[:, 0]) for _ in range(20)]
+    raw = [np.arctanh(policy.act(policy_input(observation), 0).action[:, 0]) for _ in range(20)]
     assert np.corrcoef(raw[-2], raw[-1])[0, 1] == pytest.approx(correlation, abs=0.06)
     assert raw[-1].std() == pytest.approx(raw[0].std(), rel=0.08)
 
 
 def test_correlated_noise_starts_anew_with_each_episode() -> None:
     """Where an observation is the first of its episode, the noise owes nothing to the step before."""
-    config = SACConfig(hidden_sizes=(8,), noise_correlation=0.9, random_steps=0)
+    config = SACConfig(hidden_sizes=(8,), noise_correlation=0.9, start_steps=0)
     policy = SACPolicy(config, CONTINUOUS, CPU, seed=0)
     observation, is_first = np.zeros((4_000, 3), dtype=np.float32), np.arange(4_000) < 2_000
-    percepts = (percept(observation), percept(observation, is_first))
-    before, after = (np.arctanh(policy.explore(seen, 0).action[:, 0]) for seen in percepts)
+    inputs = (policy_input(observation), policy_input(observation, is_first))
+    before, after = (np.arctanh(policy.act(seen, 0).action[:, 0]) for seen in inputs)
     assert np.corrcoef(before[:2_000], after[:2_000])[0, 1] == pytest.approx(0.0, abs=0.06)
     assert np.corrcoef(before[2_000:], after[2_000:])[0, 1] == pytest.approx(0.9, abs=0.06)

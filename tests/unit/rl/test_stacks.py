@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from tests.unit.rl.streams import StreamBuilder, window_rows
-from tidemill.rl.frame_stacker import FrameStack
-from tidemill.rl.stacks import with_stacks
-from tidemill.rl.windows import FRAMES, transitions
+from tidemill.rl.policy_io import FrameStack
+from tidemill.rl.transitions import FRAMES, gather_frame_stacks, transitions
 
 
 @pytest.mark.parametrize("frame_stack", [1, 4])
@@ -22,10 +21,10 @@ def test_stacks_gathered_later_are_those_gathered_at_once(frame_stack: int) -> N
     starts = [row for row in range(len(stream.final) - 3) if not stream.final[row]]
     index = np.array([window_rows(start, frame_stack, 3) for start in starts])
     at_once = transitions(stream.columns, index, frame_stack, 3, 0.9)
-    later = transitions(stream.columns, index, frame_stack, 3, 0.9, stack_later=True)
+    later = transitions(stream.columns, index, frame_stack, 3, 0.9, stack_on_device=True)
     assert later[FRAMES] is stream.columns["observation"]
     assert "observation" not in later
-    batch = with_stacks({name: torch.from_numpy(column) for name, column in later.items()})
+    batch = gather_frame_stacks({name: torch.from_numpy(column) for name, column in later.items()})
     assert batch.keys() == at_once.keys()
     for name, column in at_once.items():
         np.testing.assert_array_equal(batch[name].numpy(), column, err_msg=name)
@@ -34,7 +33,7 @@ def test_stacks_gathered_later_are_those_gathered_at_once(frame_stack: int) -> N
 def test_batch_with_its_observations_is_left_alone() -> None:
     """On a CPU the decoder threads have gathered already."""
     batch = {"observation": torch.zeros(2)}
-    assert with_stacks(batch) is batch
+    assert gather_frame_stacks(batch) is batch
 
 
 def test_actors_stack_of_gray_images_lies_channels_last() -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.unit.rl.streams import FRAME, Stream, StreamBuilder, window_rows
-from tidemill.rl.frame_stacker import FrameStack
-from tidemill.rl.windows import transitions
+from tidemill.rl.policy_io import FrameStack
+from tidemill.rl.transitions import transitions
 
 GAMMA = 0.9
 ENDINGS = ["terminated", "truncated", "terminated_final"]
@@ -96,7 +96,7 @@ def test_frame_stack_of_an_actor_equals_the_learners(plan: list[tuple[int, str]]
     ],
 )
 def test_stack_at_a_border_repeats_the_episodes_first_frame(start: int, shown: list[int]) -> None:
-    """Three rows, a final row, then the next episode: no stack ever mixes the two."""
+    """Three rows, a final observation step, then the next episode: no stack ever mixes the two."""
     stream = play([(3, "truncated"), (4, "terminated")], frame_stack=3)
     index = np.array([window_rows(start, 3, 1)])
     batch = transitions(stream.columns, index, 3, 1, GAMMA)
@@ -104,7 +104,7 @@ def test_stack_at_a_border_repeats_the_episodes_first_frame(start: int, shown: l
 
 
 def test_truncated_window_bootstraps_from_the_final_rows_stack() -> None:
-    """The final row continues the episode's stack: frames 1, 2 and the final 3."""
+    """The final observation step continues the episode's stack: frames 1, 2 and the final 3."""
     stream = play([(3, "truncated"), (4, "terminated")], frame_stack=3)
     batch = transitions(stream.columns, np.array([window_rows(1, 3, 4)]), 3, 4, GAMMA)
     np.testing.assert_array_equal(batch["bootstrap_observation"][0], stream.columns["observation"][[1, 2, 3]])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tidemill.rl.agents.config import AgentConfig
-from tidemill.rl.agents.interface import Acting
-from tidemill.rl.exploration import ActorPlace
+from tidemill.rl.agents.interface import PolicyContext
+from tidemill.rl.agents.registry import AgentConfig
+from tidemill.rl.exploration import ActorSlot
 from tidemill.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def build_agent(config: AgentConfig, env_spec: EnvSpec, device: str = "cpu", see
     """
     import torch
 
-    config.check_fit(env_spec)
+    config.validate_env(env_spec)
     agent: Agent = _module(config, "agent").build(config, env_spec, torch.device(device), seed)
     return agent
 
@@ -39,7 +39,7 @@ def build_policy(
     env_spec: EnvSpec,
     device: str = "cpu",
     seed: int = 0,
-    place: ActorPlace | None = None,
+    slot: ActorSlot | None = None,
     precision: Precision = "float32",
 ) -> Policy:
     """Return the acting side of an algorithm, with random parameters until its first `load`.
@@ -49,7 +49,7 @@ def build_policy(
         env_spec: Shapes of the environment.
         device: A torch device, e.g. `cpu`.
         seed: Of the exploration, so two actors need two seeds.
-        place: Which environments of the cluster this actor steps; a ladder of epsilons needs it.
+        slot: Which environments of the cluster this actor steps; a ladder of epsilons needs it.
         precision: Number format of an image network's forward pass; `auto` takes the faster one here.
 
     Raises:
@@ -57,9 +57,9 @@ def build_policy(
     """
     import torch
 
-    config.check_fit(env_spec)
-    acting = Acting(torch.device(device), seed, place or ActorPlace(), precision)
-    policy: Policy = _module(config, "policy").build(config, env_spec, acting)
+    config.validate_env(env_spec)
+    context = PolicyContext(torch.device(device), seed, slot or ActorSlot(), precision)
+    policy: Policy = _module(config, "policy").build(config, env_spec, context)
     return policy
 
 

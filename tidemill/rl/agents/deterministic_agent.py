@@ -10,13 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tidemill.rl.adam import Adam
 from tidemill.rl.agents.interface import Array, State, Update
-from tidemill.rl.learning_rate import LearningRateDecay
-from tidemill.rl.parts import Parts
-from tidemill.rl.ranks import Ranks
+from tidemill.rl.optimizers import Adam, LearningRateDecay
+from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.target_network import TargetNetwork
-from tidemill.rl.windows import transitions
+from tidemill.rl.train_state import TrainState
+from tidemill.rl.transitions import transitions
 from tidemill.types import WindowSpec
 
 Learn = Callable[[Mapping[str, Tensor], Tensor], Update]
@@ -34,7 +33,7 @@ class ActorCritic:
         critic_optimizer: Adam,
         *,
         tau: float,
-        target_every: int = 0,
+        target_update_period: int = 0,
         decay_updates: int = 0,
         noise: torch.Generator | None = None,
     ) -> None:
@@ -45,40 +44,40 @@ class ActorCritic:
             critic: Values actions.
             actor_optimizer: Of the actor's parameters alone.
             critic_optimizer: Of the critic's.
-            tau: Share of a network that its target takes over when it follows; only if `target_every` is 0.
-            target_every: Updates between two copies to the targets; 0 moves them by `tau` instead.
+            tau: Share of a network that its target takes over when it follows; only if `target_update_period` is 0.
+            target_update_period: Updates between two copies to the targets; 0 moves them by `tau` instead.
             decay_updates: Updates over which both step sizes fall linearly to 0; 0 keeps them.
             noise: Draws what updates need; None if they draw nothing.
         """
         self.actor, self.critic = actor, critic
         self._actor_optimizer, self._critic_optimizer = actor_optimizer, critic_optimizer
-        self._actor_target = TargetNetwork(actor, target_every, tau)
-        self._critic_target = TargetNetwork(critic, target_every, tau)
+        self._actor_target = TargetNetwork(actor, target_update_period, tau)
+        self._critic_target = TargetNetwork(critic, target_update_period, tau)
         self.target_actor, self.target_critic = self._actor_target.network, self._critic_target.network
-        self.parts = Parts(
+        self.state = TrainState(
             {"actor": actor, "critic": critic, "target_actor": self.target_actor, "target_critic": self.target_critic},
             {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer},
             noise,
         )
-        self._decay = LearningRateDecay(self.parts.optimizers.values(), decay_updates)
+        self._decay = LearningRateDecay(self.state.optimizers.values(), decay_updates)
 
     def set_learning_rates(self) -> None:
         """Give both optimizers the step sizes of the next update."""
-        self._decay.at(self.parts.updates)
+        self._decay.at(self.state.updates)
 
-    def improve_critic(self, loss: Tensor) -> None:
+    def update_critic(self, loss: Tensor) -> None:
         """Take one step of the critic down the gradient of its loss, []."""
-        self._critic_optimizer.minimize(loss, self.parts.ranks)
+        self._critic_optimizer.minimize(loss, self.state.group)
 
-    def improve_actor(self, loss: Tensor) -> None:
+    def update_actor(self, loss: Tensor) -> None:
         """Take one step of the actor down the gradient of its loss, [], which the critic's parameters do not follow."""
-        self._actor_optimizer.minimize(loss, self.parts.ranks)
+        self._actor_optimizer.minimize(loss, self.state.group)
 
-    def move_targets(self) -> None:
+    def update_targets(self) -> None:
         """Move both targets, if it is time."""
-        update = self.parts.updates + 1
-        self._actor_target.follow(self._actor_optimizer.parameters, update)
-        self._critic_target.follow(self._critic_optimizer.parameters, update)
+        update = self.state.updates + 1
+        self._actor_target.update(self._actor_optimizer.parameters, update)
+        self._critic_target.update(self._critic_optimizer.parameters, update)
 
 
 class DeterministicAgent:
@@ -95,32 +94,32 @@ class DeterministicAgent:
             gamma: Discount of one step.
         """
         self.window = WindowSpec(history=frame_stack - 1, steps=n_step)
-        self._networks, self._parts, self._learn = networks, networks.parts, learn
+        self._networks, self._state, self._learn = networks, networks.state, learn
         self._frame_stack, self._n_step, self._gamma = frame_stack, n_step, gamma
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return n-step transitions; see `tidemill.rl.windows.transitions`."""
         return transitions(columns, index, self._frame_stack, self._n_step, self._gamma)
 
-    def join(self, ranks: Ranks) -> None:
+    def set_process_group(self, group: ProcessGroup) -> None:
         """Make every further update together with the same agent of the other ranks."""
-        self._parts.ranks = ranks
+        self._state.group = group
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Make one update."""
         self._networks.set_learning_rates()
         update = self._learn(batch, weight)
-        self._parts.updates += 1
+        self._state.updates += 1
         return update
 
     def policy_state(self) -> dict[str, Tensor]:
-        """Return copies of the actor's parameters, `actor.*`, and of the critic's for first priorities, `critic.*`."""
-        return self._parts.copy_of("actor", "critic")
+        """Return copies of the parameters: `actor.*`, and for initial priorities `critic.*`."""
+        return self._state.copy_of("actor", "critic")
 
     def state_dict(self) -> State:
         """Return networks, targets, optimizers, counter and, if updates draw random numbers, their generator."""
-        return self._parts.state_dict()
+        return self._state.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where `state_dict` was called."""
-        self._parts.load_state_dict(state)
+        self._state.load_state_dict(state)

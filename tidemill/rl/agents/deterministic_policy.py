@@ -10,15 +10,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tidemill.rl.agents.interface import Acting, Array, Decision
+from tidemill.rl.action_noise import ActionNoise, NoiseConfig
+from tidemill.rl.agents.interface import Array, PolicyContext
 from tidemill.rl.networks.deterministic import DeterministicActor
-from tidemill.rl.networks.flat import flat
-from tidemill.rl.noise import ActionNoise, NoiseConfig
-from tidemill.rl.parts import part
-from tidemill.rl.percept import Percept
+from tidemill.rl.networks.linear import flat
+from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.returns import n_step
+from tidemill.rl.train_state import subdict
 
-Surprise = Callable[[Mapping[str, Tensor]], Tensor]
+TDErrorFn = Callable[[Mapping[str, Tensor]], Tensor]
 """How far the networks are from their own targets on a batch such as `Agent.update` takes, [B]."""
 
 
@@ -27,10 +27,10 @@ class Settings(Protocol):
 
     @property
     def noise(self) -> NoiseConfig:
-        """How actions are disturbed while exploring."""
+        """How noise is added to actions while exploring."""
 
     @property
-    def random_steps(self) -> int:
+    def start_steps(self) -> int:
         """Environment steps of the whole cluster for which actions are uniformly random."""
 
     @property
@@ -39,74 +39,72 @@ class Settings(Protocol):
 
 
 class DeterministicPolicy:
-    """Acts by the actor; disturbs its actions to explore."""
+    """Acts by the actor; adds noise to its actions to explore."""
 
-    memory_size = 0
+    recurrent_state_size = 0
 
     def __init__(
         self,
         actor: DeterministicActor,
         critic: nn.Module,
-        surprise: Surprise,
+        td_error_fn: TDErrorFn,
         settings: Settings,
         action_shape: tuple[int, ...],
-        acting: Acting,
+        context: PolicyContext,
     ) -> None:
         """Put the parts together.
 
         Args:
             actor: Maps observations to flat actions; this object then owns it.
-            critic: Values actions, for first priorities; this object then owns it.
-            surprise: Gives first priorities, by these two networks.
+            critic: Values actions, for initial priorities; this object then owns it.
+            td_error_fn: Gives initial priorities, by these two networks.
             settings: The algorithm's.
             action_shape: Shape of one action.
-            acting: Where it acts, and the seed of the noise.
+            context: Where it acts, and the seed of the noise.
         """
-        self._actor = actor.to(acting.device).requires_grad_(False)
-        self._critic = critic.to(acting.device).requires_grad_(False)
-        self._surprise, self._gamma = surprise, settings.gamma
-        self._action_shape, self._random_steps, self._device = action_shape, settings.random_steps, acting.device
-        self._noise = ActionNoise(settings.noise, acting.seed)
+        self._actor = actor.to(context.device).requires_grad_(False)
+        self._critic = critic.to(context.device).requires_grad_(False)
+        self._td_error_fn, self._gamma = td_error_fn, settings.gamma
+        self._action_shape, self._start_steps, self._device = action_shape, settings.start_steps, context.device
+        self._noise = ActionNoise(settings.noise, context.seed)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take `actor.*` and `critic.*`."""
-        self._actor.load_state_dict(part("actor", state))
-        self._critic.load_state_dict(part("critic", state))
+        self._actor.load_state_dict(subdict("actor", state))
+        self._critic.load_state_dict(subdict("critic", state))
 
-    def explore(self, percept: Percept, env_steps: int) -> Decision:
-        """Return uniform actions for the first `random_steps`, then the actor's with noise.
+    def act(self, policy_input: PolicyInput, env_steps: int = 0, *, evaluation: bool = False) -> PolicyOutput:
+        """Return uniform actions for the first `start_steps`, then the actor's with noise; in evaluation without noise.
 
-        First priorities want back what was seen and what was done.
+        Initial priorities want back what was seen and what was done.
         """
-        if env_steps < self._random_steps:
-            flat_action = self._noise.uniform((len(percept), self._action_size))
+        if evaluation:
+            return PolicyOutput(self._shaped(self._act(policy_input.observation)))
+        if env_steps < self._start_steps:
+            flat_action = self._noise.uniform((len(policy_input), self._action_size))
         else:
-            flat_action = self._noise.disturb(self._act(percept.observation), percept.is_first)
+            flat_action = self._noise.add_noise(self._act(policy_input.observation), policy_input.is_first)
         action = self._shaped(flat_action)
-        return Decision(action, {"observation": percept.observation, "action": action})
-
-    def greedy(self, percept: Percept) -> Decision:
-        """Return the actor's actions, float32 [N, *action_shape]."""
-        return Decision(self._shaped(self._act(percept.observation)))
+        return PolicyOutput(action, {"observation": policy_input.observation, "action": action})
 
     @torch.inference_mode()
-    def first_priority(self, ticks: Mapping[str, Array]) -> NDArray[np.float32]:
-        """Return the priority that the learner's update gives each window, which starts at its oldest tick, [K].
+    def initial_priority(self, steps: Mapping[str, Array]) -> NDArray[np.float32]:
+        """Return the priority that the learner's update gives each window, which starts at its oldest step, [K].
 
         It is exact while networks and targets are equal to these and updates draw no noise (Horgan et al. 2018,
         section 3).
         """
-        reward, terminated, truncated = (ticks[name][:-1].T for name in ("reward", "terminated", "truncated"))
+        reward, terminated, truncated = (steps[name][:-1].T for name in ("reward", "terminated", "truncated"))
         target = n_step(reward, terminated, truncated, self._gamma)
         arrays = {
-            "observation": ticks["observation"][0],
-            "action": ticks["action"][0],
+            "observation": steps["observation"][0],
+            "action": steps["action"][0],
             "n_step_return": target.return_,
             "bootstrap_discount": target.discount,
-            "bootstrap_observation": ticks["observation"][target.bootstrap_index, np.arange(len(target.return_))],
+            "bootstrap_observation": steps["observation"][target.bootstrap_index, np.arange(len(target.return_))],
         }
         batch = {name: torch.from_numpy(np.ascontiguousarray(array)).to(self._device) for name, array in arrays.items()}
-        priority: NDArray[np.float32] = self._surprise(batch).cpu().numpy()
+        priority: NDArray[np.float32] = self._td_error_fn(batch).cpu().numpy()
         return priority
 
     @property

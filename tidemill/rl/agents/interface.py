@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.rl.exploration import ActorPlace
-from tidemill.rl.percept import Percept
+from tidemill.rl.exploration import ActorSlot
+from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.types import WindowSpec
 
 if TYPE_CHECKING:  # decoder threads and torch-free processes may import this module
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # decoder threads and torch-free processes may import this mo
     from torch import Tensor
 
     from tidemill.rl.networks.precision import Precision
-    from tidemill.rl.ranks import Ranks
+    from tidemill.rl.process_group import ProcessGroup
 
 Array = NDArray[Any]
 
@@ -39,34 +39,19 @@ class Update(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What a policy decided for one tick of N environments.
-
-    Attributes:
-        action: int64 [N], or float32 [N, *action_shape] in [-1, 1].
-        priority_inputs: Columns, each [N, ...], that `Policy.first_priority` wants back for this tick.
-        memory: What the policy wants to find in its next percept, float32 [N, memory_size]; None if that is 0.
-    """
-
-    action: Array
-    priority_inputs: dict[str, Array] = field(default_factory=dict)
-    memory: NDArray[np.float32] | None = None
-
-
-@dataclass(frozen=True)
-class Acting:
+class PolicyContext:
     """Where and how a policy acts.
 
     Attributes:
         device: What its network computes on.
         seed: Of its exploration, and of its parameters until the first `load`.
-        place: Which environments of the cluster it acts in.
+        slot: Which environments of the cluster it acts in.
         precision: Number format of an image network's forward pass.
     """
 
     device: torch.device
     seed: int = 0
-    place: ActorPlace = field(default_factory=ActorPlace)
+    slot: ActorSlot = field(default_factory=ActorSlot)
     precision: Precision = "float32"
 
 
@@ -85,15 +70,15 @@ class Agent(Protocol):
             index: Rows of each item, [B, window.length], padded at a stream's start with its first row.
         """
 
-    def join(self, ranks: Ranks) -> None:
-        """Make every further update together with the same agent of the other ranks, each from its share."""
+    def set_process_group(self, group: ProcessGroup) -> None:
+        """Make every further update with the same agent of the other ranks, each from its part of the batch."""
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Make one update; waits for nothing on the device.
 
         Args:
-            batch: What `decode` returned, on the agent's device; and for a policy that remembers, `memory`, what it
-                remembered when it first acted in each item, float32 [B, memory_size].
+            batch: What `decode` returned, on the agent's device; for a recurrent policy also `recurrent_state`, with
+                which it first acted in each item, float32 [B, recurrent_state_size].
             weight: Importance weights, float32 [B].
         """
 
@@ -111,25 +96,29 @@ class Agent(Protocol):
 
 
 class Policy(Protocol):
-    """Chooses actions. What it remembers of an episode is in the percept, not in the policy."""
+    """Chooses actions. Its recurrent state travels with its inputs and outputs, not in the policy."""
 
     @property
-    def memory_size(self) -> int:
-        """Numbers it remembers of each environment from one tick to the next; 0 for a policy that only looks."""
+    def recurrent_state_size(self) -> int:
+        """Numbers of each environment's recurrent state; 0 for a policy without one."""
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take the parameters that `Agent.policy_state` returned."""
 
-    def explore(self, percept: Percept, env_steps: int) -> Decision:
-        """Choose actions to learn from; `env_steps` is the whole cluster's count, which schedules follow."""
-
-    def greedy(self, percept: Percept) -> Decision:
-        """Choose the actions thought best, without any randomness."""
-
-    def first_priority(self, ticks: Mapping[str, Array]) -> NDArray[np.float32]:
-        """Return the first priorities of K windows, [K], each of which starts at the oldest of its ticks.
+    def act(self, policy_input: PolicyInput, env_steps: int = 0, *, evaluation: bool = False) -> PolicyOutput:
+        """Choose one action for each environment.
 
         Args:
-            ticks: `reward`, `terminated`, `truncated`, `was_reset` and every column of `Decision.priority_inputs`
-                of the `window.steps + 1` rows of each window, each [steps + 1, K, ...], oldest first.
+            policy_input: What the policy sees of N environments.
+            env_steps: Agent decisions of the whole cluster so far, which schedules of exploration follow.
+            evaluation: Whether to choose the actions thought best, without any randomness, instead of exploring.
+        """
+
+    def initial_priority(self, steps: Mapping[str, Array]) -> NDArray[np.float32]:
+        """Return the initial priorities of K windows, [K], each of which starts at the oldest of its steps.
+
+        Args:
+            steps: `reward`, `terminated`, `truncated`, `is_reset_step` and every column of
+                `PolicyOutput.priority_inputs` of the `window.steps + 1` steps of each window, each
+                [steps + 1, K, ...], oldest first.
         """

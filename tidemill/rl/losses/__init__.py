@@ -1,10 +1,7 @@
 """Losses that agents share, as pure functions of tensors; an agent's own stand in its `loss.py`."""
 
-from tidemill.rl.losses.item import ItemLoss
 from tidemill.rl.losses.quantile import quantile_huber_loss, quantile_target
-from tidemill.rl.losses.rank import assert_rank
-from tidemill.rl.losses.td import TDLoss, td_item_loss, td_loss
-from tidemill.rl.losses.twin import twin_td_loss
+from tidemill.rl.losses.td import ItemLoss, TDLoss, assert_rank, td_item_loss, td_loss, twin_td_loss
 from tidemill.rl.losses.value_rescaling import rescale, unscale
 
 __all__ = [

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tidemill.rl.losses.item import ItemLoss
-from tidemill.rl.losses.rank import assert_rank
+from tidemill.rl.losses.td import ItemLoss, assert_rank
 
 
 def quantile_target(n_step_return: Tensor, bootstrap_discount: Tensor, bootstrap_quantiles: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Temporal-difference losses of scalar values."""
+"""Temporal-difference losses of scalar values, and what every loss reports and asserts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,23 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional
 
-from tidemill.rl.losses.item import ItemLoss
-from tidemill.rl.losses.rank import assert_rank
+
+class ItemLoss(NamedTuple):
+    """The loss of each item, before importance weights, and how surprising the item was.
+
+    Attributes:
+        loss: float32 [B].
+        priority: Not negative, without a gradient, float32 [B].
+    """
+
+    loss: Tensor
+    priority: Tensor
+
+
+def assert_rank(rank: int, **tensors: Tensor) -> None:
+    """Fail with the name and shape of a tensor that has another rank."""
+    for name, tensor in tensors.items():
+        assert tensor.ndim == rank, f"{name} must have rank {rank}, got shape {tuple(tensor.shape)}"
 
 
 class TDLoss(NamedTuple):
@@ -36,3 +51,24 @@ def td_loss(prediction: Tensor, target: Tensor, weight: Tensor, huber: bool) -> 
     assert_rank(1, weight=weight)
     per_item = td_item_loss(prediction, target, huber)
     return TDLoss((weight * per_item.loss).mean(), (target - prediction).detach())
+
+
+def twin_td_loss(q: Tensor, target: Tensor, weight: Tensor, max_error: float = 0.0) -> TDLoss:
+    """Return the sum of both critics' weighted mean of half the squared error (Fujimoto et al. 2018).
+
+    `td_error` is the mean of the two absolute errors, [B]: what prioritized replay wants.
+
+    Args:
+        q: Both critics' values, [2, B].
+        target: The target they share, [B].
+        weight: Importance weights, [B].
+        max_error: Threshold of a Huber loss, beyond which an error pulls no harder; 0 is the squared loss.
+    """
+    assert_rank(2, q=q)
+    assert_rank(1, target=target, weight=weight)
+    error = q - target
+    if max_error:
+        per_item = functional.huber_loss(q, target.expand_as(q), reduction="none", delta=max_error)
+    else:
+        per_item = 0.5 * error.square()
+    return TDLoss((weight * per_item).sum(dim=0).mean(), error.detach().abs().mean(dim=0))

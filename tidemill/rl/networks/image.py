@@ -73,7 +73,7 @@ class Convolution(nn.Conv2d):
         return y
 
 
-def lay_channels_last(network: nn.Module) -> None:
+def to_channels_last(network: nn.Module) -> None:
     """Have images lie channels last in memory between the convolutions of a network; parameters stay as they lie."""
     for layer in network.modules():
         if isinstance(layer, Convolution):

@@ -1,4 +1,4 @@
-"""Linear layers and the random numbers they start from."""
+"""Linear layers, how their parameters start, and the vectors they take."""
 
 from __future__ import annotations
 
@@ -61,3 +61,16 @@ def linear(inputs: int, outputs: int, rng: torch.Generator) -> Linear:
     layer = Linear(inputs, outputs)
     initialise_linear(layer.weight, layer.bias, inputs, rng)
     return layer
+
+
+def flat(observation: Tensor) -> Tensor:
+    """Return observations [B, ...] as float32 [B, O]; bytes of images become 0 .. 1."""
+    vector = observation.flatten(1).float()
+    return vector / 255.0 if observation.dtype == torch.uint8 else vector
+
+
+def xavier_uniform(network: nn.Module, rng: torch.Generator) -> None:
+    """Draw the weights of every convolution and linear layer anew, uniform with variance 2 / (in + out)."""
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.xavier_uniform_(layer.weight, generator=rng)

@@ -12,7 +12,7 @@ from torch.nn import functional
 class NoisyLinear(nn.Module):
     """y = (w + sigma_w * f(e_out) f(e_in)^T) x + b + sigma_b * f(e_out), with f(e) = sign(e) sqrt(|e|) and e ~ N(0, 1).
 
-    Without noise, as it is made and after `silence`, it is the linear layer of w and b: [B, inputs] -> [B, outputs].
+    At first and after `disable_noise` it is the linear layer of w and b: [B, inputs] -> [B, outputs].
     """
 
     def __init__(self, inputs: int, outputs: int, rng: torch.Generator, std: float = 0.5) -> None:
@@ -33,7 +33,7 @@ class NoisyLinear(nn.Module):
         scaled = (raw.sign() * raw.abs().sqrt()).to(self.weight.dtype)
         self._noise = (scaled[..., :inputs], scaled[..., inputs:])
 
-    def silence(self) -> None:
+    def disable_noise(self) -> None:
         """Pass without noise from now on."""
         self._noise = None
 
@@ -50,15 +50,15 @@ class NoisyLinear(nn.Module):
         return y + noise_out * functional.linear(x * noise_in, self.weight_sigma, self.bias_sigma)
 
 
-def draw_noise(network: nn.Module, rng: torch.Generator, rows: int = 0) -> None:
+def reset_noise(network: nn.Module, rng: torch.Generator, rows: int = 0) -> None:
     """Draw noise in every noisy layer of a network; see `NoisyLinear.draw`."""
     for layer in network.modules():
         if isinstance(layer, NoisyLinear):
             layer.draw(rng, rows)
 
 
-def silence(network: nn.Module) -> None:
+def disable_noise(network: nn.Module) -> None:
     """End the noise in every noisy layer of a network."""
     for layer in network.modules():
         if isinstance(layer, NoisyLinear):
-            layer.silence()
+            layer.disable_noise()

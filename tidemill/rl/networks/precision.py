@@ -35,7 +35,7 @@ def acting_dtype(network: nn.Module, observation: Tensor, precision: Precision) 
     return torch.bfloat16 if seconds[torch.bfloat16] < _WORTHWHILE * seconds[torch.float32] else torch.float32
 
 
-class Products:
+class MatmulPrecision:
     """In which number format the torso and the hidden layers of a network multiply; everything else is float32.
 
     Parameters, gradients, the last layer and the loss stay float32: only the factors of products are rounded, and
@@ -61,12 +61,12 @@ class Products:
         return torch.autocast(self._device_type, torch.bfloat16) if self._short else nullcontext()
 
 
-FLOAT32 = Products("float32", torch.device("cpu"), images=False)
+FLOAT32 = MatmulPrecision("float32", torch.device("cpu"), images=False)
 """No rounding, on any device."""
 
 
 def in_float32(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return what a layer makes of `x` in float32, even within the context of `Products`."""
+    """Return what a layer makes of `x` in float32, even within the context of `MatmulPrecision`."""
     around = torch.is_autocast_enabled(x.device.type)
     with torch.autocast(x.device.type, enabled=False) if around else nullcontext():
         y: Tensor = layer(x.float())

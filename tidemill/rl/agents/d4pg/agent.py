@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tidemill.rl.adam import Adam
 from tidemill.rl.agents.d4pg.config import D4PGConfig
 from tidemill.rl.agents.d4pg.loss import actor_loss, critic_loss
 from tidemill.rl.agents.d4pg.networks import build_actor, build_critic, logits_taken, target_of
 from tidemill.rl.agents.deterministic_agent import ActorCritic, DeterministicAgent
 from tidemill.rl.agents.interface import Update
-from tidemill.rl.categorical import atoms, expectation
-from tidemill.rl.networks.flat import flat
+from tidemill.rl.losses.categorical import atoms, expectation
+from tidemill.rl.networks.linear import flat
+from tidemill.rl.optimizers import Adam
 from tidemill.types import EnvSpec
 
 
@@ -33,7 +33,7 @@ class D4PGLearning:
             Adam(critic.parameters(), config.critic_learning_rate),
             tau=config.tau,
             decay_updates=config.learning_rate_decay_updates,
-            target_every=config.target_every,
+            target_update_period=config.target_update_period,
         )
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
@@ -45,10 +45,10 @@ class D4PGLearning:
         logits = logits_taken(networks.critic, batch)
         target = target_of(networks.target_actor, networks.target_critic, batch, self._support)
         result = critic_loss(logits, target, weight)
-        networks.improve_critic(result.loss)
+        networks.update_critic(result.loss)
         loss = actor_loss(networks.critic(observation, networks.actor(observation)), self._support)
-        networks.improve_actor(loss)
-        networks.move_targets()
+        networks.update_actor(loss)
+        networks.update_targets()
         q = expectation(logits.detach(), self._support).mean()
         return Update(result.divergence, {"loss": result.loss.detach(), "q": q, "actor_q": -loss.detach()})
 

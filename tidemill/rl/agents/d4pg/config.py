@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tidemill.rl.agents.checks import require, require_actions
-from tidemill.rl.noise import NoiseConfig
+from tidemill.rl.action_noise import NoiseConfig
+from tidemill.rl.checks import require, require_actions
 from tidemill.types import EnvSpec, WindowSpec
 
 
@@ -40,13 +40,13 @@ class D4PGConfig:
     """Discount of one environment step."""
     n_step: int = 5
     """Rewards summed before bootstrapping."""
-    target_every: int = 100
+    target_update_period: int = 100
     """Updates between two copies to the targets; 0 moves them by `tau` at each update instead."""
     tau: float = 0.005
-    """Share of actor and critic that their targets take over at each update; only if `target_every` is 0."""
+    """Share of actor and critic that their targets take over at each update; only if `target_update_period` is 0."""
     noise: NoiseConfig = field(default_factory=lambda: NoiseConfig(std=0.3))
     """How actions are disturbed while exploring."""
-    random_steps: int = 1_000
+    start_steps: int = 1_000
     """Environment steps of the whole cluster for which actions are uniformly random."""
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class D4PGConfig:
             require(getattr(self, name) > 0, name, getattr(self, name), "positive")
         for name in ("batch_size", "n_step"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("learning_rate_decay_updates", "target_every", "random_steps"):
+        for name in ("learning_rate_decay_updates", "target_update_period", "start_steps"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         require(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
         require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
@@ -71,6 +71,6 @@ class D4PGConfig:
         """Return which steps of a stream an item covers, given how many frames the network sees."""
         return WindowSpec(history=frame_stack - 1, steps=self.n_step)
 
-    def check_fit(self, env_spec: EnvSpec) -> None:
+    def validate_env(self, env_spec: EnvSpec) -> None:
         """Raise ConfigError if the environment's actions are not continuous."""
         require_actions(self.algorithm, env_spec, discrete=False)

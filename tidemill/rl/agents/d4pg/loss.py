@@ -1,4 +1,4 @@
-"""The losses of D4PG, as pure functions of tensors; distributions over atoms are in `tidemill.rl.categorical`."""
+"""The losses of D4PG, as pure functions; distributions over atoms are in `tidemill.rl.losses.categorical`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from tidemill.rl.categorical import cross_entropy, divergence, expectation
 from tidemill.rl.losses import assert_rank
+from tidemill.rl.losses.categorical import cross_entropy, divergence, expectation
 
 
 class CriticLoss(NamedTuple):

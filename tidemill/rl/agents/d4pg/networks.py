@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from tidemill.rl.agents.d4pg.config import D4PGConfig
-from tidemill.rl.categorical import categorical_target
+from tidemill.rl.losses.categorical import categorical_target
 from tidemill.rl.networks.deterministic import ActionCritic, DeterministicActor
-from tidemill.rl.networks.flat import flat
+from tidemill.rl.networks.linear import flat
 from tidemill.types import EnvSpec
 
 ACTOR_LAST_BOUND = 3e-3
@@ -44,6 +44,6 @@ def logits_taken(critic: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 @torch.no_grad()
 def target_of(actor: nn.Module, critic: nn.Module, batch: Mapping[str, Tensor], support: Tensor) -> Tensor:
     """Return what these networks say that the distributions of a batch's actions should be, [B, num_atoms]."""
-    following = flat(batch["bootstrap_observation"])
-    probabilities = critic(following, actor(following)).softmax(dim=-1)
+    next_observation = flat(batch["bootstrap_observation"])
+    probabilities = critic(next_observation, actor(next_observation)).softmax(dim=-1)
     return categorical_target(batch["n_step_return"], batch["bootstrap_discount"], probabilities, support)

@@ -10,18 +10,18 @@ from torch import Tensor
 from tidemill.rl.agents.d4pg.config import D4PGConfig
 from tidemill.rl.agents.d4pg.networks import build_actor, build_critic, logits_taken, target_of
 from tidemill.rl.agents.deterministic_policy import DeterministicPolicy
-from tidemill.rl.agents.interface import Acting
-from tidemill.rl.categorical import atoms, divergence
+from tidemill.rl.agents.interface import PolicyContext
+from tidemill.rl.losses.categorical import atoms, divergence
 from tidemill.types import EnvSpec
 
 
-def build(config: D4PGConfig, env_spec: EnvSpec, acting: Acting) -> DeterministicPolicy:
+def build(config: D4PGConfig, env_spec: EnvSpec, context: PolicyContext) -> DeterministicPolicy:
     """Return the acting side of D4PG; `tidemill.rl.agents.build` calls this."""
-    rng = torch.Generator().manual_seed(acting.seed)
+    rng = torch.Generator().manual_seed(context.seed)
     actor, critic = build_actor(config, env_spec, rng), build_critic(config, env_spec, rng)
-    support = atoms(config.value_min, config.value_max, config.num_atoms, acting.device)
+    support = atoms(config.value_min, config.value_max, config.num_atoms, context.device)
 
-    def surprise(batch: Mapping[str, Tensor]) -> Tensor:
+    def td_error_fn(batch: Mapping[str, Tensor]) -> Tensor:
         return divergence(logits_taken(critic, batch), target_of(actor, critic, batch, support))
 
-    return DeterministicPolicy(actor, critic, surprise, config, env_spec.action_shape, acting)
+    return DeterministicPolicy(actor, critic, td_error_fn, config, env_spec.action_shape, context)

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tidemill.rl.adam import Adam
 from tidemill.rl.agents.ddpg.config import DDPGConfig
 from tidemill.rl.agents.ddpg.loss import actor_loss
 from tidemill.rl.agents.ddpg.networks import build_actor, build_critic, target_of, values_taken
 from tidemill.rl.agents.deterministic_agent import ActorCritic, DeterministicAgent
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.losses import td_loss
-from tidemill.rl.networks.flat import flat
+from tidemill.rl.networks.linear import flat
+from tidemill.rl.optimizers import Adam
 from tidemill.types import EnvSpec
 
 
@@ -43,10 +43,10 @@ class DDPGLearning:
             target_of(networks.target_actor, networks.target_critic, batch),
         )
         result = td_loss(q, target, weight, huber=self._config.loss == "huber")
-        networks.improve_critic(result.loss)
+        networks.update_critic(result.loss)
         actor_q = networks.critic(observation, networks.actor(observation)).squeeze(-1)
-        networks.improve_actor(actor_loss(actor_q))
-        networks.move_targets()
+        networks.update_actor(actor_loss(actor_q))
+        networks.update_targets()
         metrics = {"loss": result.loss.detach(), "q": q.detach().mean(), "actor_q": actor_q.detach().mean()}
         return Update(result.td_error.abs(), metrics)
 

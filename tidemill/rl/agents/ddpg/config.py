@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tidemill.rl.agents.checks import require, require_actions
-from tidemill.rl.noise import NoiseConfig
+from tidemill.rl.action_noise import NoiseConfig
+from tidemill.rl.checks import require, require_actions
 from tidemill.types import EnvSpec, WindowSpec
 
 
@@ -44,7 +44,7 @@ class DDPGConfig:
     """Share of actor and critic that their targets take over at each update."""
     noise: NoiseConfig = field(default_factory=lambda: NoiseConfig(kind="ou", std=0.2))
     """How actions are disturbed while exploring."""
-    random_steps: int = 1_000
+    start_steps: int = 1_000
     """Environment steps of the whole cluster for which actions are uniformly random."""
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class DDPGConfig:
         require(0 <= self.action_layer <= last, "action_layer", self.action_layer, f"0 to {last}")
         for name in ("actor_learning_rate", "critic_learning_rate"):
             require(getattr(self, name) > 0, name, getattr(self, name), "positive")
-        for name in ("learning_rate_decay_updates", "critic_weight_decay", "random_steps"):
+        for name in ("learning_rate_decay_updates", "critic_weight_decay", "start_steps"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         require(self.loss in ("mse", "huber"), "loss", self.loss, "'mse' or 'huber'")
         require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
@@ -68,6 +68,6 @@ class DDPGConfig:
         """Return which steps of a stream an item covers, given how many frames the network sees."""
         return WindowSpec(history=frame_stack - 1, steps=self.n_step)
 
-    def check_fit(self, env_spec: EnvSpec) -> None:
+    def validate_env(self, env_spec: EnvSpec) -> None:
         """Raise ConfigError if the environment's actions are not continuous."""
         require_actions(self.algorithm, env_spec, discrete=False)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tidemill.rl.agents.ddpg.config import DDPGConfig
 from tidemill.rl.agents.ddpg.loss import td_target
 from tidemill.rl.networks.deterministic import ActionCritic, DeterministicActor
-from tidemill.rl.networks.flat import flat
+from tidemill.rl.networks.linear import flat
 from tidemill.types import EnvSpec
 
 LAST_BOUND = 3e-3
@@ -51,6 +51,6 @@ def values_taken(critic: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 @torch.no_grad()
 def target_of(actor: nn.Module, critic: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     """Return what these networks say that the values of a batch's actions should be, [B]."""
-    following = flat(batch["bootstrap_observation"])
-    bootstrap_q = critic(following, actor(following)).squeeze(-1)
+    next_observation = flat(batch["bootstrap_observation"])
+    bootstrap_q = critic(next_observation, actor(next_observation)).squeeze(-1)
     return td_target(batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q)

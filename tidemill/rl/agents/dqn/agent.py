@@ -11,20 +11,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.rl.agents.dqn.config import DQNConfig
-from tidemill.rl.agents.dqn.loss import build_values, of_action, of_best
+from tidemill.rl.agents.dqn.loss import build_value_head, gather_action, gather_argmax
 from tidemill.rl.agents.dqn.networks import build_network
 from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.compilation import compiled
-from tidemill.rl.gradients import clip_
-from tidemill.rl.learning_rate import LearningRateDecay
-from tidemill.rl.networks.image import lay_channels_last
-from tidemill.rl.networks.noisy import draw_noise, silence
-from tidemill.rl.networks.precision import Products
-from tidemill.rl.optimizer import build_optimizer
-from tidemill.rl.ranks import ALONE, Ranks
-from tidemill.rl.stacks import with_stacks
+from tidemill.rl.networks.image import to_channels_last
+from tidemill.rl.networks.noisy import disable_noise, reset_noise
+from tidemill.rl.networks.precision import MatmulPrecision
+from tidemill.rl.optimizers import LearningRateDecay, build_optimizer, clip_
+from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.target_network import TargetNetwork
-from tidemill.rl.windows import transitions
+from tidemill.rl.train_state import TrainState
+from tidemill.rl.transitions import gather_frame_stacks, transitions
 from tidemill.types import EnvSpec
 
 
@@ -34,67 +32,68 @@ class DQNAgent:
     def __init__(self, config: DQNConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config = config
         self._frame_stack = env_spec.frame_stack
-        self._stacks_later = device.type == "cuda" and env_spec.frame_stack > 1
+        self._stack_on_device = device.type == "cuda" and env_spec.frame_stack > 1
         self.window = config.window(env_spec.frame_stack)
-        self._values = build_values(config, device)
+        self._value_head = build_value_head(config, device)
         self._online = build_network(config, env_spec, seed).to(device)
         is_image = env_spec.observation_dtype == "uint8"
-        self._online.products = Products(config.update_precision, device, images=is_image)
+        self._online.matmul_precision = MatmulPrecision(config.update_precision, device, images=is_image)
         if config.channels_last:
-            lay_channels_last(self._online)
-        self._target = TargetNetwork(self._online, config.target_every, config.tau)
+            to_channels_last(self._online)
+        self._target = TargetNetwork(self._online, config.target_update_period, config.tau)
         self._optimizer = build_optimizer(config, self._online.parameters())
         self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates)
         self._loss = compiled(self._loss_of, config.compile, device)
         self._noise = torch.Generator(device).manual_seed(seed)
-        self._updates = 0
-        self._ranks: Ranks = ALONE
+        self._state = TrainState(
+            {"online": self._online, "target": self._target.network}, {"optimizer": self._optimizer}, self._noise
+        )
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return n-step transitions; see `tidemill.rl.windows.transitions`."""
         stack, steps, gamma = self._frame_stack, self._config.n_step, self._config.gamma
-        return transitions(columns, index, stack, steps, gamma, stack_later=self._stacks_later)
+        return transitions(columns, index, stack, steps, gamma, stack_on_device=self._stack_on_device)
 
-    def join(self, ranks: Ranks) -> None:
+    def set_process_group(self, group: ProcessGroup) -> None:
         """Make every further update together with the same agent of the other ranks."""
-        self._ranks = ranks
+        self._state.group = group
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Take one gradient step on the loss of the values and move the target network if it is time."""
-        self._decay.at(self._updates)
-        loss, priority, q = self._loss(with_stacks(batch), weight)
-        gradients = self._ranks.mean(torch.autograd.grad(loss, self._optimizer.parameters))
+        self._decay.at(self._state.updates)
+        loss, priority, q = self._loss(gather_frame_stacks(batch), weight)
+        gradients = self._state.group.mean(torch.autograd.grad(loss, self._optimizer.parameters))
         grad_norm = clip_(gradients, self._config.max_grad_norm)
         self._optimizer.step(gradients)
-        self._updates += 1
-        self._target.follow(self._optimizer.parameters, self._updates)
+        self._state.updates += 1
+        self._target.update(self._optimizer.parameters, self._state.updates)
         return Update(priority, {"loss": loss.detach(), "q": q, "grad_norm": grad_norm})
 
     def _loss_of(self, batch: Mapping[str, Tensor], weight: Tensor) -> tuple[Tensor, ...]:
         """Return the loss, [], the items' new priorities, [B], and the mean value of the actions taken, []."""
-        following = self._following(batch["bootstrap_observation"])
-        self._draw_noise(self._online, noisy=True)
-        taken = of_action(self._online(batch["observation"]), batch["action"])
-        item = self._values.loss(taken, batch["n_step_return"], batch["bootstrap_discount"], following)
-        return (weight * item.loss).mean(), item.priority, self._values.mean(taken.detach()).mean()
+        bootstrap_q = self._bootstrap_q(batch["bootstrap_observation"])
+        self._reset_noise(self._online, noisy=True)
+        chosen_q = gather_action(self._online(batch["observation"]), batch["action"])
+        item = self._value_head.loss(chosen_q, batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q)
+        return (weight * item.loss).mean(), item.priority, self._value_head.mean(chosen_q.detach()).mean()
 
     @torch.no_grad()
-    def _following(self, observation: Tensor) -> Tensor:
+    def _bootstrap_q(self, observation: Tensor) -> Tensor:
         """Return the target network's numbers for the action chosen at the bootstrap observation, [B, K]."""
         noisy = self._config.noisy_target
-        self._draw_noise(self._target.network, noisy=noisy)
+        self._reset_noise(self._target.network, noisy=noisy)
         output: Tensor = self._target.network(observation)
         chooser = output
         if self._config.double:
-            self._draw_noise(self._online, noisy=noisy)  # apart from that of the prediction
+            self._reset_noise(self._online, noisy=noisy)  # apart from that of the prediction
             chooser = self._online(observation)
-        return of_best(output, self._values.mean(chooser))
+        return gather_argmax(output, self._value_head.mean(chooser))
 
-    def _draw_noise(self, network: torch.nn.Module, *, noisy: bool) -> None:
+    def _reset_noise(self, network: torch.nn.Module, *, noisy: bool) -> None:
         if self._config.noisy and noisy:
-            draw_noise(network, self._noise)
+            reset_noise(network, self._noise)
         elif self._config.noisy:
-            silence(network)
+            disable_noise(network)
 
     def policy_state(self) -> dict[str, Tensor]:
         """Return copies of the Q-network's parameters."""
@@ -102,21 +101,11 @@ class DQNAgent:
 
     def state_dict(self) -> State:
         """Return network, target, optimizer, noise generator and counter."""
-        return {
-            "online": dict(self._online.state_dict()),
-            "target": dict(self._target.network.state_dict()),
-            "optimizer": self._optimizer.state_dict(),
-            "noise": self._noise.get_state(),
-            "updates": self._updates,
-        }
+        return self._state.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where `state_dict` was called."""
-        self._online.load_state_dict(state["online"])
-        self._target.network.load_state_dict(state["target"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._noise.set_state(state["noise"].cpu())
-        self._updates = int(state["updates"])
+        self._state.load_state_dict(state)
 
 
 def build(config: DQNConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> DQNAgent:

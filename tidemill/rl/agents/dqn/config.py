@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tidemill.rl.agents.checks import require, require_actions
-from tidemill.rl.epsilon_greedy import check_epsilons
-from tidemill.rl.networks.torso_names import check_torso
+from tidemill.rl.checks import require, require_actions
+from tidemill.rl.exploration import check_epsilons
+from tidemill.rl.networks.torso import check_torso
 from tidemill.types import EnvSpec, WindowSpec
 
 
@@ -79,10 +79,10 @@ class DQNConfig:
 
     With `cuda-graphs` a GPU gets all kernels of a pass at once besides. docs/performance.md says where it pays.
     """
-    target_every: int = 2_500
+    target_update_period: int = 2_500
     """Updates between two copies to the target network; 0 moves it by `tau` at each update instead."""
     tau: float = 0.005
-    """Share of the network that the target takes over at each update; only if `target_every` is 0."""
+    """Share of the network that the target takes over at each update; only if `target_update_period` is 0."""
     exploration: Literal["ladder", "schedule", "none"] = "ladder"
     """Each environment its own constant epsilon; one for all that falls with time; or 0, for noisy networks."""
     ladder_base: float = 0.4
@@ -110,7 +110,7 @@ class DQNConfig:
         require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
         require(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
         require(self.n_step >= 1, "n_step", self.n_step, "at least 1")
-        require(self.target_every >= 0, "target_every", self.target_every, "0 or more")
+        require(self.target_update_period >= 0, "target_update_period", self.target_update_period, "0 or more")
         require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
         self._check_compile()
         self._check_optimizer()
@@ -139,6 +139,6 @@ class DQNConfig:
         """Return which steps of a stream an item covers, given how many frames the network sees."""
         return WindowSpec(history=frame_stack - 1, steps=self.n_step)
 
-    def check_fit(self, env_spec: EnvSpec) -> None:
+    def validate_env(self, env_spec: EnvSpec) -> None:
         """Raise ConfigError if the environment's actions are not discrete; the torso checks the observations."""
         require_actions(self.algorithm, env_spec, discrete=True)

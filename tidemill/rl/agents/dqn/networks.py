@@ -6,11 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from tidemill.rl.agents.dqn.config import DQNConfig
-from tidemill.rl.networks.linear import Linear
+from tidemill.rl.networks.linear import Linear, xavier_uniform
 from tidemill.rl.networks.precision import FLOAT32, Precision, acting_dtype
 from tidemill.rl.networks.q_head import QHead
 from tidemill.rl.networks.torso import build_torso
-from tidemill.rl.networks.xavier import xavier_uniform
 from tidemill.types import EnvSpec
 
 
@@ -31,16 +30,16 @@ class QNetwork(nn.Module):
         )
         if config.initialisation == "xavier":
             xavier_uniform(self, rng)
-        self.products = FLOAT32
+        self.matmul_precision = FLOAT32
         """In which format updates multiply."""
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return [B, A, K]; what they mean says `tidemill.rl.agents.dqn.loss`."""
-        with self.products():
+        with self.matmul_precision():
             output: Tensor = self.head(self.torso(observation))
         return output
 
-    def compute_in(self, precision: Precision, images: Tensor) -> None:
+    def set_compute_dtype(self, precision: Precision, images: Tensor) -> None:
         """Put all but the last layers in the number format asked for; `images` is a batch that `auto` is timed on."""
         dtype = acting_dtype(self.torso, images, precision)
         for module in (self.torso, *self.head.hidden_layers()):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tidemill.rl.agents.checks import require, require_actions
-from tidemill.rl.epsilon_greedy import check_epsilons
-from tidemill.rl.networks.torso_names import check_torso
+from tidemill.rl.checks import require, require_actions
+from tidemill.rl.exploration import check_epsilons
+from tidemill.rl.networks.torso import check_torso
 from tidemill.rl.sequences import SequenceShape
 from tidemill.types import EnvSpec, WindowSpec
 
@@ -31,7 +31,7 @@ class R2D2Config:
     double: bool = True
     """Whether the online network chooses the action that the target network values."""
     burn_in: int = 40
-    """Steps of a sequence that only warm the stored memory up."""
+    """Steps of a sequence that only warm the stored recurrent_state up."""
     unroll: int = 80
     """Steps of a sequence that are trained on."""
     period: int = 40
@@ -69,10 +69,10 @@ class R2D2Config:
 
     Every step of a sequence is compiled apart, which takes minutes.
     """
-    target_every: int = 2_500
+    target_update_period: int = 2_500
     """Updates between two copies to the target network; 0 moves it by `tau` at each update instead."""
     tau: float = 0.005
-    """Share of the network that the target takes over at each update; only if `target_every` is 0."""
+    """Share of the network that the target takes over at each update; only if `target_update_period` is 0."""
     exploration: Literal["ladder", "schedule", "none"] = "ladder"
     """Each environment its own constant epsilon; one for all that falls with time; or 0."""
     ladder_base: float = 0.4
@@ -97,7 +97,13 @@ class R2D2Config:
             )
         for field in ("lstm_size", "unroll", "period", "n_step", "batch_size"):
             require(getattr(self, field) >= 1, field, getattr(self, field), "at least 1")
-        for field in ("burn_in", "learning_rate_decay_updates", "target_every", "weight_decay", "max_grad_norm"):
+        for field in (
+            "burn_in",
+            "learning_rate_decay_updates",
+            "target_update_period",
+            "weight_decay",
+            "max_grad_norm",
+        ):
             require(getattr(self, field) >= 0, field, getattr(self, field), "0 or more")
         for field in ("gamma", "priority_mix"):
             require(0 <= getattr(self, field) <= 1, field, getattr(self, field), "between 0 and 1")
@@ -118,6 +124,6 @@ class R2D2Config:
         """Return which steps of a stream an item covers, given how many frames the network sees."""
         return self.shape(frame_stack).window(self.period)
 
-    def check_fit(self, env_spec: EnvSpec) -> None:
+    def validate_env(self, env_spec: EnvSpec) -> None:
         """Raise ConfigError if the environment's actions are not discrete; the torso checks the observations."""
         require_actions(self.algorithm, env_spec, discrete=True)

@@ -30,7 +30,7 @@ class RecurrentQNetwork(nn.Module):
             config.lstm_size, config.head_sizes, env_spec.num_actions, 1, rng, dueling=config.dueling, noise_std=0.0
         )
 
-        self.products = FLOAT32
+        self.matmul_precision = FLOAT32
         """In which format updates multiply before the LSTM."""
 
     def forward(
@@ -42,11 +42,11 @@ class RecurrentQNetwork(nn.Module):
             observation: [T, B, ...].
             last_action: Before each observation, int64 [T, B]; like the reward, meaningless where `is_first`.
             last_reward: With each observation, float32 [T, B].
-            is_first: Whether an episode begins there, bool [T, B]: the memory is reset.
+            is_first: Whether an episode begins there, bool [T, B]: the recurrent_state is reset.
             state: Before the first step, each [B, H].
         """
         steps = is_first.shape
-        with self.products():
+        with self.matmul_precision():
             x: Tensor = self.torso(observation.flatten(0, 1))
             for layer in self.hidden:
                 x = torch.relu(layer(x))
@@ -55,7 +55,7 @@ class RecurrentQNetwork(nn.Module):
         q: Tensor = self.head(x.flatten(0, 1)).squeeze(-1)
         return q.unflatten(0, steps), state
 
-    def compute_in(self, precision: Precision, images: Tensor) -> None:
+    def set_compute_dtype(self, precision: Precision, images: Tensor) -> None:
         """Put what comes before the LSTM in the number format asked for; `auto` is timed on a batch of `images`."""
         dtype = acting_dtype(self.torso, images, precision)
         for module in (self.torso, *self.hidden):
@@ -76,7 +76,7 @@ def build_network(config: R2D2Config, env_spec: EnvSpec, seed: int) -> Recurrent
     return RecurrentQNetwork(config, env_spec, torch.Generator().manual_seed(seed))
 
 
-def to_state(memory: Tensor) -> State:
+def to_state(recurrent_state: Tensor) -> State:
     """Return the LSTM's state of what a policy remembers, [B, 2 H]."""
-    output, cell = memory.chunk(2, dim=-1)
+    output, cell = recurrent_state.chunk(2, dim=-1)
     return output, cell

@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.rl.agents.interface import Acting, Array, Decision
+from tidemill.rl.agents.interface import Array, PolicyContext
 from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.r2d2.loss import sequence_loss, sequence_target
 from tidemill.rl.agents.r2d2.networks import build_network, to_state
-from tidemill.rl.epsilon_greedy import EpsilonGreedy
+from tidemill.rl.exploration import EpsilonGreedy
 from tidemill.rl.networks.image import blank_images
-from tidemill.rl.percept import Percept
+from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.sequences import RETURN_COLUMNS, unroll_targets
 from tidemill.types import EnvSpec
 
@@ -23,58 +23,70 @@ Floats = NDArray[np.float32]
 
 
 class R2D2Policy:
-    """Epsilon-greedy on a recurrent Q-network, whose state it keeps in the percepts."""
+    """Epsilon-greedy on a recurrent Q-network, whose state it keeps in the inputs."""
 
-    def __init__(self, config: R2D2Config, env_spec: EnvSpec, acting: Acting) -> None:
+    def __init__(self, config: R2D2Config, env_spec: EnvSpec, context: PolicyContext) -> None:
         self._config = config
         self._shape = config.shape(env_spec.frame_stack)
-        self._device = acting.device
-        self._network = build_network(config, env_spec, acting.seed).to(acting.device).requires_grad_(False)
+        self._device = context.device
+        self._network = build_network(config, env_spec, context.seed).to(context.device).requires_grad_(False)
         if env_spec.observation_dtype == "uint8":
-            images = blank_images(env_spec, acting.place.num_envs)
-            self._network.compute_in(acting.precision, images.to(acting.device))
-        self._chance = EpsilonGreedy(config, acting.place, acting.seed)
-        self.memory_size = 2 * config.lstm_size
+            images = blank_images(env_spec, context.slot.num_envs)
+            self._network.set_compute_dtype(context.precision, images.to(context.device))
+        self._chance = EpsilonGreedy(config, context.slot, context.seed)
+        self.recurrent_state_size = 2 * config.lstm_size
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take the network's parameters."""
         self._network.load_state_dict(dict(state))
 
-    def explore(self, percept: Percept, env_steps: int) -> Decision:
-        """Return epsilon-greedy actions [N], with the values of the one `taken` and the `best` for first priorities."""
-        q, memory = self._think(percept)
-        action = self._chance.explore(q, env_steps)
-        return Decision(action, {"taken": q[np.arange(len(q)), action], "best": q.max(axis=1)}, memory)
+    def act(self, policy_input: PolicyInput, env_steps: int = 0, *, evaluation: bool = False) -> PolicyOutput:
+        """Return epsilon-greedy actions [N], or in evaluation those of largest Q.
 
-    def greedy(self, percept: Percept) -> Decision:
-        """Return the actions of largest Q, [N]."""
-        q, memory = self._think(percept)
-        return Decision(q.argmax(axis=1), memory=memory)
+        Initial priorities want back the values of the action `chosen` and of the `best`, [N].
+        """
+        q, recurrent_state = self._forward(policy_input)
+        if evaluation:
+            return PolicyOutput(q.argmax(axis=1), recurrent_state=recurrent_state)
+        action = self._chance.explore(q, env_steps)
+        return PolicyOutput(action, {"chosen": q[np.arange(len(q)), action], "best": q.max(axis=1)}, recurrent_state)
 
     @torch.inference_mode()
-    def first_priority(self, ticks: Mapping[str, Array]) -> Floats:
-        """Return the priority that the learner's update gives each sequence, which starts at its oldest tick, [K].
+    def initial_priority(self, steps: Mapping[str, Array]) -> Floats:
+        """Return the priority that the learner's update gives each sequence, which starts at its oldest step, [K].
 
-        It is exact while all parameters are equal to these, those of the ticks of the burn-in included.
+        It is exact while all parameters are equal to these, those of the steps of the burn-in included.
         """
-        target = unroll_targets({name: ticks[name].T for name in RETURN_COLUMNS}, self._shape, self._config.gamma)
-        following = ticks["best"].T[np.arange(len(target.bootstrap))[:, None], target.bootstrap]
+        target = unroll_targets({name: steps[name].T for name in RETURN_COLUMNS}, self._shape, self._config.gamma)
+        bootstrap_q = steps["best"].T[np.arange(len(target.bootstrap))[:, None], target.bootstrap]
         unroll = slice(self._shape.burn_in, self._shape.burn_in + self._shape.unroll)
-        arrays = (target.return_, target.discount, following, ticks["taken"][unroll].T, ~ticks["was_reset"][unroll].T)
-        return_, discount, best, taken, is_trained = (torch.from_numpy(array.T.copy()) for array in arrays)
+        arrays = (
+            target.return_,
+            target.discount,
+            bootstrap_q,
+            steps["chosen"][unroll].T,
+            ~steps["is_reset_step"][unroll].T,
+        )
+        return_, discount, best, chosen, is_trained = (torch.from_numpy(array.T.copy()) for array in arrays)
         values = sequence_target(return_, discount, best, self._config.value_rescaling)
-        priority: Floats = sequence_loss(taken, values, is_trained, self._config.priority_mix).priority.numpy()
+        priority: Floats = sequence_loss(chosen, values, is_trained, self._config.priority_mix).priority.numpy()
         return priority
 
     @torch.inference_mode()
-    def _think(self, percept: Percept) -> tuple[Floats, Floats]:
-        """Return Q [N, A], and what is to be remembered, [N, 2 H]."""
-        arrays = (percept.observation, percept.last_action, percept.last_reward, percept.is_first, percept.memory)
-        *step, memory = (torch.from_numpy(array).to(self._device) for array in arrays)
-        q, state = self._network(*(column.unsqueeze(0) for column in step), to_state(memory))
+    def _forward(self, policy_input: PolicyInput) -> tuple[Floats, Floats]:
+        """Return Q [N, A], and the recurrent state, [N, 2 H]."""
+        arrays = (
+            policy_input.observation,
+            policy_input.last_action,
+            policy_input.last_reward,
+            policy_input.is_first,
+            policy_input.recurrent_state,
+        )
+        *step, recurrent_state = (torch.from_numpy(array).to(self._device) for array in arrays)
+        q, state = self._network(*(column.unsqueeze(0) for column in step), to_state(recurrent_state))
         return q.squeeze(0).cpu().numpy(), torch.cat(state, dim=-1).cpu().numpy()
 
 
-def build(config: R2D2Config, env_spec: EnvSpec, acting: Acting) -> R2D2Policy:
+def build(config: R2D2Config, env_spec: EnvSpec, context: PolicyContext) -> R2D2Policy:
     """Return the acting side of R2D2; `tidemill.rl.agents.build` calls this."""
-    return R2D2Policy(config, env_spec, acting)
+    return R2D2Policy(config, env_spec, context)

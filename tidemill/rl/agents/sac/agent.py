@@ -11,26 +11,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.rl.adam import Adam
 from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.agents.sac import loss
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.networks import build_actor, build_critic
-from tidemill.rl.learning_rate import LearningRateDecay
-from tidemill.rl.networks.flat import flat
-from tidemill.rl.networks.precision import Products
+from tidemill.rl.networks.linear import flat
+from tidemill.rl.networks.precision import MatmulPrecision
 from tidemill.rl.networks.squashed_gaussian import head_gradient, sample
-from tidemill.rl.parts import Parts
-from tidemill.rl.ranks import Ranks, draw_normal
+from tidemill.rl.optimizers import Adam, LearningRateDecay
+from tidemill.rl.process_group import ProcessGroup, draw_normal
 from tidemill.rl.target_network import TargetNetwork
-from tidemill.rl.windows import transitions
+from tidemill.rl.train_state import TrainState
+from tidemill.rl.transitions import transitions
 from tidemill.types import EnvSpec, WindowSpec
 
 
 class SACAgent:
     """Actor, twin critics, their target and the temperature, with one optimizer each.
 
-    Gradients are written out, see `tidemill.rl.networks.batched_mlp`: they are those of the functions in
+    Gradients are written out, see `tidemill.rl.networks.ensemble_mlp`: they are those of the functions in
     `loss.py`, which tests hold them against.
     """
 
@@ -42,10 +41,10 @@ class SACAgent:
         rng = torch.Generator().manual_seed(seed)
         self._actor = build_actor(config, env_spec, rng).to(device)
         self._critic = build_critic(config, env_spec, rng).to(device)
-        products = Products(config.update_precision, device, images=False).dtype
+        products = MatmulPrecision(config.update_precision, device, images=False).dtype
         for network in (self._actor, self._critic):
-            network.multiply_in(products)
-        self._average = TargetNetwork(self._actor, every=0, tau=1.0 - config.policy_average)
+            network.set_compute_dtype(products)
+        self._average = TargetNetwork(self._actor, every=0, tau=1.0 - config.actor_ema_decay)
         self._target = TargetNetwork(self._critic, every=0, tau=config.tau)
         self._log_temperature = torch.tensor(math.log(config.initial_temperature), device=device)
         self._target_entropy = -float(self._action_size) if config.target_entropy is None else config.target_entropy
@@ -54,8 +53,8 @@ class SACAgent:
         self._temperature_optimizer = Adam([self._log_temperature], config.learning_rate)
         self._noise = torch.Generator(device).manual_seed(seed)
         networks = {"actor": self._actor, "critic": self._critic, "target": self._target.network}
-        self._parts = Parts(
-            networks | ({"average": self._average.network} if config.policy_average else {}),
+        self._state = TrainState(
+            networks | ({"average": self._average.network} if config.actor_ema_decay else {}),
             {
                 "actor_optimizer": self._actor_optimizer,
                 "critic_optimizer": self._critic_optimizer,
@@ -64,37 +63,37 @@ class SACAgent:
             self._noise,
         )
         self._decay = LearningRateDecay(
-            self._parts.optimizers.values(), config.learning_rate_decay_updates, config.learning_rate_final
+            self._state.optimizers.values(), config.learning_rate_decay_updates, config.learning_rate_final
         )
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return n-step transitions; see `tidemill.rl.windows.transitions`."""
         return transitions(columns, index, self._frame_stack, self._config.n_step, self._config.gamma)
 
-    def join(self, ranks: Ranks) -> None:
+    def set_process_group(self, group: ProcessGroup) -> None:
         """Make every further update together with the same agent of the other ranks."""
-        self._parts.ranks = ranks
+        self._state.group = group
 
     @torch.no_grad()
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
-        """Update critics, then every `actor_every` updates actor and temperature, then the target."""
-        self._decay.at(self._parts.updates)
+        """Update critics, then every `policy_delay` updates actor and temperature, then the target."""
+        self._decay.at(self._state.updates)
         shape = (2, len(weight), self._action_size)
-        noise = draw_normal(shape, self._parts.ranks, self._noise, weight.device, dim=1)
+        noise = draw_normal(shape, self._state.group, self._noise, weight.device, dim=1)
         temperature = self._log_temperature.exp()
         observation = flat(batch["observation"])
         target = self._critic_target(batch, noise[0], temperature)
         priority, metrics = self._update_critic(observation, batch["action"].flatten(1), target, weight)
-        if self._parts.updates % self._config.actor_every == 0:
+        if self._state.updates % self._config.policy_delay == 0:
             metrics |= self._update_actor(observation, noise[1], temperature)
         self._move_averages()
-        self._parts.updates += 1
+        self._state.updates += 1
         return Update(priority, metrics | {"temperature": temperature})
 
     def _critic_target(self, batch: Mapping[str, Tensor], noise: Tensor, temperature: Tensor) -> Tensor:
-        following = flat(batch["bootstrap_observation"])
-        drawn = sample(self._actor(following)[0], noise)
-        bootstrap_q = self._target.network(torch.cat((following, drawn.action), dim=-1)).squeeze(-1)
+        next_observation = flat(batch["bootstrap_observation"])
+        drawn = sample(self._actor(next_observation)[0], noise)
+        bootstrap_q = self._target.network(torch.cat((next_observation, drawn.action), dim=-1)).squeeze(-1)
         return loss.soft_q_target(
             batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q, drawn.log_prob, temperature
         )
@@ -102,45 +101,47 @@ class SACAgent:
     def _update_critic(
         self, observation: Tensor, action: Tensor, target: Tensor, weight: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        traces = self._critic.trace(torch.cat((observation, action), dim=-1))
-        q = traces[-1].output.squeeze(-1)
-        gradient, td_error = loss.critic_gradient(q, target, weight, self._config.max_td_error)
-        gradients = self._critic.parameter_gradients(traces, gradient.unsqueeze(-1))
-        self._critic_optimizer.step(self._parts.ranks.mean(gradients))
+        activations = self._critic.activations(torch.cat((observation, action), dim=-1))
+        q = activations[-1].output.squeeze(-1)
+        gradient, td_error = loss.critic_gradient(q, target, weight, self._config.huber_delta)
+        gradients = self._critic.parameter_gradients(activations, gradient.unsqueeze(-1))
+        self._critic_optimizer.step(self._state.group.mean(gradients))
         return td_error, {"td_error": td_error.mean(), "q": q.mean()}
 
     def _update_actor(self, observation: Tensor, noise: Tensor, temperature: Tensor) -> dict[str, Tensor]:
-        actor_traces = self._actor.trace(observation)
-        drawn = sample(actor_traces[-1].output[0], noise)
-        critic_traces = self._critic.trace(torch.cat((observation, drawn.action), dim=-1))
-        q_gradient = loss.actor_gradient(critic_traces[-1].output.squeeze(-1))
+        actor_activations = self._actor.activations(observation)
+        drawn = sample(actor_activations[-1].output[0], noise)
+        critic_activations = self._critic.activations(torch.cat((observation, drawn.action), dim=-1))
+        q_gradient = loss.actor_gradient(critic_activations[-1].output.squeeze(-1))
         actions = drawn.action.shape[1]
-        action_gradient = self._critic.input_gradient(critic_traces, q_gradient.unsqueeze(-1), last=actions).sum(dim=0)
+        action_gradient = self._critic.input_gradient(critic_activations, q_gradient.unsqueeze(-1), last=actions).sum(
+            dim=0
+        )
         gradient = head_gradient(drawn, action_gradient, temperature / len(observation))
         entropy = -drawn.log_prob.mean()
-        parameters = self._actor.parameter_gradients(actor_traces, gradient.unsqueeze(0))
-        *gradients, surplus = self._parts.ranks.mean([*parameters, entropy - self._target_entropy])
+        parameters = self._actor.parameter_gradients(actor_activations, gradient.unsqueeze(0))
+        *gradients, surplus = self._state.group.mean([*parameters, entropy - self._target_entropy])
         self._actor_optimizer.step(gradients)
         if self._config.temperature == "learned":
             self._temperature_optimizer.step([surplus])
         return {"entropy": entropy}
 
     def _move_averages(self) -> None:
-        self._target.follow(self._critic_optimizer.parameters, self._parts.updates)
-        if self._config.policy_average:
-            self._average.follow(self._actor_optimizer.parameters, self._parts.updates)
+        self._target.update(self._critic_optimizer.parameters, self._state.updates)
+        if self._config.actor_ema_decay:
+            self._average.update(self._actor_optimizer.parameters, self._state.updates)
 
     def policy_state(self) -> dict[str, Tensor]:
         """Return copies of the actor's parameters, `actor.*`, and of its average's if any, `average.*`."""
-        return self._parts.copy_of("actor", *(("average",) if self._config.policy_average else ()))
+        return self._state.copy_of("actor", *(("average",) if self._config.actor_ema_decay else ()))
 
     def state_dict(self) -> State:
         """Return networks, optimizers, temperature, noise generator and counter."""
-        return self._parts.state_dict() | {"log_temperature": self._log_temperature}
+        return self._state.state_dict() | {"log_temperature": self._log_temperature}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where `state_dict` was called."""
-        self._parts.load_state_dict(state)
+        self._state.load_state_dict(state)
         self._log_temperature.copy_(state["log_temperature"])
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from tidemill.rl.agents.checks import require, require_actions
+from tidemill.rl.checks import require, require_actions
 from tidemill.types import EnvSpec, WindowSpec
 
 
@@ -36,7 +36,7 @@ class SACConfig:
     """Format of the products between hidden layers in an update, all else being float32; `auto`: float32."""
     tau: float = 0.005
     """Share of the critics that the target critics take over at each update."""
-    max_td_error: float = 0.0
+    huber_delta: float = 0.0
     """Bound on the gradient of a critic's loss by its error (a Huber loss with this threshold); 0 is the squared loss.
 
     Rare large rewards, such as those of a crash, then pull no harder than others, and the critics lean to the median.
@@ -47,16 +47,16 @@ class SACConfig:
     """Entropy's weight, in units of reward: where learning starts, or the fixed value."""
     target_entropy: float | None = None
     """Entropy a learned temperature aims at, in nats; None is minus the number of action dimensions."""
-    actor_every: int = 1
+    policy_delay: int = 1
     """Updates of the critics for each one of the actor and the temperature."""
-    policy_average: float = 0.0
+    actor_ema_decay: float = 0.0
     """Decay per update of the averaged actor that is evaluated, e.g. 0.999; 0 evaluates the actor itself."""
     noise_correlation: float = 0.0
     """Correlation of an environment's exploration noise from one step to the next; 0 is white noise.
 
     Noise that lasts carries a heavy body somewhere, where white noise averages out.
     """
-    greedy_share: float = 0.0
+    greedy_fraction: float = 0.0
     """Share of each actor's environments that act by the actor's mean, without noise, after random steps.
 
     Where the reward needs a quiet end, a policy that is always noisy never shows it to the critics: a lander
@@ -66,7 +66,7 @@ class SACConfig:
     """Probability at each step that a noisy environment begins to hold one uniformly random action; 0 never does."""
     hold_steps: int = 60
     """Longest such hold, in steps; the shortest is a third of it (Dabney et al. 2021)."""
-    random_steps: int = 10_000
+    start_steps: int = 10_000
     """Environment steps of the whole cluster for which actions are uniformly random."""
 
     def __post_init__(self) -> None:
@@ -80,23 +80,23 @@ class SACConfig:
         require(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
         require(self.n_step >= 1, "n_step", self.n_step, "at least 1")
         require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
-        require(self.max_td_error >= 0, "max_td_error", self.max_td_error, "0 or more")
+        require(self.huber_delta >= 0, "huber_delta", self.huber_delta, "0 or more")
         require(self.temperature in ("learned", "fixed"), "temperature", self.temperature, "'learned' or 'fixed'")
         start = self.initial_temperature
         require(math.isfinite(start) and start > 0, "initial_temperature", start, "positive and finite")
-        require(self.actor_every >= 1, "actor_every", self.actor_every, "at least 1")
-        require(0 <= self.policy_average < 1, "policy_average", self.policy_average, "at least 0 and below 1")
+        require(self.policy_delay >= 1, "policy_delay", self.policy_delay, "at least 1")
+        require(0 <= self.actor_ema_decay < 1, "actor_ema_decay", self.actor_ema_decay, "at least 0 and below 1")
         correlation = self.noise_correlation
         require(0 <= correlation < 1, "noise_correlation", correlation, "at least 0 and below 1")
-        require(0 <= self.greedy_share <= 1, "greedy_share", self.greedy_share, "between 0 and 1")
+        require(0 <= self.greedy_fraction <= 1, "greedy_fraction", self.greedy_fraction, "between 0 and 1")
         require(0 <= self.hold_probability <= 1, "hold_probability", self.hold_probability, "between 0 and 1")
         require(self.hold_steps >= 1, "hold_steps", self.hold_steps, "at least 1")
-        require(self.random_steps >= 0, "random_steps", self.random_steps, "0 or more")
+        require(self.start_steps >= 0, "start_steps", self.start_steps, "0 or more")
 
     def window(self, frame_stack: int) -> WindowSpec:
         """Return which steps of a stream an item covers, given how many frames the network sees."""
         return WindowSpec(history=frame_stack - 1, steps=self.n_step)
 
-    def check_fit(self, env_spec: EnvSpec) -> None:
+    def validate_env(self, env_spec: EnvSpec) -> None:
         """Raise ConfigError if the environment's actions are not continuous."""
         require_actions(self.algorithm, env_spec, discrete=False)

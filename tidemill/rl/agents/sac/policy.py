@@ -10,21 +10,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.rl.agents.interface import Acting, Array, Decision
+from tidemill.rl.action_noise import HeldActions
+from tidemill.rl.agents.interface import Array, PolicyContext
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.networks import build_actor
-from tidemill.rl.held_actions import HeldActions
-from tidemill.rl.networks.flat import flat
+from tidemill.rl.networks.linear import flat
 from tidemill.rl.networks.squashed_gaussian import mode, split
-from tidemill.rl.parts import part
-from tidemill.rl.percept import Percept
+from tidemill.rl.policy_io import PolicyInput, PolicyOutput
+from tidemill.rl.train_state import subdict
 from tidemill.types import EnvSpec
 
 
 class SACPolicy:
     """Samples from the actor to explore; acts by its mean, or its average's, to be evaluated."""
 
-    memory_size = 0
+    recurrent_state_size = 0
 
     def __init__(self, config: SACConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config = config
@@ -33,36 +33,39 @@ class SACPolicy:
         rng = torch.Generator().manual_seed(seed)
         self._actor = build_actor(config, env_spec, rng).to(device)
         self._evaluated = self._actor
-        if config.policy_average:
+        if config.actor_ema_decay:
             self._evaluated = build_actor(config, env_spec, rng).to(device)
         self._rng = np.random.default_rng(seed)
         self._noise_rng = torch.Generator(device).manual_seed(seed)
-        self._noise: Tensor | None = None  # of the last tick, [N, A]
+        self._noise: Tensor | None = None  # of the last step, [N, A]
         self._held = HeldActions(config.hold_probability, config.hold_steps, np.random.default_rng(seed + 1))
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take `actor.*` and, with a policy average, `average.*`."""
-        self._actor.load_state_dict(part("actor", state))
-        if self._config.policy_average:
-            self._evaluated.load_state_dict(part("average", state))
+        """Take `actor.*` and, with an averaged actor, `average.*`."""
+        self._actor.load_state_dict(subdict("actor", state))
+        if self._config.actor_ema_decay:
+            self._evaluated.load_state_dict(subdict("average", state))
 
     @torch.inference_mode()
-    def explore(self, percept: Percept, env_steps: int) -> Decision:
-        """Return uniform actions for the first `random_steps`, then samples of the policy.
+    def act(self, policy_input: PolicyInput, env_steps: int = 0, *, evaluation: bool = False) -> PolicyOutput:
+        """Return uniform actions for the first `start_steps`, then samples; in evaluation the squashed mean.
 
-        The first `greedy_share` of the environments act by the actor's mean; the others may hold random actions.
+        The first `greedy_fraction` of the environments act by the actor's mean; the others may hold random actions.
         """
-        shape = (len(percept), *self._action_shape)
-        if env_steps < self._config.random_steps:
-            return Decision(self._rng.uniform(-1.0, 1.0, shape).astype(np.float32))
-        mean, log_std = split(self._actor(self._tensor(percept.observation))[0])
-        noise = self._next_noise(mean.shape, percept.is_first)
-        quiet = round(self._config.greedy_share * len(percept))
+        shape = (len(policy_input), *self._action_shape)
+        if evaluation:
+            mean_action = mode(self._evaluated(self._tensor(policy_input.observation))[0]).cpu().numpy()
+            return PolicyOutput(mean_action.reshape(shape))
+        if env_steps < self._config.start_steps:
+            return PolicyOutput(self._rng.uniform(-1.0, 1.0, shape).astype(np.float32))
+        mean, log_std = split(self._actor(self._tensor(policy_input.observation))[0])
+        noise = self._next_noise(mean.shape, policy_input.is_first)
+        quiet = round(self._config.greedy_fraction * len(policy_input))
         noise[:quiet] = 0.0
         action = torch.tanh(torch.addcmul(mean, log_std.exp(), noise)).cpu().numpy()
         if self._config.hold_probability:
             action = self._held.replace(action, may_hold=np.arange(len(action)) >= quiet)
-        return Decision(action.reshape(shape))
+        return PolicyOutput(action.reshape(shape))
 
     def _next_noise(self, shape: torch.Size, is_first: NDArray[np.bool_]) -> Tensor:
         """Return standard normal noise [N, A], a first-order autoregressive process in each episode."""
@@ -76,21 +79,15 @@ class SACPolicy:
         self._noise = fresh.clone()
         return fresh
 
-    @torch.inference_mode()
-    def greedy(self, percept: Percept) -> Decision:
-        """Return the squashed mean, float32 [N, *action_shape]."""
-        action = mode(self._evaluated(self._tensor(percept.observation))[0]).cpu().numpy()
-        return Decision(action.reshape(len(percept), *self._action_shape))
-
-    def first_priority(self, ticks: Mapping[str, Array]) -> NDArray[np.float32]:
+    def initial_priority(self, steps: Mapping[str, Array]) -> NDArray[np.float32]:
         """Return 1 for each window: what a new item is worth until the learner has seen it."""
-        return np.ones(ticks["reward"].shape[1], dtype=np.float32)
+        return np.ones(steps["reward"].shape[1], dtype=np.float32)
 
     def _tensor(self, observation: Array) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(observation)).to(self._device)
         return flat(tensor)
 
 
-def build(config: SACConfig, env_spec: EnvSpec, acting: Acting) -> SACPolicy:
+def build(config: SACConfig, env_spec: EnvSpec, context: PolicyContext) -> SACPolicy:
     """Return the acting side of SAC; `tidemill.rl.agents.build` calls this."""
-    return SACPolicy(config, env_spec, acting.device, acting.seed)
+    return SACPolicy(config, env_spec, context.device, context.seed)

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tidemill.rl.adam import Adam
 from tidemill.rl.agents.deterministic_agent import ActorCritic, DeterministicAgent
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.agents.td3.loss import actor_loss, smoothed_action
 from tidemill.rl.agents.td3.networks import build_actor, build_critic, target_of, values
 from tidemill.rl.losses import twin_td_loss
-from tidemill.rl.networks.flat import flat
-from tidemill.rl.ranks import draw_normal
+from tidemill.rl.networks.linear import flat
+from tidemill.rl.optimizers import Adam
+from tidemill.rl.process_group import draw_normal
 from tidemill.types import EnvSpec
 
 
@@ -38,26 +38,26 @@ class TD3Learning:
         )
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
-        """Update the critics, then every `actor_every` updates the actor and all targets."""
+        """Update the critics, then every `policy_delay` updates the actor and all targets."""
         observation = flat(batch["observation"])
         q = values(self.networks.critic, observation, batch["action"].flatten(1))
-        result = twin_td_loss(q, self._target(batch), weight, self._config.max_td_error)
-        self.networks.improve_critic(result.loss)
+        result = twin_td_loss(q, self._target(batch), weight, self._config.huber_delta)
+        self.networks.update_critic(result.loss)
         metrics = {"loss": result.loss.detach(), "q": q.detach().mean()}
-        if self.networks.parts.updates % self._config.actor_every == 0:
+        if self.networks.state.updates % self._config.policy_delay == 0:
             loss = actor_loss(values(self.networks.critic, observation, self.networks.actor(observation)))
-            self.networks.improve_actor(loss)
-            self.networks.move_targets()
+            self.networks.update_actor(loss)
+            self.networks.update_targets()
             metrics["actor_q"] = -loss.detach()
         return Update(result.td_error, metrics)
 
     @torch.no_grad()
     def _target(self, batch: Mapping[str, Tensor]) -> Tensor:
-        following, ranks = flat(batch["bootstrap_observation"]), self.networks.parts.ranks
-        action = self.networks.target_actor(following)
-        noise = draw_normal(action.shape, ranks, self._noise, action.device) * self._config.target_noise
-        action = smoothed_action(action, noise, self._config.target_noise_limit)
-        return target_of(self.networks.target_critic, following, action, batch)
+        next_observation, group = flat(batch["bootstrap_observation"]), self.networks.state.group
+        action = self.networks.target_actor(next_observation)
+        noise = draw_normal(action.shape, group, self._noise, action.device) * self._config.target_noise
+        action = smoothed_action(action, noise, self._config.noise_clip)
+        return target_of(self.networks.target_critic, next_observation, action, batch)
 
 
 def build(config: TD3Config, env_spec: EnvSpec, device: torch.device, seed: int) -> DeterministicAgent:

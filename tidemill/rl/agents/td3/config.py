@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tidemill.rl.agents.checks import require, require_actions
-from tidemill.rl.noise import NoiseConfig
+from tidemill.rl.action_noise import NoiseConfig
+from tidemill.rl.checks import require, require_actions
 from tidemill.types import EnvSpec, WindowSpec
 
 
@@ -32,17 +32,17 @@ class TD3Config:
     """Rewards summed before bootstrapping."""
     tau: float = 0.005
     """Share of actor and critics that their targets take over whenever the actor moves."""
-    max_td_error: float = 0.0
+    huber_delta: float = 0.0
     """Bound on the gradient of a critic's loss by its error (the threshold of a Huber loss); 0 is the squared loss."""
-    actor_every: int = 2
+    policy_delay: int = 2
     """Updates of the critics for each one of the actor and the targets."""
     target_noise: float = 0.2
     """Standard deviation of the noise on the target actor's actions, which smooths the target."""
-    target_noise_limit: float = 0.5
+    noise_clip: float = 0.5
     """Largest such noise."""
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     """How actions are disturbed while exploring."""
-    random_steps: int = 10_000
+    start_steps: int = 10_000
     """Environment steps of the whole cluster for which actions are uniformly random."""
 
     def __post_init__(self) -> None:
@@ -54,13 +54,13 @@ class TD3Config:
         require(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
         require(self.n_step >= 1, "n_step", self.n_step, "at least 1")
         require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
-        require(self.actor_every >= 1, "actor_every", self.actor_every, "at least 1")
+        require(self.policy_delay >= 1, "policy_delay", self.policy_delay, "at least 1")
         at_least_zero = (
             "learning_rate_decay_updates",
-            "max_td_error",
+            "huber_delta",
             "target_noise",
-            "target_noise_limit",
-            "random_steps",
+            "noise_clip",
+            "start_steps",
         )
         for name in at_least_zero:
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
@@ -69,6 +69,6 @@ class TD3Config:
         """Return which steps of a stream an item covers, given how many frames the network sees."""
         return WindowSpec(history=frame_stack - 1, steps=self.n_step)
 
-    def check_fit(self, env_spec: EnvSpec) -> None:
+    def validate_env(self, env_spec: EnvSpec) -> None:
         """Raise ConfigError if the environment's actions are not continuous."""
         require_actions(self.algorithm, env_spec, discrete=False)

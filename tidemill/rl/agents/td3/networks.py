@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.agents.td3.loss import clipped_double_q_target
-from tidemill.rl.networks.batched_mlp import BatchedMLP
 from tidemill.rl.networks.deterministic import DeterministicActor
+from tidemill.rl.networks.ensemble_mlp import EnsembleMLP
 from tidemill.types import EnvSpec
 
 
@@ -19,9 +19,9 @@ def build_actor(config: TD3Config, env_spec: EnvSpec, rng: torch.Generator) -> D
     return DeterministicActor(env_spec.observation_size, config.hidden_sizes, env_spec.action_size, rng)
 
 
-def build_critic(config: TD3Config, env_spec: EnvSpec, rng: torch.Generator) -> BatchedMLP:
+def build_critic(config: TD3Config, env_spec: EnvSpec, rng: torch.Generator) -> EnsembleMLP:
     """Return two networks from observations and actions side by side, [B, O + A], to values [2, B, 1]."""
-    return BatchedMLP(2, env_spec.observation_size + env_spec.action_size, config.hidden_sizes, 1, rng)
+    return EnsembleMLP(2, env_spec.observation_size + env_spec.action_size, config.hidden_sizes, 1, rng)
 
 
 def values(critic: nn.Module, observation: Tensor, action: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def values(critic: nn.Module, observation: Tensor, action: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def target_of(critic: nn.Module, following: Tensor, action: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+def target_of(critic: nn.Module, next_observation: Tensor, action: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     """Return what the values of a batch's actions should be, [B], if `action` is taken where they lead to."""
-    bootstrap_q = values(critic, following, action)
+    bootstrap_q = values(critic, next_observation, action)
     return clipped_double_q_target(batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q)

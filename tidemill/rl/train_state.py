@@ -1,4 +1,4 @@
-"""The parts of an agent under their names: what its state is made of."""
+"""The whole state of training an agent, by name: networks, optimizers, random generator and the count of updates."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tidemill.rl.adam import Adam
-from tidemill.rl.ranks import ALONE, Ranks
+from tidemill.rl.optimizers import Optimizer
+from tidemill.rl.process_group import SINGLE_PROCESS, ProcessGroup
 
 
-def part(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters of one network of those that `Parts.copy_of` returned."""
+def subdict(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters of one network of those that `TrainState.copy_of` returned."""
     return {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
 
 
 @dataclass
-class Parts:
+class TrainState:
     """Networks, optimizers and random generator of an agent, and the updates it has made."""
 
     networks: Mapping[str, nn.Module]
     """By name, e.g. `actor`; their parameters are in the state under it."""
-    optimizers: Mapping[str, Adam]
+    optimizers: Mapping[str, Optimizer]
     """By name, e.g. `actor_optimizer`."""
     noise: torch.Generator | None = None
     """Draws what updates need; None if they draw nothing."""
     updates: int = 0
     """Updates so far."""
-    ranks: Ranks = ALONE
+    group: ProcessGroup = SINGLE_PROCESS
     """The processes that make each update together."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all parts' states and the counter; the tensors are the parts' own."""
+        """Return the state of everything; its tensors are the networks' and optimizers' own."""
         state: dict[str, Any] = {name: dict(network.state_dict()) for name, network in self.networks.items()}
         state |= {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
         state["updates"] = self.updates

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Ranks(Protocol):
+class ProcessGroup(Protocol):
     """The processes that train one agent. All hold the same parameters, and each a share of the batch.
 
     The batch of an update is the shares of rank 0, 1, ... one after the other, and a loss is a mean over it.
@@ -31,7 +31,7 @@ class Ranks(Protocol):
         """
 
 
-class Alone:
+class SingleProcess:
     """A process that trains by itself."""
 
     index = 0
@@ -42,11 +42,13 @@ class Alone:
         return list(gradients)
 
 
-ALONE = Alone()
-"""The ranks of an agent that no one joined to others."""
+SINGLE_PROCESS = SingleProcess()
+"""The group of an agent that trains in one process."""
 
 
-def draw_normal(shape: Sequence[int], ranks: Ranks, rng: torch.Generator, device: torch.device, dim: int = 0) -> Tensor:
+def draw_normal(
+    shape: Sequence[int], group: ProcessGroup, rng: torch.Generator, device: torch.device, dim: int = 0
+) -> Tensor:
     """Draw standard normal numbers for this rank's share of a batch.
 
     Every rank draws for the whole batch and keeps its own rows. So the generators of all ranks stay equal, and an
@@ -54,11 +56,11 @@ def draw_normal(shape: Sequence[int], ranks: Ranks, rng: torch.Generator, device
 
     Args:
         shape: Shape of what is returned.
-        ranks: The processes that update together.
+        group: The processes that update together.
         rng: Source of the numbers, equal on all ranks.
         device: Where `rng` is.
         dim: Which dimension of `shape` counts the items of the batch.
     """
     rows = shape[dim]
-    whole = [rows * ranks.size if position == dim else size for position, size in enumerate(shape)]
-    return torch.randn(whole, generator=rng, device=device).narrow(dim, ranks.index * rows, rows)
+    whole = [rows * group.size if position == dim else size for position, size in enumerate(shape)]
+    return torch.randn(whole, generator=rng, device=device).narrow(dim, group.index * rows, rows)

@@ -1,7 +1,7 @@
 """Several equal networks as one, with gradients written out.
 
 Small networks on a CPU spend most of an update in autograd's and the modules' bookkeeping, not in arithmetic.
-A network of this kind runs each layer of all its copies as one batched product, and goes backward by hand: the
+A network of this kind runs each layer of all its ensemble_size as one batched product, and goes backward by hand: the
 bookkeeping of an update of SAC falls to a third. Tests hold its gradients against autograd's.
 """
 
@@ -20,12 +20,12 @@ _NARROW = 16
 """Columns below which a product is faster transposed, as one with few rows: up to thirteen times, on a CPU."""
 
 
-class LayerTrace(NamedTuple):
-    """What a layer's backward pass needs of its forward pass.
+class LayerActivations(NamedTuple):
+    """What a layer's backward pass needs of its forward pass; E is the ensemble's size.
 
     Attributes:
-        inputs: [copies, B, in].
-        output: After the ReLU if the layer has one, [copies, B, out].
+        inputs: [E, B, in].
+        output: After the ReLU if the layer has one, [E, B, out].
         norm: Of a normalised layer: the product, its mean, 1 / its standard deviation and the normalised
             product; empty otherwise.
     """
@@ -35,24 +35,24 @@ class LayerTrace(NamedTuple):
     norm: tuple[Tensor, ...]
 
 
-class BatchedLayer(nn.Module):
+class EnsembleLayer(nn.Module):
     """A linear layer of each copy, then optionally a layer norm (Ba et al. 2016) and a ReLU."""
 
     def __init__(
-        self, copies: int, inputs: int, outputs: int, layer_norm: bool, relu: bool, rng: torch.Generator
+        self, ensemble_size: int, inputs: int, outputs: int, layer_norm: bool, relu: bool, rng: torch.Generator
     ) -> None:
         super().__init__()
         bound = 1.0 / math.sqrt(inputs)  # as torch.nn.Linear starts
-        self.weight = nn.Parameter(torch.empty(copies, inputs, outputs).uniform_(-bound, bound, generator=rng))
-        self.bias = nn.Parameter(torch.empty(copies, 1, outputs).uniform_(-bound, bound, generator=rng))
-        self.scale = nn.Parameter(torch.ones(copies, 1, outputs)) if layer_norm else None
-        self.shift = nn.Parameter(torch.zeros(copies, 1, outputs)) if layer_norm else None
+        self.weight = nn.Parameter(torch.empty(ensemble_size, inputs, outputs).uniform_(-bound, bound, generator=rng))
+        self.bias = nn.Parameter(torch.empty(ensemble_size, 1, outputs).uniform_(-bound, bound, generator=rng))
+        self.scale = nn.Parameter(torch.ones(ensemble_size, 1, outputs)) if layer_norm else None
+        self.shift = nn.Parameter(torch.zeros(ensemble_size, 1, outputs)) if layer_norm else None
         self._relu, self._narrow = relu, outputs < _NARROW
         self.products = torch.float32
         """Format that factors and products are rounded to; bias, gradients and what leaves the layer are float32."""
 
-    def forward(self, x: Tensor) -> LayerTrace:
-        """Return the layer's output for x [copies, B, in], with what `backward` needs."""
+    def forward(self, x: Tensor) -> LayerActivations:
+        """Return the layer's output for x [E, B, in], with what `backward` needs."""
         output = self._linear(x)
         norm: tuple[Tensor, ...] = ()
         if self.scale is not None and self.shift is not None:
@@ -60,7 +60,7 @@ class BatchedLayer(nn.Module):
             normalised, mean, inverse = torch.native_layer_norm(output, width, None, None, LAYER_NORM_EPSILON)
             norm = (output, mean, inverse, normalised)
             output = torch.addcmul(self.shift, normalised, self.scale)
-        return LayerTrace(x, output.relu_() if self._relu else output, norm)
+        return LayerActivations(x, output.relu_() if self._relu else output, norm)
 
     def _linear(self, x: Tensor) -> Tensor:
         if self.weight.shape[2] == 1:  # a product with one column is slow as a matrix product
@@ -76,24 +76,24 @@ class BatchedLayer(nn.Module):
             return torch.bmm(left, right)
         return torch.bmm(left.to(self.products), right.to(self.products)).float()
 
-    def product_gradient(self, trace: LayerTrace, gradient: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def product_gradient(self, saved: LayerActivations, gradient: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return the gradient of the linear product, and those of scale and shift if there are any."""
         if self._relu:
-            gradient = torch.ops.aten.threshold_backward(gradient, trace.output, 0)
+            gradient = torch.ops.aten.threshold_backward(gradient, saved.output, 0)
         if self.scale is None:
             return gradient, []
-        product, mean, inverse, normalised = trace.norm
+        product, mean, inverse, normalised = saved.norm
         affine = [(gradient * normalised).sum(dim=1, keepdim=True), gradient.sum(dim=1, keepdim=True)]
         gradient, _, _ = torch.ops.aten.native_layer_norm_backward(
             gradient * self.scale, product, product.shape[-1:], mean, inverse, None, None, [True, False, False]
         )
         return gradient, affine
 
-    def weight_gradient(self, trace: LayerTrace, gradient: Tensor) -> Tensor:
+    def weight_gradient(self, saved: LayerActivations, gradient: Tensor) -> Tensor:
         """Return the gradient of the weight from that of the linear product."""
         if self._narrow:
-            return self._product(gradient.mT, trace.inputs).mT.contiguous()
-        return self._product(trace.inputs.mT, gradient)
+            return self._product(gradient.mT, saved.inputs).mT.contiguous()
+        return self._product(saved.inputs.mT, gradient)
 
     def input_gradient(self, gradient: Tensor, last: int = 0) -> Tensor:
         """Return the gradient of the layer's inputs, or of the `last` of them, from that of the linear product."""
@@ -103,12 +103,12 @@ class BatchedLayer(nn.Module):
         return self._product(gradient, weight.mT)
 
 
-class BatchedMLP(nn.Module):
-    """`copies` networks of linear layers with ReLU in between: [copies, B, inputs] -> [copies, B, outputs]."""
+class EnsembleMLP(nn.Module):
+    """E networks of linear layers with ReLU in between: [B, inputs] -> [E, B, outputs]."""
 
     def __init__(
         self,
-        copies: int,
+        ensemble_size: int,
         inputs: int,
         hidden_sizes: Sequence[int],
         outputs: int,
@@ -119,47 +119,47 @@ class BatchedMLP(nn.Module):
         widths = (inputs, *hidden_sizes, outputs)
         last = len(hidden_sizes)
         layers = [
-            BatchedLayer(copies, a, b, layer_norm and i < last, i < last, rng)
+            EnsembleLayer(ensemble_size, a, b, layer_norm and i < last, i < last, rng)
             for i, (a, b) in enumerate(pairwise(widths))
         ]
         self.layers = nn.ModuleList(layers)
         self._layers = tuple(layers)  # to iterate without the module list's bookkeeping
-        self._copies = copies
+        self._ensemble_size = ensemble_size
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return outputs [copies, B, outputs] of one input for all copies, [B, inputs]."""
-        return self.trace(x)[-1].output
+        """Return outputs [E, B, outputs] of one input for all ensemble_size, [B, inputs]."""
+        return self.activations(x)[-1].output
 
-    def multiply_in(self, dtype: torch.dtype) -> None:
+    def set_compute_dtype(self, dtype: torch.dtype) -> None:
         """Have the layers between hidden ones, whose products are the large ones, multiply in a format."""
         for layer in self._layers[1:-1]:
             layer.products = dtype
 
-    def trace(self, x: Tensor) -> list[LayerTrace]:
+    def activations(self, x: Tensor) -> list[LayerActivations]:
         """Return what each layer did to x [B, inputs]; the last one's `output` is the network's."""
-        traces: list[LayerTrace] = []
-        hidden = x.expand(self._copies, -1, -1)
+        activations: list[LayerActivations] = []
+        hidden = x.expand(self._ensemble_size, -1, -1)
         for layer in self._layers:
-            traces.append(layer(hidden))
-            hidden = traces[-1].output
-        return traces
+            activations.append(layer(hidden))
+            hidden = activations[-1].output
+        return activations
 
-    def parameter_gradients(self, traces: Sequence[LayerTrace], gradient: Tensor) -> list[Tensor]:
+    def parameter_gradients(self, activations: Sequence[LayerActivations], gradient: Tensor) -> list[Tensor]:
         """Return the gradients of `parameters()`, in their order, from that of the output."""
         gradients: list[Tensor] = []
-        for i in range(len(traces) - 1, -1, -1):
-            layer, trace = self._layers[i], traces[i]
-            gradient, affine = layer.product_gradient(trace, gradient)
-            own = [layer.weight_gradient(trace, gradient), gradient.sum(dim=1, keepdim=True), *affine]
+        for i in range(len(activations) - 1, -1, -1):
+            layer, saved = self._layers[i], activations[i]
+            gradient, affine = layer.product_gradient(saved, gradient)
+            own = [layer.weight_gradient(saved, gradient), gradient.sum(dim=1, keepdim=True), *affine]
             gradients = own + gradients
             if i:
                 gradient = layer.input_gradient(gradient)
         return gradients
 
-    def input_gradient(self, traces: Sequence[LayerTrace], gradient: Tensor, last: int) -> Tensor:
-        """Return the gradient of the `last` inputs, of each copy, [copies, B, last]; no parameter takes part."""
-        for number in range(len(traces) - 1, -1, -1):
+    def input_gradient(self, activations: Sequence[LayerActivations], gradient: Tensor, last: int) -> Tensor:
+        """Return the gradient of the `last` inputs, of each copy, [E, B, last]; no parameter takes part."""
+        for number in range(len(activations) - 1, -1, -1):
             layer = self._layers[number]
-            gradient, _ = layer.product_gradient(traces[number], gradient)
+            gradient, _ = layer.product_gradient(activations[number], gradient)
             gradient = layer.input_gradient(gradient, last=0 if number else last)
         return gradient

@@ -31,7 +31,7 @@ class AgentConfig(Protocol):
     def window(self, frame_stack: int) -> WindowSpec:
         """Return which steps of a stream an item covers, given how many frames the network sees."""
 
-    def check_fit(self, env_spec: EnvSpec) -> None:
+    def validate_env(self, env_spec: EnvSpec) -> None:
         """Raise ConfigError if the algorithm cannot act in such an environment."""
 
 

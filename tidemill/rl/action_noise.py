@@ -1,4 +1,7 @@
-"""Noise on the actions of a deterministic policy, so that it explores. NumPy only, in the scale of actions, [-1, 1]."""
+"""Exploration of continuous actions: noise added to them, and random actions held for a while.
+
+NumPy only, in the scale of actions, [-1, 1].
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,48 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.rl.agents.checks import require
-from tidemill.rl.held_actions import HeldActions
+from tidemill.rl.checks import require
 
 Floats = NDArray[np.float32]
 
 
+class HeldActions:
+    """Which of N environments hold a random action now, and which action."""
+
+    def __init__(self, probability: float, steps: int, rng: np.random.Generator) -> None:
+        """Hold nothing yet.
+
+        Args:
+            probability: That an environment which holds none begins to, at each step.
+            steps: Longest hold; the shortest is a third of it.
+            rng: Draws beginnings, durations and actions.
+        """
+        self._probability, self._steps, self._rng = probability, steps, rng
+        self._left = np.zeros(0, dtype=np.int64)
+        self._held: Floats = np.zeros((0, 0), dtype=np.float32)
+
+    def replace(self, action: Floats, may_hold: NDArray[np.bool_]) -> Floats:
+        """Return the actions of one step, with those held in place of the policy's.
+
+        Args:
+            action: The policy's, [N, A].
+            may_hold: Environments that explore in this way, [N].
+        """
+        if len(self._left) != len(action):
+            self._left, self._held = np.zeros(len(action), dtype=np.int64), np.zeros_like(action)
+        begins = may_hold & (self._left == 0) & (self._rng.random(len(action)) < self._probability)
+        count = int(np.count_nonzero(begins))
+        shortest = max(self._steps // 3, 1)
+        self._left[begins] = self._rng.integers(shortest, self._steps + 1, count)
+        self._held[begins] = self._rng.uniform(-1.0, 1.0, (count, action.shape[1]))
+        holds = self._left > 0
+        self._left[holds] -= 1
+        return np.where(holds[:, None], self._held, action)
+
+
 @dataclass(frozen=True)
 class NoiseConfig:
-    """How actions are disturbed while exploring."""
+    """What noise is added to actions while exploring."""
 
     kind: Literal["gaussian", "ou"] = "gaussian"
     """White noise, or an Ornstein-Uhlenbeck process, which lasts from step to step (Lillicrap et al. 2016)."""
@@ -24,7 +60,7 @@ class NoiseConfig:
     """Standard deviation of what each step adds, where actions reach from -1 to 1; sigma of an OU process."""
     theta: float = 0.15
     """Share of an OU process that is lost at each step; without meaning for Gaussian noise."""
-    greedy_share: float = 0.0
+    greedy_fraction: float = 0.0
     """Share of each actor's environments that act without noise, after random steps."""
     hold_probability: float = 0.0
     """Probability at each step that a noisy environment begins to hold one uniformly random action; 0 never does."""
@@ -35,7 +71,7 @@ class NoiseConfig:
         require(self.kind in ("gaussian", "ou"), "noise.kind", self.kind, "'gaussian' or 'ou'")
         require(0 <= self.std < float("inf"), "noise.std", self.std, "0 or more and finite")
         require(0 < self.theta <= 1, "noise.theta", self.theta, "above 0 and at most 1")
-        require(0 <= self.greedy_share <= 1, "noise.greedy_share", self.greedy_share, "between 0 and 1")
+        require(0 <= self.greedy_fraction <= 1, "noise.greedy_fraction", self.greedy_fraction, "between 0 and 1")
         require(0 <= self.hold_probability <= 1, "noise.hold_probability", self.hold_probability, "between 0 and 1")
         require(self.hold_steps >= 1, "noise.hold_steps", self.hold_steps, "at least 1")
 
@@ -63,7 +99,7 @@ class OrnsteinUhlenbeck:
 
 
 class ActionNoise:
-    """Disturbs the actions of N environments, tick by tick, as its settings say."""
+    """Adds noise to the actions of N environments, step by step, as its settings say."""
 
     def __init__(self, config: NoiseConfig, seed: int) -> None:
         self._config = config
@@ -71,7 +107,7 @@ class ActionNoise:
         self._process = OrnsteinUhlenbeck(config.theta, config.std, self._rng)
         self._held = HeldActions(config.hold_probability, config.hold_steps, np.random.default_rng((seed, 1)))
 
-    def disturb(self, action: Floats, is_first: NDArray[np.bool_] | None = None) -> Floats:
+    def add_noise(self, action: Floats, is_first: NDArray[np.bool_] | None = None) -> Floats:
         """Return the actions to take, [N, A] in [-1, 1].
 
         Args:
@@ -80,11 +116,11 @@ class ActionNoise:
         """
         shape = (len(action), action.shape[1])
         noise = self._process.next(shape, is_first) if self._config.kind == "ou" else self._white(shape)
-        noisy = np.arange(len(action)) >= round(self._config.greedy_share * len(action))
-        disturbed = np.where(noisy[:, None], action + noise, action)
+        noisy = np.arange(len(action)) >= round(self._config.greedy_fraction * len(action))
+        noisy_action = np.where(noisy[:, None], action + noise, action)
         if self._config.hold_probability:
-            disturbed = self._held.replace(disturbed, may_hold=noisy)
-        return np.clip(disturbed, -1.0, 1.0).astype(np.float32, copy=False)
+            noisy_action = self._held.replace(noisy_action, may_hold=noisy)
+        return np.clip(noisy_action, -1.0, 1.0).astype(np.float32, copy=False)
 
     def uniform(self, shape: tuple[int, int]) -> Floats:
         """Return uniformly random actions [N, A], for the first steps."""

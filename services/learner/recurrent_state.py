@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from tidemill.errors import DataLoss
 
-MEMORY = "memory"
+RECURRENT_STATE = "recurrent_state"
 """Column of it in the batches of an agent that remembers, float32 [B, M]."""
 
 
-def memories(payloads: Sequence[bytes]) -> NDArray[np.float32]:
-    """Return the memories of items, [B, M]; raises DataLoss if they differ in M."""
+def recurrent_states(payloads: Sequence[bytes]) -> NDArray[np.float32]:
+    """Return the recurrent_states of items, [B, M]; raises DataLoss if they differ in M."""
     size = len(payloads[0])
     if size % 4 or any(len(payload) != size for payload in payloads):
         sizes = sorted(set(map(len, payloads)))

@@ -1,14 +1,17 @@
-"""From the rows of a stream to a batch of transitions. NumPy only: it runs on decoder threads."""
+"""From the steps of a stream to a batch of n-step transitions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.rl.returns import n_step
+
+if TYPE_CHECKING:  # decoder threads of processes without torch import this module
+    from torch import Tensor
 
 Array = NDArray[Any]
 
@@ -27,12 +30,12 @@ def transitions(
     steps: int,
     gamma: float,
     *,
-    stack_later: bool = False,
+    stack_on_device: bool = False,
 ) -> dict[str, Array]:
     """Return the n-step transitions of a batch of windows.
 
     Row t of a stream is (observation_t, action_t, the reward after it, terminated, truncated, is_first
-    of observation_t). A truncated row is followed by a final row, whose observation is the episode's last.
+    of observation_t). A truncated row is followed by a final observation step, whose observation is the episode's last.
 
     Args:
         columns: `observation` [R, ...], `action` [R, ...], `reward` [R] float32, `terminated`, `truncated`
@@ -42,12 +45,13 @@ def transitions(
         frame_stack: Observations the network sees at once.
         steps: n of the n-step return.
         gamma: Discount of one step.
-        stack_later: Whether `tidemill.rl.stacks` puts the stacks together, where the network is.
+        stack_on_device: Whether `tidemill.rl.transitions` puts the stacks together, where the network is.
 
     Returns:
         `observation` and `bootstrap_observation` [B, ...], or [B, frame_stack, ...] oldest first if
-        `frame_stack` > 1; `action` [B, ...]; `n_step_return` and `bootstrap_discount` [B] float32. With `stack_later`
-        the first two are missing, and there are `FRAMES` and the columns of `ROWS`, int64 [B, frame_stack] or [B].
+        `frame_stack` > 1; `action` [B, ...]; `n_step_return` and `bootstrap_discount` [B] float32. With
+        `stack_on_device` the first two are missing, and there are `FRAMES` and the columns of `ROWS`,
+        int64 [B, frame_stack] or [B].
     """
     assert index.shape == (len(index), frame_stack + steps), f"index {index.shape} must be [B, stack + steps]"
     first = frame_stack - 1  # position of the first action
@@ -64,7 +68,7 @@ def transitions(
         "bootstrap_discount": target.discount,
     }
     observation = columns["observation"]
-    if stack_later:
+    if stack_on_device:
         return {FRAMES: observation, **{ROWS[name]: found for name, found in rows.items()}, **rest}
     return {**{name: observation[found] for name, found in rows.items()}, **rest}
 
@@ -91,3 +95,16 @@ class _StackIndex:
         clamped = np.maximum(oldest, self._episode_start[items, position][:, None])
         rows = self._index[items[:, None], clamped]
         return rows
+
+
+def gather_frame_stacks(batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return a batch with its `observation` and `bootstrap_observation`, gathered from `FRAMES` if they are not there.
+
+    Args:
+        batch: What `tidemill.rl.windows.transitions` returned, with or without `stack_on_device`.
+    """
+    if FRAMES not in batch:
+        return batch
+    frames = batch[FRAMES]
+    kept = {name: column for name, column in batch.items() if name != FRAMES and name not in ROWS.values()}
+    return kept | {name: frames[batch[rows]] for name, rows in ROWS.items()}

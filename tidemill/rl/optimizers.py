@@ -1,0 +1,211 @@
+"""Optimizers with plain tensors as state: Adam, centered RMSProp, gradient clipping and learning-rate decay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tidemill.errors import InvalidArgument
+from tidemill.rl.exploration import linear
+from tidemill.rl.process_group import SINGLE_PROCESS, ProcessGroup
+
+
+def clip_(gradients: tuple[Tensor, ...] | list[Tensor], max_norm: float) -> Tensor:
+    """Scale gradients in place to a common norm of `max_norm` at most, 0 for no bound; return the norm before, []."""
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    if max_norm:
+        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
+class Adam:
+    """Adam with an L2 penalty and without any other option."""
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        learning_rate: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        epsilon: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        """Take float32 parameters, all on one device."""
+        self.parameters: list[Tensor] = list(parameters)
+        self.learning_rate = learning_rate
+        """Step size of the next steps; a schedule may change it at any time."""
+        self._betas = betas
+        self._epsilon = epsilon
+        self._weight_decay = weight_decay
+        # `preserve_format` would keep strides; contiguous states are right for contiguous parameters
+        self._mean = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self._square = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self._steps = torch.zeros((), device=self.parameters[0].device)
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """Take one step; `gradients` are those of `parameters`, in their order."""
+        self._steps += 1
+        torch._fused_adam_(
+            self.parameters,
+            # the kernel goes by place in memory, and of images with colours last gradients come in another order
+            [gradient.contiguous() for gradient in gradients],
+            self._mean,
+            self._square,
+            [],
+            [self._steps] * len(self.parameters),
+            lr=self.learning_rate,
+            beta1=self._betas[0],
+            beta2=self._betas[1],
+            weight_decay=self._weight_decay,
+            eps=self._epsilon,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def minimize(self, loss: Tensor, group: ProcessGroup = SINGLE_PROCESS) -> None:
+        """Take one step down the gradient of `loss`, float32 [], averaged over the group; leaves no `grad` anywhere."""
+        self.step(group.mean(torch.autograd.grad(loss, self.parameters)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the moments of each parameter, by its position, and the number of steps."""
+        return {
+            "mean": {str(i): tensor for i, tensor in enumerate(self._mean)},
+            "square": {str(i): tensor for i, tensor in enumerate(self._square)},
+            "steps": self._steps,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned; raises InvalidArgument if the parameters were others."""
+        for name, tensors in (("mean", self._mean), ("square", self._square)):
+            if len(state[name]) != len(tensors):
+                raise InvalidArgument(f"optimizer has {len(state[name])} parameters, expected {len(tensors)}")
+            for i, tensor in enumerate(tensors):
+                stored = state[name][str(i)]
+                if stored.shape != tensor.shape:
+                    raise InvalidArgument(
+                        f"optimizer's {name} of parameter {i} has shape {tuple(stored.shape)}, "
+                        f"expected {tuple(tensor.shape)}"
+                    )
+                tensor.copy_(stored)
+        self._steps.copy_(state["steps"])
+
+
+class RMSProp:
+    """Divides each gradient by an estimate of its standard deviation; used as `tidemill.rl.adam.Adam` is.
+
+    `epsilon` stands under the root, as in Graves and in TensorFlow, where Ape-X took its value from; torch's own
+    adds it outside.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        learning_rate: float,
+        decay: float = 0.95,
+        epsilon: float = 1.5e-7,
+        weight_decay: float = 0.0,
+    ) -> None:
+        """Take float32 parameters, all on one device."""
+        self.parameters: list[Tensor] = list(parameters)
+        self.learning_rate = learning_rate
+        """Step size of the next steps; a schedule may change it at any time."""
+        self._decay, self._epsilon, self._weight_decay = decay, epsilon, weight_decay
+        self._mean = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self._square = [torch.zeros_like(parameter) for parameter in self.parameters]
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """Take one step; `gradients` are those of `parameters`, in their order."""
+        gradient = list(gradients)
+        if self._weight_decay:
+            gradient = list(torch._foreach_add(gradient, self.parameters, alpha=self._weight_decay))
+        torch._foreach_lerp_(self._mean, gradient, 1.0 - self._decay)
+        torch._foreach_lerp_(self._square, torch._foreach_mul(gradient, gradient), 1.0 - self._decay)
+        variance = torch._foreach_addcmul(self._square, self._mean, self._mean, value=-1.0)
+        torch._foreach_clamp_min_(variance, 0.0)  # rounding may leave less
+        torch._foreach_add_(variance, self._epsilon)
+        torch._foreach_sqrt_(variance)
+        torch._foreach_addcdiv_(self.parameters, gradient, variance, value=-self.learning_rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return both averages of each parameter, by its position."""
+        return {
+            "mean": {str(i): tensor for i, tensor in enumerate(self._mean)},
+            "square": {str(i): tensor for i, tensor in enumerate(self._square)},
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned; raises InvalidArgument if the parameters were others."""
+        for name, tensors in (("mean", self._mean), ("square", self._square)):
+            stored = [state[name][str(i)] for i in range(len(state[name]))]
+            if [tuple(tensor.shape) for tensor in stored] != [tuple(tensor.shape) for tensor in tensors]:
+                raise InvalidArgument(f"optimizer's {name} is of other parameters than the network's")
+            torch._foreach_copy_(tensors, stored)
+
+
+class Optimizer(Protocol):
+    """Moves parameters down a gradient."""
+
+    parameters: list[Tensor]
+    learning_rate: float
+
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """Take one step; `gradients` are those of `parameters`, in their order."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that is needed to go on exactly."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned; raises InvalidArgument if the parameters were others."""
+
+
+class OptimizerSettings(Protocol):
+    """The settings of an agent that offers the choice."""
+
+    @property
+    def optimizer(self) -> str:
+        """`adam` or `rmsprop`."""
+
+    @property
+    def learning_rate(self) -> float:
+        """Step size."""
+
+    @property
+    def optimizer_epsilon(self) -> float:
+        """Keeps the denominator from 0."""
+
+    @property
+    def rmsprop_decay(self) -> float:
+        """Share of the old in RMSProp's averages."""
+
+    @property
+    def weight_decay(self) -> float:
+        """L2 penalty per unit of weight."""
+
+
+def build_optimizer(settings: OptimizerSettings, parameters: Iterable[Tensor]) -> Optimizer:
+    """Return the optimizer that the settings ask for."""
+    rate, epsilon, decay = settings.learning_rate, settings.optimizer_epsilon, settings.weight_decay
+    if settings.optimizer == "rmsprop":
+        return RMSProp(parameters, rate, settings.rmsprop_decay, epsilon, decay)
+    return Adam(parameters, rate, epsilon=epsilon, weight_decay=decay)
+
+
+class LearningRateDecay:
+    """Lets the step size of each optimizer fall linearly from where it is."""
+
+    def __init__(self, optimizers: Iterable[Optimizer], updates: int, final: float = 0.0) -> None:
+        """Note the step sizes; they reach `final` after `updates` updates, or never change if `updates` is 0."""
+        self._initial = [(optimizer, optimizer.learning_rate) for optimizer in optimizers]
+        self._updates, self._final = updates, final
+
+    def at(self, update: int) -> None:
+        """Set the step sizes for the update that `update` others came before."""
+        if self._updates:
+            for optimizer, initial in self._initial:
+                optimizer.learning_rate = linear(update, initial, self._final, self._updates)
