@@ -18,7 +18,7 @@ from services.learner.table import table_config
 from tidemill import codec
 from tidemill.config.sections import RunConfig
 from tidemill.envs.make import spec_of
-from tidemill.replay.append import Appender
+from tidemill.replay.appender import StreamAppender
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableConfig
@@ -49,7 +49,7 @@ def fill(config: RunConfig, address: str, env_steps: int) -> None:
     with ReplayClient(address) as client:
         client.wait_for_ready(START_S)
         client.create_table(table)
-    with Appender(address, "benchmark", 1, table.signature, [table.name], length) as appender:
+    with StreamAppender(address, "benchmark", 1, table.signature, [table.name], length) as appender:
         for first in range(0, env_steps, length):
             blocks = codec.encode(table.signature, random_columns(table, length, rng))
             chunk = Chunk(0, first, length, length, 1, blocks)

@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.replay_frames import NUM_ENVS, Steps, cached_steps, play
 from tidemill.allocator import keep_freed_memory
 from tidemill.codec import decode, encode
-from tidemill.replay.append import Appender
+from tidemill.replay.appender import StreamAppender
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.client import ReplayClient
@@ -46,7 +46,7 @@ class Writer:
     """Packs steps into chunks with an item at every step, as an actor does, and appends them."""
 
     def __init__(self, address: str, actor_id: str) -> None:
-        self.appender = Appender(
+        self.appender = StreamAppender(
             address, actor_id, NUM_ENVS, SIGNATURE, [TABLE.name], CHUNK_LENGTH, max_in_flight_chunks=8 * NUM_ENVS
         )
         self.written = 0

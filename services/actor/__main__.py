@@ -13,10 +13,8 @@ from contextlib import ExitStack, closing
 import structlog
 import torch
 
-from services.actor.appending import open_writer
 from services.actor.loop import ActingLoop, PolicyParams, make_throttle
 from services.actor.metrics import ActorMetrics, watch_appender
-from services.actor.writer import StreamWriter
 from tidemill.allocator import keep_freed_memory
 from tidemill.config.load import load
 from tidemill.config.sections import ActorConfig
@@ -24,11 +22,13 @@ from tidemill.envs.make import make_env
 from tidemill.params.version import Precision
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.process import run, stop_event
+from tidemill.replay.shards.appender import ShardedAppender
+from tidemill.replay.writer import ReplayWriter
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rpc.background import BackgroundServer
 from tidemill.telemetry import configure_logging, serve_metrics
-from tidemill.types import signature_of
+from tidemill.types import Signature, signature_of
 
 _log = structlog.get_logger()
 
@@ -65,12 +65,12 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
         window = config.agent.window(env.spec.frame_stack)
         signature = signature_of(env.spec)
         with ExitStack() as stack:
-            appender = open_writer(config, actor_id, signature, stop, stack)
+            appender = stack.enter_context(connect_appender(config, actor_id, signature, stop))
             watcher = stack.enter_context(ParamsWatcher(config.cluster.params, precision=Precision.HALF))
             watch_appender(appender)
             params = PolicyParams(watcher, policy)
             initial_priority = policy.initial_priority if config.table.sampler == "prioritized" else None
-            writer = StreamWriter(appender, signature, window, num_envs, config.table.chunk_length, initial_priority)
+            writer = ReplayWriter(appender, signature, window, num_envs, config.table.chunk_length, initial_priority)
             throttle = make_throttle(settings.max_env_steps_per_s, num_envs, stop)
             loop = ActingLoop(env, policy, params, writer, ActorMetrics(settings.log_every_s), throttle)
             if params.wait(stop):
@@ -80,6 +80,23 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
             server.set_serving(False)
             appender.flush(_FLUSH_S)
     _log.info("stopped", unacknowledged_chunks=appender.unacknowledged_chunks, epoch=appender.epoch)
+
+
+def connect_appender(
+    config: ActorConfig, actor_id: str, signature: Signature, stop: threading.Event
+) -> ShardedAppender:
+    """Start connecting to the replay service in the background; the caller closes what is returned."""
+    num_envs, table = config.env.num_envs, config.table
+    return ShardedAppender.connect(
+        config.cluster.replay,
+        actor_id,
+        num_envs,
+        signature,
+        [table.name],
+        table.chunk_length,
+        max_in_flight_chunks=config.actor.max_in_flight_chunks * num_envs,
+        stop=stop,
+    )
 
 
 def actor_index(index: int | None, actor_id: str) -> int:

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from services.actor.metrics import ActorMetrics
-from services.actor.writer import StreamWriter
 from tidemill.envs.interface import VectorEnv, VectorStep
 from tidemill.params.blob import unpack
 from tidemill.params.watcher import ParamsWatcher
+from tidemill.replay.writer import ReplayWriter
 from tidemill.rl.agents.interface import Policy
 from tidemill.rl.policy_io import PolicyInputBuilder
 
@@ -59,7 +59,7 @@ class ActingLoop:
         env: VectorEnv,
         policy: Policy,
         params: PolicyParams,
-        writer: StreamWriter,
+        writer: ReplayWriter,
         metrics: ActorMetrics,
         throttle: Callable[[], None],
     ) -> None:

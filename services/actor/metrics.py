@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY, Counter, Gauge, Summary
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from tidemill.envs.interface import VectorStep
-from tidemill.replay.appending import Appending
+from tidemill.replay.shards.appender import ShardedAppender
 
 _STEPS = Counter("tidemill_actor_env_steps_total", "Decisions of the agent, all environments together.")
 _EPISODES = Counter("tidemill_actor_episodes_total", "Real episodes that ended.")
@@ -76,7 +76,7 @@ class ActorMetrics:
 class AppenderCollector:
     """A Prometheus collector over what an appender counts itself. It only reads, so any thread may collect."""
 
-    def __init__(self, appender: Appending, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, appender: ShardedAppender, clock: Callable[[], float] = time.monotonic) -> None:
         """Collect from an appender."""
         self._appender, self._clock = appender, clock
         self._seen_at, self._seen_blocked_s = clock(), 0.0
@@ -105,7 +105,7 @@ def _counter(name: str, about: str, value: float) -> Metric:
     return CounterMetricFamily(f"tidemill_actor_{name}", about, value=value)
 
 
-def watch_appender(appender: Appending) -> None:
+def watch_appender(appender: ShardedAppender) -> None:
     """Let Prometheus read how the connection to the replay service is doing."""
     _UNACKNOWLEDGED.set_function(lambda: appender.unacknowledged_chunks)
     REGISTRY.register(AppenderCollector(appender))

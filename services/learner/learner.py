@@ -38,7 +38,7 @@ from tidemill.config.sections import LearnerConfig
 from tidemill.envs.make import spec_of
 from tidemill.params.publisher import ParamsPublisher
 from tidemill.params.version import ParamsMetadata
-from tidemill.replay.directory import ShardDirectory, is_sharded
+from tidemill.replay.shards.directory import ShardDirectory, is_sharded
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent

@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tidemill.errors import Unavailable
-from tidemill.replay.directory import ShardDirectory
+from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.rpc.channel import open_channel
 
 _POLL_S = 0.5

@@ -18,13 +18,13 @@ from services.learner.table import create_table
 from tidemill.config.run import ClusterSettings
 from tidemill.errors import Unavailable
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.directory import ShardDirectory
 from tidemill.replay.sampler import SampleStream
-from tidemill.replay.shard import ShardReport
-from tidemill.replay.sharded_priorities import ShardedPriorities
-from tidemill.replay.sharded_sampler import ShardedSampleStream
+from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.replay.shards.priorities import ShardedPriorities
+from tidemill.replay.shards.sampler import ShardedSampleStream
+from tidemill.replay.shards.shard import ShardReport
+from tidemill.replay.shards.table import shard_config
 from tidemill.replay.table_config import TableConfig
-from tidemill.replay.union import shard_config
 
 _CREATE_S = 5.0
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from tidemill.replay.shard import ShardReport
-from tidemill.replay.sharded_priorities import ShardedPriorities
+from tidemill.replay.shards.priorities import ShardedPriorities
+from tidemill.replay.shards.shard import ShardReport
 
 _PREFIX = "tidemill_learner_shard"
 
@@ -20,12 +20,12 @@ class ShardCollector:
         self._reports, self._priorities = reports, priorities
 
     def collect(self) -> Iterator[Metric]:
-        """Yield liveness, items, mass, samples and share of the samples by shard, and what became of priorities."""
+        """Yield each shard's liveness, items, weight, samples and fraction of them, and what became of priorities."""
         reports = self._reports()
         total = sum(report.samples for report in reports) or 1
         yield _gauge("live", "Whether the replay shard answers.", {r.name: float(r.live) for r in reports})
         yield _gauge("items", "Items in the shard's part of the table.", {r.name: float(r.items) for r in reports})
-        yield _gauge("mass", "Sum of the shard's sampler weights.", {r.name: r.mass for r in reports})
+        yield _gauge("total_weight", "Sum of the shard's sampler weights.", {r.name: r.total_weight for r in reports})
         shares = {r.name: r.samples / total for r in reports}
         yield _gauge("sample_ratio", "Share of all samples so far that came from the shard.", shares)
         samples = CounterMetricFamily(f"{_PREFIX}_samples", "Items the shard has given.", labels=("shard",))

@@ -9,7 +9,7 @@ from services.learner.control import Control
 from services.learner.counters import Counters
 from services.learner.progress import Progress
 from tidemill.learner.status import LearnerState, LearnerStatus, ShardStatus
-from tidemill.replay.shard import ShardReport
+from tidemill.replay.shards.shard import ShardReport
 
 
 class StatusBoard:
@@ -49,4 +49,4 @@ class StatusBoard:
 
 
 def _shard_status(report: ShardReport) -> ShardStatus:
-    return ShardStatus(report.name, report.address, report.live, report.items, report.mass, report.samples)
+    return ShardStatus(report.name, report.address, report.live, report.items, report.total_weight, report.samples)

@@ -8,7 +8,7 @@ import numpy as np
 
 from tidemill import codec
 from tidemill.errors import NotFound, Unavailable
-from tidemill.replay.append import Appender, StreamRestarted
+from tidemill.replay.appender import StreamAppender, StreamRestarted
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.types import EnvSpec, signature_of
 
@@ -34,7 +34,7 @@ class Feeder:
 
     def _run(self) -> None:
         rng, signature, step = np.random.default_rng(0), signature_of(SPEC), 0
-        with Appender(self._address, "feeder", 1, signature, [TABLE], CHUNK, stop=self._closed) as appender:
+        with StreamAppender(self._address, "feeder", 1, signature, [TABLE], CHUNK, stop=self._closed) as appender:
             while not self._closed.wait(self._pause_s):
                 blocks = codec.encode(signature, _random_columns(rng))
                 chunk = Chunk(0, step, CHUNK, CHUNK, 1, blocks)

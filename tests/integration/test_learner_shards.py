@@ -83,7 +83,7 @@ def test_learner_goes_on_when_one_of_its_shards_dies_and_takes_it_back(cluster: 
 
 
 def test_metrics_tell_of_each_shard(cluster: LearnerCluster) -> None:
-    """Live or not, items, mass, samples and their share, by shard; what became of priorities."""
+    """Live or not, items, total_weight, samples and their share, by shard; what became of priorities."""
     addresses = [cluster.replay.replace("replay.sock", f"shard-{number}.sock") for number in range(2)]
     shard = started(cluster, addresses[0], "shard-0")
     feeder = Feeder(addresses[0], chunks_per_s=30.0)

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.actor.appending import open_writer
-from services.actor.writer import StreamWriter
+from services.actor.__main__ import connect_appender
 from services.learner.recurrent_state import recurrent_states
 from tests.integration.replay.service import WAIT_S, local_server, wait_until
 from tidemill import codec
@@ -21,11 +20,12 @@ from tidemill.config.sections import ActorConfig
 from tidemill.config.services import ActorSettings
 from tidemill.envs.make import make_env
 from tidemill.envs.settings import EnvSettings
-from tidemill.replay.append import Appender
+from tidemill.replay.appender import StreamAppender
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampler import SampleStream
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
+from tidemill.replay.writer import ReplayWriter
 from tidemill.rl.transitions import transitions
 from tidemill.types import Signature, WindowSpec, signature_of
 
@@ -78,8 +78,8 @@ def test_an_actor_runs_ahead_by_so_many_chunks_of_each_environment(chunks: int) 
     with local_server() as server, ExitStack() as stack:  # it has no table yet
         stack.callback(stop.set)  # whatever fails below
         there = dataclasses.replace(config, cluster=ClusterSettings(replay=(server.address,)))
-        appender = open_writer(there, "a", signature, stop, stack)
-        writer = StreamWriter(appender, signature, WindowSpec(0, 1), _ENVS, length, None)
+        appender = stack.enter_context(connect_appender(there, "a", signature, stop))
+        writer = ReplayWriter(appender, signature, WindowSpec(0, 1), _ENVS, length, None)
 
         def act() -> None:
             nonlocal step_count
@@ -112,8 +112,8 @@ def _sampled(window: WindowSpec, end: str) -> tuple[Signature, SampledBatch]:
     table = TableConfig("t", signature, sampler, max_items=10_000, max_item_steps=window.length)
     with local_server() as server, ReplayClient(server.address) as client:
         client.create_table(table)
-        with Appender(server.address, "a", _ENVS, signature, ["t"], 16) as appender:
-            writer = StreamWriter(appender, signature, window, _ENVS, 16, _ones)
+        with StreamAppender(server.address, "a", _ENVS, signature, ["t"], 16) as appender:
+            writer = ReplayWriter(appender, signature, window, _ENVS, 16, _ones)
             observation, is_first = env.reset(0), np.ones(_ENVS, np.bool_)
             memory = np.zeros((_ENVS, 2), np.float32)
             for _ in range(_TICKS):

@@ -13,13 +13,13 @@ from pathlib import Path
 from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S, ServerProcess
 from tests.integration.replay.shards import items_of
 from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_config, make_items
-from tidemill.replay.append import StreamRestarted
+from tidemill.replay.appender import StreamRestarted
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.directory import ShardDirectory
 from tidemill.replay.sampler import SampleStream
-from tidemill.replay.sharded_appender import ShardedAppender
-from tidemill.replay.sharded_sampler import ShardedSampleStream
-from tidemill.replay.union import shard_config
+from tidemill.replay.shards.appender import ShardedAppender
+from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.replay.shards.sampler import ShardedSampleStream
+from tidemill.replay.shards.table import shard_config
 
 TABLE = make_config(max_items=300_000)
 COUNT = 3

@@ -15,8 +15,8 @@ import pytest
 
 from tests.integration.replay.service import WAIT_S, wait_until
 from tests.process.shards import COUNT, TABLE, Shards, Taker, Writer, writers
-from tidemill.replay.directory import ShardDirectory
-from tidemill.replay.sharded_sampler import ShardedSampleStream
+from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.replay.shards.sampler import ShardedSampleStream
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -17,22 +17,22 @@ _log = structlog.get_logger()
 _JOIN_S = 5.0
 
 
-class Reconnecting:
-    """Calls `converse` in a thread, again and again with growing pauses, until closed or refused for good."""
+class ReconnectLoop:
+    """Calls `run_stream` in a thread, again and again with growing pauses, until closed or refused for good."""
 
     def __init__(
-        self, name: str, address: str, converse: Callable[[Backoff], None], failed: Callable[[BaseException], None]
+        self, name: str, address: str, run_stream: Callable[[Backoff], None], failed: Callable[[BaseException], None]
     ) -> None:
         """Prepare; `start` starts the thread.
 
         Args:
             name: Of the thread.
             address: Of the server, for the log.
-            converse: One conversation; returns when the server ends it, raises when it breaks. Resets the
+            run_stream: One conversation; returns when the server ends it, raises when it breaks. Resets the
                 pauses it is given once the server has answered.
             failed: Told once what ended the thread for good.
         """
-        self._address, self._converse, self._failed = address, converse, failed
+        self._address, self._run_stream, self._failed = address, run_stream, failed
         self.closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -41,7 +41,7 @@ class Reconnecting:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; `converse` must return once `closed` is set and its call is cancelled."""
+        """End the thread; `run_stream` must return once `closed` is set and its call is cancelled."""
         self.closed.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(_JOIN_S)
@@ -57,7 +57,7 @@ class Reconnecting:
 
     def _attempt(self, backoff: Backoff) -> None:
         try:
-            self._converse(backoff)
+            self._run_stream(backoff)
         except grpc.RpcError as error:
             failure = from_rpc_error(error)
             if not _may_pass(failure):

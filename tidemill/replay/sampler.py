@@ -15,7 +15,7 @@ from tidemill.backoff import Backoff
 from tidemill.replay import wire
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.reconnect import Reconnecting
+from tidemill.replay.reconnect import ReconnectLoop
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
@@ -68,7 +68,7 @@ class SampleStream(Iterator[SampledBatch]):
         self._client = ReplayClient(address)
         self._channel = open_channel(address)
         self._stub = replay_pb2_grpc.ReplayServiceStub(self._channel)
-        self._connection = Reconnecting(f"sample-{table.name}", address, self._converse, self._fail)
+        self._connection = ReconnectLoop(f"sample-{table.name}", address, self._run_stream, self._fail)
         self._connection.start()
 
     def __next__(self) -> SampledBatch:
@@ -133,7 +133,7 @@ class SampleStream(Iterator[SampledBatch]):
             self._error = error
             self._changed.notify_all()
 
-    def _converse(self, backoff: Backoff) -> None:
+    def _run_stream(self, backoff: Backoff) -> None:
         """Hold one call: confirm the table, grant credit, receive batches until the call ends."""
         self._client.create_table(self._table)
         with self._changed:

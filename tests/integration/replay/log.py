@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.integration.replay.service import WAIT_S, ServerProcess, open_appender
 from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_config, make_items
 from tidemill.codec import decode
-from tidemill.replay.append import Appender
+from tidemill.replay.appender import StreamAppender
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampler import SampleStream
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
@@ -29,7 +29,7 @@ def options(folder: Path, **others: object) -> tuple[str, ...]:
     )
 
 
-def write(appender: Appender, first: int, stream: int = 0) -> None:
+def write(appender: StreamAppender, first: int, stream: int = 0) -> None:
     """Append one chunk of four steps with an item of one step at each."""
     items = make_items(0, [(0, i, 1) for i in range(4)], [1.0 + first + i for i in range(4)])
     appender.append([make_chunk(stream, 0, first, 4)], [items], timeout_s=WAIT_S)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S
 from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_items
 from tidemill.codec import decode
-from tidemill.replay.append import Appender
+from tidemill.replay.appender import StreamAppender
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.sampler import SampleStream
 from tidemill.replay.table_config import TableConfig
 
 
-def write(appender: Appender, steps: range, env_index: int = 0) -> None:
+def write(appender: StreamAppender, steps: range, env_index: int = 0) -> None:
     """Append steps of one environment, a message for each chunk, with an item of one step at each."""
     for first in range(steps.start, steps.stop, CHUNK_LENGTH):
         count = min(CHUNK_LENGTH, steps.stop - first)

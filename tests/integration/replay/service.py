@@ -18,7 +18,7 @@ from services.replay.gate import Gate
 from services.replay.replay import Replay
 from services.replay.servicer import ReplayServicer
 from tests.unit.replay.streams_for_tests import SIGNATURE
-from tidemill.replay.append import Appender
+from tidemill.replay.appender import StreamAppender
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import MEBIBYTE, ServerSettings
 
@@ -96,9 +96,9 @@ def server_process(address: str = "127.0.0.1:0", *options: str) -> Iterator[Serv
 
 def open_appender(
     address: str, actor_id: str = "actor", env_count: int = 1, tables: tuple[str, ...] = ("t",)
-) -> Appender:
+) -> StreamAppender:
     """Return an appender of the tests' streams."""
-    return Appender(address, actor_id, env_count, SIGNATURE, tables, CHUNK_LENGTH, max_in_flight_chunks=64)
+    return StreamAppender(address, actor_id, env_count, SIGNATURE, tables, CHUNK_LENGTH, max_in_flight_chunks=64)
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:

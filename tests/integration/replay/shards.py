@@ -12,13 +12,13 @@ import numpy as np
 from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S, LocalServer, local_server
 from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_items
 from tidemill.codec import decode
-from tidemill.replay.append import Appender
+from tidemill.replay.appender import StreamAppender
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.directory import ShardDirectory
-from tidemill.replay.sharded_sampler import ShardedSampleStream
+from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.replay.shards.sampler import ShardedSampleStream
+from tidemill.replay.shards.table import shard_config
 from tidemill.replay.table_config import TableConfig
-from tidemill.replay.union import shard_config
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def sampling(
 
 def fill(address: str, stream: int, priorities: Sequence[float]) -> None:
     """Append one stream whose steps 0, 1, ... are items of one step with these priorities."""
-    with Appender(address, f"filler-{stream}", 1, SIGNATURE, ("t",), CHUNK_LENGTH) as appender:
+    with StreamAppender(address, f"filler-{stream}", 1, SIGNATURE, ("t",), CHUNK_LENGTH) as appender:
         for first in range(0, len(priorities), CHUNK_LENGTH):
             part = list(priorities[first : first + CHUNK_LENGTH])
             items = make_items(0, [(0, i, 1) for i in range(len(part))], part)

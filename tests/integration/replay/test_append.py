@@ -14,7 +14,7 @@ from tests.integration.replay.service import WAIT_S, LocalServer, open_appender,
 from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_config, make_items
 from tidemill.codec import decode
 from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError
-from tidemill.replay.append import Appender
+from tidemill.replay.appender import StreamAppender
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampler import SampleStream
 from tidemill.replay.table_config import SelectorConfig, SelectorKind
@@ -98,7 +98,7 @@ def test_chunks_whose_acknowledgement_was_lost_are_not_stored_twice(server: Loca
     assert everything(server.address, config, 28) == [(0, step) for step in range(28)]
 
 
-def _append_and_flush(appender: Appender, first_step: int) -> None:
+def _append_and_flush(appender: StreamAppender, first_step: int) -> None:
     """Append a chunk and wait; an error of before may come from either call."""
     appender.append([make_chunk(0, 0, first_step, 4)])
     appender.flush(WAIT_S)
@@ -107,7 +107,7 @@ def _append_and_flush(appender: Appender, first_step: int) -> None:
 def test_error_that_cannot_pass_reaches_the_owner(server: LocalServer, client: ReplayClient) -> None:
     """A wrong signature, a refused chunk and a second actor of the same name are raised by the next call."""
     client.create_table(make_config())
-    wrong = Appender(server.address, "a", 1, SIGNATURE[:2], ["t"], 4)
+    wrong = StreamAppender(server.address, "a", 1, SIGNATURE[:2], ["t"], 4)
     with wrong, pytest.raises(FailedPrecondition, match="signature has columns"):
         _append_and_flush(wrong, 0)
     with open_appender(server.address, "b") as appender, pytest.raises(InvalidArgument, match="first_step is 2"):
@@ -151,7 +151,7 @@ def test_many_actors_and_samplers_share_a_server(server: LocalServer, client: Re
     assert found == [(actor, step) for actor in range(8) for step in range(80)]
 
 
-def _write_as(appender: Appender, number: int) -> None:
+def _write_as(appender: StreamAppender, number: int) -> None:
     for first in range(0, 80, 4):
         items: Sequence[tuple[int, int, int]] = [(0, i, 1) for i in range(4)]
         appender.append([make_chunk(number, 0, first, 4)], [make_items(0, items)])

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.replay.service import WAIT_S, local_server, open_appender, wait_until
 from tests.unit.replay.streams_for_tests import make_chunk, make_config, make_items
-from tidemill.replay.append import Appender
+from tidemill.replay.appender import StreamAppender
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import RateLimiterConfig
 from tidemill.replay.v1 import replay_pb2 as pb
@@ -18,13 +18,13 @@ from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.rpc.channel import open_channel
 
 
-def write(appender: Appender, first: int) -> None:
+def write(appender: StreamAppender, first: int) -> None:
     """Append one chunk of four steps with an item at each."""
     appender.append([make_chunk(0, 0, first, 4)], [make_items(0, [(0, i, 1) for i in range(4)])], timeout_s=WAIT_S)
 
 
 @contextmanager
-def table_of(items: int, limiter: RateLimiterConfig) -> Iterator[tuple[str, Appender]]:
+def table_of(items: int, limiter: RateLimiterConfig) -> Iterator[tuple[str, StreamAppender]]:
     """Serve table `t` with so many items, a multiple of 4; yield its address and the appender that filled it."""
     with local_server() as server, ReplayClient(server.address) as client:
         client.create_table(make_config(limiter=limiter))

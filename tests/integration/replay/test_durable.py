@@ -111,11 +111,11 @@ def test_checkpoint_during_load_brings_priorities_back(tmp_path: Path) -> None:
             running.stop()
         described, metrics = client.describe_table("t"), scrape(server)
         check_log_figures(described, metrics)
-        mass = client.describe_table("t").priority_mass
+        total_weight = client.describe_table("t").priority_mass
         kill(server)
     assert len(list(tmp_path.glob("*.snapshot"))) == 2
     with server_process("127.0.0.1:0", *arguments) as again, ReplayClient(again.address) as client:
-        assert client.describe_table("t").priority_mass == pytest.approx(mass, rel=1e-12)
+        assert client.describe_table("t").priority_mass == pytest.approx(total_weight, rel=1e-12)
         with SampleStream(again.address, RANKED, 64, credit=1) as stream:
             assert set(next(stream).keys.tolist()) <= set(keys.tolist())
 

@@ -13,13 +13,13 @@ from tests.integration.replay.log import RANKED, everything, kill, load, options
 from tests.integration.replay.service import WAIT_S, ServerProcess, open_appender, server_process, wait_until
 from tests.unit.replay.streams_for_tests import make_chunk, make_items
 from tidemill.errors import TidemillError
-from tidemill.replay.append import Appender
+from tidemill.replay.appender import StreamAppender
 from tidemill.replay.chunk import Chunk
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampler import SampleStream
 
 
-def fill_disk_after_a_chunk(server: ServerProcess, appender: Appender, folder: Path) -> None:
+def fill_disk_after_a_chunk(server: ServerProcess, appender: StreamAppender, folder: Path) -> None:
     """Store one chunk; leave the log 100 bytes, too few for another."""
     write(appender, 0)
     assert appender.flush(WAIT_S)

@@ -14,14 +14,14 @@ import pytest
 from tests.integration.replay.service import WAIT_S, ServerProcess, open_appender, server_process, wait_until
 from tests.unit.replay.streams_for_tests import make_chunk, make_config, make_items
 from tidemill.errors import Unavailable
-from tidemill.replay.append import Appender, StreamRestarted
+from tidemill.replay.appender import StreamAppender, StreamRestarted
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampler import SampleStream
 
 FROZEN_NOTICED_S = 10.0
 
 
-def write(appender: Appender, first: int) -> None:
+def write(appender: StreamAppender, first: int) -> None:
     """Append one chunk of four steps with an item at each."""
     appender.append([make_chunk(0, 0, first, 4)], [make_items(0, [(0, i, 1) for i in range(4)])], timeout_s=WAIT_S)
 

@@ -10,7 +10,7 @@ from tests.integration.replay.rows import write
 from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S, LocalServer, open_appender, wait_until
 from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_config
 from tidemill.errors import Unavailable
-from tidemill.replay.append import Appender
+from tidemill.replay.appender import StreamAppender
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampler import SampleStream
 from tidemill.replay.table_config import RateLimiterConfig
@@ -39,7 +39,9 @@ def test_insert_blocks_when_ahead_and_the_owner_waits_for_room(server: LocalServ
     config = make_config(limiter=RateLimiterConfig(1, samples_per_insert=1.0, error_buffer=8.0))
     client.create_table(config)
     stop = threading.Event()
-    appender = Appender(server.address, "actor", 1, SIGNATURE, ["t"], CHUNK_LENGTH, max_in_flight_chunks=2, stop=stop)
+    appender = StreamAppender(
+        server.address, "actor", 1, SIGNATURE, ["t"], CHUNK_LENGTH, max_in_flight_chunks=2, stop=stop
+    )
     with appender:
         write(appender, range(12))  # lead 11: the next insert waits
         assert appender.flush(WAIT_S)
@@ -65,7 +67,7 @@ def test_insert_blocks_when_ahead_and_the_owner_waits_for_room(server: LocalServ
 def test_stopped_owner_does_not_wait(server: LocalServer) -> None:
     """A set stop event ends a wait for room, with nothing taken."""
     stop = threading.Event()
-    with Appender(server.address, "a", 1, SIGNATURE, ["none"], 4, max_in_flight_chunks=1, stop=stop) as appender:
+    with StreamAppender(server.address, "a", 1, SIGNATURE, ["none"], 4, max_in_flight_chunks=1, stop=stop) as appender:
         assert appender.append([make_chunk(0, 0, 0, 4)])
         threading.Timer(0.1, stop.set).start()
         assert not appender.append([make_chunk(0, 0, 4, 4)])

@@ -12,11 +12,11 @@ from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S, wait_until
 from tests.integration.replay.shards import local_shards
 from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_config, make_items
 from tidemill.errors import Unavailable
-from tidemill.replay.append import StreamRestarted
+from tidemill.replay.appender import StreamRestarted
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.directory import ShardDirectory
-from tidemill.replay.rendezvous import ranked
-from tidemill.replay.sharded_appender import ShardedAppender
+from tidemill.replay.shards.appender import ShardedAppender
+from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.replay.shards.placement import ranked
 
 _FIRST, _SECOND = (int(name) for name in ranked("a", ["0", "1"]))
 

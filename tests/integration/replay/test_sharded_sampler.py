@@ -22,8 +22,8 @@ from tests.unit.replay.streams_for_tests import make_chunk, make_config, make_it
 from tidemill.errors import AlreadyExists
 from tidemill.replay.batch import StoredSteps
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.directory import ShardDirectory
-from tidemill.replay.sharded_sampler import ShardedSampleStream
+from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.replay.shards.sampler import ShardedSampleStream
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
 
 KINDS = {kind: SelectorConfig(kind, 0.7 if kind is SelectorKind.PRIORITIZED else 0.0) for kind in SelectorKind}
@@ -42,7 +42,7 @@ def priorities_of(shard: int) -> list[float]:
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("kind", list(SelectorKind))
 def test_sampled_items_are_distributed_as_from_one_table(kind: SelectorKind, shards: int) -> None:
-    """For every sampler: the items drawn from shards of unequal mass pass a chi-square test against the whole table.
+    """For every sampler: the items drawn from shards of unequal weight pass a chi-square test against the whole table.
 
     Random samplers report exactly the probability that a single table would; deterministic ones, which each shard
     applies to its own items, report 1 and are drawn from in proportion to the items of each shard.
@@ -169,7 +169,7 @@ def test_table_of_another_configuration_on_one_shard_is_an_error() -> None:
 
 
 def test_reports_tell_live_shards_from_dead_ones() -> None:
-    """A shard that never answers is listed as dead with its address; the others with items, mass and samples."""
+    """A shard that never answers is listed as dead with its address; the others with items, weight and samples."""
     config = make_config()
     with local_shards(2, config) as servers:
         fill(servers[0].address, 0, [1.0] * 4)
@@ -177,7 +177,7 @@ def test_reports_tell_live_shards_from_dead_ones() -> None:
             taken(stream)
             wait_until(lambda: sum(report.live for report in stream.reports()) == 2, "both shards")
             reports = stream.reports()
-    assert [(r.name, r.live, r.items, r.mass) for r in reports] == [
+    assert [(r.name, r.live, r.items, r.total_weight) for r in reports] == [
         ("0", True, 4, 4.0),
         ("1", True, 0, 0.0),
         ("2", False, 0, 0.0),

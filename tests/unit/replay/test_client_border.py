@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tidemill.errors import InvalidArgument
-from tidemill.replay.append import Appender
+from tidemill.replay.appender import StreamAppender
 from tidemill.replay.chunk import Chunk
 from tidemill.replay.client import ReplayClient
 from tidemill.types import ColumnSpec
@@ -18,7 +18,7 @@ _NOBODY = "127.0.0.1:9"  # the discard port: nothing listens there
 def test_append_refuses_a_stream_the_actor_does_not_have(env_index: int) -> None:
     """A chunk of environment 2 of 0 .. 1 is refused by number, and nothing is queued."""
     chunk = Chunk(env_index, 0, 1, 1, 0, (b"\0",))
-    with Appender(_NOBODY, "a", 2, (ColumnSpec("c", "uint8", ()),), ["t"], 4) as appender:
+    with StreamAppender(_NOBODY, "a", 2, (ColumnSpec("c", "uint8", ()),), ["t"], 4) as appender:
         with pytest.raises(InvalidArgument, match=r"env_index is -?\d, must be 0 \.\. 1"):
             appender.append([chunk])
         assert appender.unacknowledged_chunks == 0

@@ -119,7 +119,7 @@ def test_actor_loss_never_reaches_the_critic(config: Config) -> None:
     after = agent.state_dict()
     assert same(before["critic"], after["critic"])
     assert not same(before["actor"], after["actor"])
-    modules = vars(agent)["_parts"].networks.values()
+    modules = vars(agent)["_state"].networks.values()
     assert len(modules) == 4
     assert all(parameter.grad is None for module in modules for parameter in module.parameters())
 

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from tidemill.errors import InvalidArgument
-from tidemill.replay.directory import ShardDirectory, is_sharded, resolve
+from tidemill.replay.shards.directory import ShardDirectory, is_sharded, resolve
 
 _BOUND_S = 30.0
 

@@ -12,7 +12,7 @@ from tests.unit.replay.streams_for_tests import SIGNATURE, append, make_chunk, m
 from tests.unit.replay.streams_for_tests import open_streams as opened
 from tidemill.codec import decode
 from tidemill.replay.batch import SampledBatch, StoredSteps
-from tidemill.replay.merge import Part, merge
+from tidemill.replay.shards.pending_batch import Part, merge
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ def steps(batch: SampledBatch) -> list[tuple[int, int, int]]:
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(0, 30))
 def test_items_of_a_merged_batch_are_those_of_its_parts(sizes: list[int], rotation: int) -> None:
-    """Every item keeps its steps, its key beside its shard's number, and its probability times the share."""
+    """Every item keeps its steps, its key beside its shard's number, and its probability times the fraction."""
     samples = [sample_of(stream, size) for stream, size in enumerate(sizes)]
     parts = [Part(10 + i, 0.25 * (i + 1), sample) for i, sample in enumerate(samples)]
     merged = merge(parts, 70, 7.0, rotation, {"a": StoredSteps(1, 3), "b": StoredSteps(2, 4)})

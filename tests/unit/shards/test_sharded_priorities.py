@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tidemill.errors import FailedPrecondition, InvalidArgument
-from tidemill.replay.sharded_priorities import ShardedPriorities
+from tidemill.replay.shards.priorities import ShardedPriorities
 from tidemill.replay.v1 import replay_pb2 as pb
 
 
@@ -73,7 +73,7 @@ def keys(*pairs: tuple[int, int]) -> NDArray[np.uint64]:
 
 def made(*shards: _Shard | None) -> ShardedPriorities:
     """Return what sends to these shards, by number."""
-    return ShardedPriorities("t", lambda source: shards[source])  # type: ignore[arg-type, return-value]
+    return ShardedPriorities("t", lambda incarnation: shards[incarnation])  # type: ignore[arg-type, return-value]
 
 
 def test_priorities_go_to_the_shard_that_the_key_names() -> None:

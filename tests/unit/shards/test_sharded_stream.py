@@ -13,13 +13,13 @@ import pytest
 
 from tests.unit.replay.streams_for_tests import make_config
 from tidemill.errors import AlreadyExists
-from tidemill.replay import sharded_sampler
 from tidemill.replay.batch import SampledBatch
-from tidemill.replay.directory import ShardDirectory
-from tidemill.replay.shard_link import LinkOwner
-from tidemill.replay.sharded_sampler import SILENT_S, ShardedSampleStream
+from tidemill.replay.shards import sampler
+from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.replay.shards.sampler import SILENT_S, ShardedSampleStream
+from tidemill.replay.shards.stream import StreamOwner
+from tidemill.replay.shards.table import ShardRequest
 from tidemill.replay.table_config import TableConfig
-from tidemill.replay.union import Draw
 from tidemill.replay.v1 import replay_pb2 as pb
 
 _BOUND_S = 30.0
@@ -31,16 +31,16 @@ class _Link:
     links: ClassVar[dict[str, _Link]] = {}
 
     def __init__(
-        self, shard: str, address: str, table: TableConfig, batch_size: int, distinct: bool, owner: LinkOwner
+        self, shard: str, address: str, table: TableConfig, batch_size: int, distinct: bool, owner: StreamOwner
     ) -> None:
         self.shard, self.owner, self.cuts = shard, owner, 0
-        self.asked: deque[Draw] = deque()
+        self.asked: deque[ShardRequest] = deque()
         self.links[shard] = self
 
     def start(self) -> None:
         """Nothing happens by itself."""
 
-    def send(self, draw: Draw) -> None:
+    def send(self, draw: ShardRequest) -> None:
         """Note what is asked."""
         self.asked.append(draw)
 
@@ -51,11 +51,11 @@ class _Link:
     def close(self) -> None:
         """Nothing is held."""
 
-    def answer(self, items: int = 8, mass: float = 8.0) -> None:
+    def answer(self, items: int = 8, total_weight: float = 8.0) -> None:
         """Answer everything that is asked, with the state of the table."""
         while self.asked:
             draw = self.asked.popleft()
-            answer = pb.SampleResponse(table_items=items, priority_mass=mass)
+            answer = pb.SampleResponse(table_items=items, priority_mass=total_weight)
             answer.keys.extend(range(1, 1 + draw.items))
             answer.probabilities.extend([1 / 8] * draw.items)
             answer.first_rows.extend([0] * draw.items)
@@ -90,7 +90,7 @@ def clock() -> _Clock:
 @pytest.fixture
 def stream(monkeypatch: pytest.MonkeyPatch, clock: _Clock) -> Iterator[ShardedSampleStream]:
     """A sampler of shards 0, 1 and 2, all silent."""
-    monkeypatch.setattr(sharded_sampler, "ShardLink", _Link)
+    monkeypatch.setattr(sampler, "ShardStream", _Link)
     _Link.links.clear()
     rng = np.random.default_rng(4)
     with (
@@ -111,12 +111,12 @@ def wait_until(condition: Callable[[], bool]) -> None:
     raise AssertionError("not in time")
 
 
-def live(masses: dict[str, float]) -> list[_Link]:
+def live(weights: dict[str, float]) -> list[_Link]:
     """Have shards answer for the first time; return them in order."""
-    for shard, mass in masses.items():
+    for shard, total_weight in weights.items():
         _Link.links[shard].open()
-        _Link.links[shard].answer(mass=mass)
-    return [_Link.links[shard] for shard in masses]
+        _Link.links[shard].answer(total_weight=total_weight)
+    return [_Link.links[shard] for shard in weights]
 
 
 def taken(stream: ShardedSampleStream) -> SampledBatch:
@@ -128,7 +128,7 @@ def taken(stream: ShardedSampleStream) -> SampledBatch:
 
 def shares(batch: SampledBatch) -> dict[int, float]:
     """Return by shard number the probability that its items report, times 8: the share of the shard."""
-    return {int(source): float(p) * 8 for (_, source), p in zip(batch.keys, batch.probabilities, strict=True)}
+    return {int(incarnation): float(p) * 8 for (_, incarnation), p in zip(batch.keys, batch.probabilities, strict=True)}
 
 
 def test_batch_is_asked_of_all_shards_by_mass(stream: ShardedSampleStream) -> None:
@@ -136,8 +136,8 @@ def test_batch_is_asked_of_all_shards_by_mass(stream: ShardedSampleStream) -> No
     links = live({"0": 3.0, "1": 2.0, "2": 1.0})
     wait_until(lambda: all(link.asked for link in links))
     assert [link.asked[0].items for link in links] == [6, 4, 2]
-    for link, mass in zip(links, (3.0, 2.0, 1.0), strict=True):
-        link.answer(mass=mass)
+    for link, total_weight in zip(links, (3.0, 2.0, 1.0), strict=True):
+        link.answer(total_weight=total_weight)
     assert shares(taken(stream)) == pytest.approx({0: 1 / 2, 1: 1 / 3, 2: 1 / 6})
 
 
@@ -147,12 +147,12 @@ def test_lost_part_of_a_batch_is_made_up_for(stream: ShardedSampleStream, answer
     first, second, third = live({"0": 3.0, "1": 2.0, "2": 1.0})
     wait_until(lambda: bool(first.asked and second.asked and third.asked))
     if answered_before:
-        second.answer(mass=2.0)
-    third.answer(mass=1.0)
+        second.answer(total_weight=2.0)
+    third.answer(total_weight=1.0)
     first.lose()
     assert sum(draw.items for draw in (*second.asked, *third.asked)) == (6 if answered_before else 6 + 4)
-    second.answer(mass=2.0)
-    third.answer(mass=1.0)
+    second.answer(total_weight=2.0)
+    third.answer(total_weight=1.0)
     batch = taken(stream)
     assert len(batch.keys) == 12
     assert shares(batch) == pytest.approx({1: 2 / 3, 2: 1 / 3})

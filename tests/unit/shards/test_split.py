@@ -1,4 +1,4 @@
-"""Splitting a batch over shards in proportion to their masses."""
+"""Splitting a batch over shards in proportion to their weights."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.replay.split import capped_split, systematic_split
+from tidemill.replay.shards.table import capped_split, systematic_split
 
 MASSES = st.lists(st.one_of(st.just(0.0), st.floats(1e-12, 1e12)), min_size=1, max_size=8).filter(any)
 
 
 @given(st.integers(0, 5000), MASSES, st.integers(0, 2**32))
-def test_each_shard_gets_its_share_rounded(count: int, masses: list[float], seed: int) -> None:
-    """The parts add up, each is the exact share rounded up or down, and without mass there is none."""
-    parts = systematic_split(count, masses, np.random.default_rng(seed))
+def test_each_shard_gets_its_share_rounded(count: int, weights: list[float], seed: int) -> None:
+    """The parts add up, each is the exact share rounded up or down, and without weight there is none."""
+    parts = systematic_split(count, weights, np.random.default_rng(seed))
     assert sum(parts) == count
-    for part, mass in zip(parts, masses, strict=True):
-        exact = count * mass / sum(masses)
+    for part, total_weight in zip(parts, weights, strict=True):
+        exact = count * total_weight / sum(weights)
         assert exact - 1 - 1e-6 <= part <= exact + 1 + 1e-6
-        assert mass > 0 or part == 0
+        assert total_weight > 0 or part == 0
 
 
 class _Last(np.random.Generator):
@@ -36,7 +36,7 @@ class _Last(np.random.Generator):
 
 @pytest.mark.parametrize("count", [1, 7, 256, 65_536])
 def test_greatest_offset_draws_nothing_beyond_the_batch(count: int) -> None:
-    """Where offset and count round up to the next whole number, the last shard with mass takes no item more."""
+    """Where offset and count round up to the next whole number, the last shard with total_weight takes no item more."""
     parts = systematic_split(count, [1.0, 2.0, 0.0], _Last())
     assert sum(parts) == count
     assert parts[2] == 0
@@ -44,18 +44,23 @@ def test_greatest_offset_draws_nothing_beyond_the_batch(count: int) -> None:
 
 def test_average_part_is_the_exact_share() -> None:
     """Over 20,000 splits of 5 items the mean of each part is within 4 standard errors of its share."""
-    rng, masses = np.random.default_rng(5), [1.0, 2.5, 0.0, 4.0]
-    parts = np.array([systematic_split(5, masses, rng) for _ in range(20_000)])
-    share = 5 * np.array(masses) / sum(masses)
+    rng, weights = np.random.default_rng(5), [1.0, 2.5, 0.0, 4.0]
+    parts = np.array([systematic_split(5, weights, rng) for _ in range(20_000)])
+    share = 5 * np.array(weights) / sum(weights)
     error = parts.std(axis=0) / np.sqrt(len(parts))
     assert (np.abs(parts.mean(axis=0) - share) <= 4 * error + 1e-12).all()
 
 
 @given(st.data(), MASSES, st.integers(0, 2**32))
-def test_capped_part_never_exceeds_its_cap(data: st.DataObject, masses: list[float], seed: int) -> None:
-    """The parts add up as long as the caps of shards with mass do, and a shard without mass gives nothing."""
-    caps = data.draw(st.lists(st.integers(0, 50), min_size=len(masses), max_size=len(masses)))
-    count = data.draw(st.integers(0, sum(cap for cap, mass in zip(caps, masses, strict=True) if mass > 0)))
-    parts = capped_split(count, masses, caps, np.random.default_rng(seed))
+def test_capped_part_never_exceeds_its_cap(data: st.DataObject, weights: list[float], seed: int) -> None:
+    """The parts add up as long as the caps of shards with weight do, and a shard without weight gives nothing."""
+    caps = data.draw(st.lists(st.integers(0, 50), min_size=len(weights), max_size=len(weights)))
+    count = data.draw(
+        st.integers(0, sum(cap for cap, total_weight in zip(caps, weights, strict=True) if total_weight > 0))
+    )
+    parts = capped_split(count, weights, caps, np.random.default_rng(seed))
     assert sum(parts) == count
-    assert all(part <= cap and (mass > 0 or part == 0) for part, cap, mass in zip(parts, caps, masses, strict=True))
+    assert all(
+        part <= cap and (total_weight > 0 or part == 0)
+        for part, cap, total_weight in zip(parts, caps, weights, strict=True)
+    )

@@ -11,23 +11,23 @@ from hypothesis import strategies as st
 
 from services.replay.rate_limiter import RateLimiter
 from tests.unit.replay.streams_for_tests import make_config
+from tidemill.replay.shards.table import Plan, ShardedTable, ShardRequest, shard_config
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
-from tidemill.replay.union import Draw, Plan, UnionTable, shard_config
 
 
 def union_of(
     states: dict[str, tuple[int, float, float]], limiter: RateLimiterConfig | None = None, max_times_sampled: int = 0
-) -> UnionTable:
-    """Return a union whose shards have told (items, mass, lead)."""
+) -> ShardedTable:
+    """Return a union whose shards have told (items, total_weight, lead)."""
     config = make_config(max_items=100_000, limiter=limiter, max_times_sampled=max_times_sampled)
-    union = UnionTable(config, len(states), np.random.default_rng(1))
+    union = ShardedTable(config, len(states), np.random.default_rng(1))
     for shard, told in states.items():
         union.join(shard)
-        union.answered(Draw(shard, 0, 0), *told)
+        union.answered(ShardRequest(shard, 0, 0), *told)
     return union
 
 
-def planned(union: UnionTable, batch_size: int) -> Plan:
+def planned(union: ShardedTable, batch_size: int) -> Plan:
     """Return the next plan; there must be one."""
     plan = union.plan(batch_size)
     assert plan is not None
@@ -38,13 +38,13 @@ def test_batch_is_split_by_mass_and_shares_say_so() -> None:
     """Masses 1 : 3 give 25 and 75 of 100 items, with shares a quarter and three quarters."""
     plan = planned(union_of({"a": (50, 1.0, 0.0), "b": (50, 3.0, 0.0), "empty": (0, 0.0, 0.0)}), 100)
     assert {draw.shard: draw.items for draw in plan.draws} == {"a": 25, "b": 75}
-    assert [plan.share(shard) for shard in ("a", "b", "empty")] == [0.25, 0.75, 0.0]
+    assert [plan.fraction(shard) for shard in ("a", "b", "empty")] == [0.25, 0.75, 0.0]
 
 
 def test_nothing_is_planned_without_items_or_mass() -> None:
     """No shard, only empty ones, or items none of which can be picked: the batch waits."""
     for states in ({}, {"a": (0, 0.0, 0.0)}, {"a": (5, 0.0, 0.0), "b": (0, 0.0, 0.0)}):
-        union = UnionTable(make_config(), 2, np.random.default_rng(1)) if not states else union_of(states)
+        union = ShardedTable(make_config(), 2, np.random.default_rng(1)) if not states else union_of(states)
         assert union.plan(4) is None
 
 
@@ -52,17 +52,17 @@ def test_min_size_is_that_of_the_whole_table() -> None:
     """Two shards with 6 items each make up a minimum of 12; later fewer items are enough."""
     union = union_of({"a": (6, 6.0, 0.0), "b": (5, 5.0, 0.0)}, RateLimiterConfig(min_size=12))
     assert union.plan(4) is None
-    union.answered(Draw("b", 0, 0), 6, 6.0, 0.0)
+    union.answered(ShardRequest("b", 0, 0), 6, 6.0, 0.0)
     assert union.plan(4) is not None
     union.leave("b")
     assert union.plan(4) is not None
     union.leave("a")
     union.join("a")
     assert union.plan(4) is None
-    union.answered(Draw("a", 0, 0), 6, 6.0, 0.0)
+    union.answered(ShardRequest("a", 0, 0), 6, 6.0, 0.0)
     assert union.plan(4) is not None  # it came back with what it had
-    union.answered(Draw("a", 0, 0), 0, 0.0, 0.0)
-    union.answered(Draw("a", 0, 0), 6, 6.0, 0.0)
+    union.answered(ShardRequest("a", 0, 0), 0, 0.0, 0.0)
+    union.answered(ShardRequest("a", 0, 0), 6, 6.0, 0.0)
     assert union.plan(4) is None  # every item was lost: it begins again
 
 
@@ -71,14 +71,14 @@ def test_inserts_before_min_size_are_taken_off_the_count() -> None:
     limiter = RateLimiterConfig(min_size=100, samples_per_insert=2.0, error_buffer=10.0)
     union = union_of({"a": (60, 60.0, 20.5), "b": (0, 0.0, 0.0)}, limiter)
     assert union.plan(4) is None
-    look = union.look("a")
-    assert look == Draw("a", 0, 21)
+    look = union.probe("a")
+    assert look == ShardRequest("a", 0, 21)
     union.asked(look)
-    assert union.look("a").counted == 0  # not twice
+    assert union.probe("a").counted == 0  # not twice
     union.answered(look, 100, 100.0, -0.5)
     assert union.plan(4) is not None
-    union.answered(Draw("a", 0, 0), 110, 110.0, 20.5)
-    assert union.look("a").counted == 0
+    union.answered(ShardRequest("a", 0, 0), 110, 110.0, 20.5)
+    assert union.probe("a").counted == 0
 
 
 def test_samples_wait_for_the_ratio_over_all_shards() -> None:
@@ -93,21 +93,21 @@ def test_whole_batch_is_counted_where_inserts_are_furthest_ahead() -> None:
     """Even by a shard that gives no item of it."""
     limiter = RateLimiterConfig(min_size=1, samples_per_insert=1.0, error_buffer=100.0)
     plan = planned(union_of({"a": (9, 9.0, 3.0), "b": (9, 0.0, 8.0)}, limiter), 5)
-    assert plan.draws == (Draw("a", 5, 0), Draw("b", 0, 5))
+    assert plan.draws == (ShardRequest("a", 5, 0), ShardRequest("b", 0, 5))
 
 
 def test_items_that_may_be_sampled_once_are_not_promised_twice() -> None:
     """With 6 items of which 4 are asked for, a batch of 4 waits and one of 2 is drawn from those left."""
     union = union_of({"a": (4, 4.0, 0.0), "b": (2, 2.0, 0.0)}, max_times_sampled=1)
-    union.asked(Draw("a", 4, 0))
+    union.asked(ShardRequest("a", 4, 0))
     assert union.plan(4) is None
-    assert planned(union, 2).draws == (Draw("b", 2, 0),)
+    assert planned(union, 2).draws == (ShardRequest("b", 2, 0),)
 
 
 @given(st.lists(st.floats(0.1, 1e3), min_size=2, max_size=6), st.integers(1, 300), st.integers(0, 2**32))
-def test_lost_draws_go_to_the_others_with_unchanged_proportions(masses: list[float], size: int, seed: int) -> None:
+def test_lost_draws_go_to_the_others_with_unchanged_proportions(weights: list[float], size: int, seed: int) -> None:
     """Size and count of the batch stay, the lost shard gives nothing, and the shares are those without it."""
-    states = {f"s{i}": (10, mass, float(seed % (i + 2))) for i, mass in enumerate(masses)}
+    states = {f"s{i}": (10, total_weight, float(seed % (i + 2))) for i, total_weight in enumerate(weights)}
     union = union_of(states, RateLimiterConfig(1, 1.0, 1e9))
     plan = planned(union, size)
     lost = [draw for draw in plan.draws if draw.shard == "s0"]
@@ -117,8 +117,8 @@ def test_lost_draws_go_to_the_others_with_unchanged_proportions(masses: list[flo
     kept = [draw for draw in plan.draws if draw.shard != "s0"]
     assert sum(draw.items for draw in (*kept, *again.draws)) == size
     assert sum(draw.counted for draw in (*kept, *again.draws)) == size
-    for index, mass in enumerate(masses[1:], start=1):
-        assert again.share(f"s{index}") == pytest.approx(mass / sum(masses[1:]))
+    for index, total_weight in enumerate(weights[1:], start=1):
+        assert again.fraction(f"s{index}") == pytest.approx(total_weight / sum(weights[1:]))
 
 
 def test_nobody_makes_up_for_a_draw_when_all_are_lost() -> None:
@@ -147,7 +147,7 @@ def test_weighted_mean_is_that_of_the_table_however_old_the_masses(known: tuple[
             i = int(draw.shard[1:])
             q = weights[i] / weights[i].sum()
             slots = rng.choice(len(q), size=draw.items, p=q)
-            drawn.append(values[i][slots] / (65 * plan.share(draw.shard) * q[slots]))
+            drawn.append(values[i][slots] / (65 * plan.fraction(draw.shard) * q[slots]))
     sample = np.concatenate(drawn)
     error = sample.std() / np.sqrt(len(sample))
     assert abs(sample.mean() - np.concatenate(values).mean()) < 4 * error
@@ -170,7 +170,7 @@ class _Cluster:
         self.shard = shard_config(whole, self.count).rate_limiter
         self.limiters = [RateLimiter(self.shard) for _ in range(self.count)]
         self.sizes = [0] * self.count
-        self.union = UnionTable(whole, self.count, np.random.default_rng(3))
+        self.union = ShardedTable(whole, self.count, np.random.default_rng(3))
         for i in range(self.count):
             self.union.join(str(i))
 
@@ -187,10 +187,10 @@ class _Cluster:
     def look(self) -> None:
         """Ask every shard how it is."""
         for i in range(self.count):
-            self._answer(self.union.look(str(i)))
+            self._answer(self.union.probe(str(i)))
 
     def sample(self, batch_size: int) -> bool:
-        """Draw a batch if the sampler may."""
+        """ShardRequest a batch if the sampler may."""
         plan = self.union.plan(batch_size)
         if plan is None:
             return False
@@ -199,7 +199,7 @@ class _Cluster:
         self.samples += batch_size
         return True
 
-    def _answer(self, draw: Draw) -> None:
+    def _answer(self, draw: ShardRequest) -> None:
         shard = int(draw.shard)
         self.union.asked(draw)
         self.limiters[shard].sampled(draw.counted)

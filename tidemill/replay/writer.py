@@ -1,19 +1,18 @@
-"""Turns the rows of an actor's environments into chunks and items and hands them to the replay service."""
+"""Turns the steps of an actor's environments into chunks and items and hands them to the replay service."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from services.actor.rows import ChunkRows
-from services.actor.windows import FirstPriority, WindowTracker, all_alike
 from tidemill.codec import encode
-from tidemill.replay.append import StreamRestarted
-from tidemill.replay.appending import Appending
+from tidemill.replay.appender import StreamRestarted
 from tidemill.replay.chunk import SMALLEST_PRIORITY, Chunk, ItemBatch
+from tidemill.replay.windows import FirstPriority, WindowTracker, all_alike
 from tidemill.types import Signature, WindowSpec
 
 Array = NDArray[np.generic]
@@ -21,7 +20,52 @@ Array = NDArray[np.generic]
 _log = structlog.get_logger()
 
 
-class StreamWriter:
+class ChunkAppender(Protocol):
+    """What a writer asks of a `ShardedAppender` or a `StreamAppender`."""
+
+    @property
+    def env_steps(self) -> int:
+        """Agent decisions stored by the server that is written to, of all actors."""
+
+    def append(self, chunks: Sequence[Chunk], items: Sequence[ItemBatch] = (), timeout_s: float | None = None) -> bool:
+        """Queue chunks and the items that end in them; wait while too much is unacknowledged."""
+
+
+class ChunkBuilder:
+    """Room for `chunk_length` rows of each of N streams, column by column.
+
+    Each stream's rows lie side by side in memory, [N, chunk_length, ...]: a chunk is encoded without a copy.
+    """
+
+    def __init__(self, signature: Signature, num_envs: int, chunk_length: int) -> None:
+        """Take the memory once; it is used again for every chunk."""
+        self._columns: dict[str, Array] = {
+            column.name: np.zeros((num_envs, chunk_length, *column.shape), dtype=column.dtype) for column in signature
+        }
+        self._length = chunk_length
+        self.filled = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every row is filled."""
+        return self.filled == self._length
+
+    def add(self, row: Mapping[str, Array]) -> None:
+        """Copy one row of every stream, each column [N, ...]."""
+        for name, column in self._columns.items():
+            column[:, self.filled] = row[name]
+        self.filled += 1
+
+    def columns_of(self, env_index: int) -> dict[str, Array]:
+        """Return the filled rows of one stream, each [filled, ...]; valid until the next `clear`."""
+        return {name: column[env_index, : self.filled] for name, column in self._columns.items()}
+
+    def clear(self) -> None:
+        """Forget the rows."""
+        self.filled = 0
+
+
+class ReplayWriter:
     """Collects rows step by step; every `chunk_length` steps it appends one chunk of every stream.
 
     All streams of an actor advance together, so their chunks are full in the same step and travel in one
@@ -30,7 +74,7 @@ class StreamWriter:
 
     def __init__(
         self,
-        appender: Appending,
+        appender: ChunkAppender,
         signature: Signature,
         window: WindowSpec,
         num_envs: int,
@@ -49,7 +93,7 @@ class StreamWriter:
         """
         self._appender, self._signature = appender, signature
         self._num_envs = num_envs
-        self._rows = ChunkRows(signature, num_envs, chunk_length)
+        self._rows = ChunkBuilder(signature, num_envs, chunk_length)
         self._wants_inputs = initial_priority is not None
         self._windows = WindowTracker(window, num_envs, chunk_length, initial_priority or all_alike)
         self._first_step = 0

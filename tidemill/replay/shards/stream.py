@@ -11,9 +11,9 @@ import grpc
 
 from tidemill.backoff import Backoff
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.reconnect import Reconnecting
+from tidemill.replay.reconnect import ReconnectLoop
+from tidemill.replay.shards.table import ShardRequest
 from tidemill.replay.table_config import TableConfig
-from tidemill.replay.union import Draw
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.rpc.channel import open_channel
@@ -21,30 +21,36 @@ from tidemill.rpc.channel import open_channel
 _DEADLINE_S = 5.0
 
 
-class LinkOwner(Protocol):
-    """Whom a link tells what happens; called in the link's thread."""
+class StreamOwner(Protocol):
+    """Whom a stream tells what happens; called in the stream's thread."""
 
-    def opened(self, link: ShardLink, created: bool) -> None:
+    def opened(self, stream: ShardStream, created: bool) -> None:
         """A conversation begins, with a table that was there, or was created now and is empty."""
 
-    def answered(self, link: ShardLink, answer: pb.SampleResponse) -> None:
+    def answered(self, stream: ShardStream, answer: pb.SampleResponse) -> None:
         """The oldest draw that was not answered is."""
 
-    def lost(self, link: ShardLink) -> None:
+    def lost(self, stream: ShardStream) -> None:
         """The conversation is over; what was not answered never will be."""
 
     def failed(self, error: BaseException) -> None:
         """Something happened that trying again does not cure; there will be no other conversation."""
 
 
-class ShardLink:
+class ShardStream:
     """Holds one conversation after the other with a shard; creates the table in each if it is not there.
 
     A background thread talks; `send` and `cut` never block.
     """
 
     def __init__(
-        self, shard: str, address: str, table: TableConfig, batch_size: int, without_replacement: bool, owner: LinkOwner
+        self,
+        shard: str,
+        address: str,
+        table: TableConfig,
+        batch_size: int,
+        without_replacement: bool,
+        owner: StreamOwner,
     ) -> None:
         """Prepare; `start` starts the thread.
 
@@ -64,13 +70,13 @@ class ShardLink:
         self._lock = threading.Lock()  # guards the two below
         self._call: grpc.Call | None = None
         self._requests: queue.SimpleQueue[pb.SampleRequest | None] = queue.SimpleQueue()
-        self._connection = Reconnecting(f"shard-{shard}", address, self._converse, owner.failed)
+        self._connection = ReconnectLoop(f"shard-{shard}", address, self._run_stream, owner.failed)
 
     def start(self) -> None:
         """Start the thread."""
         self._connection.start()
 
-    def send(self, draw: Draw) -> None:
+    def send(self, draw: ShardRequest) -> None:
         """Ask for a draw; the owner counts what is not answered and keeps it bounded."""
         self._requests.put(pb.SampleRequest(draws=[pb.Draw(items=draw.items, counted=draw.counted)]))
 
@@ -88,7 +94,7 @@ class ShardLink:
         self._channel.close()
         self._connection.close()
 
-    def _converse(self, backoff: Backoff) -> None:
+    def _run_stream(self, backoff: Backoff) -> None:
         created = self.client.create_table(self._table)
         with self._lock:
             if self._connection.closed.is_set():

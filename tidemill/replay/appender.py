@@ -1,4 +1,4 @@
-"""The appending side of the replay client: what an actor writes its streams with."""
+"""The appending side of the replay client: what writes the streams of one actor to one server."""
 
 from __future__ import annotations
 
@@ -6,22 +6,55 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import grpc
 import numpy as np
+from numpy.typing import NDArray
 
 from tidemill.backoff import Backoff
 from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tidemill.replay import wire
-from tidemill.replay.append_message import AppendMessage
 from tidemill.replay.chunk import Chunk, ItemBatch
-from tidemill.replay.reconnect import Reconnecting
+from tidemill.replay.reconnect import ReconnectLoop
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.rpc.channel import open_channel
 from tidemill.types import Signature
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AppendMessage:
+    """One call of `append`, packed.
+
+    Attributes:
+        request: What is sent.
+        env_index: Stream of each chunk, [C].
+        end_step: The step after each chunk's last, [C].
+    """
+
+    request: pb.AppendRequest
+    env_index: NDArray[np.int64]
+    end_step: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk], items: Sequence[ItemBatch]) -> Self:
+        """Pack chunks and the items that end in them into one request."""
+        env_index = np.array([chunk.env_index for chunk in chunks], dtype=np.int64)
+        end_step = np.array([chunk.first_step + chunk.step_count for chunk in chunks], dtype=np.int64)
+        return cls(pb.AppendRequest(data=wire.pack_append(chunks, items)), env_index, end_step)
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks."""
+        return len(self.env_index)
+
+    def is_stored(self, next_steps: NDArray[np.int64]) -> bool:
+        """Return whether a server that wants `next_steps` has all of it."""
+        return bool((next_steps[self.env_index] >= self.end_step).all())
+
 
 _POLL_S = 0.2
 """How soon a waiting owner notices that it shall stop."""
@@ -31,7 +64,7 @@ class StreamRestarted(FailedPrecondition):
     """The server lost the streams; the owner goes on with step 0 of each."""
 
 
-class Appender:
+class StreamAppender:
     """Sends chunks and items of one actor's streams; each is stored exactly once.
 
     A background thread holds the connection. When it breaks, it reconnects with backoff, learns from the server
@@ -92,7 +125,7 @@ class Appender:
         self._error: BaseException | None = None
         self._channel = open_channel(address)
         self._stub = replay_pb2_grpc.ReplayServiceStub(self._channel)
-        self._connection = Reconnecting(f"append-{actor_id}", address, self._converse, self._fail)
+        self._connection = ReconnectLoop(f"append-{actor_id}", address, self._run_stream, self._fail)
         self._connection.start()
 
     def append(self, chunks: Sequence[Chunk], items: Sequence[ItemBatch] = (), timeout_s: float | None = None) -> bool:
@@ -212,7 +245,7 @@ class Appender:
             self._error = error
             self._changed.notify_all()
 
-    def _converse(self, backoff: Backoff) -> None:
+    def _run_stream(self, backoff: Backoff) -> None:
         """Hold one call: open, send what is pending, take acknowledgements until it ends."""
         with self._changed:
             self._call_number += 1

@@ -53,42 +53,44 @@ class ShardedPriorities:
         check_priorities(priorities)
         if self._error is not None:
             raise self._error
-        for source in np.unique(keys[:, 1]).tolist():
-            own = keys[:, 1] == source
-            self._send(source, keys[own, 0], priorities[own])
+        for incarnation in np.unique(keys[:, 1]).tolist():
+            own = keys[:, 1] == incarnation
+            self._send(incarnation, keys[own, 0], priorities[own])
 
     def close(self, timeout_s: float = 3.0) -> None:
         """Wait for answers, for a bounded time."""
         with self._changed:
             self._changed.wait_for(lambda: not self._underway.total(), timeout_s)
 
-    def _send(self, source: int, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
-        client = self._client_of(source)
+    def _send(self, incarnation: int, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
+        client = self._client_of(incarnation)
         with self._changed:
-            if client is None or self._underway[source] >= _MOST_UNDERWAY:
+            if client is None or self._underway[incarnation] >= _MOST_UNDERWAY:
                 self._dropped += len(keys)
                 return
-            self._underway[source] += 1
+            self._underway[incarnation] += 1
         try:
             answer = client.begin_update_priorities(self._table, keys, priorities)
         except ValueError:  # the shard was given up just now, its channel is closed
-            self._settle(source, dropped=len(keys))
+            self._settle(incarnation, dropped=len(keys))
             return
-        answer.add_done_callback(lambda answer: self._answered(source, len(keys), answer))
+        answer.add_done_callback(lambda answer: self._answered(incarnation, len(keys), answer))
 
-    def _answered(self, source: int, count: int, answer: grpc.Future[pb.UpdatePrioritiesResponse]) -> None:
+    def _answered(self, incarnation: int, count: int, answer: grpc.Future[pb.UpdatePrioritiesResponse]) -> None:
         try:
-            self._settle(source, unknown=answer.result().unknown)
+            self._settle(incarnation, unknown=answer.result().unknown)
         except grpc.FutureCancelledError:
-            self._settle(source, dropped=count)
+            self._settle(incarnation, dropped=count)
         except grpc.RpcError as error:
             failure = from_rpc_error(error)
             may_pass = isinstance(failure, Unavailable | NotFound)
-            self._settle(source, dropped=count, error=None if may_pass else failure)
+            self._settle(incarnation, dropped=count, error=None if may_pass else failure)
 
-    def _settle(self, source: int, *, dropped: int = 0, unknown: int = 0, error: BaseException | None = None) -> None:
+    def _settle(
+        self, incarnation: int, *, dropped: int = 0, unknown: int = 0, error: BaseException | None = None
+    ) -> None:
         with self._changed:
-            self._underway[source] -= 1
+            self._underway[incarnation] -= 1
             self._dropped += dropped
             self._unknown += unknown
             self._error = self._error or error

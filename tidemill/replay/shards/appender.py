@@ -12,11 +12,11 @@ from typing import Self
 import structlog
 
 from tidemill.errors import Unavailable
-from tidemill.replay.append import Appender, StreamRestarted
+from tidemill.replay.appender import StreamAppender, StreamRestarted
 from tidemill.replay.chunk import Chunk, ItemBatch
-from tidemill.replay.directory import ShardDirectory
-from tidemill.replay.home import Home
-from tidemill.replay.shard_watch import ShardWatch
+from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.replay.shards.placement import ShardPlacement
+from tidemill.replay.shards.probe import ShardProbe
 from tidemill.types import Signature
 
 _OBSERVE_S = 0.1
@@ -30,11 +30,11 @@ _log = structlog.get_logger()
 class ShardedAppender:
     """Sends one actor's streams to one shard at a time; each chunk and item is stored at most once in all of them.
 
-    The shard is the first by rendezvous hash of the actor's name that is alive, see `Home`. When the actor moves, its
-    streams begin anew: the next `append` raises `StreamRestarted`, having taken nothing. What was acknowledged
-    stays with the shard that did so. A shard that is only gone back from is left with nothing unacknowledged. On
-    leaving a dead one, what it had not acknowledged is dropped and counted in `dropped_chunks`, and never sent to
-    another: the dead shard may have stored it, and come back with it.
+    The shard is the first by rendezvous hash of the actor's name that is alive, see `ShardPlacement`. When the actor
+    moves, its streams start again from step 0: the next `append` raises `StreamRestarted`, having taken nothing. What
+    was acknowledged stays with the shard that did so. A shard that is only gone back from is left with nothing
+    unacknowledged. On leaving a dead one, what it had not acknowledged is dropped and counted in `dropped_chunks`, and
+    never sent to another: the dead shard may have stored it, and come back with it.
 
     The owner calls every method from one thread; another one asks the shards how they are.
     """
@@ -64,11 +64,12 @@ class ShardedAppender:
             stop: Ends every wait when set.
         """
         self._directory, self._stop = directory, stop or threading.Event()
+        self._own_directory: ShardDirectory | None = None
         self._lock = threading.Lock()  # guards the home and the watch
-        self._home, self._watch = Home(actor_id), ShardWatch()
+        self._placement, self._probe = ShardPlacement(actor_id), ShardProbe()
         self._error: BaseException | None = None
-        self._open: Callable[[str], Appender] = partial(
-            Appender,
+        self._open: Callable[[str], StreamAppender] = partial(
+            StreamAppender,
             actor_id=actor_id,
             env_count=env_count,
             signature=signature,
@@ -78,7 +79,7 @@ class ShardedAppender:
             stop=self._stop,
         )
         self._present: tuple[str, str] | None = None  # name and address of the shard written to
-        self._appender: Appender | None = None
+        self._appender: StreamAppender | None = None
         self._closing: list[threading.Thread] = []
         self._has_moved = False
         self._moves = self._restarts = self._dropped_chunks = 0
@@ -89,20 +90,50 @@ class ShardedAppender:
         self._thread = threading.Thread(target=self._observe, name=f"watch-shards-{actor_id}", daemon=True)
         self._thread.start()
 
+    @classmethod
+    def connect(
+        cls,
+        addresses: Sequence[str],
+        actor_id: str,
+        env_count: int,
+        signature: Signature,
+        tables: Sequence[str],
+        chunk_length: int,
+        *,
+        max_in_flight_chunks: int = 256,
+        stop: threading.Event | None = None,
+    ) -> Self:
+        """Return an appender to the servers at these addresses: one, several, or all behind a DNS name.
+
+        The arguments are those of the constructor; addresses are as `ShardDirectory` takes them.
+        """
+        appender = cls(
+            directory := ShardDirectory(addresses),
+            actor_id,
+            env_count,
+            signature,
+            tables,
+            chunk_length,
+            max_in_flight_chunks=max_in_flight_chunks,
+            stop=stop,
+        )
+        appender._own_directory = directory
+        return appender
+
     def append(self, chunks: Sequence[Chunk], items: Sequence[ItemBatch] = (), timeout_s: float | None = None) -> bool:
-        """Queue chunks and the items that end in them, as `Appender.append` does; may move to another shard first.
+        """Queue chunks and the items that end in them, as `StreamAppender.append` does; may move to another first.
 
         Raises:
             StreamRestarted: the streams begin anew, on another shard or because theirs lost them; nothing was taken.
             Unavailable: `timeout_s` passed; nothing was taken.
-            TidemillError: as `Appender.append` raises.
+            TidemillError: as `StreamAppender.append` raises.
         """
         started_s = time.monotonic()
         while not self._closed.is_set():
             self._steer()
             if self._has_moved:
                 self._has_moved = False
-                raise StreamRestarted(f"this actor's streams go on at replay shard {self._home.shard}")
+                raise StreamRestarted(f"this actor's streams go on at replay shard {self._placement.shard}")
             waited_s = time.monotonic() - started_s
             left_s = _WAIT_S if timeout_s is None else min(_WAIT_S, max(timeout_s - waited_s, 0.0))
             if self._appender is not None:
@@ -130,18 +161,20 @@ class ShardedAppender:
             thread.join(_LEAVE_S)
         self._thread.join(_LEAVE_S)
         with self._lock:
-            self._watch.close()
+            self._probe.close()
+        if self._own_directory is not None:
+            self._own_directory.close()
 
     @property
     def shard(self) -> str | None:
         """Name of the shard written to; None while none is known."""
-        return self._home.shard
+        return self._placement.shard
 
     @property
     def is_dead(self) -> bool:
         """Whether the shard written to is dead: the next `append` moves, if there is another."""
         with self._lock:
-            return self._home.is_dead
+            return self._placement.is_dead
 
     @property
     def epoch(self) -> int:
@@ -189,9 +222,9 @@ class ShardedAppender:
             while not self._closed.wait(_OBSERVE_S):
                 with self._lock:
                     addresses = self._addresses()
-                    watched = {name: addresses[name] for name in self._home.watched(addresses)}
-                    for finding in self._watch.poll(watched, time.monotonic()):
-                        self._home.heard(finding.shard, finding.asked_s, answered=finding.serves)
+                    watched = {name: addresses[name] for name in self._placement.to_probe(addresses)}
+                    for result in self._probe.poll(watched, time.monotonic()):
+                        self._placement.record_probe(result.shard, result.asked_s, answered=result.serves)
         except BaseException as error:  # raised by the next `append`
             self._error = error
 
@@ -201,8 +234,8 @@ class ShardedAppender:
             raise self._error
         addresses = self._addresses()
         with self._lock:
-            chosen, is_dead = self._home.choose(addresses), self._home.is_dead
-        if chosen is not None and chosen != self._home.shard and self._may_leave(is_dead):
+            chosen, is_dead = self._placement.choose(addresses), self._placement.is_dead
+        if chosen is not None and chosen != self._placement.shard and self._may_leave(is_dead):
             self._move(chosen, addresses[chosen])
 
     def _addresses(self) -> dict[str, str]:
@@ -222,9 +255,9 @@ class ShardedAppender:
         return self._appender.flush(_LEAVE_S)
 
     def _move(self, shard: str, address: str) -> None:
-        left, old = self._home.shard, self._appender
+        left, old = self._placement.shard, self._appender
         with self._lock:
-            self._home.moved(shard)
+            self._placement.moved(shard)
             self._present = (shard, address)
         self._appender = self._open(address)
         if old is None:

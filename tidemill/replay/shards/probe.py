@@ -15,8 +15,8 @@ _DEADLINE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What came of one question.
+class ProbeResult:
+    """What came of one probe.
 
     Attributes:
         shard: Who was asked.
@@ -30,8 +30,8 @@ class Finding:
 
 
 @dataclass(slots=True)
-class _Question:
-    """The newest question to one shard."""
+class _Probe:
+    """The newest probe to one shard."""
 
     channel: grpc.Channel
     address: str
@@ -39,42 +39,42 @@ class _Question:
     answer: grpc.Future[health_pb2.HealthCheckResponse] | None
 
 
-class ShardWatch:
-    """Keeps one question underway to each shard that is watched. Used by one thread; `poll` never waits."""
+class ShardProbe:
+    """Keeps one probe underway to each shard that is watched. Used by one thread; `poll` never waits."""
 
     def __init__(self) -> None:
         """Ask nobody yet."""
-        self._questions: dict[str, _Question] = {}
+        self._probes: dict[str, _Probe] = {}
 
-    def poll(self, shards: Mapping[str, str], now_s: float) -> list[Finding]:
+    def poll(self, shards: Mapping[str, str], now_s: float) -> list[ProbeResult]:
         """Return what has come in of earlier questions, and ask the shards (address by name) that are due."""
-        findings = [finding for name in list(self._questions) if (finding := self._collect(name)) is not None]
-        self._forget(name for name, asked in self._questions.items() if shards.get(name) != asked.address)
+        results = [result for name in list(self._probes) if (result := self._collect(name)) is not None]
+        self._forget(name for name, asked in self._probes.items() if shards.get(name) != asked.address)
         for name, address in shards.items():
-            known = self._questions.get(name)
+            known = self._probes.get(name)
             if known is None or (known.answer is None and now_s - known.asked_s >= _EVERY_S):
                 channel = known.channel if known else open_channel(address)
-                self._questions[name] = _Question(channel, address, now_s, _ask(channel))
-        return findings
+                self._probes[name] = _Probe(channel, address, now_s, _ask(channel))
+        return results
 
     def close(self) -> None:
-        """End every question."""
-        self._forget(list(self._questions))
+        """End every probe."""
+        self._forget(list(self._probes))
 
-    def _collect(self, name: str) -> Finding | None:
-        question = self._questions[name]
-        if question.answer is None or not question.answer.done():
+    def _collect(self, name: str) -> ProbeResult | None:
+        probe = self._probes[name]
+        if probe.answer is None or not probe.answer.done():
             return None
-        answer, question.answer = question.answer, None
+        answer, probe.answer = probe.answer, None
         try:
             serves = answer.result().status == health_pb2.HealthCheckResponse.SERVING
         except (grpc.RpcError, grpc.FutureCancelledError):
             serves = False
-        return Finding(name, question.asked_s, serves)
+        return ProbeResult(name, probe.asked_s, serves)
 
     def _forget(self, names: Iterable[str]) -> None:
         for name in list(names):
-            self._questions.pop(name).channel.close()
+            self._probes.pop(name).channel.close()
 
 
 def _ask(channel: grpc.Channel) -> grpc.Future[health_pb2.HealthCheckResponse]:

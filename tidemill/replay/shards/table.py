@@ -4,17 +4,58 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from tidemill.replay.split import capped_split, systematic_split
 from tidemill.replay.table_config import RateLimiterConfig, TableConfig
 
 
+def systematic_split(count: int, weights: Sequence[float], rng: np.random.Generator) -> list[int]:
+    """Split `count` draws over shards in proportion to their weights.
+
+    One random offset serves all (systematic sampling; Madow & Madow, 1944): each shard gets its exact share rounded up
+    or down, and on average exactly its share.
+
+    Args:
+        count: Draws to split, 0 or more.
+        weights: Mass of each shard, finite and not negative, at least one of them more than 0.
+        rng: Source of the offset.
+
+    Returns:
+        Draws of each shard; their sum is `count`, and a shard without weight has none.
+    """
+    heaped = np.cumsum(np.asarray(weights, dtype=np.float64))
+    offset = rng.random()
+    edges = np.floor(np.concatenate(([0.0], heaped / heaped[-1] * count)) + offset).astype(np.int64)
+    edges[edges == edges[-1]] = count  # offset + count may round up to the next whole number
+    counts: list[int] = np.diff(edges).tolist()
+    return counts
+
+
+def capped_split(count: int, weights: Sequence[float], caps: Sequence[int], rng: np.random.Generator) -> list[int]:
+    """Split like `systematic_split`, but give no shard more than its cap; what is too much goes to the others.
+
+    Args:
+        count: Draws to split, at most the sum of all caps of shards with total_weight.
+        weights: As for `systematic_split`.
+        caps: Most draws of each shard, 0 or more.
+        rng: Source of the offsets.
+    """
+    parts, left = [0] * len(weights), count
+    while left:
+        open_masses = [
+            total_weight if part < cap else 0.0 for total_weight, part, cap in zip(weights, parts, caps, strict=True)
+        ]
+        more = systematic_split(left, open_masses, rng)
+        parts = [min(part + extra, cap) for part, extra, cap in zip(parts, more, caps, strict=True)]
+        left = count - sum(parts)
+    return parts
+
+
 @dataclass(frozen=True, slots=True)
-class Draw:
+class ShardRequest:
     """What one shard is asked for.
 
     Attributes:
@@ -33,16 +74,16 @@ class Plan:
     """One batch.
 
     Attributes:
-        masses: Mass of each shard by which the batch is split, as it was known then.
+        weights: Mass of each shard by which the batch is split, as it was known then.
         draws: What is asked for; may name a shard that has nothing to draw, to have its limiter count.
     """
 
-    masses: Mapping[str, float]
-    draws: tuple[Draw, ...]
+    weights: Mapping[str, float]
+    draws: tuple[ShardRequest, ...]
 
-    def share(self, shard: str) -> float:
+    def fraction(self, shard: str) -> float:
         """Return the probability with which an item of the batch comes from a shard."""
-        return self.masses[shard] / sum(self.masses.values())
+        return self.weights[shard] / sum(self.weights.values())
 
 
 @dataclass(slots=True)
@@ -51,14 +92,14 @@ class ShardState:
 
     Attributes:
         items: Items in its table.
-        mass: Sum of its sampler's weights.
+        total_weight: Sum of its sampler's weights.
         lead: How far its inserts are ahead by its rate limiter's count, in samples.
         asked_items: Items asked for and not answered.
         asked_counted: Samples it is to count for what is not answered.
     """
 
     items: int = 0
-    mass: float = 0.0
+    total_weight: float = 0.0
     lead: float = 0.0
     asked_items: int = 0
     asked_counted: int = 0
@@ -94,8 +135,8 @@ class _Limit:
         return sum(leads) >= -self.config.error_buffer or max(leads) > self.shard_buffer
 
 
-class UnionTable:
-    """Decides how batches of a table are drawn from its shards, in proportion to their masses."""
+class ShardedTable:
+    """Decides how batches of a table are drawn from its shards, in proportion to their weights."""
 
     def __init__(
         self, config: TableConfig, shard_count: int, rng: np.random.Generator, *, without_replacement: bool = False
@@ -109,7 +150,7 @@ class UnionTable:
             without_replacement: Whether no item may come twice in a batch: no shard is then asked for more than it has.
         """
         self._rng = rng
-        self._exhaustible, self._distinct = config.max_times_sampled > 0, without_replacement
+        self._exhaustible, self._without_replacement = config.max_times_sampled > 0, without_replacement
         self._limit = _Limit(config.rate_limiter, config.rate_limiter.error_buffer / shard_count)
         self._states: dict[str, ShardState] = {}
 
@@ -124,9 +165,9 @@ class UnionTable:
         return sum(state.items for state in self._states.values())
 
     @property
-    def mass(self) -> float:
+    def total_weight(self) -> float:
         """Mass of all live shards."""
-        return sum(state.mass for state in self._states.values())
+        return sum(state.total_weight for state in self._states.values())
 
     @property
     def is_held_back(self) -> bool:
@@ -141,79 +182,79 @@ class UnionTable:
         """A shard is no longer live: nothing is drawn from it, and what it was asked for is forgotten."""
         self._states.pop(shard, None)
 
-    def asked(self, draw: Draw) -> None:
+    def asked(self, draw: ShardRequest) -> None:
         """A live shard was asked for something."""
         state = self._states[draw.shard]
         state.asked_items += draw.items
         state.asked_counted += draw.counted
 
-    def answered(self, draw: Draw, items: int, mass: float, lead: float) -> None:
+    def answered(self, draw: ShardRequest, items: int, total_weight: float, lead: float) -> None:
         """A live shard answered, and told how its table is now."""
         state = self._states[draw.shard]
         state.asked_items -= draw.items
         state.asked_counted -= draw.counted
-        state.items, state.mass, state.lead = items, mass, lead
+        state.items, state.total_weight, state.lead = items, total_weight, lead
         self._limit.observe(self.items)
 
     def plan(self, batch_size: int) -> Plan | None:
         """Return how the next batch is drawn; None while it has to wait."""
         if self.is_held_back:
             return None
-        masses = {shard: self._available_mass(state) for shard, state in self._states.items()}
-        if not sum(masses.values()) > 0 or self._most_items(masses) < batch_size:
+        weights = {shard: self._available_weight(state) for shard, state in self._states.items()}
+        if not sum(weights.values()) > 0 or self._most_items(weights) < batch_size:
             return None
         counted = batch_size if self._limit.config.samples_per_insert else 0
-        return Plan(masses, self._draws(masses, batch_size, counted))
+        return Plan(weights, self._draws(weights, batch_size, counted))
 
-    def replan(self, plan: Plan, lost: Collection[Draw]) -> Plan | None:
+    def replan(self, plan: Plan, lost: Collection[ShardRequest]) -> Plan | None:
         """Return how the lost draws of a batch are made up for by the shards that it still has; None if by none.
 
         Proportional shares keep their proportions when one is taken away, so the items of the other draws, made by
         the first plan, have the shares of the new one, too.
         """
         gone = {draw.shard for draw in lost}
-        masses = {s: mass for s, mass in plan.masses.items() if s not in gone and s in self._states}
+        weights = {s: total_weight for s, total_weight in plan.weights.items() if s not in gone and s in self._states}
         items, counted = sum(draw.items for draw in lost), sum(draw.counted for draw in lost)
-        if not sum(masses.values()) > 0 or self._most_items(masses) < items:
+        if not sum(weights.values()) > 0 or self._most_items(weights) < items:
             return None
-        return Plan(masses, self._draws(masses, items, counted))
+        return Plan(weights, self._draws(weights, items, counted))
 
-    def look(self, shard: str) -> Draw:
+    def probe(self, shard: str) -> ShardRequest:
         """Return what asks a live shard how its table is.
 
         Before the whole table reaches its minimum size, inserts do not count: the ones a shard has counted are taken
         off again.
         """
         lead = self._states[shard].expected_lead
-        return Draw(shard, 0, 0 if self._limit.reached else max(math.ceil(lead), 0))
+        return ShardRequest(shard, 0, 0 if self._limit.reached else max(math.ceil(lead), 0))
 
-    def _draws(self, masses: Mapping[str, float], items: int, counted: int) -> tuple[Draw, ...]:
-        parts = dict(zip(masses, self._split(masses, items), strict=True))
+    def _draws(self, weights: Mapping[str, float], items: int, counted: int) -> tuple[ShardRequest, ...]:
+        parts = dict(zip(weights, self._split(weights, items), strict=True))
         counting = max(self._states, key=lambda shard: self._states[shard].expected_lead)
         parts.setdefault(counting, 0)
-        draws = (Draw(shard, count, counted if shard == counting else 0) for shard, count in parts.items())
+        draws = (ShardRequest(shard, count, counted if shard == counting else 0) for shard, count in parts.items())
         return tuple(draw for draw in draws if draw.items or draw.counted)
 
-    def _split(self, masses: Mapping[str, float], items: int) -> list[int]:
-        if not (self._exhaustible or self._distinct):
-            return systematic_split(items, list(masses.values()), self._rng)
-        return capped_split(items, list(masses.values()), [self._cap(shard) for shard in masses], self._rng)
+    def _split(self, weights: Mapping[str, float], items: int) -> list[int]:
+        if not (self._exhaustible or self._without_replacement):
+            return systematic_split(items, list(weights.values()), self._rng)
+        return capped_split(items, list(weights.values()), [self._cap(shard) for shard in weights], self._rng)
 
-    def _most_items(self, masses: Mapping[str, float]) -> float:
+    def _most_items(self, weights: Mapping[str, float]) -> float:
         """Return how many items a batch may have."""
-        if not (self._exhaustible or self._distinct):
+        if not (self._exhaustible or self._without_replacement):
             return math.inf
-        return sum(self._cap(shard) for shard, mass in masses.items() if mass > 0)
+        return sum(self._cap(shard) for shard, total_weight in weights.items() if total_weight > 0)
 
     def _cap(self, shard: str) -> int:
         """Return how many items may be asked of a shard: one that may be sampled so often is not promised twice."""
         state = self._states[shard]
         return max(state.items - state.asked_items, 0) if self._exhaustible else state.items
 
-    def _available_mass(self, state: ShardState) -> float:
+    def _available_weight(self, state: ShardState) -> float:
         if not self._exhaustible or not state.items:
-            return state.mass
-        return state.mass * max(state.items - state.asked_items, 0) / state.items
+            return state.total_weight
+        return state.total_weight * max(state.items - state.asked_items, 0) / state.items
 
 
 def shard_config(config: TableConfig, shard_count: int) -> TableConfig:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from tidemill.replay.assembly import Assembly
 from tidemill.replay.batch import StoredSteps
-from tidemill.replay.shard_link import ShardLink
-from tidemill.replay.union import Draw
+from tidemill.replay.shards.pending_batch import PendingBatch
+from tidemill.replay.shards.stream import ShardStream
+from tidemill.replay.shards.table import ShardRequest
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class ShardReport:
         address: Its address.
         live: Whether it answers.
         items: Items in its part of the table; 0 while it does not answer.
-        mass: Sum of its sampler's weights; likewise.
+        total_weight: Sum of its sampler's weights; likewise.
         samples: Items it has given to this sampler, over all its lives.
     """
 
@@ -28,7 +28,7 @@ class ShardReport:
     address: str
     live: bool
     items: int = 0
-    mass: float = 0.0
+    total_weight: float = 0.0
     samples: int = 0
 
 
@@ -38,9 +38,9 @@ class Shard:
 
     Attributes:
         address: Its address.
-        link: The conversation with it.
-        source: Number that goes with its keys; another one when its table was lost.
-        talking: Whether a conversation is held.
+        stream: The conversation with it.
+        incarnation: Number that goes with its keys; another one when its table was lost.
+        connected: Whether a conversation is held.
         live: Whether it has answered in this conversation.
         asked: What is not answered, and for which batch.
         heard_s: When it answered last, or was asked the first thing that is not answered.
@@ -49,21 +49,21 @@ class Shard:
     """
 
     address: str
-    link: ShardLink
-    source: int
-    talking: bool = False
+    stream: ShardStream
+    incarnation: int
+    connected: bool = False
     live: bool = False
-    asked: deque[tuple[Draw, Assembly | None]] = field(default_factory=deque)
+    asked: deque[tuple[ShardRequest, PendingBatch | None]] = field(default_factory=deque)
     heard_s: float = 0.0
     samples: int = 0
     stored: StoredSteps | None = None
 
-    def end_conversation(self) -> list[tuple[Assembly, list[Draw]]]:
+    def end_conversation(self) -> list[tuple[PendingBatch, list[ShardRequest]]]:
         """Forget what was asked; return the draws that batches wait for in vain."""
-        self.talking = self.live = False
+        self.connected = self.live = False
         asked, self.asked = self.asked, deque()
-        lost: dict[int, tuple[Assembly, list[Draw]]] = {}
-        for draw, assembly in asked:
-            if assembly is not None:
-                lost.setdefault(id(assembly), (assembly, []))[1].append(draw)
+        lost: dict[int, tuple[PendingBatch, list[ShardRequest]]] = {}
+        for draw, pending in asked:
+            if pending is not None:
+                lost.setdefault(id(pending), (pending, []))[1].append(draw)
         return list(lost.values())

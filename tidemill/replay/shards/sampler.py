@@ -12,14 +12,14 @@ from typing import Self
 import numpy as np
 import structlog
 
-from tidemill.replay.assembly import Assembly
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.directory import ShardDirectory
-from tidemill.replay.shard import Shard, ShardReport
-from tidemill.replay.shard_link import ShardLink
+from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.replay.shards.pending_batch import PendingBatch
+from tidemill.replay.shards.shard import Shard, ShardReport
+from tidemill.replay.shards.stream import ShardStream
+from tidemill.replay.shards.table import ShardedTable, ShardRequest, shard_config
 from tidemill.replay.table_config import SelectorKind, TableConfig
-from tidemill.replay.union import Draw, UnionTable, shard_config
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import unpack_stored
 
@@ -36,7 +36,7 @@ _log = structlog.get_logger()
 
 
 class ShardedSampleStream:
-    """Batches of a table that is spread over shards, each in proportion to its mass, received ahead of use.
+    """Batches of a table that is spread over shards, each in proportion to its weight, received ahead of use.
 
     Items have the probability with which they were drawn from all shards together, and keys [B, 2]: the key, and the
     number of the shard it belongs to, for `client_of`. At most `credit` batches are underway or ready. A shard whose
@@ -70,15 +70,15 @@ class ShardedSampleStream:
             clock: Monotonic time in seconds.
         """
         self._directory, self._part = directory, shard_config(table, shard_count)
-        self._batch_size, self._credit, self._distinct = batch_size, credit, without_replacement
+        self._batch_size, self._credit, self._without_replacement = batch_size, credit, without_replacement
         self._most = _largest_draw(self._part, batch_size, without_replacement)
         self._is_random, self._rng, self._clock = table.sampler.kind in _RANDOM, rng, clock
         self._changed = threading.Condition()  # guards everything below
-        self._union = UnionTable(table, shard_count, rng, without_replacement=without_replacement)
+        self._table_state = ShardedTable(table, shard_count, rng, without_replacement=without_replacement)
         self._shards: dict[str, Shard] = {}
-        self._sources: list[str] = []  # shard of each source number
-        self._underway: list[Assembly] = []
-        self._ready: deque[Assembly] = deque()
+        self._incarnations: list[str] = []  # shard of each incarnation number
+        self._underway: list[PendingBatch] = []
+        self._ready: deque[PendingBatch] = deque()
         self._open_at_s: float | None = clock() + _OPENING_S
         self._error: BaseException | None = None
         self._closed = threading.Event()
@@ -99,31 +99,35 @@ class ShardedSampleStream:
                 raise self._error
             if not self._ready:
                 return None
-            assembly = self._ready.popleft()
-            items, mass, rotation = self._union.items, self._union.mass, int(self._rng.integers(self._batch_size))
+            pending = self._ready.popleft()
+            items, total_weight, rotation = (
+                self._table_state.items,
+                self._table_state.total_weight,
+                int(self._rng.integers(self._batch_size)),
+            )
             stored = {name: shard.stored for name, shard in self._shards.items() if shard.stored is not None}
             self._advance()
-        return assembly.batch(
-            table_items=items, priority_mass=mass, rotation=rotation, random=self._is_random, stored=stored
+        return pending.batch(
+            table_items=items, priority_mass=total_weight, rotation=rotation, random=self._is_random, stored=stored
         )
 
-    def client_of(self, source: int) -> ReplayClient | None:
+    def client_of(self, incarnation: int) -> ReplayClient | None:
         """Return the client of the shard that keys of this number belong to; None if it is away or lost its items."""
         with self._changed:
-            shard = self._shards.get(self._sources[source])
-            return shard.link.client if shard and shard.live and shard.source == source else None
+            shard = self._shards.get(self._incarnations[incarnation])
+            return shard.stream.client if shard and shard.live and shard.incarnation == incarnation else None
 
     def reports(self) -> tuple[ShardReport, ...]:
         """Return every shard as it is now, those that do not answer included, in order of name."""
         with self._changed:
-            states = self._union.states
+            states = self._table_state.states
             return tuple(
                 ShardReport(
                     name,
                     shard.address,
                     shard.live,
                     states[name].items if shard.live else 0,
-                    states[name].mass if shard.live else 0.0,
+                    states[name].total_weight if shard.live else 0.0,
                     shard.samples,
                 )
                 for name, shard in sorted(self._shards.items())
@@ -134,100 +138,102 @@ class ShardedSampleStream:
         self._closed.set()
         with self._changed:
             self._changed.notify_all()
-            links = [shard.link for shard in self._shards.values()]
+            links = [shard.stream for shard in self._shards.values()]
         self._thread.join(SILENT_S)
-        for link in links:
-            link.close()
+        for stream in links:
+            stream.close()
 
-    def opened(self, link: ShardLink, created: bool) -> None:
-        """Begin to talk to a shard; keys of an earlier table are no longer its own if it was lost (`LinkOwner`)."""
+    def opened(self, stream: ShardStream, created: bool) -> None:
+        """Begin to talk to a shard; keys of an earlier table are no longer its own if it was lost (`StreamOwner`)."""
         with self._changed:
-            if (shard := self._of(link)) is None:
+            if (shard := self._of(stream)) is None:
                 return
             if created:
-                shard.source = self._new_source(link.shard)
-            shard.talking, shard.heard_s = True, self._clock()
-            link.send(look := Draw(link.shard, 0, 0))
+                shard.incarnation = self._new_incarnation(stream.shard)
+            shard.connected, shard.heard_s = True, self._clock()
+            stream.send(look := ShardRequest(stream.shard, 0, 0))
             shard.asked.append((look, None))
 
-    def answered(self, link: ShardLink, answer: pb.SampleResponse) -> None:
-        """Take an answer, and draw what it allows (`LinkOwner`)."""
+    def answered(self, stream: ShardStream, answer: pb.SampleResponse) -> None:
+        """Take an answer, and draw what it allows (`StreamOwner`)."""
         with self._changed:
-            if (shard := self._of(link)) is None:
+            if (shard := self._of(stream)) is None:
                 return
-            draw, assembly = shard.asked.popleft()
+            draw, pending = shard.asked.popleft()
             shard.heard_s, shard.stored = self._clock(), unpack_stored(answer)
             shard.samples += len(answer.keys)
             if not shard.live:
                 shard.live = True
-                self._union.join(link.shard)
-                self._union.asked(draw)
-                _log.info("sampling from a replay shard", shard=link.shard, address=shard.address)
-            self._union.answered(draw, answer.table_items, answer.priority_mass, answer.limiter_lead)
-            if assembly is not None:
-                self._take_part(assembly, draw, shard.source, answer)
+                self._table_state.join(stream.shard)
+                self._table_state.asked(draw)
+                _log.info("sampling from a replay shard", shard=stream.shard, address=shard.address)
+            self._table_state.answered(draw, answer.table_items, answer.priority_mass, answer.limiter_lead)
+            if pending is not None:
+                self._take_part(pending, draw, shard.incarnation, answer)
             self._advance()
 
-    def lost(self, link: ShardLink) -> None:
-        """Leave a shard out, and have the others make up for what it did not give (`LinkOwner`)."""
+    def lost(self, stream: ShardStream) -> None:
+        """Leave a shard out, and have the others make up for what it did not give (`StreamOwner`)."""
         with self._changed:
-            if (shard := self._of(link)) is None:
+            if (shard := self._of(stream)) is None:
                 return
             if shard.live and not self._closed.is_set():
-                _log.warning("a replay shard is left out", shard=link.shard, address=shard.address)
-            self._union.leave(link.shard)
-            for assembly, draws in shard.end_conversation():
-                self._make_up(assembly, draws)
+                _log.warning("a replay shard is left out", shard=stream.shard, address=shard.address)
+            self._table_state.leave(stream.shard)
+            for pending, draws in shard.end_conversation():
+                self._make_up(pending, draws)
             self._advance()
 
     def failed(self, error: BaseException) -> None:
-        """Keep what ended a conversation for good; `take` raises it (`LinkOwner`)."""
+        """Keep what ended a conversation for good; `take` raises it (`StreamOwner`)."""
         with self._changed:
             self._error = error
             self._changed.notify_all()
 
-    def _of(self, link: ShardLink) -> Shard | None:
-        shard = self._shards.get(link.shard)
-        return shard if shard is not None and shard.link is link else None
+    def _of(self, stream: ShardStream) -> Shard | None:
+        shard = self._shards.get(stream.shard)
+        return shard if shard is not None and shard.stream is stream else None
 
-    def _take_part(self, assembly: Assembly, draw: Draw, source: int, answer: pb.SampleResponse) -> None:
-        assembly.answer(draw, source, answer)
-        if assembly.is_complete and assembly in self._underway:
-            self._underway.remove(assembly)
-            self._ready.append(assembly)
+    def _take_part(
+        self, pending: PendingBatch, draw: ShardRequest, incarnation: int, answer: pb.SampleResponse
+    ) -> None:
+        pending.answer(draw, incarnation, answer)
+        if pending.is_complete and pending in self._underway:
+            self._underway.remove(pending)
+            self._ready.append(pending)
             self._changed.notify_all()
 
-    def _make_up(self, assembly: Assembly, lost: list[Draw]) -> None:
-        if assembly not in self._underway:
+    def _make_up(self, pending: PendingBatch, lost: list[ShardRequest]) -> None:
+        if pending not in self._underway:
             return
-        plan = self._union.replan(assembly.plan, lost)
+        plan = self._table_state.replan(pending.plan, lost)
         if plan is None:
-            self._underway.remove(assembly)  # nobody is left who could; the batch is drawn anew
+            self._underway.remove(pending)  # nobody is left who could; the batch is drawn anew
             return
-        assembly.replace(lost, plan)
+        pending.replace(lost, plan)
         for draw in plan.draws:
-            self._ask(draw, assembly)
+            self._ask(draw, pending)
 
     def _advance(self) -> None:
         """Ask for as many batches as the credit and the table allow."""
         if self._open_at_s is not None or self._closed.is_set():
             return
         while len(self._underway) + len(self._ready) < self._credit:
-            plan = self._union.plan(self._batch_size)
+            plan = self._table_state.plan(self._batch_size)
             if plan is None:
                 return
-            assembly = Assembly.of(plan)
-            self._underway.append(assembly)
+            pending = PendingBatch.of(plan)
+            self._underway.append(pending)
             for draw in plan.draws:
-                self._ask(draw, assembly)
+                self._ask(draw, pending)
 
-    def _ask(self, draw: Draw, assembly: Assembly | None) -> None:
+    def _ask(self, draw: ShardRequest, pending: PendingBatch | None) -> None:
         shard = self._shards[draw.shard]
         if not shard.asked:
             shard.heard_s = self._clock()  # silence counts from the first thing that is not answered
-        shard.asked.append((draw, assembly))
-        self._union.asked(draw)
-        shard.link.send(draw)
+        shard.asked.append((draw, pending))
+        self._table_state.asked(draw)
+        shard.stream.send(draw)
 
     def _run(self) -> None:
         try:
@@ -239,16 +245,16 @@ class ShardedSampleStream:
             self.failed(error)
 
     def _tick(self, now_s: float) -> None:
-        held_back = self._union.is_held_back
+        held_back = self._table_state.is_held_back
         for name, shard in self._shards.items():
-            if not shard.talking:
+            if not shard.connected:
                 continue
             silent_s = now_s - shard.heard_s
             if shard.asked and silent_s > SILENT_S:
                 shard.heard_s = now_s
-                shard.link.cut()
+                shard.stream.cut()
             elif shard.live and not shard.asked and (held_back or silent_s > _LOOK_S):
-                self._ask(self._union.look(name), None)
+                self._ask(self._table_state.probe(name), None)
         if self._open_at_s is not None:
             all_live = bool(self._shards) and all(shard.live for shard in self._shards.values())
             if all_live or now_s > self._open_at_s:
@@ -259,16 +265,16 @@ class ShardedSampleStream:
         current = self._directory.current
         for name, address in current.items():
             if name not in self._shards:
-                link = ShardLink(name, address, self._part, self._most, self._distinct, self)
-                self._shards[name] = Shard(address, link, self._new_source(name))
-                link.start()
-        for name in [name for name, shard in self._shards.items() if name not in current and not shard.talking]:
+                stream = ShardStream(name, address, self._part, self._most, self._without_replacement, self)
+                self._shards[name] = Shard(address, stream, self._new_incarnation(name))
+                stream.start()
+        for name in [name for name, shard in self._shards.items() if name not in current and not shard.connected]:
             gone = self._shards.pop(name)
-            threading.Thread(target=gone.link.close, name=f"close-{name}", daemon=True).start()
+            threading.Thread(target=gone.stream.close, name=f"close-{name}", daemon=True).start()
 
-    def _new_source(self, shard: str) -> int:
-        self._sources.append(shard)
-        return len(self._sources) - 1
+    def _new_incarnation(self, shard: str) -> int:
+        self._incarnations.append(shard)
+        return len(self._incarnations) - 1
 
     def __enter__(self) -> Self:
         """Return itself."""

@@ -1,11 +1,28 @@
-"""Which shard an actor writes to. Decisions only, without I/O."""
+"""Which shard an actor writes to: rendezvous hashing, and when to move. Decisions only, without I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import hashlib
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from tidemill.replay.rendezvous import ranked
+_PERSON = b"tidemill-58831"
+"""Makes this a hash of our own. The number is one by which the launcher's first sixteen actors, `actor-0` and so on,
+spread evenly over two, three and four listed shards: with so few, chance alone would often leave a shard empty."""
+
+
+def ranked(key: str, shards: Iterable[str]) -> tuple[str, ...]:
+    """Return the shards in the order in which `key` prefers them; the same for every process.
+
+    A shard that leaves moves only the keys that had it first, and one that joins takes an even share from all others.
+    """
+    return tuple(sorted(set(shards), key=lambda shard: (_weight(key, shard), shard), reverse=True))
+
+
+def _weight(key: str, shard: str) -> bytes:
+    key_bytes = hashlib.sha256(key.encode()).digest()
+    return hashlib.blake2b(shard.encode(), key=key_bytes, digest_size=8, person=_PERSON).digest()
+
 
 DEAD_S = 6.0
 """A shard is dead when questions asked over so long a time were all left unanswered, in seconds."""
@@ -43,7 +60,7 @@ class _Health:
         return self.answers is True and self.until_s - self.since_s >= self.patience_s
 
 
-class Home:
+class ShardPlacement:
     """The actor's shard: the first by rendezvous hash that is alive.
 
     It is left when it is dead, for the next one that answers. It is gone back to when it has answered for a while
@@ -64,14 +81,14 @@ class Home:
         """Whether the present shard is dead."""
         return self.shard is not None and self._of(self.shard).is_dead
 
-    def heard(self, shard: str, asked_s: float, *, answered: bool) -> None:
+    def record_probe(self, shard: str, asked_s: float, *, answered: bool) -> None:
         """A question to a shard, asked at this time, was answered or was not."""
         health = self._of(shard)
         if health.answers is not answered:
             health.answers, health.since_s = answered, asked_s
         health.until_s = asked_s
 
-    def watched(self, shards: Collection[str]) -> tuple[str, ...]:
+    def to_probe(self, shards: Collection[str]) -> tuple[str, ...]:
         """Return whom of the shards to ask: the present one and those before it, or all if it is silent."""
         order = ranked(self._actor_id, shards)
         if self.shard is None or self._of(self.shard).answers is False:
