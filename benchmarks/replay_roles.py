@@ -21,7 +21,7 @@ from tidemill.replay.appender import StreamAppender
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampler import SampleStream
+from tidemill.replay.sample_stream import SampleStream
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.rl.transitions import transitions
 from tidemill.types import EnvSpec, WindowSpec, signature_of
@@ -163,7 +163,9 @@ def sample(address: str, batch_size: int, seconds: float, max_items: int, thread
 
     with (
         ReplayClient(address) as client,
-        SampleStream(address, replace(TABLE, max_items=max_items), batch_size, credit=4, stop=over) as stream,
+        SampleStream(
+            address, replace(TABLE, max_items=max_items), batch_size, max_in_flight_batches=4, stop=over
+        ) as stream,
         _Updates(client) as updates,
     ):
         decoders = [threading.Thread(target=decode_batches, args=[stream]) for _ in range(threads)]
@@ -187,7 +189,7 @@ def probe(address: str, actor_id: str, seconds: float) -> dict[str, float]:
     steps = cached_steps()
     starts = itertools.cycle(range(0, steps.reward.shape[1], CHUNK_LENGTH))
     writer, inserts, samples = Writer(address, actor_id), [], []
-    with writer.appender, SampleStream(address, TABLE, 256, credit=1) as stream:
+    with writer.appender, SampleStream(address, TABLE, 256, max_in_flight_batches=1) as stream:
         next(stream)
         began = time.monotonic()
         while time.monotonic() - began < seconds:

@@ -28,7 +28,7 @@ from services.learner.publishing import PolicyPublisher
 from services.learner.ranks import Place, Ranks, joined_ranks
 from services.learner.resume import Resumable
 from services.learner.rng import seed_rng
-from services.learner.sampling import Sampling, create_tables, start_sampling
+from services.learner.sampling import create_tables, open_sampler
 from services.learner.servicer import LearnerServicer
 from services.learner.status import StatusBoard
 from services.learner.table import batches_per_sample, table_config
@@ -38,6 +38,7 @@ from tidemill.config.sections import LearnerConfig
 from tidemill.envs.make import spec_of
 from tidemill.params.publisher import ParamsPublisher
 from tidemill.params.version import ParamsMetadata
+from tidemill.replay.sampler import ReplaySampler
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.build import build_agent
@@ -136,12 +137,12 @@ class Learner:
         ranks = stack.enter_context(joined_ranks(self._place, device, self._config.learner.ranks_timeout_s))
         agent.set_process_group(ranks)
         checkpointer, publisher = self._keepers(agent, table, ranks, directory, stack)
-        sampling = self._sampling(directory, table, stack)
-        self._board.shards = sampling.shards
-        priorities = self._priorities(sampling)
+        sampler = self._sampler(directory, table, stack)
+        self._board.shards = sampler.shards
+        priorities = self._priorities(sampler)
         if priorities is not None:
             stack.enter_context(closing(priorities))
-        batches = stack.enter_context(closing(self._batches(agent, table, device, sampling)))
+        batches = stack.enter_context(closing(self._batches(agent, table, device, sampler)))
         trainer = Trainer(
             agent,
             batches,
@@ -220,20 +221,20 @@ class Learner:
             config_digest=self._digest,
         )
 
-    def _sampling(self, directory: ShardDirectory | None, table: TableConfig, stack: ExitStack) -> Sampling:
-        size, credit = self._share * self._splits(table), self._config.learner.decode_threads + 1
-        return start_sampling(self._config.cluster, directory, table, size, credit, stack)
+    def _sampler(self, directory: ShardDirectory | None, table: TableConfig, stack: ExitStack) -> ReplaySampler:
+        size, in_flight = self._share * self._splits(table), self._config.learner.decode_threads + 1
+        return open_sampler(self._config.cluster, directory, table, size, in_flight, stack)
 
-    def _priorities(self, sampling: Sampling) -> PriorityWriter | None:
+    def _priorities(self, sampler: ReplaySampler) -> PriorityWriter | None:
         if self._config.table.sampler != "prioritized":
             return None
-        return PriorityWriter(sampling.send_priorities)
+        return PriorityWriter(sampler.update_priorities)
 
-    def _batches(self, agent: Agent, table: TableConfig, device: torch.device, sampling: Sampling) -> Batches:
+    def _batches(self, agent: Agent, table: TableConfig, device: torch.device, sampler: ReplaySampler) -> Batches:
         settings, splits = self._config.learner, self._splits(table)
         decoder = Decoder(agent, table.signature, self._config.table, self._counters, Transfer(device), splits=splits)
         return Batches(
-            sampling.samples,
+            sampler,
             decoder.decode,
             self._counters,
             threads=settings.decode_threads,

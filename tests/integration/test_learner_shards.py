@@ -102,5 +102,5 @@ def test_metrics_tell_of_each_shard(cluster: LearnerCluster) -> None:
     assert (found[f'{name}_sample_ratio{{shard="0"}}'], found[f'{name}_sample_ratio{{shard="1"}}']) == (1.0, 0.0)
     assert found[f'{name}_samples_total{{shard="0"}}'] > 500
     assert found[f'{name}_items{{shard="0"}}'] > 0
-    assert found[f'{name}_mass{{shard="0"}}'] > 0
+    assert found[f'{name}_total_weight{{shard="0"}}'] > 0
     assert {f"{name}_priorities_dropped_total", f"{name}_unknown_keys_total"} <= set(found)

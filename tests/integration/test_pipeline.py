@@ -23,7 +23,7 @@ from tidemill.envs.settings import EnvSettings
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampler import SampleStream
+from tidemill.replay.sample_stream import SampleStream
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.replay.writer import ReplayWriter
 from tidemill.rl.transitions import transitions

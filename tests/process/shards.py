@@ -15,7 +15,7 @@ from tests.integration.replay.shards import items_of
 from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_config, make_items
 from tidemill.replay.appender import StreamRestarted
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampler import SampleStream
+from tidemill.replay.sample_stream import SampleStream
 from tidemill.replay.shards.appender import ShardedAppender
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.sampler import ShardedSampleStream
@@ -69,7 +69,9 @@ def _everything(address: str) -> list[Item]:
         items = client.describe_table("t").items
     if not items:
         return []
-    with SampleStream(address, shard_config(TABLE, COUNT), items, credit=1, without_replacement=True) as stream:
+    with SampleStream(
+        address, shard_config(TABLE, COUNT), items, max_in_flight_batches=1, without_replacement=True
+    ) as stream:
         batch = stream.take(WAIT_S)
         assert batch is not None
         return items_of(batch)

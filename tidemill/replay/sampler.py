@@ -1,82 +1,119 @@
-"""The sampling side of the replay client: a stream of batches with bounded prefetch."""
+"""The front door of sampling: batches of one table, from one replay server or from several, and priorities back."""
 
 from __future__ import annotations
 
 import threading
-import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
-import grpc
+import numpy as np
+from numpy.typing import NDArray
 
-from tidemill.backoff import Backoff
-from tidemill.replay import wire
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.reconnect import ReconnectLoop
+from tidemill.replay.sample_stream import SampleStream
+from tidemill.replay.shards.directory import ShardDirectory, is_sharded
+from tidemill.replay.shards.priorities import ShardedPriorities
+from tidemill.replay.shards.sampler import ShardedSampleStream
+from tidemill.replay.shards.shard import ShardReport
 from tidemill.replay.table_config import TableConfig
-from tidemill.replay.v1 import replay_pb2 as pb
-from tidemill.replay.v1 import replay_pb2_grpc
-from tidemill.rpc.channel import open_channel
 
 _POLL_S = 0.2
 """How soon an iterating thread notices that it shall stop."""
 
 
-class SampleStream(Iterator[SampledBatch]):
-    """Batches of one table, received ahead of their use.
+class ReplaySampler(Iterator[SampledBatch]):
+    """Iterates over sampled batches of one table, received ahead of their use.
 
-    At most `credit` batches are underway or waiting at any time. A background thread holds the connection; when it
-    breaks it reconnects with backoff, creates the table again if the server lost it, and goes on: batches that were
-    underway are lost and count as sampled. Any number of threads may iterate; each batch goes to one of them.
+    With one address the server's own rate limiter holds samples back. With several, or a DNS name, the table is spread
+    over shards that are sampled as one, and the ratio is held over all of them (ADR 0020). Keys belong to the sampler
+    that gave them: hand them back to its `update_priorities`. Use it as a context manager, or call `close`.
 
-    Errors that a retry cannot cure (the table exists with another configuration) are raised by `next`.
+        with ReplaySampler(["127.0.0.1:7401"], table, batch_size=256) as sampler:
+            for batch in sampler:
+                rows = tidemill.codec.decode(table.signature, batch, table.max_item_steps)
+                ...
+                sampler.update_priorities(batch.keys, priorities)
+
+    Batches may be taken by several threads, each batch goes to one of them.
     """
 
     def __init__(
         self,
-        address: str,
+        addresses: Sequence[str],
         table: TableConfig,
         batch_size: int,
         *,
-        credit: int = 4,
+        shard_count: int = 0,
+        directory: ShardDirectory | None = None,
+        max_in_flight_batches: int = 4,
         without_replacement: bool = False,
         stop: threading.Event | None = None,
     ) -> None:
-        """Start connecting in the background; creates the table if it does not exist.
+        """Start connecting in the background; the table is created where it does not exist.
 
         Args:
-            address: Address of the replay service.
-            table: The table to sample; created, or confirmed, on every connection.
+            addresses: `host:port` or `unix:///path` of each replay server, or a single `dns:///name:port`.
+            table: The whole table.
             batch_size: Items in each batch, 1 .. 65536.
-            credit: Batches that may be underway or waiting, at least 1.
+            shard_count: Over how many servers the table is divided; 0 takes the number of addresses.
+            directory: The shards behind `addresses`, if the caller has them already; stays the caller's to close.
+            max_in_flight_batches: Batches that may be under way or waiting to be taken, at least 1.
             without_replacement: Whether no item may come twice in a batch.
-            stop: Ends the iteration when set.
+            stop: Ends every wait when set.
+
+        Raises:
+            InvalidArgument: `addresses` is empty, has one twice, or mixes a DNS name with others.
         """
-        self._table, self._credit, self._stop = table, credit, stop or threading.Event()
-        self._open = pb.SampleOpen(table=table.name, batch_size=batch_size, without_replacement=without_replacement)
-        self._changed = threading.Condition()  # guards everything below
-        self._ready: deque[pb.SampleResponse] = deque()
-        self._to_grant = 0  # credit for batches taken since the last grant
-        self._call_number = 0  # a request generator of an older call ends
-        self._call: grpc.Call | None = None
-        self._connected = False
-        self._waited_s = 0.0
-        self._error: BaseException | None = None
-        self._client = ReplayClient(address)
-        self._channel = open_channel(address)
-        self._stub = replay_pb2_grpc.ReplayServiceStub(self._channel)
-        self._connection = ReconnectLoop(f"sample-{table.name}", address, self._run_stream, self._fail)
-        self._connection.start()
+        self._table, self._stop = table, stop or threading.Event()
+        self._closed = threading.Event()
+        self._sharded: tuple[ShardedSampleStream, ShardedPriorities] | None = None
+        self._client: ReplayClient | None = None
+        self._stream: _BatchStream
+        with ExitStack() as stack:
+            if directory is None and is_sharded(addresses):
+                directory = stack.enter_context(closing(ShardDirectory(addresses)))
+            if directory is None:
+                self._client = stack.enter_context(ReplayClient(addresses[0]))
+                stream = SampleStream(
+                    addresses[0],
+                    table,
+                    batch_size,
+                    max_in_flight_batches=max_in_flight_batches,
+                    without_replacement=without_replacement,
+                )
+                self._stream = stack.enter_context(stream)
+            else:
+                sharded = ShardedSampleStream(
+                    directory,
+                    table,
+                    shard_count or len(addresses),
+                    batch_size,
+                    rng=np.random.default_rng(),
+                    max_in_flight_batches=max_in_flight_batches,
+                    without_replacement=without_replacement,
+                )
+                self._stream = stack.enter_context(sharded)
+                priorities = stack.enter_context(closing(ShardedPriorities(table.name, sharded.client_of)))
+                self._sharded = (sharded, priorities)
+            self._resources = stack.pop_all()
+
+    def take(self, timeout_s: float) -> SampledBatch | None:
+        """Return the next batch, or None if none comes within `timeout_s` seconds or the sampler was closed.
+
+        Raises:
+            TidemillError: A server refused for good, such as one that has the table with another configuration.
+        """
+        return None if self._is_over() else self._stream.take(timeout_s)
 
     def __next__(self) -> SampledBatch:
         """Return the next batch, waiting as long as it takes.
 
         Raises:
-            StopIteration: the stream was closed, or `stop` was set.
-            TidemillError: the server refused for good.
+            StopIteration: The sampler was closed, or `stop` was set.
+            TidemillError: As `take` raises.
         """
         while not self._is_over():
             batch = self.take(_POLL_S)
@@ -84,89 +121,47 @@ class SampleStream(Iterator[SampledBatch]):
                 return batch
         raise StopIteration
 
-    def take(self, timeout_s: float) -> SampledBatch | None:
-        """Return the next batch, or None if it takes longer than `timeout_s` seconds or the stream was closed.
+    def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
+        """Set new priorities of sampled items; one that has left the table is skipped, never its successor changed.
+
+        With one server this waits for the answer, at most the client's deadline; with several it never waits, and what
+        a shard cannot take is counted in `priorities_dropped`.
+
+        Args:
+            keys: Keys as they came with a batch of this sampler, uint64 [N], or [N, 2] from several shards.
+            priorities: Finite and not negative, float64 [N].
 
         Raises:
-            TidemillError: the server refused for good.
+            InvalidArgument: A priority is out of range; none was set.
+            Unavailable: The only server cannot be reached.
+            NotFound: The only server has no such table.
         """
-        started = time.monotonic()
-        with self._changed:
-            self._changed.wait_for(lambda: self._ready or self._error or self._is_over(), timeout_s)
-            self._waited_s += time.monotonic() - started
-            if self._error is not None:
-                raise self._error
-            if not self._ready or self._is_over():
-                return None
-            message = self._ready.popleft()
-            self._to_grant += 1
-            self._changed.notify_all()
-        return wire.unpack_sample(message)
+        if self._sharded is not None:
+            self._sharded[1].send(keys, priorities)
+        elif self._client is not None:
+            self._client.update_priorities(self._table.name, keys, priorities)
+
+    def shards(self) -> tuple[ShardReport, ...]:
+        """Return what is known of each shard, in order of name; nothing for a single server."""
+        return self._sharded[0].reports() if self._sharded is not None else ()
+
+    @property
+    def priorities_dropped(self) -> int:
+        """Priorities that were not delivered because their shard was unavailable or behind."""
+        return self._sharded[1].dropped if self._sharded is not None else 0
+
+    @property
+    def unknown_keys(self) -> int:
+        """Priorities delivered to a shard after their item had left it."""
+        return self._sharded[1].unknown_keys if self._sharded is not None else 0
 
     def close(self) -> None:
-        """End the call and the thread; waiting threads get StopIteration. May be called twice."""
-        with self._changed:
-            self._call_number += 1
-            self._connection.closed.set()
-            if self._call is not None:
-                self._call.cancel()
-            self._changed.notify_all()
-        self._connection.close()
-        self._client.close()
-        self._channel.close()
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds callers have waited for batches so far, all threads together."""
-        return self._waited_s
-
-    @property
-    def connected(self) -> bool:
-        """Whether the present connection has delivered or may deliver batches."""
-        return self._connected
+        """End every call and thread within a bounded time; waiting threads get StopIteration. May be called twice."""
+        self._closed.set()
+        self._resources.close()
 
     def _is_over(self) -> bool:
-        return self._connection.closed.is_set() or self._stop.is_set()
-
-    def _fail(self, error: BaseException) -> None:
-        with self._changed:
-            self._error = error
-            self._changed.notify_all()
-
-    def _run_stream(self, backoff: Backoff) -> None:
-        """Hold one call: confirm the table, grant credit, receive batches until the call ends."""
-        self._client.create_table(self._table)
-        with self._changed:
-            self._call_number += 1
-            self._to_grant = self._credit - len(self._ready)  # 0 if none was taken: then the call opens with the next
-            if self._connection.closed.is_set():
-                return
-            call = self._call = self._stub.Sample(self._requests(self._call_number))
-            self._connected = True
-        backoff.reset()
-        try:
-            for response in call:
-                with self._changed:
-                    self._ready.append(response)
-                    self._changed.notify_all()
-        finally:
-            with self._changed:
-                self._call, self._connected = None, False
-                self._call_number += 1
-                self._changed.notify_all()
-            call.cancel()
-
-    def _requests(self, number: int) -> Iterator[pb.SampleRequest]:
-        """Yield the messages of one call, in gRPC's own thread."""
-        opening: pb.SampleOpen | None = self._open
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._call_number != number or self._to_grant > 0)
-                if self._call_number != number:
-                    return
-                credit, self._to_grant = self._to_grant, 0
-            yield pb.SampleRequest(open=opening, credit=credit)
-            opening = None
+        return self._closed.is_set() or self._stop.is_set()
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -175,3 +170,7 @@ class SampleStream(Iterator[SampledBatch]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Close."""
         self.close()
+
+
+class _BatchStream(Protocol):
+    def take(self, timeout_s: float) -> SampledBatch | None: ...

@@ -50,7 +50,7 @@ def sampling(
         len(addresses),
         batch_size,
         rng=np.random.default_rng(11),
-        credit=credit,
+        max_in_flight_batches=credit,
         without_replacement=without_replacement,
     )
     with stream:

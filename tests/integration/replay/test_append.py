@@ -16,7 +16,7 @@ from tidemill.codec import decode
 from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampler import SampleStream
+from tidemill.replay.sample_stream import SampleStream
 from tidemill.replay.table_config import SelectorConfig, SelectorKind
 
 RANKED = SelectorConfig(SelectorKind.PRIORITIZED, 1.0)

@@ -174,7 +174,11 @@ def test_malformed_item_is_refused(
 
 SAMPLES = {
     "credit first": ([pb.SampleRequest(credit=1)], INVALID, "must have `open`"),
-    "batch of 0": ([pb.SampleRequest(open=pb.SampleOpen(table="t"), credit=1)], INVALID, "batch_size is 0"),
+    "batch of 0": (
+        [pb.SampleRequest(open=pb.SampleOpen(table="t"), credit=1)],
+        INVALID,
+        "batch_size is 0",
+    ),
     "batch of 65537": (
         [pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=65_537), credit=1)],
         INVALID,

@@ -16,7 +16,7 @@ from tests.unit.replay.streams_for_tests import make_chunk, make_config, make_it
 from tidemill.errors import Unavailable
 from tidemill.replay.appender import StreamAppender, StreamRestarted
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampler import SampleStream
+from tidemill.replay.sample_stream import SampleStream
 
 FROZEN_NOTICED_S = 10.0
 
@@ -65,7 +65,7 @@ def test_restarted_server_is_an_empty_one_and_clients_begin_anew() -> None:
     config = make_config()
     with server_process() as first:
         address = first.address
-        stream = SampleStream(address, config, 4, credit=1)
+        stream = SampleStream(address, config, 4, max_in_flight_batches=1)
         appender = open_appender(address)
         write(appender, 0)
         assert appender.flush(WAIT_S)

@@ -142,7 +142,10 @@ def test_writer_is_held_back_by_samples_that_come_from_other_shards() -> None:
     """All items lie on one shard and the writer on another: its inserts go on with the samples of the first."""
     limiter = RateLimiterConfig(min_size=8, samples_per_insert=1.0, error_buffer=16.0)
     config = make_config(limiter=limiter, max_items=1000)
-    with local_shards(2, config) as servers, sampling([s.address for s in servers], config, 16, credit=1) as stream:
+    with (
+        local_shards(2, config) as servers,
+        sampling([s.address for s in servers], config, 16, credit=1) as stream,
+    ):
         fill(servers[0].address, 0, [1.0] * 12)
         with open_appender(servers[1].address) as appender:
             for first in range(0, 160, 4):
@@ -205,7 +208,10 @@ def test_shard_that_joins_by_name_gets_the_table_and_is_sampled() -> None:
         answers = [[servers[0].address]]
         directory = ShardDirectory(["dns:///replay:1"], every_s=0.05, resolve=lambda _: answers[-1])
         rng = np.random.default_rng(3)
-        with closing(directory), ShardedSampleStream(directory, config, 2, 8, rng=rng, credit=1) as stream:
+        with (
+            closing(directory),
+            ShardedSampleStream(directory, config, 2, 8, rng=rng, max_in_flight_batches=1) as stream,
+        ):
             wait_until(lambda: [report.live for report in stream.reports()] == [True], "the first shard")
             fill(servers[0].address, 0, [1.0] * 4)
             assert taken(stream).stored == {servers[0].address: StoredSteps(servers[0].replay.history, 4)}

@@ -39,8 +39,8 @@ class ShardedSampleStream:
     """Batches of a table that is spread over shards, each in proportion to its weight, received ahead of use.
 
     Items have the probability with which they were drawn from all shards together, and keys [B, 2]: the key, and the
-    number of the shard it belongs to, for `client_of`. At most `credit` batches are underway or ready. A shard whose
-    connection breaks, or that is silent for `SILENT_S`, is left out at once; the others make up for what it was to
+    number of the shard it belongs to, for `client_of`. At most `max_in_flight_batches` are under way or ready. A shard
+    whose connection breaks, or that is silent for `SILENT_S`, is left out at once; the others make up for what it was to
     give. It is taken back with its first answer, and the table is created there if it is lost. Every method may be
     called from any thread.
     """
@@ -53,7 +53,7 @@ class ShardedSampleStream:
         batch_size: int,
         *,
         rng: np.random.Generator,
-        credit: int = 4,
+        max_in_flight_batches: int = 4,
         without_replacement: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -65,12 +65,16 @@ class ShardedSampleStream:
             shard_count: Over how many shards it is divided, the same for everybody who creates it.
             batch_size: Items in each batch, 1 .. 65536.
             rng: Source of all splits.
-            credit: Batches that may be underway or ready, at least 1.
+            max_in_flight_batches: Batches that may be underway or ready, at least 1.
             without_replacement: Whether no item may come twice in a batch.
             clock: Monotonic time in seconds.
         """
         self._directory, self._part = directory, shard_config(table, shard_count)
-        self._batch_size, self._credit, self._without_replacement = batch_size, credit, without_replacement
+        self._batch_size, self._max_in_flight, self._without_replacement = (
+            batch_size,
+            max_in_flight_batches,
+            without_replacement,
+        )
         self._most = _largest_draw(self._part, batch_size, without_replacement)
         self._is_random, self._rng, self._clock = table.sampler.kind in _RANDOM, rng, clock
         self._changed = threading.Condition()  # guards everything below
@@ -218,7 +222,7 @@ class ShardedSampleStream:
         """Ask for as many batches as the credit and the table allow."""
         if self._open_at_s is not None or self._closed.is_set():
             return
-        while len(self._underway) + len(self._ready) < self._credit:
+        while len(self._underway) + len(self._ready) < self._max_in_flight:
             plan = self._table_state.plan(self._batch_size)
             if plan is None:
                 return
