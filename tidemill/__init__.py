@@ -1,0 +1,164 @@
+"""Tidemill: distributed deep reinforcement learning as a cluster of gRPC services.
+
+What is listed in `__all__` is the public surface: it is documented, typed and versioned, and the services of this
+distribution are built on it. Names are imported when they are first used, so that `import tidemill` needs neither torch
+nor gRPC's channels.
+
+    import tidemill
+
+    with tidemill.ReplayClient("127.0.0.1:7401") as replay:
+        print([table.config.name for table in replay.list_tables()])
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tidemill.cluster import Cluster, RunResult
+    from tidemill.config.load import load_config
+    from tidemill.config.sections import RunConfig
+    from tidemill.envs.interface import EpisodeSummary, VectorEnv, VectorStep
+    from tidemill.envs.make import make_env
+    from tidemill.envs.settings import EnvSettings
+    from tidemill.errors import (
+        AlreadyExists,
+        ConfigError,
+        DataLoss,
+        FailedPrecondition,
+        FatalError,
+        InvalidArgument,
+        NotFound,
+        ResourceExhausted,
+        TidemillError,
+        Unavailable,
+        Unimplemented,
+    )
+    from tidemill.learner.client import LearnerClient
+    from tidemill.learner.status import LearnerState, LearnerStatus
+    from tidemill.params.client import ParamsClient
+    from tidemill.params.version import Params, ParamsMetadata, Version
+    from tidemill.params.watcher import ParamsWatcher
+    from tidemill.replay.batch import SampledBatch
+    from tidemill.replay.client import ReplayClient
+    from tidemill.replay.sampler import ReplaySampler
+    from tidemill.replay.shards.appender import ShardedAppender
+    from tidemill.replay.table_config import (
+        RateLimiterConfig,
+        SelectorConfig,
+        SelectorKind,
+        TableConfig,
+        TableDescription,
+    )
+    from tidemill.replay.writer import ReplayWriter
+    from tidemill.rl.agents.build import build_agent, build_policy
+    from tidemill.rl.agents.interface import Agent, Policy, PolicyContext, Update
+    from tidemill.rl.agents.registry import AgentConfig
+    from tidemill.rl.policy_io import PolicyInput, PolicyOutput
+    from tidemill.types import Codec, ColumnSpec, EnvSpec, Signature, WindowSpec, signature_of
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "tidemill.cluster": ("Cluster", "RunResult"),
+    "tidemill.config.load": ("load_config",),
+    "tidemill.config.sections": ("RunConfig",),
+    "tidemill.envs.interface": ("EpisodeSummary", "VectorEnv", "VectorStep"),
+    "tidemill.envs.make": ("make_env",),
+    "tidemill.envs.settings": ("EnvSettings",),
+    "tidemill.errors": (
+        *("AlreadyExists", "ConfigError", "DataLoss", "FailedPrecondition", "FatalError", "InvalidArgument"),
+        *("NotFound", "ResourceExhausted", "TidemillError", "Unavailable", "Unimplemented"),
+    ),
+    "tidemill.learner.client": ("LearnerClient",),
+    "tidemill.learner.status": ("LearnerState", "LearnerStatus"),
+    "tidemill.params.client": ("ParamsClient",),
+    "tidemill.params.version": ("Params", "ParamsMetadata", "Version"),
+    "tidemill.params.watcher": ("ParamsWatcher",),
+    "tidemill.replay.batch": ("SampledBatch",),
+    "tidemill.replay.client": ("ReplayClient",),
+    "tidemill.replay.sampler": ("ReplaySampler",),
+    "tidemill.replay.shards.appender": ("ShardedAppender",),
+    "tidemill.replay.table_config": (
+        *("RateLimiterConfig", "SelectorConfig", "SelectorKind", "TableConfig", "TableDescription"),
+    ),
+    "tidemill.replay.writer": ("ReplayWriter",),
+    "tidemill.rl.agents.build": ("build_agent", "build_policy"),
+    "tidemill.rl.agents.interface": ("Agent", "Policy", "PolicyContext", "Update"),
+    "tidemill.rl.agents.registry": ("AgentConfig",),
+    "tidemill.rl.policy_io": ("PolicyInput", "PolicyOutput"),
+    "tidemill.types": ("Codec", "ColumnSpec", "EnvSpec", "Signature", "WindowSpec", "signature_of"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "Agent",
+    "AgentConfig",
+    "AlreadyExists",
+    "Cluster",
+    "Codec",
+    "ColumnSpec",
+    "ConfigError",
+    "DataLoss",
+    "EnvSettings",
+    "EnvSpec",
+    "EpisodeSummary",
+    "FailedPrecondition",
+    "FatalError",
+    "InvalidArgument",
+    "LearnerClient",
+    "LearnerState",
+    "LearnerStatus",
+    "NotFound",
+    "Params",
+    "ParamsClient",
+    "ParamsMetadata",
+    "ParamsWatcher",
+    "Policy",
+    "PolicyContext",
+    "PolicyInput",
+    "PolicyOutput",
+    "RateLimiterConfig",
+    "ReplayClient",
+    "ReplaySampler",
+    "ReplayWriter",
+    "ResourceExhausted",
+    "RunConfig",
+    "RunResult",
+    "SampledBatch",
+    "SelectorConfig",
+    "SelectorKind",
+    "ShardedAppender",
+    "Signature",
+    "TableConfig",
+    "TableDescription",
+    "TidemillError",
+    "Unavailable",
+    "Unimplemented",
+    "Update",
+    "VectorEnv",
+    "VectorStep",
+    "Version",
+    "WindowSpec",
+    "__version__",
+    "build_agent",
+    "build_policy",
+    "load_config",
+    "make_env",
+    "signature_of",
+]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name stands for
+    """Return a public name from the module that holds it (PEP 562)."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'tidemill' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

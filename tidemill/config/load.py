@@ -45,6 +45,20 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
     return tyro.cli(config, prog=prog, description=about, args=rest, default=settings)
 
 
+def load_config(settings: Mapping[str, Any] | str | Path) -> RunConfig:
+    """Return the settings of a whole run, checked.
+
+    Args:
+        settings: A mapping of sections as a config file holds, e.g. `{"env": {"id": "CartPole-v1"}}`, or the path of a
+            YAML file with one.
+
+    Raises:
+        ConfigError: The file cannot be read, or a setting is unknown or out of range; the message names it.
+    """
+    document = settings if isinstance(settings, Mapping) else read_document(Path(settings))
+    return from_document(RunConfig, document)
+
+
 def from_document(config: type[_T], document: Mapping[str, Any], algorithm: str | None = None) -> _T:
     """Return a process's settings from a run's document; `algorithm` overrides the document's.
 

@@ -40,8 +40,8 @@ class ShardedSampleStream:
 
     Items have the probability with which they were drawn from all shards together, and keys [B, 2]: the key, and the
     number of the shard it belongs to, for `client_of`. At most `max_in_flight_batches` are under way or ready. A shard
-    whose connection breaks, or that is silent for `SILENT_S`, is left out at once; the others make up for what it was to
-    give. It is taken back with its first answer, and the table is created there if it is lost. Every method may be
+    whose connection breaks, or that is silent for `SILENT_S`, is left out at once; the others make up for what it was
+    to give. It is taken back with its first answer, and the table is created there if it is lost. Every method may be
     called from any thread.
     """
 

@@ -1,0 +1,191 @@
+"""A local cluster from Python: the processes of `tidemill train`, started, watched and stopped."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tidemill.config.load import load_config, read_document, write_document
+from tidemill.config.sections import RunConfig
+from tidemill.errors import FailedPrecondition, FatalError, Unavailable
+from tidemill.learner.client import LearnerClient
+from tidemill.learner.status import LearnerStatus
+
+_POLL_S = 0.2
+_LAST_LINES = 12
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended.
+
+    Attributes:
+        exit_code: 0 if it finished or was stopped as asked, 1 if it failed, 2 if a setting was wrong.
+        folder: The run's folder, with scores, plots, parameters, checkpoints and logs.
+        summary: What `result.json` holds: `solved`, `mean_return`, `wall_s` (s), `env_steps` (agent decisions),
+            `learner_steps` (gradient steps) and more; empty if the run ended before it wrote one.
+    """
+
+    exit_code: int
+    folder: Path
+    summary: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Cluster:
+    """Replay service, parameter server, learner, actors and evaluator of one run, each a process of this machine.
+
+    Leaving the `with` block stops what is still running.
+
+        with tidemill.Cluster({"env": {"id": "CartPole-v1"}, "run": {"max_wall_s": 60}}) as cluster:
+            while cluster.is_running:
+                print(cluster.status().learner_steps)
+                time.sleep(5)
+        print(cluster.result().summary["mean_return"])
+    """
+
+    def __init__(self, config: RunConfig | Mapping[str, Any] | str | Path, *, fresh: bool = False) -> None:
+        """Prepare a run; `start` or the `with` block starts it.
+
+        Args:
+            config: Settings: a `RunConfig`, a mapping as a config file holds, or the path of such a file.
+            fresh: Whether a run of the same name that has trained already is moved aside; nothing is deleted.
+
+        Raises:
+            ConfigError: A setting is unknown or out of range, or the file cannot be read.
+        """
+        self.config = config if isinstance(config, RunConfig) else load_config(config)
+        self._fresh = fresh
+        self._process: subprocess.Popen[str] | None = None
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    def start(self) -> None:
+        """Start the processes in the background; returns at once.
+
+        Raises:
+            FailedPrecondition: They were started already.
+        """
+        if self._process is not None:
+            raise FailedPrecondition(f"the cluster of {self.folder} was started already")
+        self._scratch = tempfile.TemporaryDirectory(prefix="tidemill-cluster-")
+        scratch = Path(self._scratch.name)
+        write_document(self.config, scratch / "config.yaml")
+        command = [sys.executable, "-P", "-m", "tidemill.services.launcher", "train", "--config"]
+        command += [str(scratch / "config.yaml"), *(["--fresh"] if self._fresh else [])]
+        with (scratch / "output.log").open("w") as output:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, text=True
+            )
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, ROOT/NAME of the settings."""
+        return self.config.run.folder
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the run has been started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def status(self, *, timeout_s: float = 30.0) -> LearnerStatus:
+        """Return what the learner is doing, waiting for it to start.
+
+        Args:
+            timeout_s: Longest wait in seconds.
+
+        Raises:
+            FatalError: The run has ended; the message holds the last lines it printed.
+            Unavailable: The learner did not answer in time.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            if not self.is_running:
+                raise FatalError(f"the run has ended:\n{self._last_lines()}")
+            try:
+                address = str(read_document(self.folder / "cluster.yaml")["cluster"]["learner"])
+                with LearnerClient(address) as learner:
+                    return learner.get_status()
+            except Exception as error:
+                if time.monotonic() > deadline_s:
+                    raise Unavailable(f"the learner of {self.folder} did not answer within {timeout_s:g} s") from error
+            time.sleep(_POLL_S)
+
+    def wait(self, timeout_s: float | None = None) -> RunResult:
+        """Wait until the run ends by itself, at its target or a limit.
+
+        Args:
+            timeout_s: Longest wait in seconds; None waits as long as it takes.
+
+        Raises:
+            Unavailable: It did not end in time; it goes on running.
+            FailedPrecondition: It was not started.
+        """
+        if self._process is None:
+            raise FailedPrecondition(f"the cluster of {self.folder} was not started")
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise Unavailable(f"the run in {self.folder} did not end within {timeout_s:g} s") from error
+        return self.result()
+
+    def stop(self, timeout_s: float = 60.0) -> RunResult:
+        """Stop the run as Ctrl-C would: everything is saved, and `tidemill resume` can continue it.
+
+        Args:
+            timeout_s: How long the processes may take to save and end, in seconds; then they are killed.
+
+        Raises:
+            FailedPrecondition: It was not started.
+        """
+        if self._process is None:
+            raise FailedPrecondition(f"the cluster of {self.folder} was not started")
+        if self.is_running:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()  # its children end with it
+                self._process.wait()
+        return self.result()
+
+    def result(self) -> RunResult:
+        """Return how the run ended.
+
+        Raises:
+            FailedPrecondition: It was not started, or is still running.
+        """
+        if self._process is None or self.is_running:
+            raise FailedPrecondition(f"the cluster of {self.folder} has not ended")
+        file = self.folder / "result.json"
+        summary = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        return RunResult(self._process.returncode, self.folder, summary)
+
+    def close(self) -> None:
+        """Stop what is running and remove scratch files. May be called twice."""
+        if self.is_running:
+            self.stop()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+            self._scratch = None
+
+    def _last_lines(self) -> str:
+        if self._scratch is None:
+            return ""
+        return "\n".join((Path(self._scratch.name) / "output.log").read_text().splitlines()[-_LAST_LINES:])
+
+    def __enter__(self) -> Self:
+        """Start, and return itself."""
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Close."""
+        self.close()
