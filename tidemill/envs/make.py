@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.nearest import nearest
 from tidemill.types import EnvSpec
+from tidemill.user_code import import_user_module
 
 
 def make_env(settings: EnvSettings, num_envs: int, *, training: bool, render: bool = False) -> VectorEnv:
@@ -78,7 +78,7 @@ def _function(env_id: str) -> Callable[..., Any] | None:
     if not colon:
         return None
     try:
-        module = importlib.import_module(module_name)
+        module = import_user_module(module_name)
     except ImportError as error:
         raise ConfigError(f"env.id is {env_id!r}, but importing {module_name} failed: {error}") from error
     function = getattr(module, name, None)

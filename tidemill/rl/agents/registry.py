@@ -7,7 +7,6 @@ shows how to write one. Nothing outside the folder names it.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import pkgutil
 from typing import Protocol, cast
 
@@ -15,6 +14,7 @@ from tidemill.errors import ConfigError
 from tidemill.nearest import nearest
 from tidemill.rl import agents
 from tidemill.types import EnvSpec, WindowSpec
+from tidemill.user_code import import_user_module
 
 
 class AgentConfig(Protocol):
@@ -54,7 +54,7 @@ def config_class(algorithm: str) -> type[AgentConfig]:
         raise ConfigError(f"agent.algorithm is {algorithm!r}, allowed: {', '.join(algorithms())}, or a package{hint}")
     name = f"{algorithm}.config" if "." in algorithm else f"{agents.__name__}.{algorithm}.config"
     try:
-        module = importlib.import_module(name)
+        module = import_user_module(name)
     except ImportError as error:
         raise ConfigError(f"agent.algorithm is {algorithm!r}, but importing {name} failed: {error}") from error
     for value in vars(module).values():

@@ -6,8 +6,6 @@ own by its dotted path.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,7 @@ from tidemill.errors import ConfigError
 from tidemill.nearest import nearest
 from tidemill.rl.networks import torsos
 from tidemill.types import EnvSpec
+from tidemill.user_code import import_user_module, user_module_exists
 
 if TYPE_CHECKING:
     import torch
@@ -33,11 +32,7 @@ def check_torso(name: str) -> None:
             allowed = f"one of {', '.join(torso_names())}, or a module's dotted path"
             raise ConfigError(f"network is {name!r}, but must be {allowed}{nearest(name, torso_names())}")
         return
-    try:
-        found = importlib.util.find_spec(name)
-    except ImportError:
-        found = None
-    if found is None:
+    if not user_module_exists(name):
         raise ConfigError(f"network is {name!r}, but must be a module that can be imported")
 
 
@@ -56,6 +51,6 @@ def build_torso(name: str, env_spec: EnvSpec, rng: torch.Generator) -> nn.Module
         ConfigError: The torso does not take such observations.
     """
     path = name if "." in name else f"{torsos.__name__}.{name}"
-    module: Any = importlib.import_module(path)
+    module: Any = import_user_module(path)
     torso: nn.Module = module.build(env_spec, rng)
     return torso
