@@ -198,7 +198,9 @@ class LearnerCluster:
         """Return a client of the parameter server."""
         return self._keep(ParamsClient(self.params, deadline_s=5.0))
 
-    def wait_for_status(self, condition: Callable[[LearnerStatus], bool], what: str) -> LearnerStatus:
+    def wait_for_status(
+        self, condition: Callable[[LearnerStatus], bool], what: str, timeout_s: float = WAIT_S
+    ) -> LearnerStatus:
         """Return the first status that meets a condition; the learner may not be there yet."""
         client, found = self.learner_client(), LearnerStatus()
 
@@ -210,7 +212,7 @@ class LearnerCluster:
                 return False
             return condition(found)
 
-        wait_until(holds, what)
+        wait_until(holds, what, timeout_s)
         return found
 
     def close(self) -> None:
