@@ -163,7 +163,21 @@ class LearnerCluster:
         """Start a learner process, of another module and with words before its settings if given; not waited for."""
         return self._start(module, [*before, *self._learner_arguments(), *overrides])
 
+    def start_actor(self, *overrides: str) -> Process:
+        """Start an actor process for the learner of these settings; not waited for."""
+        return self._start("services.actor", [*self._common_arguments(), *overrides])
+
     def _learner_arguments(self) -> list[str]:
+        settings = {
+            "--learner.server.address": self.learner,
+            "--learner.publish-every": "10",
+            "--learner.updates-per-env-step": "1",
+            "--learner.log-every-s": "1",
+        }
+        return [*self._common_arguments(), *(word for pair in settings.items() for word in pair)]
+
+    def _common_arguments(self) -> list[str]:
+        """Return what learner and actor are both told."""
         settings = {
             "--agent.algorithm": "dqn",
             "--agent.network": "mlp",
@@ -173,10 +187,6 @@ class LearnerCluster:
             "--cluster.replay": self.replay,
             "--cluster.params": self.params,
             "--cluster.connect-timeout-s": "20",
-            "--learner.server.address": self.learner,
-            "--learner.publish-every": "10",
-            "--learner.updates-per-env-step": "1",
-            "--learner.log-every-s": "1",
             "--table.sampler": "prioritized",
             "--table.min-size": "64",
         }

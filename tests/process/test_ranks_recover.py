@@ -77,7 +77,7 @@ def test_ranks_pause_and_stop_together_and_steps_count_once(cluster: LearnerClus
 
 
 def test_every_rank_serves_its_metrics(cluster: LearnerCluster) -> None:
-    """The second on the port after the first's; only the first shows what it alone does, so no alert rings for others."""
+    """The second on the port after the first's; what only the first does only the first shows, so no alert rings."""
     port = _two_free_ports()
     learner = _start(cluster, "--learner.server.metrics-address", f"127.0.0.1:{port}")
     cluster.wait_for_status(lambda s: s.learner_steps > 50, "50 gradient steps")
