@@ -14,6 +14,9 @@ class Appending(Protocol):
     def append(self, chunks: Sequence[Chunk], items: Sequence[ItemBatch] = (), timeout_s: float | None = None) -> bool:
         """Queue chunks and the items that end in them; wait while too much is unacknowledged."""
 
+    def opened(self, timeout_s: float) -> bool:
+        """Wait until the server has named the epoch; return False if it has not after `timeout_s` seconds."""
+
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything is acknowledged; return False if that took longer than `timeout_s` seconds."""
 
@@ -23,6 +26,10 @@ class Appending(Protocol):
     @property
     def epoch(self) -> int:
         """Epoch of the streams."""
+
+    @property
+    def superseded_epoch(self) -> int:
+        """Epoch of an earlier life of this actor, 0 if there was none."""
 
     @property
     def env_steps(self) -> int:
