@@ -94,9 +94,14 @@ $(VENV)-reverb/.installed: requirements/reverb.txt
 # `make learn-cartpole-dqn` runs configs/cartpole_dqn.yaml; LEARN="--sb3 .venv-sb3" puts Stable-Baselines3 beside it.
 SEEDS ?= 1 2 3
 LEARN ?=
+REPORT ?=
 .PHONY: learn-table
 learn-table: $(VENV)/.runtime ## the table of all learning results
 	$(BIN)/python -m benchmarks.learn --table
+
+.PHONY: learn-report
+learn-report: $(VENV)/.runtime $(VENV)-sb3/.installed ## the continuous results on seeds that were declared before; goes on where it stopped
+	$(BIN)/python -m benchmarks.learn --report $(REPORT)
 
 learn-%: $(VENV)/.runtime $(if $(findstring --sb3,$(LEARN)),$(VENV)-sb3/.installed) ## a config's learning result: SEEDS="1 2 3"
 	$(BIN)/python -m benchmarks.learn configs/$(subst -,_,$*).yaml --seeds $(SEEDS) $(LEARN)

@@ -93,11 +93,26 @@ async def stop_requested() -> None:
     await requested.wait()
 
 
+def die_with_parent() -> None:
+    """Ask the kernel for SIGKILL when the parent dies, for a process that must not be taken for one that was stopped.
+
+    A rank that is stopped stops all others; those of other machines shall wait for this one's return instead.
+    """
+    _ask_on_parents_death(signal.SIGKILL)
+
+
 def _end_with_parent() -> None:
     """Ask the kernel for SIGTERM when the launcher dies, so that a killed launcher leaves no orphan."""
     parent = os.environ.get(PARENT_VARIABLE)
-    if not parent or not sys.platform.startswith("linux"):
+    if not parent or not _ask_on_parents_death(signal.SIGTERM):
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != int(parent):  # the launcher died before the request took effect
         sys.exit(0)
+
+
+def _ask_on_parents_death(number: signal.Signals) -> bool:
+    """Return whether the kernel will send it."""
+    if not sys.platform.startswith("linux"):
+        return False
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    return True

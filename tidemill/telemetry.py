@@ -75,8 +75,13 @@ def _disk_bytes(folder: Path, what: str) -> float:
     return float(getattr(shutil.disk_usage(made), what))
 
 
-def serve_metrics(settings: ServerSettings) -> str:
+def serve_metrics(settings: ServerSettings, *, place: int = 0) -> str:
     """Serve /metrics in a daemon thread; return its `host:port`, or an empty string when it is turned off.
+
+    Args:
+        settings: Where to serve them.
+        place: Number of this process among those of the machine that share the settings, from 0; each has a port of
+            its own, in order. Port 0 takes a free one for each.
 
     Raises:
         ConfigError: the address is beyond this machine and `insecure` is not set.
@@ -85,10 +90,11 @@ def serve_metrics(settings: ServerSettings) -> str:
     if not settings.metrics_address:
         return ""
     check_exposure(settings.metrics_address, insecure=settings.insecure)
-    host, _, port = settings.metrics_address.rpartition(":")
+    host, _, first_port = settings.metrics_address.rpartition(":")
+    port = int(first_port) and int(first_port) + place
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nothing reads
     try:
-        server, _thread = start_http_server(int(port), addr=host)
+        server, _thread = start_http_server(port, addr=host)
     except OSError as error:
-        raise FatalError(f"cannot serve metrics on {settings.metrics_address}: {error.strerror}") from error
+        raise FatalError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
     return f"{host}:{server.server_port}"

@@ -5,6 +5,7 @@ and the best version of each are then tested on fresh episodes. benchmarks/resul
 was run, curve.csv, curve.png and result.json, which depend on the runs alone.
 
     python -m benchmarks.learn configs/cartpole_dqn.yaml [--seeds 1 2 3] [--steps N] [--sb3 .venv-sb3]
+    python -m benchmarks.learn --report [NAME ...]      on the seeds of declared_seeds.yaml, which nothing else may see
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from pathlib import Path
 
 from benchmarks.learn.carry_out import carry_out
 from benchmarks.learn.committed import read_committed
-from benchmarks.learn.plan import make_plan
+from benchmarks.learn.plan import RESULTS, make_plan
 from benchmarks.learn.report import write_report
+from benchmarks.learn.seeds import check_free, check_no_report, is_reported, read_declared
 from benchmarks.learn.table import write_table
 from tidemill.errors import ConfigError, TidemillError
 
@@ -40,15 +42,21 @@ def _make(arguments: argparse.Namespace) -> int:
     if arguments.table:
         print(write_table())
         return 0
+    if arguments.report is not None:
+        return _report(arguments)
     if not arguments.config:
         raise ConfigError("which config? for example configs/cartpole_dqn.yaml")
     if arguments.report_only:
-        document = write_report(arguments.name or Path(arguments.config).stem, arguments.seeds or ())
+        name = arguments.name or Path(arguments.config).stem
+        check_no_report(RESULTS / name)
+        document = write_report(name, arguments.seeds or ())
     else:
         if arguments.extend and arguments.sb3:
             raise ConfigError("--extend adds our runs alone: a result with a peer is made whole, without it")
         arguments.seeds = arguments.seeds or [1, 2, 3]
+        check_free(arguments.seeds)
         plan = make_plan(arguments)
+        check_no_report(plan.results)
         committed = read_committed(plan.results, plan.text, plan.seeds) if arguments.extend else []
         seeds = [seed for seed in plan.seeds if seed not in {ran.seed for ran in committed}]
         if not seeds:
@@ -58,6 +66,27 @@ def _make(arguments: argparse.Namespace) -> int:
     write_table()
     print(json.dumps(document["over_seeds"]))
     return 1 if document["unfinished_seeds"] or not document["seeds"] else 0
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    """Run the declared rows one after another, those that are reported already left out; return the exit code."""
+    names, jobs, limit_s = arguments.report, arguments.jobs, arguments.limit_s
+    if arguments != parser().parse_args(["--report", *names, "--jobs", str(jobs), "--limit-s", str(limit_s)]):
+        raise ConfigError("--report takes names, --jobs and --limit-s: all else is declared")
+    code = 0
+    for row in read_declared(names):
+        words = [row.config, "--name", row.name, "--seeds", *map(str, row.seeds), *row.options]
+        plan = make_plan(parser().parse_args(words), declared=True)
+        if is_reported(row, plan.results, plan.text):
+            print(f"{row.name}: reported already", flush=True)
+            continue
+        print(f"{row.name}: the seeds {', '.join(map(str, row.seeds))}", flush=True)
+        carry_out(plan, plan.seeds, jobs=jobs, again=False, limit_s=limit_s)
+        document = write_report(plan.name, plan.seeds, declared=True)
+        write_table()
+        print(json.dumps(document["over_seeds"]), flush=True)
+        code = code or (1 if document["unfinished_seeds"] or not document["seeds"] else 0)
+    return code
 
 
 def parser() -> argparse.ArgumentParser:
@@ -80,6 +109,7 @@ def parser() -> argparse.ArgumentParser:
     add("--again", action="store_true", help="run seeds anew that have a result; the earlier run is moved aside")
     add("--extend", action="store_true", help="keep the seeds that the committed result has, run the others")
     add("--report-only", action="store_true", help="run nothing, write the report of the runs there are")
+    add("--report", nargs="*", metavar="NAME", help="run what is declared for these results; without a name, for all")
     add("--table", action="store_true", help="only write the table of all results")
     return words
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.learn.atomic import write_json
 from benchmarks.learn.plan import Plan
 from benchmarks.learn.processes import Processes
-from benchmarks.learn.ran import tested_versions
+from benchmarks.learn.ran import versions_to_test
 from benchmarks.rows import machine
 from services.launcher.versions import versions
 from tidemill.errors import ConfigError
@@ -70,7 +70,7 @@ class _Seed:
         if not _has_result(self._folder):
             _say(f"seed {self._seed}: no result, see {self._log}")
             return
-        for version in tested_versions(self._folder):
+        for version in versions_to_test(self._folder):
             self._test(version)
 
     def _train(self, jobs: int) -> None:

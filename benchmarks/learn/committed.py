@@ -13,7 +13,7 @@ from benchmarks.learn.ran import Measure, Ran, read_json
 from tidemill.errors import ConfigError
 from tidemill.scores import Score, score_of
 
-_MEASURES = ("first_reached", "confirmed", "final", "best", "test_final", "test_best")
+_MEASURES = ("first_reached", "confirmed", "final", "best", "test_final", "test_best", "test_last")
 _PROVENANCE = ("machine", "versions", "commit", "jobs")
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
+from collections.abc import Mapping
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
@@ -77,6 +78,7 @@ def train(config: RunConfig, arguments: argparse.Namespace) -> None:
             course.test(number, arguments.test_episodes)
     said = {
         "algorithm": algorithm,
+        "network": network_of(algorithm, settings),
         "hyperparameters": settings | {"n_timesteps": steps},
         "source": "RL Baselines3 Zoo, hyperparams/dqn.yml and sac.yml",
         "version": f"stable-baselines3 {version('stable-baselines3')}",
@@ -98,6 +100,12 @@ def zoo_settings(algorithm: str, env_id: str) -> dict[str, Any]:
     except KeyError:
         known = ", ".join(f"{name} on {env}" for name, envs in zoo.items() for env in envs)
         raise ConfigError(f"there are no settings for {algorithm} on {env_id}; there are for {known}") from None
+
+
+def network_of(algorithm: str, settings: Mapping[str, Any]) -> str:
+    """Return the hidden layers that the hyperparameters make, or else Stable-Baselines3's own, in words."""
+    layers = settings.get("policy_kwargs", {}).get("net_arch")
+    return ", ".join(map(str, layers or {"sac": (256, 256), "dqn": (64, 64)}[algorithm]))
 
 
 def learning_rate(value: float | str) -> Any:  # noqa: ANN401 - what Stable-Baselines3 takes

@@ -42,6 +42,8 @@ class Plan:
     """Folder that Stable-Baselines3 is installed in; empty: no peer."""
     peer_every: int = 0
     """Agent decisions between two evaluations of the peer; 0: a fiftieth of the run."""
+    declared: bool = False
+    """Whether these are the seeds that were declared for a report."""
 
     @property
     def root(self) -> Path:
@@ -61,6 +63,8 @@ class Plan:
     @property
     def command(self) -> str:
         """What a person types to get this result again."""
+        if self.declared:
+            return shlex.join(["python", "-m", "benchmarks.learn", "--report", self.name])
         seeds = [str(seed) for seed in self.seeds]
         words = ["python", "-m", "benchmarks.learn", str(self.source), "--seeds", *seeds, *self.options]
         return shlex.join(words)
@@ -90,8 +94,12 @@ class Plan:
         ]
 
 
-def make_plan(arguments: argparse.Namespace) -> Plan:
+def make_plan(arguments: argparse.Namespace, *, declared: bool = False) -> Plan:
     """Return the plan that a command line asks for.
+
+    Args:
+        arguments: The command line.
+        declared: Whether its seeds are those that were declared for a report.
 
     Raises:
         ConfigError: the config or what the command line changes in it is wrong.
@@ -113,6 +121,7 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         options=tuple(_options(arguments)),
         sb3=arguments.sb3,
         peer_every=arguments.peer_every,
+        declared=declared,
     )
 
 

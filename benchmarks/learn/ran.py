@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tidemill.errors import NotFound
+from tidemill.params.stored import read_params
+from tidemill.params.version import LAST_TRAINED
 from tidemill.scores import Score, read_scores
+
+_AT_A_STEP = ("run.max_env_steps", "run.max_learner_steps", "all its decisions were made")
+"""How the reason of a run begins that ended in training: it measured the parameters that it ended with."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +58,12 @@ class Ran:
     best: Measure | None
     """Best evaluation. The largest of many means is above what its version can do: see `test_best`."""
     test_final: Measure | None
-    """Fresh episodes of the version of the last evaluation."""
+    """Fresh episodes of the version that decided: of a run with a target the one that passed, of others the last."""
     test_best: Measure | None
     """Fresh episodes of the best version."""
     provenance: dict[str, Any]
+    test_last: Measure | None = None
+    """Fresh episodes of where training stood at the end: it went on while the version that decided was measured."""
 
     @property
     def curve(self) -> tuple[list[float], list[float]]:
@@ -98,13 +106,20 @@ def read_ran(folder: Path, seed: int, target: float | None) -> Ran | None:
         test_final=_test(folder, int(result.get("params_version", 0))),
         test_best=_test(folder, int(result.get("best_version", 0))),
         provenance=read_json(folder.with_name(f"{folder.name}.json")),
+        test_last=_test(folder, _last_version(folder, result)),
     )
 
 
-def tested_versions(folder: Path) -> list[int]:
-    """Return the versions of a finished run that deserve a test: the one that decided, and the best."""
+def versions_to_test(folder: Path) -> list[int]:
+    """Return the versions of a finished run that deserve a test: the one that decided, the last, and the best."""
     result = read_json(folder / "result.json")
-    return sorted({int(result.get("params_version", 0)), int(result.get("best_version", 0))} - {0})
+    found = {_last_version(folder, result), *(int(result.get(each, 0)) for each in ("params_version", "best_version"))}
+    return sorted(found - {0})
+
+
+def ended_in_training(reason: str) -> bool:
+    """Return whether a run ended at a number of steps, so that what was measured last is what training ended with."""
+    return reason.startswith(_AT_A_STEP)
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -129,6 +144,16 @@ def _confirmation(folder: Path, result: dict[str, Any]) -> Measure | None:
     rows = read_scores(folder / "confirmations.csv")
     std = rows[-1].std if rows else None
     return Measure(result["confirmed_mean"], result["confirm_episodes"], result["env_steps"], std)
+
+
+def _last_version(folder: Path, result: dict[str, Any]) -> int:
+    """Return the version that training ended with; 0 if it was not kept."""
+    if ended_in_training(str(result.get("reason", ""))):
+        return int(result.get("params_version", 0))
+    try:
+        return read_params(folder / "params", LAST_TRAINED).number
+    except NotFound:
+        return 0
 
 
 def _test(folder: Path, version: int) -> Measure | None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from tidemill.config.load import read_document
 from tidemill.errors import ConfigError
 
+_BUDGET = {"env_steps", "learner_steps"}
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -18,6 +20,10 @@ class Reference:
     value: float
     source: str
     """Where it stands, and under which conditions."""
+    env_steps: int | None = None
+    """Agent decisions it took; None if it is no figure of a run, or not said."""
+    learner_steps: int | None = None
+    """Gradient steps it took."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,7 @@ def references_of(name: str, target_return: float | None, file: Path) -> Referen
 def _reference(file: Path, name: str, entry: object) -> Reference | None:
     if entry is None:
         return None
-    if not isinstance(entry, dict) or entry.keys() != {"what", "value", "source"}:
-        raise ConfigError(f"{file}: {name} must have what, value and source, got {entry!r}")
-    return Reference(str(entry["what"]), float(entry["value"]), str(entry["source"]))
+    if not isinstance(entry, dict) or entry.keys() - _BUDGET != {"what", "value", "source"}:
+        raise ConfigError(f"{file}: {name} must have what, value and source, and may have a budget, got {entry!r}")
+    budget = {key: int(entry[key]) for key in _BUDGET & entry.keys()}
+    return Reference(str(entry["what"]), float(entry["value"]), str(entry["source"]), **budget)

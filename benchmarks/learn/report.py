@@ -14,11 +14,13 @@ from benchmarks.learn import curve
 from benchmarks.learn.atomic import write_json, write_text
 from benchmarks.learn.bootstrap import interquartile_mean, mean_interval
 from benchmarks.learn.plan import RESULTS, RUNS, command_of
-from benchmarks.learn.ran import Ran, read_json, read_ran, seeds_of
+from benchmarks.learn.ran import Measure, Ran, read_json, read_ran, seeds_of
 from benchmarks.learn.references import References, references_of
 from tidemill.config.load import from_document, read_document
+from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import NotFound
+from tidemill.rl.agents.registry import AgentConfig
 
 Document = dict[str, Any]
 
@@ -32,6 +34,7 @@ def write_report(
     *,
     runs_root: Path = RUNS,
     results_root: Path = RESULTS,
+    declared: bool = False,
 ) -> Document:
     """Write config, curves and result.json of a result; return the latter.
 
@@ -41,6 +44,7 @@ def write_report(
         committed: Runs of other seeds that the result has already and keeps.
         runs_root: Folder of the runs of all results.
         results_root: Folder of all results.
+        declared: Whether the seeds were declared before any of them was run.
 
     Raises:
         NotFound: nothing was run.
@@ -55,7 +59,7 @@ def write_report(
     references = references_of(name, config.run.target_return, results_root / "references.yaml")
     ours = sorted([*committed, *_read(folders, wanted, references.target)], key=lambda ran: ran.seed)
     peers = _read([root / f"sb3-seed-{seed}" for seed in wanted], wanted, references.target)
-    document = _document(name, config, references, ours) | {"command": command_of(root)}
+    document = _document(name, config, references, ours) | {"command": command_of(root), "declared_seeds": declared}
     document["peer"] = _peer(root, peers) if peers else None
     write_text(results / "config.yaml", (root / "config.yaml").read_text(encoding="utf-8"))
     curve.write_rows(ours, results / "curve.csv")
@@ -77,7 +81,10 @@ def _document(name: str, config: RunConfig, references: References, runs: Sequen
         "name": name,
         "env_id": config.env.id,
         "algorithm": config.agent.algorithm,
+        "network": network_of(config.agent),
+        "budget": budget_of(config.run),
         "command": "",
+        "declared_seeds": False,
         "protocol": {
             "policy": settings.policy,
             "episodes": settings.episodes,
@@ -94,9 +101,28 @@ def _document(name: str, config: RunConfig, references: References, runs: Sequen
     }
 
 
+def network_of(agent: AgentConfig) -> str:
+    """Return the network of an agent in words: `128, 128` is two hidden layers of 128 on numbers."""
+    if (torso := str(getattr(agent, "network", "mlp"))) != "mlp":
+        return torso
+    found = (getattr(agent, name, None) for name in ("hidden_sizes", "actor_sizes", "critic_sizes"))
+    layers = dict.fromkeys(", ".join(map(str, sizes)) for sizes in found if sizes)
+    return " and ".join(layers)
+
+
+def budget_of(run: RunSettings) -> Document:
+    """Return what a run may use; 0 for no limit. With a target it ends before that, if it gets there."""
+    return {
+        "env_steps": run.max_env_steps,
+        "learner_steps": run.max_learner_steps,
+        "wall_s": run.max_wall_s,
+        "target_return": run.target_return,
+    }
+
+
 def _peer(root: Path, runs: Sequence[Ran]) -> Document:
     results = [read_json(root / f"sb3-seed-{run.seed}" / "result.json") for run in runs]
-    said = ("algorithm", "hyperparameters", "source", "version", "threads", "evaluated_every")
+    said = ("algorithm", "network", "hyperparameters", "source", "version", "threads", "evaluated_every")
     return {
         "name": PEER,
         **{key: _one_or_all(result.get(key) for result in results if result) for key in said},
@@ -113,12 +139,14 @@ def summary(runs: Sequence[Ran]) -> Document:
         "seeds": [run.seed for run in finished],
         "unfinished_seeds": [run.seed for run in runs if not run.is_finished],
         "over_seeds": {
-            "score": _score(finished, "final"),
+            "deciding_version": _score(finished, "final"),
+            "last_version": _last(finished),
             "best_version": _score(finished, "best"),
             "confirmed_seeds": len(confirmed),
             "env_steps_to_confirmed": _median(run.confirmed.env_steps for run in confirmed if run.confirmed),
             "wall_s_to_confirmed": _median(run.confirmed_s for run in confirmed if run.confirmed_s is not None),
             "env_steps": _median(run.env_steps for run in finished),
+            "learner_steps": _median(run.learner_steps for run in finished),
             "wall_s": _median(run.wall_s for run in finished),
         },
         "runs": [_run(run) for run in runs],
@@ -133,7 +161,16 @@ def _score(runs: Sequence[Ran], which: str) -> Document | None:
     tests = [getattr(run, f"test_{which}") for run in runs]
     is_fresh = all(test is not None for test in tests)
     measures = tests if is_fresh else [getattr(run, which) for run in runs]
-    measures = [measure for measure in measures if measure is not None]
+    return _over([measure for measure in measures if measure is not None], is_fresh=is_fresh)
+
+
+def _last(runs: Sequence[Ran]) -> Document | None:
+    """Return the same of what training ended with; None unless every seed has kept and tested it."""
+    tests = [run.test_last for run in runs if run.test_last is not None]
+    return _over(tests, is_fresh=True) if len(tests) == len(runs) else None
+
+
+def _over(measures: Sequence[Measure], *, is_fresh: bool) -> Document | None:
     if not measures:
         return None
     means = [measure.mean for measure in measures]

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learn.atomic import write_text
+from benchmarks.learn.comparison import beside, compared
 from benchmarks.learn.plan import RESULTS
-from benchmarks.learn.ran import read_json
+from benchmarks.learn.ran import ended_in_training, read_json
+from benchmarks.learn.seeds import describe_seeds
 
 Document = dict[str, Any]
 
@@ -21,52 +23,102 @@ Every row is made by one command through the whole cluster, and `make learn-tabl
 mean over seeds where all of them have evaluations. [Evaluation](../../../docs/evaluation.md#learning-results) tells
 how a result is made.
 
-*Score* is the mean over seeds of the version that training ended with, *best* that of the version with the best
-evaluation; both on fresh episodes that neither training nor the choice of a version has seen, unless marked with †.
-Brackets hold the 95 % bootstrap interval over seeds: with three seeds it is narrower than their spread warrants. *To
-target* is the median of the seeds whose target fresh episodes confirmed. Env steps are agent decisions, seconds count
-from the start of the processes; both are medians over seeds. Sources of thresholds and published figures are in
-`references.yaml`.
+All returns are means over seeds of fresh episodes that neither training nor the choice of a version has seen, unless
+marked with †. Brackets hold the 95 % bootstrap interval over seeds: with three seeds it is narrower than their spread
+warrants. Env steps are agent decisions, updates gradient steps, a network is its hidden layers or its name.
 
-| Result | Environment | Algorithm | Seeds | Env steps | Score | Best | Compared with | To target | Wall s |
-|---|---|---|---|---|---|---|---|---|---|
+## Beside Stable-Baselines3, with the same budget
+
+Both trained as many decisions, played the same episodes, and are compared by what each ended with.
+"""
+_PAIRS = """
+| Result | Program | Seeds | Env steps | Updates | Network | Last version | Best version | Ours beside it |
+|---|---|---|---|---|---|---|---|---|
+"""
+_ALL = """
+## All results
+
+*Budget* is what ends a run, whatever comes first: so many decisions, updates or seconds; `to R` is the first version
+whose evaluation and then fresh episodes have a mean of R. *Measured* says which version the *return* is of: one that
+`passed` such a test was picked by it, while training went on; the `last` one is what training ended with; the
+`last evaluated` one was measured while the clock ran out. *Last* has what training ended with where that is another,
+*best* the version with the best evaluation. A verdict falls only where a published figure took as many decisions (or
+updates), to 1 %; what else it was made with, network and updates among it, may differ. *Seeds* says whether a trial had
+seen them when the settings were chosen, as far as that is known ([seeds.yaml](seeds.yaml)): a mean over seeds that were
+seen leans to the better. *To target* is the median of the seeds whose target fresh episodes confirmed. Seconds count
+from the start of the processes. Steps, updates and seconds are medians over seeds. Sources of thresholds and published
+figures are in `references.yaml`.
+
+| Result | Environment | Algorithm | Network | Seeds | Budget | Env steps | Updates | Measured | Return | Last | Best \
+| Compared with | To target | Wall s |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
 def write_table(root: Path = RESULTS) -> str:
     """Write README.md of all results and return it."""
     documents = [read_json(file) for file in sorted(root.glob("*/result.json"))]
-    rows = [row for document in documents for row in _rows(document)]
+    text = _HEAD + _PAIRS + "".join(f"{row}\n" for each in documents for row in _pair(each))
+    text += _ALL + "".join(f"{row}\n" for each in documents for row in _rows(each, root))
     commands = [f"| [{each['name']}]({each['name']}/curve.png) | `{each['command']}` |" for each in documents]
-    text = _HEAD + "".join(f"{row}\n" for row in rows)
     text += "\n| Result | Command |\n|---|---|\n" + "".join(f"{command}\n" for command in commands)
     write_text(root / "README.md", text)
     return text
 
 
-def _rows(document: Document) -> Iterator[str]:
+def _pair(document: Document) -> Iterator[str]:
+    """Yield the rows of a result and its peer, if they can be compared."""
+    if not document["peer"] or (verdict := beside(document)).startswith("not "):
+        return
+    for name, measured, said in (("Tidemill", document, verdict), (document["peer"]["name"], document["peer"], "")):
+        over = measured["over_seeds"]
+        steps, updates = _number(over["env_steps"]), _number(over["learner_steps"])
+        returns = _return(over["last_version"]), _return(over["best_version"])
+        yield _row(_link(document), name, _seeds(measured), steps, updates, _network(measured), *returns, said)
+
+
+def _rows(document: Document, root: Path) -> Iterator[str]:
     """Yield the row of a result, and that of its peer."""
-    name = document["name"]
-    yield _row(f"[{name}]({name}/result.json)", document, document)
-    if peer := document.get("peer"):
-        yield _row(f"{peer['name']} beside it", document, peer)
+    references, budget, peer = document["references"], document["budget"], document["peer"]
+    said = compared(references, budget, document["over_seeds"])
+    if peer:
+        said.append(f"{peer['name']} beside it: {beside(document)}")
+    seeds = f"{_seeds(document)} {describe_seeds(document, root)}"
+    yield _row(_link(document), *_cells(document, document), seeds, _budget(budget), *_measures(document, said))
+    if peer:
+        budget = {"env_steps": peer["over_seeds"]["env_steps"], "target_return": None}
+        said = compared(references, budget, peer["over_seeds"])
+        name = f"{peer['name']} beside it"
+        yield _row(name, *_cells(document, peer), _seeds(peer), _budget(budget), *_measures(peer, said))
 
 
-def _row(name: str, document: Document, measured: Document) -> str:
+def _cells(document: Document, measured: Document) -> tuple[str, str, str]:
+    return document["env_id"], document["algorithm"], _network(measured)
+
+
+def _network(measured: Document) -> str:
+    return measured["network"] or "not recorded"
+
+
+def _measures(measured: Document, said: list[str]) -> Iterator[str]:
     over = measured["over_seeds"]
-    cells = [
-        name,
-        document["env_id"],
-        document["algorithm"],
-        _seeds(measured),
-        _number(over["env_steps"]),
-        _score(over["score"]),
-        _score(over["best_version"]),
-        _compared(document["references"], over["score"]),
-        _to_target(over, len(measured["seeds"])),
-        _number(over["wall_s"]),
-    ]
+    yield _number(over["env_steps"])
+    yield _number(over["learner_steps"])
+    yield _measured(measured)
+    yield _return(over["deciding_version"])
+    yield _last(measured)
+    yield _return(over["best_version"])
+    yield "; ".join(said) or "–"
+    yield _to_target(over, len(measured["seeds"]))
+    yield _number(over["wall_s"])
+
+
+def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def _link(document: Document) -> str:
+    return f"[{document['name']}]({document['name']}/result.json)"
 
 
 def _seeds(measured: Document) -> str:
@@ -74,25 +126,44 @@ def _seeds(measured: Document) -> str:
     return f"{len(measured['seeds'])}" + (f" ({unfinished} did not finish)" if unfinished else "")
 
 
-def _score(score: Document | None) -> str:
+def _budget(budget: Document) -> str:
+    """Return what ends a run, whatever comes first."""
+    limits = ((budget["env_steps"], ""), (budget.get("learner_steps"), " updates"), (budget.get("wall_s"), " s"))
+    ends = [f"{limit:,.0f}{unit}" for limit, unit in limits if limit]
+    target = budget["target_return"]
+    return " or ".join([*([] if target is None else [f"to {target:g}"]), *ends]) or "none"
+
+
+def _measured(measured: Document) -> str:
+    """Return which version the return is of."""
+    finished, confirmed = len(measured["seeds"]), measured["over_seeds"]["confirmed_seeds"]
+    if not finished:
+        return "–"
+    if not _has_own_last(measured):
+        return "last"
+    return {0: "last evaluated", finished: "passed"}.get(confirmed, f"{confirmed} passed, others last evaluated")
+
+
+def _has_own_last(measured: Document) -> bool:
+    """Return whether training went on after the version that was measured."""
+    return not all(ended_in_training(run["reason"]) for run in measured["runs"] if run["is_finished"])
+
+
+def _last(measured: Document) -> str:
+    if not measured["seeds"]:
+        return "–"
+    if not _has_own_last(measured):
+        return "the same"
+    last = measured["over_seeds"]["last_version"]
+    return _return(last) if last else "not recorded"
+
+
+def _return(score: Document | None) -> str:
     if score is None:
         return "–"
     interval = score["interval_95"]
     ends = f" [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else ""
     return f"{score['mean']:.1f}{ends}" + ("" if score["fresh_episodes"] else " †")
-
-
-def _compared(references: Document, score: Document | None) -> str:
-    """Return by how much the score is above or below each reference."""
-    if score is None:
-        return "–"
-    found = [each for each in (references["threshold"], references["published"]) if each]
-    return "; ".join(_verdict(each, score["mean"] - each["value"]) for each in found) or "–"
-
-
-def _verdict(reference: Document, above: float) -> str:
-    verdict = f"met, +{above:.1f}" if above >= 0 else f"**short by {-above:.1f}**"
-    return f"{reference['what']} {reference['value']:g}: {verdict}"
 
 
 def _to_target(over: Document, seeds: int) -> str:

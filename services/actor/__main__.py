@@ -33,6 +33,7 @@ from tidemill.types import Signature, signature_of
 _log = structlog.get_logger()
 
 _FLUSH_S = 5.0
+_STOP_CHECK_S = 0.5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,14 +59,14 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
     settings, num_envs = config.actor, config.env.num_envs
     actor_id = settings.id or f"{socket.gethostname()}-{os.getpid()}"
     index = actor_index(settings.index, actor_id)
-    seed = training_seed(config.run.seed, index)
     slot = ActorSlot(index, num_envs, settings.count)
     with closing(make_env(config.env, num_envs, training=True)) as env:
-        policy = build_policy(config.agent, env.spec, seed=seed, slot=slot, precision=settings.precision)
         window = config.agent.window(env.spec.frame_stack)
         signature = signature_of(env.spec)
         with ExitStack() as stack:
             appender = stack.enter_context(connect_appender(config, actor_id, signature, stop))
+            seed = training_seed(config.run.seed, index, earlier_epoch(appender, stop))
+            policy = build_policy(config.agent, env.spec, seed=seed, slot=slot, precision=settings.precision)
             watcher = stack.enter_context(ParamsWatcher(config.cluster.params, precision=Precision.HALF))
             watch_appender(appender)
             params = PolicyParams(watcher, policy)
@@ -75,7 +76,9 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
             loop = ActingLoop(env, policy, params, writer, ActorMetrics(settings.log_every_s), throttle)
             if params.wait(stop):
                 server.set_serving(True)
-                _log.info("acting starts", actor_id=actor_id, num_envs=num_envs, params_version=params.version)
+                _log.info(
+                    "acting starts", actor_id=actor_id, num_envs=num_envs, seed=seed, params_version=params.version
+                )
                 loop.run(seed, stop)
             server.set_serving(False)
             appender.flush(_FLUSH_S)
@@ -108,13 +111,21 @@ def actor_index(index: int | None, actor_id: str) -> int:
     return zlib.crc32(actor_id.encode()) if index is None else index
 
 
-def training_seed(run_seed: int, actor_index: int) -> int:
+def earlier_epoch(appender: ShardedAppender, stop: threading.Event) -> int:
+    """Wait until the replay service has answered; return the epoch of the actor's life before this one, 0 if none."""
+    while not stop.is_set() and not appender.opened(_STOP_CHECK_S):
+        pass
+    return appender.superseded_epoch
+
+
+def training_seed(run_seed: int, actor_index: int, earlier_epoch: int = 0) -> int:
     """Return the seed of an actor's first environment; the others count up from it.
 
+    An actor that was restarted plays other episodes than in its first life, whose last one may have ended it.
     Training seeds lie from 1e8 up and below 2**31, which the Atari emulator needs; evaluation's lie far
     below, so that no evaluation episode was ever trained on.
     """
-    return 100_000_000 + (run_seed * 1_000_003 + actor_index * 1_009) % 2_000_000_000
+    return 100_000_000 + (run_seed * 1_000_003 + actor_index * 1_009 + earlier_epoch * 15_485_863) % 2_000_000_000
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ from services.evaluator.ending import (
     reaches_target,
 )
 from services.evaluator.examiner import Examiner
-from services.evaluator.params_source import BEST, EVALUATED, ParamsSource
+from services.evaluator.params_source import ParamsSource
 from services.evaluator.protocol import Evaluation
 from services.evaluator.records import Records
 from tidemill.config.sections import EvaluatorConfig
-from tidemill.params.version import Params, ParamsMetadata
+from tidemill.params.version import BEST, EVALUATED, VERDICT, Params, ParamsMetadata
 from tidemill.scores import Score
 
 _log = structlog.get_logger()
@@ -61,7 +61,16 @@ class Evaluator:
         self._best_tagged = 0  # by this process: after a restart the tag is set once more
 
     def run(self) -> Ending | None:
-        """Evaluate until the run is over; return how it ended, or None if it was stopped."""
+        """Evaluate until the run is over; return how it ended, or None if it was stopped.
+
+        The version that decided is tagged as the verdict: the learner ends there.
+        """
+        ending = self._until_over()
+        if ending is not None and ending.version is not None:
+            self._source.tag(VERDICT, ending.version)
+        return ending
+
+    def _until_over(self) -> Ending | None:
         seen = self._records.scores.last_version
         while not self._stop.is_set():
             if reason := self._over(ParamsMetadata()):

@@ -15,12 +15,11 @@ import torch
 from services.evaluator.ending import CONFIRMATION_SEED_OFFSET
 from services.evaluator.examiner import Examiner
 from services.evaluator.outcome import outcome_of
-from services.evaluator.params_source import BEST
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import ConfigError, NotFound
 from tidemill.params.stored import read_params
-from tidemill.params.version import LATEST, Params
+from tidemill.params.version import BEST, LATEST, Params
 from tidemill.process import run, stop_event
 
 _FRESH_SEED_OFFSET = 10 * CONFIRMATION_SEED_OFFSET

@@ -9,11 +9,7 @@ import structlog
 
 from tidemill.errors import TidemillError, Unavailable
 from tidemill.params.client import ParamsClient
-from tidemill.params.version import LATEST, Params
-
-BEST = "best"
-EVALUATED = "evaluated"
-"""Keeps the version that is being evaluated from being removed before it can be tagged as the best."""
+from tidemill.params.version import BEST, LATEST, Params
 
 _WAIT_S = 0.5
 

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import structlog
 
 from services.learner.learner import Learner
+from services.learner.metrics import leave_out_what_rank_0_does
 from services.learner.ranks import place_of
 from tidemill.allocator import keep_freed_memory
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
-from tidemill.process import run, stop_event
+from tidemill.process import die_with_parent, run, stop_event
 from tidemill.rpc.background import BackgroundServer
 from tidemill.telemetry import configure_logging, serve_metrics, watch_disk
 
@@ -30,12 +31,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         about = "Trains on sampled transitions and publishes parameters."
         config = load(LearnerConfig, arguments, prog="tidemill learner", description=about)
         place = place_of()
+        if place.machines > 1:
+            die_with_parent()
         keep_freed_memory()
         name = "learner" if place.is_first else f"learner-{place.index}"
         configure_logging(name, level=config.log.level, json=config.log.json)
         watch_disk(config.run.folder)
         learner = Learner(config, stop_event(), place)
         if not place.is_first:  # it is asked for nothing: what it does the first rank decides
+            leave_out_what_rank_0_does()
+            _log.info("listening", metrics=serve_metrics(config.learner.server, place=place.local_index))
             learner.run(lambda _serving: None)
             return 0
         with BackgroundServer("learner", config.learner.server) as server:

@@ -21,6 +21,7 @@ from services.learner.control import Control
 from services.learner.counters import Counters
 from services.learner.decoder import Decoder
 from services.learner.digest import config_digest
+from services.learner.judged import Judged
 from services.learner.peers import wait_for_peer, wait_for_shard
 from services.learner.priorities import PriorityWriter
 from services.learner.progress import Progress
@@ -136,7 +137,7 @@ class Learner:
     ) -> None:
         ranks = stack.enter_context(joined_ranks(self._place, device, self._config.learner.ranks_timeout_s))
         agent.set_process_group(ranks)
-        checkpointer, publisher = self._keepers(agent, table, ranks, directory, stack)
+        checkpointer, publisher, judged = self._keepers(agent, table, ranks, directory, stack)
         sampler = self._sampler(directory, table, stack)
         self._board.shards = sampler.shards
         priorities = self._priorities(sampler)
@@ -156,23 +157,29 @@ class Learner:
         set_serving(True)
         self._control.stop(trainer.run())
         set_serving(False)
+        batches.close()  # what still comes counts for nothing
+        if publisher is not None and judged is not None:
+            judged.go_back(publisher)
         self._finish(publisher, checkpointer)
 
     def _keepers(
         self, agent: Agent, table: TableConfig, ranks: Ranks, directory: ShardDirectory | None, stack: ExitStack
-    ) -> tuple[Checkpointer | None, PolicyPublisher | None]:
+    ) -> tuple[Checkpointer | None, PolicyPublisher | None, Judged | None]:
         """Restore, publish a first version, and have all ranks start as the first one does."""
         resumable = self._resumable(agent)
         if not self._place.is_first:
             resumable.adopt(ranks.share(b""))
-            return None, None
+            return None, None, None
         table_items = create_tables(self._config.cluster, directory, table)
         checkpointer = stack.enter_context(closing(self._restore(resumable, table_items)))
-        publisher = stack.enter_context(closing(self._publisher(agent)))
+        connection = stack.enter_context(closing(self._connection()))
+        judged = self._judged(connection.generation, resumable, stack)
+        keep = judged.keep if judged is not None else lambda: None
+        publisher = stack.enter_context(closing(self._publisher(agent, connection, keep)))
         publisher.publish()  # actors wait for a first version
         if ranks.size > 1:
             ranks.share(resumable.encoded())
-        return checkpointer, publisher
+        return checkpointer, publisher, judged
 
     def _finish(self, publisher: PolicyPublisher | None, checkpointer: Checkpointer | None) -> None:
         if publisher is not None:
@@ -204,13 +211,23 @@ class Learner:
         self._board.checkpoint_steps = lambda: checkpointer.steps
         return checkpointer
 
-    def _publisher(self, agent: Agent) -> PolicyPublisher:
+    def _connection(self) -> ParamsPublisher:
         cluster, name = self._config.cluster, f"{socket.gethostname()}-{os.getpid()}"
         connection = ParamsPublisher(cluster.params, name=name, connect_timeout_s=cluster.connect_timeout_s)
         self._counters.generation = connection.generation
-        return PolicyPublisher(
-            connection, agent.policy_state, self._metadata, with_half=self._config.learner.publish_half
-        )
+        return connection
+
+    def _publisher(self, agent: Agent, connection: ParamsPublisher, keep: Callable[[], None]) -> PolicyPublisher:
+        with_half = self._config.learner.publish_half
+        return PolicyPublisher(connection, agent.policy_state, self._metadata, with_half=with_half, keep=keep)
+
+    def _judged(self, generation: int, resumable: Resumable, stack: ExitStack) -> Judged | None:
+        """Return what goes back at a verdict; None for a run that only the learner's own limits end."""
+        run, params = self._config.run, self._config.cluster.params
+        if run.target_return is None and not run.max_wall_s:
+            return None
+        judged = Judged(params, generation, resumable, lambda: self._control.stop("the run has been decided"))
+        return stack.enter_context(closing(judged))
 
     def _metadata(self) -> ParamsMetadata:
         return ParamsMetadata(

@@ -41,3 +41,10 @@ CHECKPOINT_SECONDS = Histogram("tidemill_learner_checkpoint_seconds", "Time to w
 CHECKPOINT_FAILURES = Counter("tidemill_learner_checkpoint_failures_total", "Checkpoints that could not be written.")
 CHECKPOINT_STEPS = Gauge("tidemill_learner_checkpoint_steps", "Gradient steps in the newest checkpoint.")
 AGENT = Gauge("tidemill_learner_agent", "The agent's own metrics, such as losses.", ["name"])
+
+
+def leave_out_what_rank_0_does() -> None:
+    """Show no versions and no checkpoints: a rank that publishes and writes none would show that nothing is done."""
+    of_rank_0 = (PARAMS_VERSION, POLICY_LAG, ITEM_POLICY_LAG, CHECKPOINT_SECONDS, CHECKPOINT_FAILURES, CHECKPOINT_STEPS)
+    for collector in of_rank_0:
+        REGISTRY.unregister(collector)

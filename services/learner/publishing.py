@@ -33,6 +33,7 @@ class PolicyPublisher:
         metadata: Callable[[], ParamsMetadata],
         *,
         with_half: bool,
+        keep: Callable[[], None] = lambda: None,
     ) -> None:
         """Start the thread.
 
@@ -41,9 +42,10 @@ class PolicyPublisher:
             policy_state: Returns copies of the agent's parameters, on its device.
             metadata: Returns what the parameters are at this moment.
             with_half: Whether a float16 encoding is published beside the full one.
+            keep: Called at each `publish`, to keep the state that the parameters are a part of.
         """
         self._publisher, self._policy_state, self._metadata = publisher, policy_state, metadata
-        self._with_half = with_half
+        self._with_half, self._keep = with_half, keep
         self._changed = threading.Condition()
         self._pending: _Offer | None = None
         self._is_packing, self._closing = False, False
@@ -69,6 +71,7 @@ class PolicyPublisher:
         """
         self.check()
         offer = (self._policy_state(), self._metadata())
+        self._keep()
         with self._changed:
             self._pending = offer
             self._changed.notify_all()

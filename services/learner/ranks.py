@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,11 +17,15 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import Store
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from services.learner.roll_call import RollCall
 from tidemill.errors import ConfigError, Unavailable
 from tidemill.rl.process_group import ProcessGroup, SingleProcess
+
+_ROLL_CALL_S = 0.1  # between two looks at the store
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ class Place:
     """How many there are."""
     local_index: int = 0
     """Its number among those of this machine, from 0: the GPU it takes."""
+    machines: int = 1
+    """Over how many machines they are spread, or more exactly how many torchruns have started them."""
 
     @property
     def is_first(self) -> bool:
@@ -53,7 +60,8 @@ def place_of(environ: Mapping[str, str] = os.environ) -> Place:
     """Return the place that torchrun wrote into the environment; the only one without it."""
     if "WORLD_SIZE" not in environ:
         return Place()
-    return Place(int(environ["RANK"]), int(environ["WORLD_SIZE"]), int(environ["LOCAL_RANK"]))
+    machines = int(environ.get("GROUP_WORLD_SIZE", "1"))
+    return Place(int(environ["RANK"]), int(environ["WORLD_SIZE"]), int(environ["LOCAL_RANK"]), machines)
 
 
 class Word(NamedTuple):
@@ -181,12 +189,10 @@ def joined_ranks(place: Place, device: torch.device, timeout_s: float) -> Iterat
 def _join(place: Place, device: torch.device, timeout_s: float) -> None:
     on_gpu = device.type == "cuda"
     store, _, _ = next(rendezvous("env://", timeout=_span(timeout_s)))
-    # torchrun keeps one store over its restarts: without a name of their own the ranks of a new start would find the
-    # addresses of the ranks before them.
-    start = PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
-        store=start,
+        # Under a name of their own, or they would find the addresses of the ranks before them.
+        store=PrefixStore(_life(store, place, timeout_s), store),
         rank=place.index,
         world_size=place.size,
         timeout=_span(timeout_s),
@@ -194,12 +200,22 @@ def _join(place: Place, device: torch.device, timeout_s: float) -> None:
     )
 
 
+def _life(store: Store, place: Place, timeout_s: float) -> str:
+    """Wait until all ranks are there; return the name they have for their life together."""
+    roll_call, deadline = RollCall(store, place.index, place.size), time.monotonic() + timeout_s
+    while (life := roll_call.poll()) is None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(roll_call.missing())
+        time.sleep(_ROLL_CALL_S)
+    return life
+
+
 @contextmanager
 def explained(place: Place, timeout_s: float) -> Iterator[None]:
     """Turn what torch.distributed raises into one line."""
     try:
         yield
-    except (RuntimeError, ValueError) as error:  # its own errors derive from these
+    except (RuntimeError, ValueError, TimeoutError) as error:  # its own errors derive from the first two
         first_line = str(error).strip().partition("\n")[0]
         raise Unavailable(
             f"learner rank {place.index} of {place.size} lost the others, or they were silent for {timeout_s:g} s: "

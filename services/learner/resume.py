@@ -10,6 +10,7 @@ import structlog
 from services.learner.checkpoint import CheckpointStore, check_fits
 from services.learner.checkpoint_format import Checkpoint, decode, encode
 from services.learner.counters import Counters
+from services.learner.held import Held, copied
 from services.learner.rng import fits_devices, load_rng_state, rng_state
 from services.learner.state_tree import shapes_of, snapshot
 from tidemill.errors import FatalError, InvalidArgument
@@ -47,6 +48,16 @@ class Resumable:
             rng=snapshot(rng_state()),
             written_by=self._written_by,
         )
+
+    def hold(self) -> Held:
+        """Return a copy of the state of now that stays on its device: quicker than `capture`, and for `go_back`."""
+        return Held(self._counters.state(), copied(self._agent.state_dict()), rng_state())
+
+    def go_back(self, held: Held) -> None:
+        """Become the learner that `hold` saw."""
+        self._agent.load_state_dict(held.agent)
+        self._counters.load_state(held.counters)
+        load_rng_state(held.rng)
 
     def encoded(self) -> bytes:
         """Return what `capture` does as bytes, for `adopt`."""

@@ -1,43 +1,57 @@
-"""Several learners of one machine that train together: `python -m services.learner.torchrun RANKS RESTARTS ...`.
+"""Several learners that train together: `python -m services.learner.torchrun RANKS RESTARTS ...`.
 
-RANKS is a number, or `gpu`: one for each GPU of the machine.
+RANKS is a number, or `gpu`: one for each GPU of the machine. On several machines torchrun's own options come first, as
+in `python -m services.learner.torchrun --nnodes=2 ... -m services.learner ...`.
 
-It does what `torchrun --standalone --nproc-per-node=RANKS --max-restarts=RESTARTS -m services.learner ...` does, and
-besides ends with its launcher, ends with 0 when it was asked to end, and explains a failure in one line.
+It does what `torchrun` does (for one machine with `--standalone --nproc-per-node=RANKS --max-restarts=RESTARTS`), and
+besides ends with its launcher, ends with 0 when it was asked to end, explains a failure in one line, and joins the
+other machines anew when the one where they meet was lost.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Sequence
 
 import torch
+from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import parse_args
 from torch.distributed.run import run as run_ranks
 
 from services.learner.ranks import Place
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
-from tidemill.errors import ConfigError, FatalError
-from tidemill.process import PARENT_VARIABLE, run
+from tidemill.errors import ConfigError, FatalError, Unavailable
+from tidemill.process import PARENT_VARIABLE, run, signal_event
 
+_LEARNER = "services.learner"
 _LOOPBACK = "lo"
+_JOINED_ANEW = "TIDEMILL_JOINED_ANEW"  # how often this process has
+_PAUSE_S = 1.0  # before it does
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Start the ranks, start all of them again when one fails, and wait for their end; return the exit code."""
 
     def body() -> int:
-        wanted, restarts, *arguments = sys.argv[1:] if argv is None else argv
-        ranks = rank_count(wanted)
-        config = load(LearnerConfig, arguments, prog="tidemill learner", description="")
-        Place(0, ranks).share_of(config.agent.batch_size)
-        _prepare_environment(config)
-        options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
-        return _run([*options, "-m", "services.learner", *arguments])
+        words, environ = sys.argv[1:] if argv is None else list(argv), dict(os.environ)
+        one_machine = not words[0].startswith("-")
+        options = parse_args([*_options_of_one_machine(*words[:2]), *words[2:]] if one_machine else words)
+        config = _config_of(options)
+        if one_machine:
+            Place(0, int(options.nproc_per_node)).share_of(config.agent.batch_size)
+        _prepare_environment(config, one_machine=one_machine)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            threading.Thread(target=_end_without_ranks, args=(signal_event(number),), daemon=True).start()
+        return _run(options, words, environ)
 
     return run("learner", body)
 
@@ -47,17 +61,35 @@ def rank_count(wanted: str) -> int:
     return max(torch.cuda.device_count(), 1) if wanted == "gpu" else int(wanted)
 
 
-def _prepare_environment(config: LearnerConfig) -> None:
-    """Set what the ranks inherit: they end with this process, and talk over the loopback interface alone."""
+def _options_of_one_machine(wanted: str, restarts: str) -> list[str]:
+    ranks = f"--nproc-per-node={rank_count(wanted)}"
+    return ["--standalone", "--local-addr=127.0.0.1", ranks, f"--max-restarts={restarts}", "-m", _LEARNER]
+
+
+def _config_of(options: argparse.Namespace) -> LearnerConfig:
+    """Return the settings that the ranks will read, so that a wrong one is found before they start."""
+    if not options.module or options.training_script != _LEARNER:
+        raise ConfigError(f"torchrun's options end with `-m {_LEARNER}`, not with {options.training_script!r}")
+    return load(LearnerConfig, options.training_script_args, prog="tidemill learner", description="")
+
+
+def _prepare_environment(config: LearnerConfig, *, one_machine: bool) -> None:
+    """Set what the ranks inherit: they end with this process, and those of one machine talk over loopback alone."""
     os.environ[PARENT_VARIABLE] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(config.learner.threads, 1)))
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ.setdefault(name, _LOOPBACK)
+    # An agent that keeps its store does not tell machines that come later where it is.
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    if one_machine:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, _LOOPBACK)
 
 
-def _run(arguments: list[str]) -> int:
+def _run(options: argparse.Namespace, words: list[str], environ: dict[str, str]) -> int:
     try:
-        run_ranks(parse_args(arguments))
+        try:
+            run_ranks(options)
+        except (DistError, RendezvousError) as error:
+            _join_anew(error, options.max_restarts, words, environ)
     except SignalException:  # the ranks were told, and have ended
         return 0
     except ChildFailedError as error:
@@ -66,6 +98,27 @@ def _run(arguments: list[str]) -> int:
             raise ConfigError(f"rank {rank} refused its settings") from error
         raise FatalError(f"rank {rank} ended with {failure.exitcode} and there are no restarts left") from error
     return 0
+
+
+def _end_without_ranks(asked: threading.Event) -> None:
+    """End with 0 if asked to while no rank runs: torch is deaf as long as it waits for other machines."""
+    asked.wait()
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        os._exit(0)
+
+
+def _join_anew(error: Exception, limit: int, words: list[str], environ: dict[str, str]) -> None:
+    """Become a process that knows nothing of the machines' last meeting; raises Unavailable after `limit` times."""
+    times = int(environ.get(_JOINED_ANEW, "0")) + 1
+    why = str(error.__cause__ or error).partition("\n")[0]
+    if times > limit:
+        raise Unavailable(f"the other machines are lost, and there are no restarts left: {why}") from error
+    print(f"learner: lost the other machines, joining them anew ({times} of {limit}): {why}", file=sys.stderr)
+    time.sleep(_PAUSE_S)
+    command = [sys.executable, "-m", "services.learner.torchrun", *words]
+    os.execve(sys.executable, command, environ | {_JOINED_ANEW: str(times)})
 
 
 if __name__ == "__main__":

@@ -217,7 +217,12 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
 
     def _acknowledge(self, appending: Appending) -> pb.AppendResponse:
         epoch = appending.epoch
-        return pb.AppendResponse(epoch=epoch.number, next_steps=epoch.next_steps(), env_steps=self._replay.env_steps)
+        return pb.AppendResponse(
+            epoch=epoch.number,
+            next_steps=epoch.next_steps(),
+            env_steps=self._replay.env_steps,
+            superseded_epoch=epoch.superseded,
+        )
 
     def _open_sample(self, request: pb.SampleRequest) -> tuple[Table, int, bool]:
         if not request.HasField("open"):

@@ -46,6 +46,7 @@ class Epoch:
         current: False once a newer epoch of the actor, or a lack of room, has taken its place.
         connections: Calls that append to it now.
         revision: Grows with every change; a plan made at another revision is out of date.
+        superseded: Number of the actor's epoch before this one; 0 if there was none, or it is not known any more.
     """
 
     actor_id: str
@@ -57,6 +58,7 @@ class Epoch:
     current: bool = True
     connections: int = 0
     revision: int = 0
+    superseded: int = 0
 
     def next_steps(self) -> list[int]:
         """Return the step wanted next for each environment."""
@@ -182,10 +184,12 @@ class StreamRegistry:
             self._epochs[epoch.actor_id] = self._epochs.pop(epoch.actor_id)
 
     def _begin(self, actor_id: str, env_count: int, store: ChunkStore, chunk_length: int, tail_steps: int) -> Epoch:
+        before = self._epochs.get(actor_id)
         self._make_room(actor_id, env_count)
         streams = [Stream(self.next_stream + i) for i in range(env_count)]
         self.next_stream += env_count
         epoch = Epoch(actor_id, self.next_epoch, chunk_length, store, streams, tail_steps)
+        epoch.superseded = before.number if before else 0
         self.next_epoch += 1
         self._epochs[actor_id] = epoch
         self.count += env_count

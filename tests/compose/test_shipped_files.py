@@ -204,17 +204,40 @@ def test_kubernetes_pods_are_confined_and_probed(kustomization: str) -> None:
                 assert "grpc" in container["readinessProbe"]
 
 
-@pytest.mark.parametrize("kustomization, learners", [("base", 1), ("overlays/multi-node", 16)])
+@pytest.mark.parametrize("kustomization, learners", list(zip(KUSTOMIZATIONS, (1, 4, 16), strict=True)))
 def test_kubernetes_counts_agree(kustomization: str, learners: int) -> None:
-    """What the services are told of shards, nodes and GPUs is what is started."""
+    """What the services are told of shards, nodes and GPUs is what is started; each learner has 2 cores and 16 GiB."""
     found = {(item["kind"], item["metadata"]["name"].partition("run-")[0]): item for item in objects(kustomization)}
     told = {name: int(value) for name, value in found["ConfigMap", "tidemill-"]["data"].items() if value.isdigit()}
     assert found["StatefulSet", "replay"]["spec"]["replicas"] == told["REPLAY_SHARDS"]
     job = found["Job", "learner"]["spec"]
     assert job["completions"] == job["parallelism"] == told["LEARNER_NODES"]
-    limits = job["template"]["spec"]["containers"][0]["resources"]["limits"]
-    assert int(limits.get("nvidia.com/gpu", 1)) == told["LEARNERS_PER_NODE"]
-    assert told["LEARNER_NODES"] * told["LEARNERS_PER_NODE"] == learners
+    container = job["template"]["spec"]["containers"][0]
+    here = told["LEARNERS_PER_NODE"]
+    requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+    assert int(limits.get("nvidia.com/gpu", 1)) == here
+    assert (int(requests["cpu"]), requests["memory"], limits["memory"]) == (
+        2 * here,
+        f"{16 * here}Gi",
+        f"{16 * here}Gi",
+    )
+    assert told["LEARNER_NODES"] * here == learners
+
+
+@pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)
+def test_every_learner_of_a_pod_is_scraped(kustomization: str) -> None:
+    """Each has the port after the one before it, which the monitor asks and the network lets through."""
+    found = list(objects(kustomization))
+    told = next(item["data"] for item in found if item["kind"] == "ConfigMap")
+    (job,) = (item for item in found if (item["kind"], item["metadata"]["name"]) == ("Job", "learner"))
+    named = {port["name"]: port["containerPort"] for port in job["spec"]["template"]["spec"]["containers"][0]["ports"]}
+    names = ["metrics", *(f"metrics-{place}" for place in range(1, int(told["LEARNERS_PER_NODE"])))]
+    assert [named.pop(name) for name in names] == list(range(9400, 9400 + len(names)))
+    assert not any(name.startswith("metrics") for name in named)
+    (monitor,) = yaml.safe_load_all((KUBERNETES / "components/podmonitor/podmonitor.yaml").read_text())
+    assert set(names) <= {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
+    policy = next(item for item in found if (item["kind"], item["metadata"]["name"]) == ("NetworkPolicy", "metrics"))
+    assert set(names) <= {port["port"] for port in policy["spec"]["ingress"][0]["ports"]}
 
 
 @pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)

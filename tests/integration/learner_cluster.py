@@ -163,7 +163,21 @@ class LearnerCluster:
         """Start a learner process, of another module and with words before its settings if given; not waited for."""
         return self._start(module, [*before, *self._learner_arguments(), *overrides])
 
+    def start_actor(self, *overrides: str) -> Process:
+        """Start an actor process for the learner of these settings; not waited for."""
+        return self._start("services.actor", [*self._common_arguments(), *overrides])
+
     def _learner_arguments(self) -> list[str]:
+        settings = {
+            "--learner.server.address": self.learner,
+            "--learner.publish-every": "10",
+            "--learner.updates-per-env-step": "1",
+            "--learner.log-every-s": "1",
+        }
+        return [*self._common_arguments(), *(word for pair in settings.items() for word in pair)]
+
+    def _common_arguments(self) -> list[str]:
+        """Return what learner and actor are both told."""
         settings = {
             "--agent.algorithm": "dqn",
             "--agent.network": "mlp",
@@ -173,10 +187,6 @@ class LearnerCluster:
             "--cluster.replay": self.replay,
             "--cluster.params": self.params,
             "--cluster.connect-timeout-s": "20",
-            "--learner.server.address": self.learner,
-            "--learner.publish-every": "10",
-            "--learner.updates-per-env-step": "1",
-            "--learner.log-every-s": "1",
             "--table.sampler": "prioritized",
             "--table.min-size": "64",
         }
@@ -198,7 +208,9 @@ class LearnerCluster:
         """Return a client of the parameter server."""
         return self._keep(ParamsClient(self.params, deadline_s=5.0))
 
-    def wait_for_status(self, condition: Callable[[LearnerStatus], bool], what: str) -> LearnerStatus:
+    def wait_for_status(
+        self, condition: Callable[[LearnerStatus], bool], what: str, timeout_s: float = WAIT_S
+    ) -> LearnerStatus:
         """Return the first status that meets a condition; the learner may not be there yet."""
         client, found = self.learner_client(), LearnerStatus()
 
@@ -210,7 +222,7 @@ class LearnerCluster:
                 return False
             return condition(found)
 
-        wait_until(holds, what)
+        wait_until(holds, what, timeout_s)
         return found
 
     def close(self) -> None:

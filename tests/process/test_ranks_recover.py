@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -71,6 +74,38 @@ def test_ranks_pause_and_stop_together_and_steps_count_once(cluster: LearnerClus
     client.stop("enough")
     assert learner.wait() == 0, learner.text()
     assert "enough" in learner.text()
+
+
+def test_every_rank_serves_its_metrics(cluster: LearnerCluster) -> None:
+    """The second on the port after the first's; what only the first does only the first shows, so no alert rings."""
+    port = _two_free_ports()
+    learner = _start(cluster, "--learner.server.metrics-address", f"127.0.0.1:{port}")
+    cluster.wait_for_status(lambda s: s.learner_steps > 50, "50 gradient steps")
+    wait_until(lambda: _metrics(port + 1).get("tidemill_learner_steps_total", 0) > 0, "steps of the second rank")
+    first, second = _metrics(port), _metrics(port + 1)
+    assert first.keys() - second.keys() >= {"tidemill_learner_params_version", "tidemill_learner_checkpoint_steps"}
+    assert second["tidemill_learner_env_steps"] > 0
+    learner.signal(signal.SIGTERM)
+    assert learner.wait() == 0, learner.text()
+
+
+def _two_free_ports() -> int:
+    """Return the first of two ports that follow each other."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            with suppress(OSError, OverflowError):
+                second.bind(("127.0.0.1", port + 1))
+                return port
+
+
+def _metrics(port: int) -> dict[str, float]:
+    """Return the samples without labels that a process shows."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    pairs = (line.split(" ") for line in lines if not line.startswith("#") and "{" not in line)
+    return {name: float(value) for name, value in pairs}
 
 
 def test_ranks_that_cannot_share_the_batch_are_refused(cluster: LearnerCluster) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import yaml
 
 from tests.process.launched import ROOT, Launched, eventually, launched, learner_of, services_of
 from tidemill.errors import Unavailable
+from tidemill.params.stored import read_params
 from tidemill.scores import read_scores
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
@@ -102,6 +104,29 @@ def test_train_ends_at_its_limit_with_everything_a_run_leaves(config_file: Path,
     assert "mean " in _tidemill("evaluate", str(folder), "--episodes", "3")
 
 
+def test_what_a_solved_run_leaves_is_what_was_confirmed(config_file: Path, tmp_path: Path) -> None:
+    """Newest parameters, best parameters and checkpoint are of the version that ended the run, not of where it got to.
+
+    Any policy reaches a return of 8; the 300 episodes of the confirmation give training time to go on.
+    """
+    folder = tmp_path / "runs" / "small"
+    ends = ["--run.target_return", "8", "--evaluator.start-env-steps", "400", "--evaluator.confirm-episodes", "300"]
+    with launched("train", "--config", str(config_file), *ends) as cluster:
+        assert cluster.wait() == 0
+    result = json.loads((folder / "result.json").read_text())
+    assert result["solved"]
+    confirmed = read_params(folder / "params", result["params_version"])
+    for tag in ("best", "latest"):
+        found = read_params(folder / "params", tag)
+        assert found.blob == confirmed.blob, tag
+        assert found.version.metadata.learner_steps == result["learner_steps"], tag
+    assert read_params(folder / "params", "last_trained").version.metadata.learner_steps > result["learner_steps"]
+    with launched("resume", str(folder)) as resumed:
+        assert f" {result['learner_steps']:,} gradient steps" in resumed.until("learner restored checkpoint")
+        resumed.send(signal.SIGINT)
+        assert resumed.wait() == 0
+
+
 def test_stopped_run_is_resumed_from_its_checkpoint(config_file: Path, tmp_path: Path) -> None:
     """SIGTERM ends everything in order without a result; resume goes on with steps, versions, time and scores."""
     folder = tmp_path / "runs" / "small"
@@ -141,7 +166,7 @@ def test_run_goes_on_after_each_service_was_killed_once(config_file: Path, tmp_p
         for name in ("actor", "evaluator", "replay", "paramserver", "learner"):
             seen = len(cluster.lines)
             pid = cluster.children()[name]
-            subprocess.run(["kill", "-9", str(pid)], check=True)
+            os.kill(pid, signal.SIGKILL)
             cluster.until("was killed by signal 9", since=seen)
             cluster.until(f"{name}(-0)? is ready", since=seen)
             _takes_steps(folder, f"after {name} was killed")

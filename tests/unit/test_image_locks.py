@@ -26,7 +26,7 @@ def pinned(*names: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", _LOCKS)
-def test_lock_of_an_image_has_the_tested_versions(name: str) -> None:
+def test_lock_of_an_image_has_the_versions_to_test(name: str) -> None:
     """An image never holds a version that requirements/ does not name; run scripts.image_locks after a change."""
     tested = pinned("runtime.txt", "cuda.txt", "atari.txt")
     for package, version in lock(name).items():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import urllib.request
 from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
 
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, FatalError
 from tidemill.rpc.settings import ServerSettings
 from tidemill.telemetry import serve_metrics, watch_disk
 
@@ -30,6 +31,18 @@ def test_metrics_are_served_without_creation_times() -> None:
         text = answer.read().decode()
     assert "grpc_server_started_total" in text
     assert "_created" not in text
+
+
+def test_processes_of_one_machine_have_a_port_each() -> None:
+    """They follow the one in the settings; of free ones each takes its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = ServerSettings(metrics_address=f"127.0.0.1:{port - 1}")
+    assert serve_metrics(settings, place=1) == f"127.0.0.1:{port}"
+    with pytest.raises(FatalError, match=f"cannot serve metrics on 127.0.0.1:{port}: "):
+        serve_metrics(settings, place=1)
+    assert serve_metrics(ServerSettings(), place=1) != serve_metrics(ServerSettings(), place=1)
 
 
 def test_metrics_beyond_this_machine_are_refused_unless_told_otherwise() -> None:

@@ -12,6 +12,14 @@ from tidemill.errors import InvalidArgument
 
 LATEST = "latest"
 """The tag that always points at the newest version."""
+BEST = "best"
+"""The evaluator's tag of the best version: one that was confirmed before all others, then by mean."""
+EVALUATED = "evaluated"
+"""The evaluator's tag of the version under evaluation, which keeps it and the training state behind it."""
+VERDICT = "verdict"
+"""The evaluator's tag of the version that ended the run; the learner goes back to it and ends."""
+LAST_TRAINED = "last_trained"
+"""The learner's tag of where training stood when the verdict came, before it went back."""
 
 _TAG = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 

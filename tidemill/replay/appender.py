@@ -120,7 +120,7 @@ class StreamAppender:
         self._call_number = 0  # a request generator of an older call ends
         self._call: grpc.Call | None = None
         self._connected = self._restarted = False
-        self._epoch = self._env_steps = self._restarts = self._dropped_chunks = 0
+        self._epoch = self._superseded_epoch = self._env_steps = self._restarts = self._dropped_chunks = 0
         self._blocked_s, self._blocked_since = 0.0, float("inf")
         self._error: BaseException | None = None
         self._channel = open_channel(address)
@@ -159,6 +159,18 @@ class StreamAppender:
             self._changed.notify_all()
         return True
 
+    def opened(self, timeout_s: float) -> bool:
+        """Wait until the server has named the epoch; return False if it has not after `timeout_s` seconds.
+
+        Raises:
+            TidemillError: the server refused the streams for good.
+        """
+        closed = self._connection.closed
+        with self._changed:
+            self._changed.wait_for(lambda: self._epoch or self._error or closed.is_set(), timeout_s)
+            self._raise()
+            return self._epoch != 0
+
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything is acknowledged; return False after `timeout_s` seconds, or if it is closed before."""
         closed = self._connection.closed
@@ -182,6 +194,11 @@ class StreamAppender:
     def epoch(self) -> int:
         """Epoch of the streams; 0 before the first connection."""
         return self._epoch
+
+    @property
+    def superseded_epoch(self) -> int:
+        """Epoch of an earlier life of this actor that the first epoch took the place of; 0 if there was none."""
+        return self._superseded_epoch
 
     @property
     def env_steps(self) -> int:
@@ -285,6 +302,8 @@ class StreamAppender:
         with self._changed:
             if self._epoch not in (0, response.epoch):
                 self._drop_streams()
+            if self._epoch == 0:
+                self._superseded_epoch = response.superseded_epoch
             self._epoch, self._env_steps = response.epoch, response.env_steps
             while self._pending and self._pending[0].is_stored(next_steps):
                 self._pending_chunks -= self._pending.popleft().chunks

@@ -63,6 +63,20 @@ def test_appender_waits_for_a_table_that_comes_later(server: LocalServer, client
     assert client.describe_table("t").items == 8
 
 
+def test_actor_is_told_whether_it_has_played_before(server: LocalServer, client: ReplayClient) -> None:
+    """Of the epoch that its own took the place of: none at first, and another actor's does not count."""
+    client.create_table(make_config())
+    with open_appender(server.address) as first:
+        assert first.opened(WAIT_S)
+        assert first.superseded_epoch == 0
+    with open_appender(server.address) as again:
+        assert again.opened(WAIT_S)
+        assert again.superseded_epoch == first.epoch
+    with open_appender(server.address, actor_id="another") as another:
+        assert another.opened(WAIT_S)
+        assert another.superseded_epoch == 0
+
+
 def test_each_step_is_stored_once_over_cut_connections(server: LocalServer, client: ReplayClient) -> None:
     """Connections reset again and again in the middle of 400 steps leave every item exactly once."""
     config = make_config(max_items=1000)

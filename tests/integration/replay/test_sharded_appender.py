@@ -48,6 +48,8 @@ def test_actor_writes_to_the_shard_its_name_prefers_and_moves_when_that_is_gone(
         addresses[_FIRST] = proxy.address
         with closing(ShardDirectory(addresses)) as directory, appender_of(directory) as appender:
             assert appender.shard == str(_FIRST)
+            assert appender.opened(WAIT_S)
+            assert appender.superseded_epoch == 0
             assert write(appender, 0)
             assert appender.flush(WAIT_S)
             with proxy.refusing():

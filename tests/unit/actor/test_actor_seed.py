@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from services.actor.__main__ import actor_index, training_seed
 
 
@@ -18,3 +20,12 @@ def test_replicas_without_an_index_play_other_episodes() -> None:
     assert len(seeds) == len(names)
     assert actor_index(None, "a-1") == actor_index(None, "a-1")
     assert all(100_000_000 <= seed < 2**31 - 10_000 for seed in seeds)  # what the Atari emulator takes
+
+
+def test_restarted_actor_plays_other_episodes() -> None:
+    """Each life of each actor has seeds of its own; the first has those of the run's seed alone."""
+    seeds = [training_seed(1, index, epoch) for index in range(8) for epoch in range(64)]
+    firsts = sorted(seeds)
+    assert min(later - earlier for earlier, later in pairwise(firsts)) >= 1_000  # room for as many environments
+    assert all(100_000_000 <= seed < 2**31 - 10_000 for seed in seeds)
+    assert training_seed(1, 3, 0) == training_seed(1, 3)

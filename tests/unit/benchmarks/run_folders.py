@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +12,8 @@ from pathlib import Path
 from tidemill.config.load import write_document
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
+from tidemill.params.document import from_version, seal
+from tidemill.params.version import LAST_TRAINED, Encoding, ParamsMetadata, Precision, Version
 from tidemill.scores import COLUMNS
 
 COMMIT = "0123456789ab"
@@ -22,7 +26,13 @@ def config_of(folder: Path, seed: int) -> RunConfig:
 
 
 def make_run(
-    folder: Path, seed: int, points: Sequence[tuple[int, float]], *, confirmed: float | None = None, ended: bool = True
+    folder: Path,
+    seed: int,
+    points: Sequence[tuple[int, float]],
+    *,
+    confirmed: float | None = None,
+    ended: bool = True,
+    reason: str = "for a test",
 ) -> None:
     """Make the folder of a run.
 
@@ -32,6 +42,7 @@ def make_run(
         points: Agent decisions and mean of each evaluation; it takes a second for a hundred decisions.
         confirmed: Mean of the confirmation of the last evaluation; None: the run was not solved.
         ended: Whether it has a result.
+        reason: Why it ended.
     """
     folder.mkdir(parents=True)
     write_document(config_of(folder, seed), folder / "config.yaml")
@@ -44,7 +55,7 @@ def make_run(
     env_steps, mean = points[-1]
     result = {
         "solved": confirmed is not None,
-        "reason": "for a test",
+        "reason": reason,
         "wall_s": env_steps / 100,
         "env_steps": env_steps,
         "mean_return": mean,
@@ -68,3 +79,15 @@ def add_test(folder: Path, version: int, mean: float, episodes: int = 100) -> No
 def _row(version: int, env_steps: int, mean: float) -> str:
     """Return a row of scores.csv, in the order of its columns."""
     return f"{env_steps / 100},{env_steps // 4},{env_steps},{version},20,{mean},2.0,{mean - 3},{mean + 3},{mean},30.0,"
+
+
+def store_params(folder: Path, last_trained: int) -> None:
+    """Add what a parameter server leaves: one version, where training stood when the verdict came."""
+    params, blob = folder / "params", b"weights"
+    params.mkdir()
+    encoding = Encoding(Precision.FULL, len(blob), hashlib.sha256(blob).digest())
+    created = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    version = Version(last_trained, last_trained - 1, 1, created, ParamsMetadata(), (encoding,))
+    (params / f"{last_trained:010d}.json").write_bytes(seal(from_version(version)))
+    (params / f"{last_trained:010d}.full.safetensors").write_bytes(blob)
+    (params / "state.json").write_bytes(seal({"sequence": 1, "tags": {LAST_TRAINED: last_trained}}))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.learn.atomic import write_json
-from benchmarks.learn.peer import learning_rate, zoo_settings
+from benchmarks.learn.peer import learning_rate, network_of, zoo_settings
 from benchmarks.learn.peer_course import Course, State
 from benchmarks.learn.ran import read_ran
 from services.evaluator.protocol import Evaluation
@@ -95,6 +95,14 @@ def test_target_that_fresh_episodes_do_not_bear_out_is_not_reached(tmp_path: Pat
     assert course.result()["solved"] is False
     assert course.result()["failed_confirmations"] == 2
     assert game.seeds[1::2] == [(1_010_000, 6), (1_010_006, 6)]
+
+
+def test_network_is_what_the_settings_make_of_it() -> None:
+    """Without layers in the settings it is the package's own."""
+    assert network_of("dqn", zoo_settings("dqn", "CartPole-v1")) == "256, 256"
+    assert network_of("sac", zoo_settings("sac", "LunarLanderContinuous-v3")) == "400, 300"
+    assert network_of("sac", zoo_settings("sac", "Pendulum-v1")) == "256, 256"
+    assert network_of("dqn", {}) == "64, 64"
 
 
 def test_zoo_settings_are_those_of_algorithm_and_environment() -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.learn.curve import CURVE_COLUMNS
+from benchmarks.learn.ran import versions_to_test
 from benchmarks.learn.report import Document, write_report
-from tests.unit.benchmarks.run_folders import COMMIT, add_test, make_run
+from tests.unit.benchmarks.run_folders import COMMIT, add_test, make_run, store_params
 from tidemill.errors import NotFound
 
 
@@ -29,7 +30,7 @@ def fixture_roots(tmp_path: Path) -> tuple[Path, Path]:
     (results / "references.yaml").write_text(
         "task:\n"
         "  threshold: {what: usual threshold, value: 50, source: registry}\n"
-        "  published: {what: somebody, value: 70, source: a table}\n"
+        "  published: {what: somebody, value: 70, source: a table, env_steps: 5_000}\n"
     )
     return runs, results
 
@@ -59,13 +60,30 @@ def test_result_over_seeds_leaves_out_what_did_not_finish(roots: tuple[Path, Pat
     document = report(roots)
     assert (document["seeds"], document["unfinished_seeds"]) == ([1, 2], [3])
     over = document["over_seeds"]
-    assert over["score"]["mean"] == 42.5  # of 55 and 30
-    assert over["score"]["interquartile_mean"] == 42.5
-    assert over["score"]["interval_95"] == [30.0, 55.0]
-    assert (over["score"]["seeds"], over["score"]["fresh_episodes"]) == (2, False)
+    assert over["deciding_version"]["mean"] == 42.5  # of 55 and 30
+    assert over["deciding_version"]["interquartile_mean"] == 42.5
+    assert over["deciding_version"]["interval_95"] == [30.0, 55.0]
+    assert (over["deciding_version"]["seeds"], over["deciding_version"]["fresh_episodes"]) == (2, False)
     assert over["best_version"]["mean"] == 50.0  # of 60 and 40
     assert (over["confirmed_seeds"], over["env_steps_to_confirmed"], over["wall_s_to_confirmed"]) == (1, 3000, 30.0)
     assert over["env_steps"] == 4000
+
+
+def test_result_has_what_training_ended_with_once_every_seed_does(roots: tuple[Path, Path]) -> None:
+    """A seed that ended at a step was measured there; of one that passed its target, the learner's tag tells."""
+    root = roots[0] / "task"
+    make_run(root / "seed-4", 4, [(1000, 20.0), (5000, 30.0)], reason="run.max_env_steps (5,000) reached")
+    add_test(root / "seed-4", 2, 31.0)
+    assert report(roots)["over_seeds"]["last_version"] is None
+    for seed, mean in ((1, -12.5), (2, 25.5)):
+        store_params(root / f"seed-{seed}", last_trained=7)
+        assert 7 in versions_to_test(root / f"seed-{seed}")
+        add_test(root / f"seed-{seed}", 7, mean)
+    document = report(roots)
+    last = document["over_seeds"]["last_version"]
+    assert (last["seeds"], last["fresh_episodes"]) == (3, True)
+    assert last["mean"] == pytest.approx((-12.5 + 25.5 + 31.0) / 3)
+    assert document["over_seeds"]["learner_steps"] == 1250
 
 
 def test_result_counts_fresh_episodes_once_every_seed_has_them(roots: tuple[Path, Path]) -> None:
@@ -73,16 +91,18 @@ def test_result_counts_fresh_episodes_once_every_seed_has_them(roots: tuple[Path
     root = roots[0] / "task"
     add_test(root / "seed-1", 3, 51.0, episodes=10)
     add_test(root / "seed-1", 3, 50.0)
-    assert report(roots)["over_seeds"]["score"]["mean"] == 42.5
+    assert report(roots)["over_seeds"]["deciding_version"]["mean"] == 42.5
     add_test(root / "seed-2", 3, 20.0)
-    score = report(roots)["over_seeds"]["score"]
+    score = report(roots)["over_seeds"]["deciding_version"]
     assert (score["mean"], score["episodes_per_seed"], score["fresh_episodes"]) == (35.0, 100, True)
 
 
 def test_result_names_references_command_and_commit(roots: tuple[Path, Path]) -> None:
     """What it is compared with comes with its source; how it was made comes from beside the runs."""
     document = report(roots)
-    assert document["references"]["published"] == {"what": "somebody", "value": 70.0, "source": "a table"}
+    published = {"what": "somebody", "value": 70.0, "source": "a table", "env_steps": 5000, "learner_steps": None}
+    assert document["references"]["published"] == published
+    assert (document["network"], document["budget"]["target_return"]) == ("256, 256", 50.0)
     assert document["command"] == "python -m benchmarks.learn configs/task.yaml"
     assert (document["commit"], document["machine"]) == (COMMIT, {"cores": 2})
     assert (roots[1] / "task" / "config.yaml").read_text() == "# as run\n"
@@ -117,9 +137,9 @@ def test_peer_stands_beside_ours(roots: tuple[Path, Path]) -> None:
     document = report(roots)
     peer = document["peer"]
     assert (peer["hyperparameters"], peer["source"], peer["seeds"]) == ({"gamma": 0.9}, "zoo", [1])
-    assert peer["over_seeds"]["score"]["mean"] == 45.0
-    assert peer["over_seeds"]["score"]["interval_95"] is None  # one seed says nothing about others
-    assert document["over_seeds"]["score"]["mean"] == 42.5
+    assert peer["over_seeds"]["deciding_version"]["mean"] == 45.0
+    assert peer["over_seeds"]["deciding_version"]["interval_95"] is None  # one seed says nothing about others
+    assert document["over_seeds"]["deciding_version"]["mean"] == 42.5
     assert (roots[1] / "task" / "peer_curve.csv").read_text().count("\n") == 3
 
 

@@ -1,77 +1,172 @@
-"""The table says of each result what its result.json says, and whether that is enough."""
+"""The table says of each result what its result.json says, which version that is of, and whether it is enough."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from benchmarks.learn.report import write_report
 from benchmarks.learn.table import write_table
 from tests.unit.benchmarks.run_folders import add_test, make_run
 
+_AT_LIMIT = "run.max_env_steps (5,000) reached"
+_NAMES = "result env algorithm network seeds budget steps updates measured return last best compared target wall"
+_COLUMNS = _NAMES.split(" ")
 
-def rows_of(text: str) -> list[list[str]]:
-    """Return the cells of the rows of the first table."""
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    """Return the cells of the rows of the table of all results, by column."""
     lines = text.split("\n\n")[-2].splitlines()[2:]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [dict(zip(_COLUMNS, row, strict=True)) for row in cells]
 
 
-def make_result(tmp_path: Path, name: str, **changes: object) -> None:
+def pairs_of(text: str) -> list[list[str]]:
+    """Return the cells of the rows that stand first."""
+    table = next(part for part in text.split("\n\n") if part.startswith("| Result | Program"))
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def make_result(tmp_path: Path, name: str, *, reason: str = "for a test", entry: str = "", **changes: object) -> None:
     """Write the result of two seeds, then change its document."""
     root, results = tmp_path / "runs", tmp_path / "results"
-    make_run(root / name / "seed-1", 1, [(1000, 10.0), (3000, 60.0)], confirmed=52.0)
-    make_run(root / name / "seed-2", 2, [(1000, 20.0), (5000, 30.0)])
+    make_run(root / name / "seed-1", 1, [(1000, 10.0), (3000, 60.0)], confirmed=52.0, reason=reason)
+    make_run(root / name / "seed-2", 2, [(1000, 20.0), (5000, 30.0)], reason=reason)
     for seed, mean in ((1, 58.0), (2, 33.0)):
         add_test(root / name / f"seed-{seed}", 2, mean)
     (root / name / "config.yaml").write_text("")
     (root / name / "plan.json").write_text(json.dumps({"command": f"make {name}"}))
     results.mkdir(exist_ok=True)
-    (results / "references.yaml").write_text(f"{name}:\n  published: {{what: somebody, value: 40, source: a table}}\n")
+    published = entry or "{what: somebody, value: 40, source: a table, env_steps: 4000}"
+    (results / "references.yaml").write_text(f"{name}:\n  published: {published}\n")
     document = write_report(name, runs_root=root, results_root=results) | changes
     (results / name / "result.json").write_text(json.dumps(document))
 
 
-def test_row_tells_score_interval_and_verdicts(tmp_path: Path) -> None:
-    """The score is met or short of each reference by so much; medians are over the seeds."""
+def peer_of(mean: float, env_steps: int) -> dict[str, Any]:
+    """Return a peer of one seed, as a result.json has it."""
+    score = {"mean": mean, "interval_95": None, "fresh_episodes": False}
+    over = {
+        "deciding_version": score,
+        "last_version": score,
+        "best_version": score | {"mean": 80.0},
+        "confirmed_seeds": 0,
+        "env_steps": env_steps,
+        "learner_steps": 700,
+        "wall_s": 7.4,
+    }
+    runs = [{"reason": "all its decisions were made", "is_finished": True}]
+    seeds = {"seeds": [1], "unfinished_seeds": [], "runs": runs}
+    return {"name": "Stable-Baselines3", "network": "256, 256", **seeds, "over_seeds": over}
+
+
+def test_row_tells_budget_return_and_verdicts(tmp_path: Path) -> None:
+    """The return is met or short of each reference by so much; medians are over the seeds."""
     make_result(tmp_path, "task")
     text = write_table(tmp_path / "results")
     assert rows_of(text) == [
-        [
-            "[task](task/result.json)",
-            "LunarLanderContinuous-v3",
-            "sac",
-            "2",
-            "4,000",
-            "45.5 [33.0, 58.0]",
-            "45.5 [33.0, 58.0]",
-            "target 50: **short by 4.5**; somebody 40: met, +5.5",
-            "1 of 2: 3,000 steps, 30 s",
-            "40",
-        ]
+        {
+            "result": "[task](task/result.json)",
+            "env": "LunarLanderContinuous-v3",
+            "algorithm": "sac",
+            "network": "256, 256",
+            "seeds": "2 seen",
+            "budget": "to 50",
+            "steps": "4,000",
+            "updates": "1,000",
+            "measured": "1 passed, others last evaluated",
+            "return": "45.5 [33.0, 58.0]",
+            "last": "not recorded",
+            "best": "45.5 [33.0, 58.0]",
+            "compared": "target 50: **short by 4.5**; somebody 40 after 4,000: met, +5.5",
+            "target": "1 of 2: 3,000 steps, 30 s",
+            "wall": "40",
+        }
     ]
     assert "| [task](task/curve.png) | `make task` |" in text
     assert (tmp_path / "results" / "README.md").read_text() == text
 
 
+@pytest.mark.parametrize("budget", ["", ", env_steps: 10000", ", learner_steps: 4000", ", env_steps: 4050"])
+def test_other_budget_gets_no_verdict(budget: str, tmp_path: Path) -> None:
+    """Neither a figure of more or fewer steps nor one whose steps are not known is met or missed."""
+    make_result(tmp_path, "task", entry=f"{{what: somebody, value: 40, source: a table{budget}}}")
+    said = rows_of(write_table(tmp_path / "results"))[0]["compared"].split("; ")[1]
+    assert said.startswith("somebody 40")
+    assert said.endswith("not comparable: budgets differ")
+
+
+def test_version_that_passed_is_named_and_the_true_last_stands_beside_it(tmp_path: Path) -> None:
+    """Training went on after it: what that ended with is another column. A target that ended the runs is no verdict."""
+    make_result(tmp_path, "task")
+    file = tmp_path / "results" / "task" / "result.json"
+    document = json.loads(file.read_text())
+    over = document["over_seeds"]
+    over["confirmed_seeds"], over["last_version"] = 2, over["deciding_version"] | {"mean": -12.5, "interval_95": None}
+    file.write_text(json.dumps(document))
+    row = rows_of(write_table(tmp_path / "results"))[0]
+    assert (row["measured"], row["return"], row["last"]) == ("passed", "45.5 [33.0, 58.0]", "-12.5")
+    assert row["compared"].startswith("target 50: reached when each run stopped;")
+
+
+def test_run_that_ended_at_a_step_was_measured_where_it_ended(tmp_path: Path) -> None:
+    """Its last evaluation is of what training ended with."""
+    make_result(tmp_path, "task", reason=_AT_LIMIT)
+    row = rows_of(write_table(tmp_path / "results"))[0]
+    assert (row["measured"], row["last"]) == ("last", "the same")
+
+
 def test_row_marks_what_is_missing(tmp_path: Path) -> None:
-    """Without any finished seed there is no score, and the seeds that did not finish are counted."""
-    over = {"score": None, "best_version": None, "confirmed_seeds": 0, "env_steps": None, "wall_s": None}
+    """Without any finished seed there is no return, and the seeds that did not finish are counted."""
+    nothing = dict.fromkeys(
+        ("deciding_version", "last_version", "best_version", "env_steps", "learner_steps", "wall_s")
+    )
+    over = {"confirmed_seeds": 0, **nothing}
     make_result(tmp_path, "task", over_seeds=over, seeds=[], unfinished_seeds=[1, 2])
-    assert rows_of(write_table(tmp_path / "results"))[0][3:] == ["0 (2 did not finish)", "–", "–", "–", "–", "–", "–"]
+    row = rows_of(write_table(tmp_path / "results"))[0]
+    assert row["seeds"] == "0 (2 did not finish) seen"
+    assert {row[each] for each in _COLUMNS[6:]} == {"–"}
 
 
-def test_peer_has_a_row_below_ours(tmp_path: Path) -> None:
-    """It is measured against the same references, and scores that are no fresh episodes are marked."""
-    score = {"mean": 30.0, "interval_95": None, "fresh_episodes": False}
-    over = {"score": score, "best_version": score, "confirmed_seeds": 0, "env_steps": 100, "wall_s": 7.4}
-    peer = {"name": "Stable-Baselines3", "seeds": [1], "unfinished_seeds": [], "over_seeds": over}
-    make_result(tmp_path, "other")
-    make_result(tmp_path, "task", peer=peer)
+def test_pair_of_one_budget_stands_first(tmp_path: Path) -> None:
+    """Ours and the peer are compared by what each ended with; the best versions are shown beside it."""
+    make_result(tmp_path, "task", reason=_AT_LIMIT, peer=peer_of(60.0, 4000), env_id="Some-v0")
+    text = write_table(tmp_path / "results")
+    ours, theirs = pairs_of(text)
+    assert ours[1:] == ["Tidemill", "2", "4,000", "1,000", "256, 256", ours[6], ours[7], "**short by 14.5**"]
+    assert theirs[1:] == ["Stable-Baselines3", "1", "4,000", "700", "256, 256", "60.0 †", "80.0 †", ""]
+    assert text.index("Beside Stable-Baselines3") < text.index("## All results")
+
+
+@pytest.mark.parametrize(
+    "algorithm, env_id, steps, said",
+    [
+        ("sac", "Some-v0", 9_000, "budgets differ"),
+        ("sac", "LunarLanderContinuous-v3", 4_000, "its settings are for 500,000 steps"),
+    ],
+)
+def test_pair_of_two_budgets_is_not_compared(
+    algorithm: str, env_id: str, steps: int, said: str, tmp_path: Path
+) -> None:
+    """It is in the table of all results alone, where its row says why; so is one whose settings are of a longer run."""
+    peer = peer_of(30.0, steps)
+    make_result(tmp_path, "task", reason=_AT_LIMIT, peer=peer, algorithm=algorithm, env_id=env_id)
+    text = write_table(tmp_path / "results")
+    assert pairs_of(text) == []
+    ours, theirs = rows_of(text)
+    assert ours["compared"].endswith(f"Stable-Baselines3 beside it: not comparable: {said}")
+    assert (theirs["result"], theirs["measured"], theirs["return"]) == ("Stable-Baselines3 beside it", "last", "30.0 †")
+
+
+def test_seeds_are_seen_unless_something_else_is_known(tmp_path: Path) -> None:
+    """What is written down of an old result stands in its row; declared seeds need no word of anybody."""
+    make_result(tmp_path, "declared", declared_seeds=True)
+    make_result(tmp_path, "grown")
+    make_result(tmp_path, "new")
+    file = tmp_path / "results" / "seeds.yaml"
+    file.write_text("grown: {number: extended from 1, source: a log}\nnew: {seen: false, source: a log}\n")
     rows = rows_of(write_table(tmp_path / "results"))
-    assert [row[0] for row in rows] == [
-        "[other](other/result.json)",
-        "[task](task/result.json)",
-        "Stable-Baselines3 beside it",
-    ]
-    assert rows[2][3:7] == ["1", "100", "30.0 †", "30.0 †"]
-    assert rows[2][7] == "target 50: **short by 20.0**; somebody 40: **short by 10.0**"
+    assert [row["seeds"] for row in rows] == ["2 unseen, fixed before", "2 seen, extended from 1", "2 unseen"]

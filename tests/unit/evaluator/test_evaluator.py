@@ -133,7 +133,7 @@ def test_evaluator_ends_the_run_when_fresh_episodes_confirm_the_target(tmp_path:
     assert (result["params_version"], result["env_steps"], result["learner_steps"]) == (2, 200, 20)
     assert (result["episodes"], result["confirm_episodes"], result["failed_confirmations"]) == (25, 100, 0)
     assert result["learning_curve"] == "plots/learning_curve.png"
-    assert scene.source.tags["best"] == 2
+    assert (scene.source.tags["best"], scene.source.tags["verdict"]) == (2, 2)
 
 
 def test_evaluator_goes_on_after_a_confirmation_that_failed(tmp_path: Path) -> None:

@@ -97,6 +97,19 @@ def test_checkpoint_of_a_checkpoint_is_equal(config: AgentConfig, spec: EnvSpec,
     assert resumable.capture().counters == saved.counters
 
 
+@pytest.mark.parametrize("config, spec", _CASES)
+def test_learner_goes_back_to_a_state_it_held(config: AgentConfig, spec: EnvSpec) -> None:
+    """After further updates it is what it was: a checkpoint of it equals one of then, generators included."""
+    agent, counters = build_agent(config, spec, seed=1), Counters(learner_steps=3)
+    resumable, batches = _resumable(agent, counters), _batches(spec, 6)
+    _train(agent, batches[:3])
+    then, held = resumable.encoded(), resumable.hold()
+    _train(agent, batches[3:])
+    counters.learner_steps = 6
+    resumable.go_back(held)
+    assert resumable.encoded() == then
+
+
 def test_checkpoint_of_format_1_is_read(tmp_path: Path) -> None:
     """A file written before format 2 gives its counters and weights, and training goes on from it."""
     for each in _FORMAT_1.iterdir():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -25,6 +27,12 @@ from tidemill.types import EnvSpec
 
 UPDATES = 20
 CONFIG, SPEC = DQNConfig(network="mlp", hidden_sizes=(16,), target_update_period=5), VECTOR
+
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None,
+    reason="needs a C++ compiler, which agent.compile asks for and nothing else does: apt-get install g++",
+)
 
 
 class _WithIdleRank(SingleProcess):
@@ -83,6 +91,7 @@ def can_be_compiled(config: AgentConfig) -> bool:
     return hasattr(config, "compile") and not getattr(config, "noisy", False)
 
 
+@needs_compiler
 @pytest.mark.timeout(300)  # a C++ compiler at work
 @pytest.mark.parametrize("how", ["default", "cuda-graphs"])
 def test_compiled_updates_equal_eager_ones(how: Compile) -> None:
@@ -107,6 +116,7 @@ def test_recorded_updates_on_a_gpu_equal_eager_ones() -> None:
             assert_same_updates(config, env_spec, "cuda-graphs", "cuda")
 
 
+@needs_compiler
 def test_compiled_gradients_are_averaged_over_ranks() -> None:
     """Two updates of a rank whose other one has gradients of 0 are those of an eager one."""
     agents = [build_agent(with_compile(CONFIG, how), SPEC, seed=1) for how in ("none", "default")]
@@ -118,6 +128,7 @@ def test_compiled_gradients_are_averaged_over_ranks() -> None:
     torch.testing.assert_close(agents[1].policy_state(), agents[0].policy_state())
 
 
+@needs_compiler
 def test_compiled_agent_resumes_exactly() -> None:
     """Half of the updates, a new agent with the state and the other half end in the bits of all in one go."""
     config = with_compile(CONFIG, "default")

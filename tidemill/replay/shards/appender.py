@@ -148,6 +148,14 @@ class ShardedAppender:
                 raise Unavailable(f"no replay shard is known after {timeout_s:g} s")
         return False
 
+    def opened(self, timeout_s: float) -> bool:
+        """Wait until a shard has named the epoch, as `Appender.opened` does; may move to another shard first."""
+        self._steer()
+        if self._appender is None:
+            self._stop.wait(timeout_s)
+            return False
+        return self._appender.opened(timeout_s)
+
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything is acknowledged; return False if that took longer than `timeout_s` seconds."""
         return self._appender is None or self._appender.flush(timeout_s)
@@ -180,6 +188,11 @@ class ShardedAppender:
     def epoch(self) -> int:
         """Epoch of the streams on their present shard; 0 before the first connection to it."""
         return self._appender.epoch if self._appender else 0
+
+    @property
+    def superseded_epoch(self) -> int:
+        """Epoch of an earlier life of this actor on the present shard; 0 if there was none."""
+        return self._appender.superseded_epoch if self._appender else 0
 
     @property
     def env_steps(self) -> int:

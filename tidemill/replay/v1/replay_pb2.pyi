@@ -792,10 +792,15 @@ class AppendResponse(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     NEXT_STEPS_FIELD_NUMBER: _builtins.int
     ENV_STEPS_FIELD_NUMBER: _builtins.int
+    SUPERSEDED_EPOCH_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch of this actor's streams; to be named when it reconnects."""
     env_steps: _builtins.int
     """Agent decisions in all chunks this server ever stored."""
+    superseded_epoch: _builtins.int
+    """The epoch of the same actor that this one took the place of when it was begun: the actor has played before. 0 if the
+    server knew of none, or has been restarted since it began this one.
+    """
     @_builtins.property
     def next_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """For each env_index the next step the server wants; all earlier steps are stored."""
@@ -806,10 +811,11 @@ class AppendResponse(_message.Message):
         epoch: _builtins.int = ...,
         next_steps: _abc.Iterable[_builtins.int] | None = ...,
         env_steps: _builtins.int = ...,
+        superseded_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_steps", b"env_steps", "epoch", b"epoch", "next_steps", b"next_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_steps", b"env_steps", "epoch", b"epoch", "next_steps", b"next_steps", "superseded_epoch", b"superseded_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

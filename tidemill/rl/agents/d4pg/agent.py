@@ -54,6 +54,6 @@ class D4PGLearning:
 
 
 def build(config: D4PGConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> DeterministicAgent:
-    """Return the learner's side of D4PG; `tidemill.rl.agents.build` calls this."""
+    """Return the learner's side of D4PG; `tidemill.rl.agents.registry` calls this."""
     learning = D4PGLearning(config, env_spec, device, seed)
     return DeterministicAgent(learning.networks, learning.update, env_spec.frame_stack, config.n_step, config.gamma)

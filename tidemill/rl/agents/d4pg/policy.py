@@ -16,7 +16,7 @@ from tidemill.types import EnvSpec
 
 
 def build(config: D4PGConfig, env_spec: EnvSpec, context: PolicyContext) -> DeterministicPolicy:
-    """Return the acting side of D4PG; `tidemill.rl.agents.build` calls this."""
+    """Return the acting side of D4PG; `tidemill.rl.agents.registry` calls this."""
     rng = torch.Generator().manual_seed(context.seed)
     actor, critic = build_actor(config, env_spec, rng), build_critic(config, env_spec, rng)
     support = atoms(config.value_min, config.value_max, config.num_atoms, context.device)

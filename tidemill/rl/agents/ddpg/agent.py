@@ -52,6 +52,6 @@ class DDPGLearning:
 
 
 def build(config: DDPGConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> DeterministicAgent:
-    """Return the learner's side of DDPG; `tidemill.rl.agents.build` calls this."""
+    """Return the learner's side of DDPG; `tidemill.rl.agents.registry` calls this."""
     learning = DDPGLearning(config, env_spec, device, seed)
     return DeterministicAgent(learning.networks, learning.update, env_spec.frame_stack, config.n_step, config.gamma)

@@ -15,7 +15,7 @@ from tidemill.types import EnvSpec
 
 
 def build(config: DDPGConfig, env_spec: EnvSpec, context: PolicyContext) -> DeterministicPolicy:
-    """Return the acting side of DDPG; `tidemill.rl.agents.build` calls this."""
+    """Return the acting side of DDPG; `tidemill.rl.agents.registry` calls this."""
     rng = torch.Generator().manual_seed(context.seed)
     actor, critic = build_actor(config, env_spec, rng), build_critic(config, env_spec, rng)
 

@@ -109,5 +109,5 @@ class DQNAgent:
 
 
 def build(config: DQNConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> DQNAgent:
-    """Return the learner's side of DQN; `tidemill.rl.agents.build` calls this."""
+    """Return the learner's side of DQN; `tidemill.rl.agents.registry` calls this."""
     return DQNAgent(config, env_spec, device, seed)

@@ -98,5 +98,5 @@ class DQNPolicy:
 
 
 def build(config: DQNConfig, env_spec: EnvSpec, context: PolicyContext) -> DQNPolicy:
-    """Return the acting side of DQN; `tidemill.rl.agents.build` calls this."""
+    """Return the acting side of DQN; `tidemill.rl.agents.registry` calls this."""
     return DQNPolicy(config, env_spec, context.device, context.seed, context.slot, context.precision)

@@ -116,5 +116,5 @@ class R2D2Agent:
 
 
 def build(config: R2D2Config, env_spec: EnvSpec, device: torch.device, seed: int) -> R2D2Agent:
-    """Return the learner's side of R2D2; `tidemill.rl.agents.build` calls this."""
+    """Return the learner's side of R2D2; `tidemill.rl.agents.registry` calls this."""
     return R2D2Agent(config, env_spec, device, seed)

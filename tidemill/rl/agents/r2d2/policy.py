@@ -88,5 +88,5 @@ class R2D2Policy:
 
 
 def build(config: R2D2Config, env_spec: EnvSpec, context: PolicyContext) -> R2D2Policy:
-    """Return the acting side of R2D2; `tidemill.rl.agents.build` calls this."""
+    """Return the acting side of R2D2; `tidemill.rl.agents.registry` calls this."""
     return R2D2Policy(config, env_spec, context)

@@ -146,5 +146,5 @@ class SACAgent:
 
 
 def build(config: SACConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> SACAgent:
-    """Return the learner's side of SAC; `tidemill.rl.agents.build` calls this."""
+    """Return the learner's side of SAC; `tidemill.rl.agents.registry` calls this."""
     return SACAgent(config, env_spec, device, seed)

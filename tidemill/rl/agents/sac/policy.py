@@ -89,5 +89,5 @@ class SACPolicy:
 
 
 def build(config: SACConfig, env_spec: EnvSpec, context: PolicyContext) -> SACPolicy:
-    """Return the acting side of SAC; `tidemill.rl.agents.build` calls this."""
+    """Return the acting side of SAC; `tidemill.rl.agents.registry` calls this."""
     return SACPolicy(config, env_spec, context.device, context.seed)

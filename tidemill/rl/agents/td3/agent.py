@@ -61,6 +61,6 @@ class TD3Learning:
 
 
 def build(config: TD3Config, env_spec: EnvSpec, device: torch.device, seed: int) -> DeterministicAgent:
-    """Return the learner's side of TD3; `tidemill.rl.agents.build` calls this."""
+    """Return the learner's side of TD3; `tidemill.rl.agents.registry` calls this."""
     learning = TD3Learning(config, env_spec, device, seed)
     return DeterministicAgent(learning.networks, learning.update, env_spec.frame_stack, config.n_step, config.gamma)

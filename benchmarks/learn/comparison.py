@@ -1,0 +1,80 @@
+"""Verdicts: how far a result is above or below what it is compared with, where both had the same budget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from benchmarks.learn.peer import ZOO
+
+Document = dict[str, Any]
+
+_TOLERANCE = 0.01
+"""Runs end at the first version past a limit: budgets that differ by less are the same."""
+_NOT_COMPARABLE = "not comparable: budgets differ"
+
+
+def is_same(steps: float | None, others: float | None) -> bool:
+    """Return whether two counts of steps are one budget."""
+    return steps is not None and others is not None and abs(steps - others) <= _TOLERANCE * others
+
+
+def compared(references: Document, budget: Document, over: Document) -> list[str]:
+    """Return what is to be said of each reference; a threshold has no budget.
+
+    Args:
+        references: Threshold and published figure of a result.
+        budget: Of the result; with a target it is one that ends at the first version that passed.
+        over: What its seeds say together.
+    """
+    score = over["deciding_version"]
+    if score is None:
+        return []
+    said = []
+    if threshold := references["threshold"]:
+        target = budget["target_return"]
+        is_own_end = target is not None and target >= threshold["value"] and over["confirmed_seeds"] == score["seeds"]
+        verdict = "reached when each run stopped" if is_own_end else verdict_of(score["mean"] - threshold["value"])
+        said.append(f"{threshold['what']} {threshold['value']:g}: {verdict}")
+    if published := references["published"]:
+        verdict = verdict_of(score["mean"] - published["value"]) if _took_as_much(published, over) else _NOT_COMPARABLE
+        said.append(f"{published['what']} {published['value']:g}{_cost(published)}: {verdict}")
+    return said
+
+
+def verdict_of(above: float) -> str:
+    """Return by how much a figure is met or missed."""
+    return f"met, +{above:.1f}" if above >= 0 else f"**short by {-above:.1f}**"
+
+
+def beside(document: Document) -> str:
+    """Return what is to be said of a result and the peer that ran beside it, by what each trained to in the end."""
+    ours, theirs = document["over_seeds"], document["peer"]["over_seeds"]
+    settings_for = zoo_steps(document)
+    if not is_same(ours["env_steps"], theirs["env_steps"]):
+        return _NOT_COMPARABLE
+    if settings_for and not is_same(theirs["env_steps"], settings_for):
+        return f"not comparable: its settings are for {settings_for:,} steps"
+    if ours["last_version"] is None or theirs["last_version"] is None:
+        return "not recorded"
+    return verdict_of(ours["last_version"]["mean"] - theirs["last_version"]["mean"])
+
+
+def zoo_steps(document: Document) -> int:
+    """Return for how many decisions the zoo's hyperparameters for a result's environment are made; 0: not known."""
+    zoo = yaml.safe_load(ZOO.read_text(encoding="utf-8"))
+    return int(zoo.get(document["algorithm"], {}).get(document["env_id"], {}).get("n_timesteps", 0))
+
+
+def _took_as_much(published: Document, over: Document) -> bool:
+    budgets = [name for name in ("env_steps", "learner_steps") if published.get(name)]
+    return bool(budgets) and all(is_same(over[name], published[name]) for name in budgets)
+
+
+def _cost(published: Document) -> str:
+    if steps := published.get("env_steps"):
+        return f" after {steps:,}"
+    if updates := published.get("learner_steps"):
+        return f" after {updates:,} updates"
+    return ""

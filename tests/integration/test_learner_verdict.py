@@ -1,0 +1,105 @@
+"""The learner beside a parameter server whose tags say what was evaluated and what ended the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.learner.checkpoint import CheckpointStore
+from tests.integration.learner_cluster import LearnerCluster, learner_cluster, wait_until
+from tidemill.params.client import ParamsClient
+from tidemill.params.version import BEST, EVALUATED, LAST_TRAINED, VERDICT, Version
+
+_TARGET = ("--run.target-return", "1000")
+"""Of a run that an evaluator ends; who sets the tags here is the test."""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
+    """A cluster whose replay service and parameter server serve."""
+    with learner_cluster(tmp_path) as cluster:
+        cluster.start_replay()
+        cluster.start_params()
+        yield cluster
+
+
+def _evaluated(cluster: LearnerCluster, params: ParamsClient) -> Version:
+    """Take the newest trained version under evaluation, and let training go on by more than 64 versions."""
+    cluster.wait_for_status(lambda status: status.learner_steps > 20, "training")
+    version = params.list_versions().versions[-1]
+    params.set_tag(EVALUATED, version.version)
+    cluster.wait_for_status(
+        lambda status: status.learner_steps > version.metadata.learner_steps + 700, "training goes on"
+    )
+    return version
+
+
+def test_learner_goes_back_to_the_version_that_ended_the_run(cluster: LearnerCluster) -> None:
+    """It ends by itself; its newest parameters and its checkpoint are those of the verdict, to the byte."""
+    learner, params = cluster.start_learner(*_TARGET), cluster.params_client()
+    cluster.feed()
+    version = _evaluated(cluster, params)
+    steps = version.metadata.learner_steps
+    params.set_tag(BEST, version.version)
+    params.set_tag(VERDICT, version.version)
+    assert learner.wait() is None
+    listed = params.list_versions()
+    newest = listed.versions[-1]
+    assert newest.version > version.version
+    assert newest.encodings == version.encodings  # sizes and SHA-256 of the bytes, which hold the metadata too
+    found = CheckpointStore(cluster.checkpoints, keep=1).newest()
+    assert found is not None
+    assert found[1].counters["learner_steps"] == steps
+    left = next(each for each in listed.versions if each.version == listed.tags[LAST_TRAINED])
+    assert left.metadata.learner_steps > steps + 700
+
+
+def test_resumed_learner_trains_on_in_spite_of_an_old_verdict(cluster: LearnerCluster) -> None:
+    """The verdict of the session before is where it starts; the next one ends it."""
+    first, params = cluster.start_learner(*_TARGET), cluster.params_client()
+    cluster.feed()
+    version = _evaluated(cluster, params)
+    params.set_tag(VERDICT, version.version)
+    assert first.wait() is None
+    second = cluster.start_learner(*_TARGET)
+    status = cluster.wait_for_status(lambda status: bool(status.restored), "the learner is back")
+    assert f": {version.metadata.learner_steps:,} gradient steps" in status.restored
+    again = _evaluated(cluster, params)
+    assert again.generation == 2
+    params.set_tag(VERDICT, again.version)
+    assert second.wait() is None
+    assert params.list_versions().versions[-1].encodings == again.encodings
+
+
+def test_verdict_on_a_version_of_an_earlier_life_ends_the_learner_where_it_stands(cluster: LearnerCluster) -> None:
+    """What is not kept cannot come back: the run ends all the same, and says so."""
+    first, params = cluster.start_learner(*_TARGET), cluster.params_client()
+    cluster.feed()
+    version = _evaluated(cluster, params)
+    first.close()
+    second = cluster.start_learner(*_TARGET)
+    cluster.wait_for_status(lambda status: status.learner_steps > version.metadata.learner_steps + 700, "training")
+    before = params.list_versions().versions[-1].metadata.learner_steps
+    params.set_tag(VERDICT, version.version)
+    assert second.wait() is None
+    assert params.list_versions().versions[-1].metadata.learner_steps >= before
+
+
+def test_tags_that_cannot_be_read_hold_up_nothing(cluster: LearnerCluster) -> None:
+    """Without the parameter server training goes on; when it is back, a verdict ends it as ever."""
+    cluster.close()
+    cluster.start_replay()
+    params = cluster.start_params()
+    learner = cluster.start_learner(*_TARGET)
+    cluster.feed()
+    before = cluster.wait_for_status(lambda status: status.params_version > 2, "versions")
+    params.close()
+    cluster.wait_for_status(lambda status: status.learner_steps > before.learner_steps + 100, "steps meanwhile")
+    cluster.start_params()
+    client = cluster.params_client()
+    cluster.wait_for_status(lambda status: status.params_version > before.params_version + 1, "versions again")
+    client.set_tag(VERDICT, client.list_versions().versions[-1].version)
+    wait_until(lambda: LAST_TRAINED in client.list_versions().tags, "the learner goes back")
+    assert learner.wait() is None

@@ -1,0 +1,34 @@
+"""An actor process that is killed and started again, beside a real learner."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+from services.actor.__main__ import actor_index, training_seed
+from tests.integration.learner_cluster import LearnerCluster, learner_cluster, wait_until
+
+_SEED = re.compile(r"acting starts.* seed=(\d+)")
+
+
+def _seed_of_a_life(cluster: LearnerCluster) -> int:
+    """Start the actor until it acts, kill it, and return the seed it played from."""
+    actor = cluster.start_actor("--actor.id", "a")
+    wait_until(lambda: _SEED.search(actor.text()) is not None, "the actor acts")
+    actor.signal(signal.SIGKILL)
+    actor.wait()
+    found = _SEED.search(actor.text())
+    assert found is not None
+    return int(found.group(1))
+
+
+def test_restarted_actor_does_not_replay_its_first_life(tmp_path: Path) -> None:
+    """The first life of a run's actor has the seed of run and actor; each later one, however short, has another."""
+    with learner_cluster(tmp_path) as cluster:
+        cluster.start_replay()
+        cluster.start_params()
+        cluster.start_learner()
+        first, *later = [_seed_of_a_life(cluster) for _ in range(3)]
+    assert first == training_seed(1, actor_index(None, "a"))
+    assert len({first, *later}) == 3

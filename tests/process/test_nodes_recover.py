@@ -1,0 +1,103 @@
+"""Learners of two machines, each with a torchrun of its own: one machine dies and comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.learner_cluster import LearnerCluster, Process, learner_cluster, wait_until
+
+_WAIT_S = 240.0  # a machine takes four starts of torch to come back
+
+Start = Callable[[int], Process]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LearnerCluster]:
+    """A cluster with no learner yet, whose learners talk over the loopback interface."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with learner_cluster(tmp_path) as cluster:
+        yield cluster
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _starter(cluster: LearnerCluster, rendezvous: str, port: int) -> Start:
+    """Return what starts the torchrun of machine 0 or 1, which has one learner."""
+
+    def start(machine: int) -> Process:
+        meeting = {
+            "static": (f"--node-rank={machine}", "--master-addr=127.0.0.1", f"--master-port={port}"),
+            "c10d": (
+                *("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test"),
+                *(f"--rdzv-conf=is_host={1 - machine}", "--local-addr=127.0.0.1"),
+            ),
+        }
+        options = ("--nnodes=2", "--nproc-per-node=1", "--max-restarts=50", *meeting[rendezvous])
+        return cluster.start_learner_process(
+            *("--learner.ranks-timeout-s", "20"),
+            module="services.learner.torchrun",
+            before=(*options, "-m", "services.learner"),
+        )
+
+    return start
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
+def test_machine_that_died_and_came_back_is_joined(cluster: LearnerCluster, rendezvous: str, victim: int) -> None:
+    """Whichever it is, the one where they meet as well: both go on from the checkpoint, and end with 0 when asked."""
+    cluster.start_replay()
+    cluster.start_params()
+    cluster.feed()
+    start = _starter(cluster, rendezvous, _free_port())
+    machines = [start(0), start(1)]
+    cluster.wait_for_status(lambda s: s.learner_steps > 50, "50 gradient steps", _WAIT_S)
+    saved = cluster.learner_client().save_checkpoint()
+    machines[victim].signal(signal.SIGKILL)  # its learner dies with it
+    machines[victim].wait()
+    machines[victim] = start(victim)
+    where = f"{saved.learner_steps:,} gradient steps"
+    cluster.wait_for_status(
+        lambda s: where in s.restored and s.learner_steps > saved.learner_steps, "further steps", _WAIT_S
+    )
+    for machine in machines:
+        machine.signal(signal.SIGTERM)
+    for machine in machines:
+        assert machine.wait(_WAIT_S) == 0, machine.text()
+        assert "Traceback" not in machine.text()
+
+
+def test_machine_that_waits_for_another_ends_when_asked(cluster: LearnerCluster) -> None:
+    """With 0, though torch hears nothing while it waits."""
+    port = _free_port()
+    machine = _starter(cluster, "static", port)(0)
+
+    def listens() -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) == 0
+
+    wait_until(listens, "the first machine is where the others meet")
+    assert os.waitpid(machine.pid, os.WNOHANG) == (0, 0)
+    machine.signal(signal.SIGTERM)
+    assert machine.wait() == 0, machine.text()
+
+
+def test_machine_alone_gives_up_in_one_line(cluster: LearnerCluster) -> None:
+    """Without restarts the meeting that does not come about is its end."""
+    options = ("--nnodes=2", "--nproc-per-node=1", "--max-restarts=0", "--rdzv-conf=timeout=1")
+    meeting = ("--node-rank=1", "--master-addr=127.0.0.1", f"--master-port={_free_port()}")
+    before = (*options, *meeting, "-m", "services.learner")
+    machine = cluster.start_learner_process(module="services.learner.torchrun", before=before)
+    assert machine.wait() == 1
+    assert "learner: Unavailable: the other machines are lost, and there are no restarts left" in machine.text()
+    assert "Traceback" not in machine.text()

@@ -1,0 +1,66 @@
+"""Training states kept for a verdict that comes later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from services.learner import held
+from services.learner.held import Held, HeldStates
+
+
+def _holder(size_bytes: int) -> tuple[Callable[[], Held], Callable[[int], None]]:
+    """Return what holds a state of a size, and what sets the number of steps it is held at."""
+    steps = 0
+
+    def hold() -> Held:
+        return Held({"learner_steps": steps}, {"weight": torch.zeros(size_bytes // 4)}, {})
+
+    def move(to: int) -> None:
+        nonlocal steps
+        steps = to
+
+    return hold, move
+
+
+def _kept(states: HeldStates, numbers: range) -> list[int]:
+    return [number for number in numbers if states.find(number) is not None]
+
+
+def test_newest_states_are_kept_within_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of states of 1,000 bytes 4,000 bytes hold four, and a state that is no longer among them is gone."""
+    monkeypatch.setattr(held, "_MAX_BYTES", 4_000)
+    hold, move = _holder(1_000)
+    states = HeldStates(hold)
+    for steps in range(10):
+        move(steps)
+        states.keep(None)
+    assert _kept(states, range(10)) == [6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("size_bytes, kept", [(2 * held._MAX_BYTES, 2), (4, 64)])
+def test_number_of_kept_states_has_bounds(size_bytes: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of those that are too large for the memory, 64 of the smallest."""
+    monkeypatch.setattr(Held, "size_bytes", size_bytes)
+    hold, move = _holder(4)
+    states = HeldStates(hold)
+    for steps in range(100):
+        move(steps)
+        states.keep(None)
+    assert _kept(states, range(100)) == list(range(100 - kept, 100))
+
+
+def test_state_under_evaluation_outlives_newer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many versions are published meanwhile; it goes when another one is under evaluation."""
+    monkeypatch.setattr(held, "_MAX_BYTES", 2_000)
+    hold, move = _holder(1_000)
+    states = HeldStates(hold)
+    for steps in range(10):
+        move(steps)
+        states.keep(3 if steps > 3 else None)
+    assert _kept(states, range(10)) == [3, 8, 9]
+    move(10)
+    states.keep(9)
+    assert _kept(states, range(11)) == [8, 9, 10]
