@@ -96,7 +96,8 @@ def _roms() -> list[Finding]:
 def _ports() -> list[Finding]:
     """The ports of services started by hand; `tidemill train` uses sockets and needs none."""
     cluster = RunConfig().cluster
-    return [_port(name, getattr(cluster, name)) for name in ("replay", "params", "learner")]
+    addresses = [("replay", address) for address in cluster.replay]
+    return [_port(*pair) for pair in (*addresses, ("params", cluster.params), ("learner", cluster.learner))]
 
 
 def _port(name: str, address: str) -> Finding:
