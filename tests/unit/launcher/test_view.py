@@ -192,6 +192,8 @@ def test_summary_of_a_failed_run_points_at_the_logs(tmp_path: Path) -> None:
     assert "learner ended with exit code 1" in said
     assert f"see {tmp_path / 'logs'}" in said
     assert "evaluate" not in said
+    assert "resume" not in said
+    assert "It never trained" in said
 
 
 def test_resume_says_what_comes_back_and_what_does_not(tmp_path: Path) -> None:
