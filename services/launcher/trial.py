@@ -11,10 +11,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tidemill.child import PARENT_VARIABLE
 from tidemill.config.load import from_document, read_document, write_document
 from tidemill.config.sections import ActorConfig, RunConfig
 from tidemill.errors import ConfigError
-from tidemill.process import PARENT_VARIABLE, run
+from tidemill.process import run
 
 _SETTINGS, _REFUSAL = "settings.yaml", "refusal"
 _SHOWN_LINES = 8
@@ -32,7 +33,7 @@ def try_environment(config: RunConfig) -> None:
         write_document(config, Path(folder) / _SETTINGS)
         try:
             ended = subprocess.run(
-                [sys.executable, "-m", "services.launcher.trial", folder],
+                [sys.executable, "-m", "tidemill.child", "services.launcher.trial", folder],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 env=os.environ | {PARENT_VARIABLE: str(os.getpid()), "SDL_VIDEODRIVER": "dummy"},
