@@ -9,6 +9,7 @@ from typing import Any
 from services.launcher.command import activation, command_name
 from services.launcher.holdings import has_trained
 from services.launcher.supervisor import Outcome
+from tidemill.learner.status import LearnerStatus
 
 _FILES = (
     ("result.json", "final summary"),
@@ -24,12 +25,16 @@ _FILES = (
 )
 
 
-def summarise(folder: Path, outcome: Outcome) -> list[str]:
-    """Return the closing lines of a run."""
+def summarise(folder: Path, outcome: Outcome, learner: LearnerStatus | None = None) -> list[str]:
+    """Return the closing lines of a run, given what its learner said last."""
     lines = ["", f"{folder.name}: {outcome.reason}"]
     result = read_result(folder)
     if result:
         lines.append(describe_result(result))
+    if learner is not None and learner.checkpoint_error:
+        lines.append(
+            f"The last checkpoint failed: {learner.checkpoint_error}. A resumed run goes back to the one before."
+        )
     lines += ["", f"In {folder}:"]
     lines += [f"  {name:26} {meaning}" for name, meaning in _FILES if _has_content(folder / name)]
     lines += ["", *_next_commands(folder, has_result=bool(result))]

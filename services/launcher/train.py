@@ -27,6 +27,7 @@ from services.launcher.view import make_view
 from tidemill.config.load import load, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
+from tidemill.learner.status import LearnerStatus
 
 _TRAIN = """Run a whole cluster on this machine: replay, parameter server, learner, actors and evaluator.
 
@@ -80,10 +81,10 @@ def run(config: RunConfig, folder: RunFolder) -> int:
         config = with_storage(with_addresses(config, sockets))
         folder.write_cluster(config)
         specs = cluster_specs(config, folder.cluster_file, sockets)
-        outcome = _run_shown(config, Supervisor(specs, config.launcher), folder)
+        outcome, learner = _run_shown(config, Supervisor(specs, config.launcher), folder)
     finally:
         remove_socket_folder(sockets)
-    print("\n".join(summarise(folder.path, outcome)), flush=True)
+    print("\n".join(summarise(folder.path, outcome, learner)), flush=True)
     return outcome.exit_code
 
 
@@ -93,12 +94,14 @@ def _check(config: RunConfig) -> None:
     try_environment(config)
 
 
-def _run_shown(config: RunConfig, supervisor: Supervisor, folder: RunFolder) -> Outcome:
+def _run_shown(config: RunConfig, supervisor: Supervisor, folder: RunFolder) -> tuple[Outcome, LearnerStatus | None]:
+    """Return how the run ended, and what the learner said last."""
     view = make_view(config)
     cluster = Cluster(supervisor, folder, view)
-    observer = Observer(config.cluster.learner, folder.path, cluster.pid_of, supervisor)
+    observer = Observer(config, folder.path, cluster.pid_of, supervisor)
     try:
-        return asyncio.run(run_shown(cluster, observer, view, config.launcher.view_every_s))
+        outcome = asyncio.run(run_shown(cluster, observer, view, config.launcher.view_every_s))
+        return outcome, observer.learner
     finally:
         observer.close()
         view.close()

@@ -211,7 +211,7 @@ class LauncherSettings:
     seconds. That one does not answer is reported within ten."""
     learner_reserve: bool = True
     """Whether a second learner process waits with its imports done, to take over when a single learner dies: it is back
-    without the seconds that importing torch takes. It takes some 250 MiB of memory; with several learners there is none."""
+    without the seconds that importing torch takes. It takes 250 MiB of memory; several learners have none."""
     stop_timeout_s: float = 20.0
     """How long a service may take to end after SIGTERM before it is killed, in seconds."""
     view: Literal["auto", "live", "plain"] = "auto"
