@@ -9,7 +9,7 @@ import shutil
 import sys
 from functools import cache, partial
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, cast
 
 import structlog
 from prometheus_client import Gauge, disable_created_metrics, start_http_server
@@ -44,7 +44,7 @@ def configure_logging(service: str, *, level: str = "info", json: bool = False) 
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(_Forgiving(sys.stderr)),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Forgiving(sys.stderr))),
         cache_logger_on_first_use=True,
     )
 

@@ -171,7 +171,7 @@ async def test_process_in_reserve_takes_over_and_is_replaced(scene: Scene) -> No
     """The killed service's successor was started before it died; another then waits, and none is left at the end."""
     cluster, recorder = scene.cluster_of(replace(scene.spec("learner"), has_reserve=True))
     running = asyncio.create_task(cluster.run())
-    served = []
+    served: list[set[int]] = []
     for count in (1, 2, 3):
         await recorder.until(lambda messages, count=count: messages.count("learner is ready") == count)  # type: ignore[misc]
         pid = cluster.pid_of("learner")

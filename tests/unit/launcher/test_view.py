@@ -116,8 +116,9 @@ def test_snapshot_measures_the_way_from_the_first_score_to_the_target(
     first: float, best: float, target: float, fraction: float
 ) -> None:
     """Scores may be negative: the share of the target alone would say nothing."""
-    scores = {name: dataclasses.replace(_SCORE, mean=mean) for name, mean in (("first", first), ("best", best))}
-    snapshot = dataclasses.replace(_SNAPSHOT, **scores)
+    snapshot = dataclasses.replace(
+        _SNAPSHOT, first=dataclasses.replace(_SCORE, mean=first), best=dataclasses.replace(_SCORE, mean=best)
+    )
     assert snapshot.target_fraction(target) == fraction
     assert snapshot.target_fraction(None) is None
     assert Snapshot(0.0, ()).target_fraction(target) is None
