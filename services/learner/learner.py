@@ -208,6 +208,7 @@ class Learner:
             clock=time.monotonic,
         )
         self._board.checkpoint_steps = lambda: checkpointer.steps
+        self._board.checkpoint_error = lambda: checkpointer.error
         return checkpointer
 
     def _connection(self) -> ParamsPublisher:

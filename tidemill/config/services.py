@@ -206,6 +206,12 @@ class LauncherSettings:
     """Pause before the first restart, in seconds; doubled for each further one, up to 30."""
     start_timeout_s: float = 120.0
     """How long a service may take to become healthy, in seconds."""
+    frozen_timeout_s: float = 30.0
+    """How long a service that was healthy may leave health checks unanswered before it is killed and restarted, in
+    seconds. That one does not answer is reported within ten."""
+    learner_reserve: bool = True
+    """Whether a second learner process waits with its imports done, to take over when a single learner dies: it is back
+    without the seconds that importing torch takes. It takes 250 MiB of memory; several learners have none."""
     stop_timeout_s: float = 20.0
     """How long a service may take to end after SIGTERM before it is killed, in seconds."""
     view: Literal["auto", "live", "plain"] = "auto"
@@ -219,5 +225,5 @@ class LauncherSettings:
         for name in ("actor_nice", "evaluator_nice"):
             check(0 <= getattr(self, name) <= 19, f"launcher.{name}", getattr(self, name), "0 to 19")
         check(self.max_restarts >= 0, "launcher.max_restarts", self.max_restarts, "0 or more")
-        for name in ("restart_backoff_s", "start_timeout_s", "stop_timeout_s", "view_every_s"):
+        for name in ("restart_backoff_s", "start_timeout_s", "frozen_timeout_s", "stop_timeout_s", "view_every_s"):
             check(getattr(self, name) > 0, f"launcher.{name}", getattr(self, name), "more than 0")

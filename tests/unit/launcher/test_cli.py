@@ -95,6 +95,7 @@ def test_train_refuses_a_name_that_is_taken(tmp_path: Path, capsys: pytest.Captu
     """An earlier run is never overwritten; the message offers the three ways on."""
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "config.yaml").write_text("run: {name: old}\n")
+    (tmp_path / "old" / "result.json").write_text("{}")
     assert cli.main(["train", "--run.root", str(tmp_path), "--run.name", "old"]) == 1
     said = capsys.readouterr().err
     assert "tidemill resume" in said
