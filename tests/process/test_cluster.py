@@ -22,7 +22,7 @@ from tidemill.config.services import LauncherSettings
 pytestmark = pytest.mark.process
 
 _SETTINGS = LauncherSettings(restart_backoff_s=0.05, max_restarts=2, start_timeout_s=30.0, stop_timeout_s=10.0)
-_BOUND_S = 60.0
+_BOUND_S = 200.0
 
 
 class Recorder:
