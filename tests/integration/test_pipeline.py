@@ -123,9 +123,9 @@ def _sampled(window: WindowSpec, end: str) -> tuple[Signature, SampledBatch]:
                 ends = {"terminated": tick.terminated, "truncated": tick.truncated}
                 writer.add(row | ends, {}, tick.was_reset, 1, memory)
                 memory, observation, is_first = observation, tick.observation, tick.is_first
-            assert appender.flush(10.0)
+            assert appender.flush(WAIT_S)
         with SampleStream(server.address, table, 512) as samples:
-            batch = samples.take(10.0)
+            batch = samples.take(WAIT_S)
             assert batch is not None
     return signature, batch
 

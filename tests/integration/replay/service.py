@@ -22,7 +22,7 @@ from tidemill.replay.append import Appender
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import MEBIBYTE, ServerSettings
 
-WAIT_S = 60.0  # only ever reached by a machine that is far too busy, or a failure
+WAIT_S = 300.0  # only ever reached by a machine that is far too busy, or a failure
 CHUNK_LENGTH = 4
 
 

@@ -59,7 +59,7 @@ def test_help_of_a_command_explains_it(name: str, capsys: pytest.CaptureFixture[
 def test_command_of_a_service_takes_over_the_process() -> None:
     """`tidemill replay --help` is what `python -m services.replay --help` says."""
     command = [sys.executable, "-m", "services.launcher", "replay", "--help"]
-    answer = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, timeout=100, check=False)
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, timeout=500, check=False)
     assert answer.returncode == 0
     assert "tidemill replay" in answer.stdout
 

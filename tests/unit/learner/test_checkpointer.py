@@ -17,7 +17,7 @@ from services.learner.control import Control
 from tests.unit.learner.fakes import Clock
 from tidemill.errors import ResourceExhausted
 
-_WAIT_S = 10.0
+_WAIT_S = 120.0
 
 
 class _Store(CheckpointStore):

@@ -22,7 +22,7 @@ from tidemill.replay.table_config import TableConfig
 from tidemill.replay.union import Draw
 from tidemill.replay.v1 import replay_pb2 as pb
 
-_BOUND_S = 30.0
+_BOUND_S = 120.0
 
 
 class _Link:
