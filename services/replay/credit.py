@@ -7,9 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from tidemill.errors import InvalidArgument
-
-MAX_DRAWS = 1024
-"""Most batches of a size of their own that may wait."""
+from tidemill.replay.limits import MAX_DRAWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +38,8 @@ class Credit:
     def grant(self, count: int) -> None:
         """Add batches of the usual size."""
         if count:
+            if self._waiting and self._waiting[-1][0] is self._whole:
+                count += self._waiting.pop()[1]
             self._waiting.append((self._whole, count))
             self._changed.set()
 

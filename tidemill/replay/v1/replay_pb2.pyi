@@ -11,6 +11,9 @@ Errors are gRPC status codes whose message names the field, the value and what i
 also end with UNAVAILABLE (the server is stopping or cannot be reached) or DEADLINE_EXCEEDED. Names match
 `[a-z][a-z0-9_]{0,62}`. Every number that counts is cumulative since the table was created or reset,
 unless its comment says otherwise.
+
+A server counts what a message holds before it unpacks it. INVALID_ARGUMENT: a list is longer than its comment says, or
+lists of numbers come one by one instead of packed.
 """
 
 from collections import abc as _abc
@@ -628,7 +631,7 @@ class AppendOpen(_message.Message):
     does not know (any more) is answered with a new, greater one.
     """
     env_count: _builtins.int
-    """Number of streams, one for each environment, with env_index 0 .. env_count - 1."""
+    """Number of streams, one for each environment, with env_index 0 .. env_count - 1; at most 16,384."""
     chunk_length: _builtins.int
     """Steps of every chunk but a stream's last, 1 .. 1024."""
     @_builtins.property
@@ -667,11 +670,11 @@ class AppendData(_message.Message):
     ITEMS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Chunk]:
-        """New chunks; those of one stream in order."""
+        """New chunks; those of one stream in order. At most 1,024, with at most 16,384 blocks together."""
 
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___ItemBatch]:
-        """Items whose last step lies in one of these chunks, at most one entry for each table."""
+        """Items whose last step lies in one of these chunks, at most one entry for each table and 16,384 items together."""
 
     def __init__(
         self,

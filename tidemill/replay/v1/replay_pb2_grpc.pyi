@@ -11,6 +11,9 @@ Errors are gRPC status codes whose message names the field, the value and what i
 also end with UNAVAILABLE (the server is stopping or cannot be reached) or DEADLINE_EXCEEDED. Names match
 `[a-z][a-z0-9_]{0,62}`. Every number that counts is cumulative since the table was created or reset,
 unless its comment says otherwise.
+
+A server counts what a message holds before it unpacks it. INVALID_ARGUMENT: a list is longer than its comment says, or
+lists of numbers come one by one instead of packed.
 """
 
 from collections import abc as _abc
