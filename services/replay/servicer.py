@@ -140,9 +140,10 @@ class ReplayServicer:
             return
         appending = self._open_streams(first)
         try:
-            with self._calls.running():
+            with self._calls.running(appending.epoch.number):
+                answer = self._acknowledge(appending)  # of what is stored now: not all that comes later may be durable
                 await self._durable()
-                yield self._acknowledge(appending)
+                yield answer
                 if self._log is None:
                     async for _, answer in self._store(appending, requests):
                         yield answer

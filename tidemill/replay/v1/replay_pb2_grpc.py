@@ -141,7 +141,8 @@ class ReplayServiceServicer:
         FAILED_PRECONDITION: a chunk leaves a gap after the stream's last step, the signature is not the
         table's, or the epoch was superseded by a newer one of the same actor.
         RESOURCE_EXHAUSTED: too many streams.
-        A retry is a new call with the epoch of the first response.
+        A retry is a new call with the epoch of the first response. It ends a call that still appends to that epoch with
+        UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

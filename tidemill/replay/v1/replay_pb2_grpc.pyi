@@ -83,7 +83,8 @@ class ReplayServiceStub:
     FAILED_PRECONDITION: a chunk leaves a gap after the stream's last step, the signature is not the
     table's, or the epoch was superseded by a newer one of the same actor.
     RESOURCE_EXHAUSTED: too many streams.
-    A retry is a new call with the epoch of the first response.
+    A retry is a new call with the epoch of the first response. It ends a call that still appends to that epoch with
+    UNAVAILABLE.
     """
     Sample: _grpc.StreamStreamMultiCallable[_replay_pb2.SampleRequest, _replay_pb2.SampleResponse]
     """Samples batches of items.
@@ -154,7 +155,8 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     FAILED_PRECONDITION: a chunk leaves a gap after the stream's last step, the signature is not the
     table's, or the epoch was superseded by a newer one of the same actor.
     RESOURCE_EXHAUSTED: too many streams.
-    A retry is a new call with the epoch of the first response.
+    A retry is a new call with the epoch of the first response. It ends a call that still appends to that epoch with
+    UNAVAILABLE.
     """
     Sample: _aio.StreamStreamMultiCallable[_replay_pb2.SampleRequest, _replay_pb2.SampleResponse]  # type: ignore[assignment]
     """Samples batches of items.
@@ -247,7 +249,8 @@ class ReplayServiceServicer:
         FAILED_PRECONDITION: a chunk leaves a gap after the stream's last step, the signature is not the
         table's, or the epoch was superseded by a newer one of the same actor.
         RESOURCE_EXHAUSTED: too many streams.
-        A retry is a new call with the epoch of the first response.
+        A retry is a new call with the epoch of the first response. It ends a call that still appends to that epoch with
+        UNAVAILABLE.
         """
 
     def Sample(
