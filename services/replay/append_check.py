@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import FailedPrecondition, InvalidArgument
-from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.replay.chunk import Chunk, ItemBatch, check_priorities
 from tidemill.types import Codec, Signature
 
 MAX_PAYLOAD_BYTES = 64 * 1024
@@ -131,11 +131,6 @@ def check_items(
     check_priorities(items.priorities)
 
 
-def check_priorities(priorities: NDArray[np.float64], first: int = 0) -> None:
-    """Raise InvalidArgument unless all priorities, of a list those from `first` on, are finite and not negative."""
-    _check_all("priorities", priorities, np.isfinite(priorities) & (priorities >= 0), "finite and not negative", first)
-
-
 def check_item_tables(items: Sequence[ItemBatch], table_count: int) -> None:
     """Raise InvalidArgument unless each batch of items is for another one of the tables."""
     seen = set()
@@ -155,7 +150,7 @@ def _check_payloads(payloads: Sequence[bytes], count: int) -> None:
         raise InvalidArgument(f"a payload has {longest} bytes, must have at most {MAX_PAYLOAD_BYTES}")
 
 
-def _check_all(name: str, values: NDArray[np.generic], allowed: NDArray[np.bool_], what: str, first: int = 0) -> None:
+def _check_all(name: str, values: NDArray[np.generic], allowed: NDArray[np.bool_], what: str) -> None:
     if not allowed.all():
         i = int(np.flatnonzero(~allowed)[0])
-        raise InvalidArgument(f"{name}[{first + i}] is {values[i]}, must be {what}")
+        raise InvalidArgument(f"{name}[{i}] is {values[i]}, must be {what}")

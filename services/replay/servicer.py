@@ -10,7 +10,6 @@ import grpc.aio
 import numpy as np
 
 from services.replay.append import Appending, plan
-from services.replay.append_check import check_priorities
 from services.replay.batch_reader import BatchReader
 from services.replay.calls import Calls
 from services.replay.credit import Credit, Wanted
@@ -23,6 +22,7 @@ from services.replay.requests import add_handlers, read, read_each
 from services.replay.table import Table
 from services.replay.unacknowledged import when_durable
 from tidemill.errors import InvalidArgument, ResourceExhausted, TidemillError, Unimplemented
+from tidemill.replay.chunk import check_priorities
 from tidemill.replay.limits import MAX_KEYS
 from tidemill.replay.table_config import check_signature
 from tidemill.replay.v1 import replay_pb2 as pb
@@ -175,7 +175,7 @@ class ReplayServicer:
     async def _draw(self, table: Table, wanted: Wanted, distinct: bool) -> pb.SampleResponse:
         if wanted.items:
             return self._pack(await self._batches.read(table, wanted, distinct), table.limiter.lead)
-        table.limiter.sampled(wanted.counted or 0)
+        table.limiter.sampled(wanted.counted_by(table.limiter) or 0)
         self._gate.changed()
         return pb.SampleResponse(
             table_items=table.size,

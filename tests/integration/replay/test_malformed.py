@@ -245,6 +245,7 @@ def test_malformed_update_changes_nothing(server: LocalServer, stub: replay_pb2_
     for keys, priorities, reason in (
         ([1, 2], [1.0], "priorities has 1 entries, keys 2"),
         ([1], [float("inf")], "priorities[0] is inf"),
+        ([1], [1e308], "priorities[0] is 1e+308, must be finite and not negative, at most 1e+39"),
         ([1, 2], [1.0, -1.0], "priorities[1] is -1.0"),
     ):
         request = pb.UpdatePrioritiesRequest(table="t", keys=keys, priorities=priorities)

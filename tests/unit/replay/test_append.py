@@ -115,6 +115,7 @@ def items_with(**columns: Any) -> ItemBatch:  # noqa: ANN401 - any field of a ba
         ([items_with(priorities=[-1.0])], r"priorities\[0\] is -1.0, must be finite and not negative"),
         ([items_with(priorities=[np.nan])], r"priorities\[0\] is nan"),
         ([items_with(priorities=[np.inf])], r"priorities\[0\] is inf"),
+        ([items_with(priorities=[1.1e39])], r"priorities\[0\] is 1.1e\+39, must be .* at most 1e\+39"),
         ([items_with(priorities=[1.0, 1.0])], "priorities has 2 entries, must have 1 like lengths"),
         ([items_with(chunk_indices=[0, 0])], "chunk_indices has 2 entries, must have 1"),
         ([items_with(last_offsets=np.zeros(0, int))], "last_offsets has 0 entries, must have 1"),

@@ -22,6 +22,7 @@ from tidemill.config.storage import StorageSettings
 from tidemill.errors import Unavailable
 
 _WAIT_S = 30.0
+_CONTEXT: Any = None  # of which the servicer makes no use
 
 
 class Held(SegmentFile):
@@ -44,7 +45,7 @@ async def resuming(epoch: int) -> AsyncIterator[bytes]:
 async def told_while_another_stores(folder: Path) -> tuple[list[int], list[int]]:
     """Resume an epoch, store a chunk of it before the disk goes on; return the answer and what was stored then."""
     recovered = recover(folder, 0, empty_replay)
-    replay, context = recovered.replay, Any
+    replay = recovered.replay
     Held.disk.set()
     log = ReplayLog(recovered, StorageSettings(folder=str(folder)), lambda: None, Held)
     replay.create_table(make_config())
@@ -53,7 +54,7 @@ async def told_while_another_stores(folder: Path) -> tuple[list[int], list[int]]
     Held.disk.clear()
     append(replay, opened, [make_chunk(0, 0, 0, 4)])
     servicer = ReplayServicer(replay, Gate(asyncio.get_running_loop().time), 2**20, log)
-    call: Any = servicer.Append(resuming(opened.epoch.number), context)
+    call: Any = servicer.Append(resuming(opened.epoch.number), _CONTEXT)
     answer = asyncio.ensure_future(anext(call))
     while opened.epoch.connections != 2:
         await asyncio.sleep(0)
@@ -78,7 +79,7 @@ async def two_calls_of_one_epoch() -> list[int]:
     servicer = ReplayServicer(replay, Gate(asyncio.get_running_loop().time), 2**20)
 
     async def converse(epoch: int, told: asyncio.Queue[Any]) -> None:
-        async for answer in servicer.Append(resuming(epoch), Any):  # type: ignore[arg-type]
+        async for answer in servicer.Append(resuming(epoch), _CONTEXT):
             told.put_nowait(answer)
 
     told: asyncio.Queue[Any] = asyncio.Queue()

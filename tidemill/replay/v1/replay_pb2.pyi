@@ -762,7 +762,7 @@ class ItemBatch(_message.Message):
 
     @_builtins.property
     def priorities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """First priority, finite and not negative; 0 is never sampled by a prioritized sampler."""
+        """First priority, 0 to 1e39; 0 is never sampled by a prioritized sampler."""
 
     @_builtins.property
     def payloads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
@@ -873,7 +873,9 @@ class Draw(_message.Message):
     items: _builtins.int
     """Items, at most `batch_size` of `open`. 0 asks how the table is: answered in turn, with an empty batch."""
     counted: _builtins.int
-    """Samples the rate limiter counts, whatever `items` is."""
+    """Samples the rate limiter counts, whatever `items` is. What is more than `batch_size` of `open` and more than
+    `limiter_lead` is not counted, nor what would take the lead below -2^20 less `error_buffer`.
+    """
     def __init__(
         self,
         *,
@@ -1077,7 +1079,7 @@ class UpdatePrioritiesRequest(_message.Message):
 
     @_builtins.property
     def priorities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """New priority of each, finite and not negative."""
+        """New priority of each, 0 to 1e39."""
 
     def __init__(
         self,
