@@ -47,7 +47,7 @@ class ItemBatch:
         last_offsets: Position of the item's last step in that chunk, [N].
         lengths: Steps of each item, at least 1, [N].
         priorities: First priority of each, 0 to `MAX_PRIORITY`, float64 [N].
-        payloads: Opaque bytes handed back with each item, at most 64 KiB each; empty for none at all.
+        payloads: Opaque bytes handed back with each item, as many as the table says; empty if it says none.
     """
 
     table_index: int

@@ -212,6 +212,7 @@ class TableConfig(_message.Message):
     RATE_LIMITER_FIELD_NUMBER: _builtins.int
     MAX_TIMES_SAMPLED_FIELD_NUMBER: _builtins.int
     MAX_ITEM_STEPS_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the table."""
     max_items: _builtins.int
@@ -222,6 +223,8 @@ class TableConfig(_message.Message):
     """An item is removed after it was sampled this often; 0 means never for that reason."""
     max_item_steps: _builtins.int
     """Longest item, in steps, at least 1; streams keep this many newest steps for items yet to come."""
+    payload_bytes: _builtins.int
+    """Bytes of every item's payload, at most 64 KiB; 0 means items have none."""
     @_builtins.property
     def signature(self) -> _containers.RepeatedCompositeFieldContainer[Global___Column]:
         """Columns of every stream that feeds it, in wire order."""
@@ -250,10 +253,11 @@ class TableConfig(_message.Message):
         rate_limiter: Global___RateLimiter | None = ...,
         max_times_sampled: _builtins.int = ...,
         max_item_steps: _builtins.int = ...,
+        payload_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rate_limiter", b"rate_limiter", "remover", b"remover", "sampler", b"sampler"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_bytes", b"max_bytes", "max_item_steps", b"max_item_steps", "max_items", b"max_items", "max_times_sampled", b"max_times_sampled", "name", b"name", "rate_limiter", b"rate_limiter", "remover", b"remover", "sampler", b"sampler", "signature", b"signature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_bytes", b"max_bytes", "max_item_steps", b"max_item_steps", "max_items", b"max_items", "max_times_sampled", b"max_times_sampled", "name", b"name", "payload_bytes", b"payload_bytes", "rate_limiter", b"rate_limiter", "remover", b"remover", "sampler", b"sampler", "signature", b"signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -766,7 +770,7 @@ class ItemBatch(_message.Message):
 
     @_builtins.property
     def payloads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Opaque bytes handed back with the item, such as a recurrent state; at most 64 KiB each."""
+        """Opaque bytes handed back with the item, such as a recurrent state: `payload_bytes` of the table each, none if that is 0."""
 
     def __init__(
         self,

@@ -92,7 +92,7 @@ class ReplayServiceServicer:
         A table that a restarted server brought back from disk takes `max_items`, `max_bytes`, `rate_limiter` and
         `max_times_sampled` from the first call that names it; items beyond the new capacity are evicted by the remover, and
         another rate limiter begins with neither side ahead. After that call, as before a restart, another value is
-        refused. What an item means (signature, selectors, max_item_steps) never changes. Keys may change with max_items.
+        refused. What an item means (signature, selectors, max_item_steps, payload_bytes) never changes. Keys may change with max_items.
 
         Never blocks, but for the disk where there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
         ALREADY_EXISTS: the name is taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
