@@ -19,6 +19,7 @@ from services.learner.checkpoint import CheckpointStore
 from services.learner.checkpointer import Checkpointer
 from services.learner.control import Control
 from services.learner.counters import Counters
+from services.learner.damaged_items import DamagedItems
 from services.learner.decoder import Decoder
 from services.learner.digest import config_digest
 from services.learner.judged import Judged
@@ -249,7 +250,10 @@ class Learner:
 
     def _batches(self, agent: Agent, table: TableConfig, device: torch.device, sampling: Sampling) -> Batches:
         settings, splits = self._config.learner, self._splits(table)
-        decoder = Decoder(agent, table.signature, self._config.table, self._counters, Transfer(device), splits=splits)
+        damaged = DamagedItems(sampling.delete_items, time.monotonic)
+        decoder = Decoder(
+            agent, table.signature, self._config.table, self._counters, Transfer(device), damaged, splits=splits
+        )
         return Batches(
             sampling.samples,
             decoder.decode,

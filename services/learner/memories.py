@@ -7,16 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.errors import DataLoss
+MEMORY_DTYPE = np.dtype("<f4")
+"""Of the numbers in a payload."""
 
 MEMORY = "memory"
 """Column of it in the batches of an agent that remembers, float32 [B, M]."""
 
 
-def memories(payloads: Sequence[bytes]) -> NDArray[np.float32]:
-    """Return the memories of items, [B, M]; raises DataLoss if they differ in M."""
-    size = len(payloads[0])
-    if size % 4 or any(len(payload) != size for payload in payloads):
-        sizes = sorted(set(map(len, payloads)))
-        raise DataLoss(f"payloads have {sizes} bytes, must all have the same number of floats")
-    return np.frombuffer(b"".join(payloads), dtype="<f4").reshape(len(payloads), -1).astype(np.float32)
+def memories(payloads: Sequence[bytes], size: int) -> NDArray[np.float32]:
+    """Return the memories of items, each of `size` numbers, [B, M]."""
+    return np.frombuffer(b"".join(payloads), dtype=MEMORY_DTYPE).reshape(len(payloads), size).astype(np.float32)
+
+
+def without_memory(payloads: Sequence[bytes], size: int) -> NDArray[np.bool_]:
+    """Return which items [B] have another payload than a memory of `size` numbers."""
+    return np.array([len(payload) != size * MEMORY_DTYPE.itemsize for payload in payloads], dtype=np.bool_)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import structlog
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from prometheus_client import REGISTRY
 
 from services.learner.batches import Samples
+from services.learner.damaged_items import Delete
 from services.learner.priorities import Send
 from services.learner.shard_metrics import ShardCollector
 from services.learner.table import create_table
@@ -38,11 +40,13 @@ class Sampling:
     Attributes:
         samples: Raw samples.
         send_priorities: Takes new priorities.
+        delete_items: Removes items.
         shards: Reports on the shards; none for a single server.
     """
 
     samples: Samples
     send_priorities: Send
+    delete_items: Delete
     shards: Callable[[], tuple[ShardReport, ...]]
 
 
@@ -86,10 +90,16 @@ def start_sampling(
     )
     stack.callback(stream.close)
     priorities = stack.enter_context(closing(ShardedPriorities(table.name, stream.client_of)))
+
+    def delete(keys: NDArray[np.uint64]) -> None:
+        for source in np.unique(keys[:, 1]).tolist():
+            if shard := stream.client_of(source):
+                shard.delete_items(table.name, keys[keys[:, 1] == source, 0])
+
     collector = ShardCollector(stream.reports, priorities)
     REGISTRY.register(collector)
     stack.callback(REGISTRY.unregister, collector)
-    return Sampling(stream, priorities.send, stream.reports)
+    return Sampling(stream, priorities.send, delete, stream.reports)
 
 
 def _of_one(address: str, table: TableConfig, batch_size: int, credit: int, stack: ExitStack) -> Sampling:
@@ -100,4 +110,4 @@ def _of_one(address: str, table: TableConfig, batch_size: int, credit: int, stac
     def send(keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
         client.update_priorities(table.name, keys, priorities)
 
-    return Sampling(stream, send, tuple)
+    return Sampling(stream, send, partial(client.delete_items, table.name), tuple)

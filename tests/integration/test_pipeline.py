@@ -53,7 +53,7 @@ def test_items_carry_what_the_policy_remembered_at_their_start() -> None:
     window = WindowSpec(history=1, steps=6, stride=3)
     signature, batch = _sampled(window, "truncated")
     rows = codec.decode(signature, batch, window.length)
-    remembered = memories(batch.payloads)
+    remembered = memories(batch.payloads, 2)
     start = rows.index[:, window.history]
     before = rows.index[:, 0]
     expected = rows.columns["observation"][before]
@@ -108,7 +108,7 @@ def _sampled(window: WindowSpec, end: str) -> tuple[Signature, SampledBatch]:
     )
     signature = signature_of(env.spec)
     sampler = SelectorConfig(SelectorKind.UNIFORM)
-    table = TableConfig("t", signature, sampler, max_items=10_000, max_item_steps=window.length)
+    table = TableConfig("t", signature, sampler, max_items=10_000, max_item_steps=window.length, payload_bytes=8)
     with local_server() as server, ReplayClient(server.address) as client:
         client.create_table(table)
         with Appender(server.address, "a", _ENVS, signature, ["t"], 16) as appender:

@@ -7,18 +7,20 @@ from typing import Literal
 
 from tidemill.config.check import check, matches
 from tidemill.config.storage import StorageSettings
-from tidemill.rpc.settings import ServerSettings
+from tidemill.rpc.settings import MEBIBYTE, ServerSettings
+
+_REPLAY_REQUEST_BYTES = 20 * MEBIBYTE  # received within 20 ms; Append messages of more than 16 are sent in parts
 
 
-def _listening_at(address: str) -> ServerSettings:
-    return ServerSettings(address=address)
+def _listening_at(address: str, max_request_bytes: int = 0) -> ServerSettings:
+    return ServerSettings(address=address, max_request_bytes=max_request_bytes)
 
 
 @dataclass(frozen=True)
 class ReplaySettings:
     """The replay service."""
 
-    server: ServerSettings = field(default_factory=lambda: _listening_at("127.0.0.1:7401"))
+    server: ServerSettings = field(default_factory=lambda: _listening_at("127.0.0.1:7401", _REPLAY_REQUEST_BYTES))
     """Where it listens."""
     shards: int = 1
     """Shards `tidemill train` starts, at least 1; the table is divided over them."""

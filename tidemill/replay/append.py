@@ -15,7 +15,7 @@ import numpy as np
 from tidemill.backoff import Backoff
 from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tidemill.replay import wire
-from tidemill.replay.append_message import AppendMessage
+from tidemill.replay.append_message import AppendMessage, messages_of
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.reconnect import Reconnecting
 from tidemill.replay.v1 import replay_pb2 as pb
@@ -98,7 +98,8 @@ class Appender:
     def append(self, chunks: Sequence[Chunk], items: Sequence[ItemBatch] = (), timeout_s: float | None = None) -> bool:
         """Queue chunks and the items that end in them; wait while too much is unacknowledged.
 
-        One call becomes one message: it is stored whole or not at all.
+        One call becomes one message, which is stored whole or not at all, unless it is beyond what a message may hold
+        (`limits`): then it becomes several.
 
         Args:
             chunks: New chunks, those of one stream in order.
@@ -117,12 +118,12 @@ class Appender:
         for chunk in chunks:
             if not 0 <= chunk.env_index < self._env_count:
                 raise InvalidArgument(f"env_index is {chunk.env_index}, must be 0 .. {self._env_count - 1}")
-        message = AppendMessage.of(chunks, items)
+        messages = messages_of(chunks, items)
         with self._changed:
-            if not self._wait_for_room(message.chunks, timeout_s):
+            if not self._wait_for_room(len(chunks), timeout_s):
                 return False
-            self._pending.append(message)
-            self._pending_chunks += message.chunks
+            self._pending.extend(messages)
+            self._pending_chunks += len(chunks)
             self._changed.notify_all()
         return True
 

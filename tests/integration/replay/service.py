@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 import subprocess
@@ -33,6 +34,7 @@ class LocalServer:
     address: str
     replay: Replay
     gate: Gate
+    loop: asyncio.AbstractEventLoop
 
 
 @contextmanager
@@ -46,7 +48,7 @@ def local_server(max_message_bytes: int = 64 * MEBIBYTE) -> Iterator[LocalServer
         servicer.add_to(background.server)
         address = background.start()
         background.set_serving(True)
-        yield LocalServer(address, replay, gate)
+        yield LocalServer(address, replay, gate, background._loop)
 
 
 class ServerProcess:

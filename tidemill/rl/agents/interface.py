@@ -77,6 +77,10 @@ class Agent(Protocol):
     def window(self) -> WindowSpec:
         """Steps of a stream that an item of this agent covers."""
 
+    @property
+    def memory_size(self) -> int:
+        """Numbers that its policy remembers of each environment, `Policy.memory_size`: every item brings as many."""
+
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return the batch that `update` wants, as arrays, from rows of streams; safe on any thread.
 

@@ -34,7 +34,7 @@ class R2D2Policy:
             images = blank_images(env_spec, acting.place.num_envs)
             self._network.compute_in(acting.precision, images.to(acting.device))
         self._chance = EpsilonGreedy(config, acting.place, acting.seed)
-        self.memory_size = 2 * config.lstm_size
+        self.memory_size = config.memory_size
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take the network's parameters."""
