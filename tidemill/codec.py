@@ -18,6 +18,15 @@ from tidemill.types import Codec, ColumnSpec, Signature
 Array = NDArray[Any]
 
 
+class DamagedBlocks(DataLoss):
+    """Blocks do not decode to what their column holds; `chunks` says of which chunks of the batch, int64 [N]."""
+
+    def __init__(self, column: str, chunks: NDArray[np.int64]) -> None:
+        """Take the column's name and the places of the chunks."""
+        super().__init__(f"blocks of column {column!r} are damaged in {len(chunks)} chunks")
+        self.chunks = chunks
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedBatch:
     """The rows that a batch's items cover, and perhaps some between them.
@@ -56,7 +65,9 @@ def decode(signature: Signature, batch: SampledBatch, length: int) -> DecodedBat
         length: Steps of a full item, the L of `index`.
 
     Raises:
-        DataLoss: a block does not decode to the size the signature says, or an item lies outside the rows.
+        DamagedBlocks: LZ4 blocks do not decode to the size the signature says; the batch without the items that need
+            them (`SampledBatch.needing`) decodes.
+        DataLoss: the columns are not those of the signature, or an item lies outside the rows.
         InvalidArgument: an item is longer than `length`.
     """
     if len(batch.blocks) != len(signature):
@@ -126,7 +137,10 @@ def _encode_column(spec: ColumnSpec, columns: Mapping[str, Array], steps: int, a
 def _decode_column(spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64], cover: _Cover) -> Array:
     if spec.codec is Codec.RAW:
         rows = len(cover.place)
-        _expect_bytes(spec, len(blocks.data), rows * spec.step_bytes)
+        if len(blocks.data) != rows * spec.step_bytes:
+            raise DataLoss(
+                f"column {spec.name!r} has {len(blocks.data)} bytes where its signature says {rows * spec.step_bytes}"
+            )
         return np.frombuffer(blocks.data, dtype=spec.dtype).reshape(rows, *spec.shape)[cover.rows]
     if len(blocks.sizes) != len(step_counts) or int(blocks.sizes.sum()) != len(blocks.data):
         raise DataLoss(f"the blocks of column {spec.name!r} do not add up to its {len(blocks.data)} bytes")
@@ -149,17 +163,11 @@ def _decompress(spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64]
     calls = np.stack(
         [sources, blocks.sizes, array.ctypes.data + (spare + first) * step_bytes, cover.ends * step_bytes,
          step_counts * step_bytes], axis=1)  # fmt: skip
-    for arguments in calls[kept > 0][::-1].tolist():
-        got = decompress_prefix(*arguments)
-        if got < 0:
-            raise DataLoss(f"a block of column {spec.name!r} is damaged")
-        _expect_bytes(spec, got, arguments[3])
+    chunks = np.flatnonzero(kept)[::-1]
+    is_whole = [decompress_prefix(*arguments) == arguments[3] for arguments in calls[chunks].tolist()]
+    if not all(is_whole):
+        raise DamagedBlocks(spec.name, chunks[~np.array(is_whole)])
     return array[spare:]
-
-
-def _expect_bytes(spec: ColumnSpec, got: int, expected: int) -> None:
-    if got != expected:
-        raise DataLoss(f"column {spec.name!r} has {got} bytes where its signature says {expected}")
 
 
 def _index(first_rows: NDArray[np.int64], lengths: NDArray[np.int64], length: int, rows: int) -> NDArray[np.int64]:

@@ -11,10 +11,8 @@ import sys
 import threading
 from collections.abc import Callable
 
+from tidemill.child import PARENT_VARIABLE
 from tidemill.errors import ConfigError, TidemillError
-
-PARENT_VARIABLE = "TIDEMILL_PARENT_PID"
-"""Environment variable by which a launcher tells its children to end when it does."""
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
@@ -102,11 +100,14 @@ def die_with_parent() -> None:
 
 
 def _end_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the launcher dies, so that a killed launcher leaves no orphan."""
+    """Ask the kernel for SIGTERM when the parent dies, so that a killed one leaves no orphan.
+
+    A command so ends what it has started in order. What a launcher starts is ended at once, see `tidemill.child`.
+    """
     parent = os.environ.get(PARENT_VARIABLE)
     if not parent or not _ask_on_parents_death(signal.SIGTERM):
         return
-    if os.getppid() != int(parent):  # the launcher died before the request took effect
+    if os.getppid() != int(parent):  # it died before the request took effect
         sys.exit(0)
 
 

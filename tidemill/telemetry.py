@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import shutil
 import sys
 from functools import cache, partial
 from pathlib import Path
+from typing import TextIO, cast
 
 import structlog
 from prometheus_client import Gauge, disable_created_metrics, start_http_server
@@ -41,9 +44,27 @@ def configure_logging(service: str, *, level: str = "info", json: bool = False) 
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Forgiving(sys.stderr))),
         cache_logger_on_first_use=True,
     )
+
+
+class _Forgiving(io.TextIOBase):
+    """A stream that loses what its file does not take: a full disk costs lines of the log, not the process."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write, or lose the text."""
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or leave it for later."""
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 def _named(service: str) -> structlog.typing.Processor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from prometheus_client import Counter, Gauge, Histogram
 
 from tidemill.scores import Score
@@ -14,6 +16,8 @@ SECONDS = Histogram(
 )
 RETURN = Gauge("tidemill_evaluator_return_mean", "Mean raw return of the newest evaluation.")
 BEST_RETURN = Gauge("tidemill_evaluator_best_return_mean", "Largest mean raw return of the run.")
+for gauge in (RETURN, BEST_RETURN):
+    gauge.set(math.nan)  # 0 would be a score, for some games a good one
 VERSION = Gauge("tidemill_evaluator_params_version", "Version of the parameters evaluated last.")
 CONFIRMATIONS = Counter(
     "tidemill_evaluator_confirmations_total", "Confirmations on fresh episodes, by outcome.", ("outcome",)

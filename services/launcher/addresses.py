@@ -38,7 +38,7 @@ def with_addresses(config: RunConfig, sockets: Path) -> RunConfig:
     Raises:
         ConfigError: A single address is set on purpose for several replay shards.
     """
-    _check_shards(config)
+    check_shards(config)
     replay = _chosen(config.replay.server, _DEFAULT.replay.server, sockets / "replay.sock")
     params = _chosen(config.paramserver.server, _DEFAULT.paramserver.server, sockets / "params.sock")
     learner = _chosen(config.learner.server, _DEFAULT.learner.server, sockets / "learner.sock")
@@ -79,7 +79,8 @@ def _chosen(server: ServerSettings, default: ServerSettings, socket: Path) -> Se
     return server if is_chosen else dataclasses.replace(server, address=_socket(socket))
 
 
-def _check_shards(config: RunConfig) -> None:
+def check_shards(config: RunConfig) -> None:
+    """Raise a `ConfigError` if a single address is set on purpose for several replay shards."""
     if config.replay.shards == 1:
         return
     for name in ("address", "metrics_address"):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from services.launcher.service_spec import ServiceSpec
-from tidemill.process import PARENT_VARIABLE
+from tidemill.child import PARENT_VARIABLE, WAIT
 
 _DEFAULTS = {
     # The video encoder is the only process that a service starts: gRPC need not survive in it, nor warn of it.
@@ -34,19 +34,29 @@ class Child:
         self._process, self._log_file = process, log_file
 
     @classmethod
-    async def start(cls, spec: ServiceSpec, log_file: Path, variables: Mapping[str, str]) -> Child:
+    async def start(
+        cls, spec: ServiceSpec, log_file: Path, variables: Mapping[str, str], *, waits: bool = False
+    ) -> Child:
         """Start `python -m MODULE ARGUMENTS` with more environment variables, its output added to a log file.
 
         Called on the main thread only: the kernel ends the child when the thread that started it ends.
+
+        Args:
+            spec: What to start.
+            log_file: Its log file.
+            variables: The environment variables.
+            waits: Whether it shall only import what it needs and wait for `begin`.
         """
         environment = _DEFAULTS | os.environ | {PARENT_VARIABLE: str(os.getpid()), **variables}
+        words = (WAIT, spec.module) if waits else (spec.module,)
         with log_file.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                spec.module,
+                "tidemill.child",
+                *words,
                 *spec.arguments,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if waits else subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=environment,
@@ -60,6 +70,17 @@ class Child:
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is known to have ended."""
+        return self._process.returncode is not None
+
+    def begin(self) -> None:
+        """Let a process that waits do what it was started for; no effect on one that has ended."""
+        if self._process.stdin is not None:
+            self._process.stdin.write(b"\n")
+            self._process.stdin.close()
 
     async def wait(self) -> int:
         """Wait for its end; return the exit code, -N if signal N killed it."""

@@ -8,10 +8,12 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from services.launcher.child import Child
-from services.launcher.health import until_serving
+from services.launcher.health import CHECK_EVERY_S, Silence, silences, until_serving
+from services.launcher.reserve import Reserve
 from services.launcher.run_folder import RunFolder
 from services.launcher.service_spec import ServiceSpec
 from services.launcher.supervisor import Action, Outcome, Phase, Supervisor, Verb, describe_exit
@@ -41,6 +43,15 @@ class _Serving:
 
 
 @dataclass(frozen=True)
+class _Silent:
+    """A service that was healthy leaves checks unanswered, or answers again."""
+
+    name: str
+    child: Child
+    silence: Silence
+
+
+@dataclass(frozen=True)
 class _Exited:
     """A process ended."""
 
@@ -53,7 +64,7 @@ class _StopRequested:
     """Ctrl-C or SIGTERM."""
 
 
-_Event = _Serving | _Exited | _StopRequested
+_Event = _Serving | _Silent | _Exited | _StopRequested
 
 
 class Cluster:
@@ -67,6 +78,12 @@ class Cluster:
         self._exit_tasks: set[asyncio.Task[None]] = set()
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._started_s = time.monotonic()
+        self.check_s = min(supervisor.settings.frozen_timeout_s / 2, CHECK_EVERY_S)
+        self._reserves = {
+            name: Reserve(partial(self._child, process.spec, waits=True))
+            for name, process in supervisor.processes.items()
+            if process.spec.has_reserve
+        }
 
     def pid_of(self, name: str) -> int | None:
         """Return the process id of a service; None while it has no process."""
@@ -109,7 +126,20 @@ class Cluster:
                 return []
             self._reporter.event(f"{event.name} is ready")
             return self._supervisor.on_serving(event.name, now_s)
+        if isinstance(event, _Silent):
+            return self._on_silent(event)
         return self._on_exit(event, now_s)
+
+    def _on_silent(self, event: _Silent) -> list[Action]:
+        silence, phase = event.silence, self._supervisor.processes[event.name].phase
+        if self._children[event.name] is not event.child or phase is not Phase.SERVING:
+            return []
+        self._reporter.event(
+            f"{event.name} has not answered for {silence.seconds:g} s"
+            if silence.seconds
+            else f"{event.name} answers again"
+        )
+        return self._supervisor.on_silent(event.name, silence.seconds, listens=silence.listens)
 
     def _on_exit(self, event: _Exited, now_s: float) -> list[Action]:
         self._health_tasks.pop(event.name).cancel()
@@ -136,14 +166,25 @@ class Cluster:
                 await self._start(spec)
             else:
                 self._children[spec.name].send(action.verb.value)
+        await self._fill_reserve()
 
     async def _start(self, spec: ServiceSpec) -> None:
-        log_file = self._folder.log_file(spec.name)
-        child = await Child.start(spec, log_file, {SESSION_VARIABLE: repr(self._started_s)})
+        reserve = self._reserves.get(spec.name)
+        child = (reserve and reserve.take()) or await self._child(spec)
         self._children[spec.name] = child
         self._health_tasks[spec.name] = asyncio.create_task(self._watch_health(spec, child))
         self._exit_tasks.add(task := asyncio.create_task(self._watch_exit(spec.name, child)))
         task.add_done_callback(self._exit_tasks.discard)
+
+    async def _child(self, spec: ServiceSpec, *, waits: bool = False) -> Child:
+        log_file = self._folder.log_file(spec.name)
+        return await Child.start(spec, log_file, {SESSION_VARIABLE: repr(self._started_s)}, waits=waits)
+
+    async def _fill_reserve(self) -> None:
+        """Start the processes that wait once all others serve, so that these are not held up."""
+        if self._supervisor.outcome is None and self._supervisor.all_serve:
+            for reserve in self._reserves.values():
+                await reserve.refill()
 
     async def _watch_health(self, spec: ServiceSpec, child: Child) -> None:
         try:
@@ -152,6 +193,8 @@ class Cluster:
             self._reporter.event(f"{spec.name} does not tell its health: {error}")
             return
         self._events.put_nowait(_Serving(spec.name, child))
+        async for silence in silences(spec.health_address, check_s=self.check_s):
+            self._events.put_nowait(_Silent(spec.name, child, silence))
 
     async def _watch_exit(self, name: str, child: Child) -> None:
         self._events.put_nowait(_Exited(name, await child.wait()))
@@ -162,4 +205,6 @@ class Cluster:
             task.cancel()
         for child in self._children.values():
             child.send("kill")
+        for reserve in self._reserves.values():
+            await reserve.close()
         await asyncio.gather(*self._health_tasks.values(), *self._exit_tasks, return_exceptions=True)

@@ -9,6 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from services.launcher.command import command_name
+from services.launcher.holdings import has_trained
 from services.launcher.run_folder import check_is_run, is_running
 from services.launcher.shard_lines import describe_shards
 from tidemill.config.load import from_document, read_document
@@ -92,7 +94,8 @@ def _target(arguments: argparse.Namespace) -> tuple[str, Path | None]:
     folder = arguments.run or _only_running(Path("runs"))
     check_is_run(folder)
     if not is_running(folder):
-        raise NotFound(f"{folder} is not running; go on with `tidemill resume {folder}`")
+        on = f"; go on with `{command_name()} resume {folder}`" if has_trained(folder) else ", and never trained"
+        raise NotFound(f"{folder} is not running{on}")
     config = from_document(RunConfig, read_document(folder / "cluster.yaml"))
     return config.cluster.learner, folder
 

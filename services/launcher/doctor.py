@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.launcher.command import activation, command_name
 from services.launcher.versions import versions
 from tidemill.config.sections import RunConfig
 
@@ -44,7 +45,7 @@ def doctor(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tidemill doctor", description=__doc__)
     parser.add_argument("--root", type=Path, default=Path("runs"), help="where runs are kept (default: runs)")
     root = parser.parse_args(list(argv)).root
-    checks: list[Callable[[], list[Finding]]] = [_python, _packages, _gpu, _roms, _ports, _sockets]
+    checks: list[Callable[[], list[Finding]]] = [_python, _command, _packages, _gpu, _roms, _ports, _sockets]
     findings = [finding for check in checks for finding in check()] + _disk(root)
     for finding in findings:
         print(f"{finding.mark:4}  {finding.text}")
@@ -61,6 +62,14 @@ def _python() -> list[Finding]:
     if sys.version_info[:2] in ((3, 11), (3, 12)):
         return [Finding("ok", text)]
     return [Finding("FAIL", text, "use Python 3.11 or 3.12")]
+
+
+def _command() -> list[Finding]:
+    name = command_name()
+    if name == "tidemill":
+        return [Finding("ok", "`tidemill` is on the PATH")]
+    advice = f"`{activation()}` puts it there for this shell; " if activation() else ""
+    return [Finding("note", "`tidemill` is not on the PATH, or another one is", f"{advice}or call it as `{name}`")]
 
 
 def _packages() -> list[Finding]:
@@ -96,7 +105,8 @@ def _roms() -> list[Finding]:
 def _ports() -> list[Finding]:
     """The ports of services started by hand; `tidemill train` uses sockets and needs none."""
     cluster = RunConfig().cluster
-    return [_port(name, getattr(cluster, name)) for name in ("replay", "params", "learner")]
+    addresses = [("replay", address) for address in cluster.replay]
+    return [_port(*pair) for pair in (*addresses, ("params", cluster.params), ("learner", cluster.learner))]
 
 
 def _port(name: str, address: str) -> Finding:

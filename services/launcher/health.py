@@ -1,8 +1,10 @@
-"""Waits until a service says that it is ready."""
+"""Waits until a service says that it is ready, then watches that it goes on to answer."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import grpc
 import grpc.aio
@@ -12,6 +14,25 @@ from tidemill.rpc.channel import open_aio_channel
 from tidemill.rpc.status import from_rpc_error
 
 _RETRY_S = 0.1
+CHECK_EVERY_S = 5.0
+"""A frozen service is noticed within ten seconds: five to the next check, five for its answer."""
+
+_SERVICE = "/grpc.health.v1.Health"
+
+
+@dataclass(frozen=True)
+class Silence:
+    """How long a service has left checks unanswered.
+
+    Attributes:
+        seconds: The time that checks waited for an answer, without what passed between them: a launcher that was itself
+            stopped for an hour counts one check. 0 when it answers again.
+        listens: Whether its socket takes connections, as that of a frozen process does. It does not where several
+            learners are just being started again by the process that the launcher watches.
+    """
+
+    seconds: float
+    listens: bool = True
 
 
 async def until_serving(address: str) -> None:
@@ -31,10 +52,62 @@ async def until_serving(address: str) -> None:
         await asyncio.sleep(_RETRY_S)
 
 
+async def silences(address: str, *, check_s: float) -> AsyncIterator[Silence]:
+    """Yield each check that a service leaves unanswered, and that it answers again; never ends by itself.
+
+    Args:
+        address: Of a service that has been serving.
+        check_s: How long an answer may take, and the pause after each, in seconds.
+    """
+    silent_s = 0.0
+    while True:
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + check_s
+        answers = await _answers(address, check_s)
+        if answers and silent_s:
+            yield Silence(0.0)
+        silent_s = 0.0 if answers else silent_s + check_s
+        await asyncio.sleep(due_s - loop.time())  # a refused connection is no shorter silence
+        if not answers:
+            yield Silence(silent_s, await _listens(address))
+
+
+async def _answers(address: str, timeout_s: float) -> bool:
+    """Return whether the service answers a check at all, whatever it says."""
+    # A new channel each time: none is left waiting to connect again when the service has come back.
+    async with open_aio_channel(address) as channel:
+        check = channel.unary_unary(
+            f"{_SERVICE}/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        try:
+            await check(health_pb2.HealthCheckRequest(service=""), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            return error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    return True
+
+
+async def _listens(address: str) -> bool:
+    """Return whether the socket at an address takes connections."""
+    try:
+        if address.startswith("unix:"):
+            _, writer = await asyncio.open_unix_connection(address.removeprefix("unix:").removeprefix("//"))
+        else:
+            host, _, port = address.rpartition(":")
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (ConnectionRefusedError, FileNotFoundError):
+        return False
+    except OSError:  # its queue of connections is full: somebody should be taking them
+        return True
+    writer.close()
+    return True
+
+
 async def _announces_serving(channel: grpc.aio.Channel) -> bool:
     """Return True once the service serves, False if it cannot be reached or goes away before that."""
     watch = channel.unary_stream(
-        "/grpc.health.v1.Health/Watch",
+        f"{_SERVICE}/Watch",
         request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
         response_deserializer=health_pb2.HealthCheckResponse.FromString,
     )

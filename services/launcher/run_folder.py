@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
+from services.launcher.command import command_name
+from services.launcher.holdings import clear, has_trained
 from services.launcher.versions import versions
 from tidemill.config.load import write_document
 from tidemill.config.sections import RunConfig
@@ -31,36 +33,36 @@ class RunFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._lock)
+            command = command_name()
             raise FailedPrecondition(
-                f"{path} is running; look: `tidemill status {path}`, end it: `tidemill ctl stop {path}`"
+                f"{path} is running; look: `{command} status {path}`, end it: `{command} ctl stop {path}`"
             ) from error
 
     @classmethod
     def create(cls, config: RunConfig, *, again: bool) -> RunFolder:
-        """Make the folder of a new run and write its config.yaml.
+        """Make the folder of a new run, or take over that of one that never trained, and write its config.yaml.
 
         Args:
             config: Resolved settings.
             again: Whether an earlier run of this name is moved to NAME-1 (or the next free number).
 
         Raises:
-            AlreadyExists: there is such a run and `again` is not set.
+            AlreadyExists: there is such a run, it has trained, and `again` is not set.
             FailedPrecondition: that run is still running.
             ConfigError: the folder cannot be made.
         """
         path = config.run.folder
-        if (path / "config.yaml").exists():
-            if not again:
-                raise AlreadyExists(
-                    f"{path} holds a run already; go on with it: `tidemill resume {path}`, move it aside to "
-                    f"{_free_name(path)} and start anew: --again, or choose another --run.name"
-                )
+        check_free(path, again=again)
+        if (path / "config.yaml").exists() and has_trained(path):
             _move_aside(path)
         try:
             (path / "logs").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot make the run's folder {path}: {error.strerror}") from error
         folder = cls(path)
+        if folder.config_file.exists():  # of a run that never trained
+            clear(path, keep=_LOCK)
+            (path / "logs").mkdir()
         folder.write_config(config)
         return folder
 
@@ -123,6 +125,20 @@ class RunFolder:
         self.close()
 
 
+def check_free(path: Path, *, again: bool) -> None:
+    """Check that a new run may be kept at `path`.
+
+    Raises:
+        AlreadyExists: there is a run that has trained, and it shall not be moved aside (`again`).
+    """
+    if again or not (path / "config.yaml").exists() or not has_trained(path):
+        return
+    raise AlreadyExists(
+        f"{path} holds a run already; go on with it: `{command_name()} resume {path}`, move it aside to "
+        f"{_free_name(path)} and start anew: --again, or choose another --run.name"
+    )
+
+
 def is_running(path: Path) -> bool:
     """Return whether a launcher holds the run at `path`."""
     try:
@@ -162,5 +178,5 @@ def _free_name(path: Path) -> Path:
 
 def _move_aside(path: Path) -> None:
     if is_running(path):
-        raise FailedPrecondition(f"{path} is running; end it first: `tidemill ctl stop {path}`")
+        raise FailedPrecondition(f"{path} is running; end it first: `{command_name()} ctl stop {path}`")
     path.rename(_free_name(path))

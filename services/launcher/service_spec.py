@@ -24,6 +24,7 @@ class ServiceSpec:
         after: Names of services that must be serving before it is started. Few are listed: most processes
             wait for what they need by themselves, and importing takes seconds in which they need nothing.
         nice: Added to its niceness, so that the learner is not starved on a machine with few cores.
+        has_reserve: Whether a second process waits with its imports done, to take over when this one dies.
     """
 
     name: str
@@ -33,6 +34,7 @@ class ServiceSpec:
     health_address: str
     after: tuple[str, ...] = ()
     nice: int = 0
+    has_reserve: bool = False
 
 
 def cluster_specs(config: RunConfig, config_file: Path, sockets: Path) -> tuple[ServiceSpec, ...]:
@@ -66,7 +68,8 @@ def _learner_spec(config: RunConfig, config_file: Path) -> ServiceSpec:
     """Return one process: the learner, or of several the one that starts them and starts them again together."""
     address, settings = config.learner.server.address, ("--config", str(config_file))
     if config.launcher.learners == 1:
-        return ServiceSpec(LEARNER, LEARNER, "services.learner", settings, address)
+        reserve = config.launcher.learner_reserve
+        return ServiceSpec(LEARNER, LEARNER, "services.learner", settings, address, has_reserve=reserve)
     ranks = (str(config.launcher.learners), str(config.launcher.max_restarts))
     return ServiceSpec(LEARNER, LEARNER, "services.learner.torchrun", (*ranks, *settings), address)
 

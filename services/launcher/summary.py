@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from services.launcher.command import activation, command_name
+from services.launcher.holdings import has_trained
 from services.launcher.supervisor import Outcome
+from tidemill.learner.status import LearnerStatus
 
 _FILES = (
     ("result.json", "final summary"),
@@ -22,20 +25,33 @@ _FILES = (
 )
 
 
-def summarise(folder: Path, outcome: Outcome) -> list[str]:
-    """Return the closing lines of a run."""
+def summarise(folder: Path, outcome: Outcome, learner: LearnerStatus | None = None) -> list[str]:
+    """Return the closing lines of a run, given what its learner said last."""
     lines = ["", f"{folder.name}: {outcome.reason}"]
     result = read_result(folder)
     if result:
         lines.append(describe_result(result))
+    if learner is not None and learner.checkpoint_error:
+        lines.append(
+            f"The last checkpoint failed: {learner.checkpoint_error}. A resumed run goes back to the one before."
+        )
     lines += ["", f"In {folder}:"]
     lines += [f"  {name:26} {meaning}" for name, meaning in _FILES if _has_content(folder / name)]
-    lines.append("")
-    if result:
-        lines.append(f"Test it:   tidemill evaluate {folder}")
-    lines.append(f"Go on:     tidemill resume {folder}")
+    lines += ["", *_next_commands(folder, has_result=bool(result))]
     if outcome.exit_code:
         lines.append(f"What went wrong: see {folder / 'logs'}")
+    return lines
+
+
+def _next_commands(folder: Path, *, has_result: bool) -> list[str]:
+    """Return what can be done with the folder now, as it is to be typed."""
+    command = command_name()
+    if not has_trained(folder):
+        return [f"It never trained: `{command} train` with the same run.name starts anew in its folder"]
+    lines = [f"Test it:   {command} evaluate {folder}"] if has_result else []
+    lines.append(f"Go on:     {command} resume {folder}")
+    if command != "tidemill" and activation():
+        lines.append(f"           after `{activation()}` it is just `tidemill` in this shell")
     return lines
 
 

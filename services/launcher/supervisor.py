@@ -72,8 +72,8 @@ class Process:
     restarts_total: int = 0
     reason: str = ""
     """Why it was restarted last."""
-    is_overdue: bool = False
-    """Whether it is being killed because it did not become healthy in time."""
+    fault: str = ""
+    """Why the launcher kills it; empty if it does not."""
 
     @property
     def is_alive(self) -> bool:
@@ -86,7 +86,7 @@ class Supervisor:
 
     def __init__(self, specs: Sequence[ServiceSpec], settings: LauncherSettings) -> None:
         """Know the services; nothing is started before `start`."""
-        self._settings = settings
+        self.settings = settings
         self._processes = {spec.name: Process(spec) for spec in specs}
         self._outcome: Outcome | None = None
         self._is_finishing = False
@@ -95,6 +95,11 @@ class Supervisor:
     def processes(self) -> Mapping[str, Process]:
         """Every service by name, in the order of starting."""
         return self._processes
+
+    @property
+    def all_serve(self) -> bool:
+        """Whether every service is healthy."""
+        return all(process.phase is Phase.SERVING for process in self._processes.values())
 
     @property
     def outcome(self) -> Outcome | None:
@@ -119,6 +124,22 @@ class Supervisor:
         finish = [Action(Verb.FINISH, name)] if self._is_finishing and process.spec.kind == EVALUATOR else []
         return finish + self._start_ready(now_s)
 
+    def on_silent(self, name: str, silent_s: float, *, listens: bool) -> list[Action]:
+        """A service that was healthy leaves health checks unanswered.
+
+        Args:
+            name: The service.
+            silent_s: For how long.
+            listens: Whether connections to it are taken. If not it may be starting again by itself, as several
+                learners do, and has the time for a start.
+        """
+        process = self._processes[name]
+        limit_s = self.settings.frozen_timeout_s if listens else self.settings.start_timeout_s
+        if process.phase is not Phase.SERVING or process.fault or silent_s < limit_s:
+            return []
+        process.fault = f"did not answer for {silent_s:g} s"
+        return [Action(Verb.KILL, name)]
+
     def on_exit(self, name: str, exit_code: int, now_s: float, *, has_result: bool = False) -> list[Action]:
         """A process ended.
 
@@ -142,7 +163,7 @@ class Supervisor:
             return []
         if exit_code == _CONFIG_ERROR:
             return self._end(Outcome(_CONFIG_ERROR, f"{name} refused its settings"), now_s)
-        return self._restart_later(process, self._fault(process, exit_code), now_s)
+        return self._restart_later(process, process.fault or describe_exit(exit_code), now_s)
 
     def on_timer(self, now_s: float) -> list[Action]:
         """Time passed: carry out what was due."""
@@ -176,24 +197,19 @@ class Supervisor:
         return all(self._processes[name].phase is Phase.SERVING for name in names)
 
     def _start(self, name: str, process: Process, now_s: float) -> Action:
-        process.phase, process.deadline_s = Phase.STARTING, now_s + self._settings.start_timeout_s
-        process.is_overdue = False
+        process.phase, process.deadline_s = Phase.STARTING, now_s + self.settings.start_timeout_s
+        process.fault = ""
         return Action(Verb.START, name)
-
-    def _fault(self, process: Process, exit_code: int) -> str:
-        if process.is_overdue:
-            return f"was not healthy within {self._settings.start_timeout_s:g} s"
-        return describe_exit(exit_code)
 
     def _restart_later(self, process: Process, reason: str, now_s: float) -> list[Action]:
         restarts = process.restarts
         while restarts and restarts[0] <= now_s - RESTART_WINDOW_S:
             restarts.popleft()
         process.reason = reason
-        if len(restarts) >= self._settings.max_restarts:
+        if len(restarts) >= self.settings.max_restarts:
             count = f"{len(restarts)} restarts within ten minutes"
             return self._end(Outcome(1, f"{process.spec.name} {reason}, after {count}"), now_s)
-        backoff_s = min(self._settings.restart_backoff_s * 2.0 ** len(restarts), _MAX_BACKOFF_S)
+        backoff_s = min(self.settings.restart_backoff_s * 2.0 ** len(restarts), _MAX_BACKOFF_S)
         restarts.append(now_s)
         process.restarts_total += 1
         process.phase, process.deadline_s = Phase.BACKOFF, now_s + backoff_s
@@ -202,7 +218,8 @@ class Supervisor:
     def _on_deadline(self, name: str, process: Process, now_s: float) -> Action:
         if process.phase is Phase.BACKOFF:
             return self._start(name, process, now_s)
-        process.is_overdue = process.phase is Phase.STARTING
+        if process.phase is Phase.STARTING:
+            process.fault = f"was not healthy within {self.settings.start_timeout_s:g} s"
         process.deadline_s = None
         return Action(Verb.KILL, name)
 
@@ -239,7 +256,7 @@ class Supervisor:
             if process.spec.kind not in kinds:
                 continue
             if process.phase in (Phase.STARTING, Phase.SERVING):
-                process.phase, process.deadline_s = Phase.STOPPING, now_s + self._settings.stop_timeout_s
+                process.phase, process.deadline_s = Phase.STOPPING, now_s + self.settings.stop_timeout_s
                 actions.append(Action(Verb.TERMINATE, name))
             elif not process.is_alive:
                 process.phase, process.deadline_s = Phase.ENDED, None

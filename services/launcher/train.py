@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.launcher.addresses import (
+    check_shards,
     make_socket_folder,
     remove_socket_folder,
     socket_folder_of,
@@ -15,23 +16,27 @@ from services.launcher.addresses import (
 from services.launcher.cluster import Cluster
 from services.launcher.monitor import run_shown
 from services.launcher.restored import describe_restored
-from services.launcher.run_folder import RunFolder, check_is_run, located
+from services.launcher.run_folder import RunFolder, check_free, check_is_run, located
 from services.launcher.service_spec import cluster_specs
 from services.launcher.snapshot import Observer
 from services.launcher.storage import with_storage
 from services.launcher.summary import summarise
 from services.launcher.supervisor import Outcome, Supervisor
+from services.launcher.trial import try_environment
 from services.launcher.view import make_view
 from tidemill.config.load import load, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
+from tidemill.learner.status import LearnerStatus
 
 _TRAIN = """Run a whole cluster on this machine: replay, parameter server, learner, actors and evaluator.
 
 Each is a process. The run ends at run.target_return, at run.max_env_steps, max_learner_steps or max_wall_s,
 or on Ctrl-C; its folder ROOT/NAME then holds the result, scores, curve, video, parameters and logs.
 
-  --again   if there is a run of this name, move its folder to NAME-1 and start anew (nothing is deleted)"""
+  --again   if there is a run of this name, move its folder to NAME-1 and start anew (nothing is deleted)
+
+The folder of a run that ended before it trained is taken over."""
 
 _RESUME = """Go on with a run where it stopped: tidemill resume RUN [options].
 
@@ -45,6 +50,8 @@ def train(argv: Sequence[str]) -> int:
     if again:
         arguments.remove("--again")
     config = load(RunConfig, arguments, prog="tidemill train", description=_TRAIN)
+    check_free(config.run.folder, again=again)
+    _check(config)
     with RunFolder.create(config, again=again) as folder:
         return run(config, folder)
 
@@ -58,6 +65,7 @@ def resume(argv: Sequence[str]) -> int:
     check_is_run(path)
     arguments = ["--config", str(path / "config.yaml"), *argv[1:]]
     config = located(load(RunConfig, arguments, prog=f"tidemill resume {path}", description=_RESUME), path)
+    _check(config)
     with RunFolder.open(path) as folder:
         _remove_leftover_sockets(folder)
         folder.write_config(config)
@@ -73,19 +81,27 @@ def run(config: RunConfig, folder: RunFolder) -> int:
         config = with_storage(with_addresses(config, sockets))
         folder.write_cluster(config)
         specs = cluster_specs(config, folder.cluster_file, sockets)
-        outcome = _run_shown(config, Supervisor(specs, config.launcher), folder)
+        outcome, learner = _run_shown(config, Supervisor(specs, config.launcher), folder)
     finally:
         remove_socket_folder(sockets)
-    print("\n".join(summarise(folder.path, outcome)), flush=True)
+    print("\n".join(summarise(folder.path, outcome, learner)), flush=True)
     return outcome.exit_code
 
 
-def _run_shown(config: RunConfig, supervisor: Supervisor, folder: RunFolder) -> Outcome:
+def _check(config: RunConfig) -> None:
+    """Raise a `ConfigError` for what can be known to be wrong before anything is started or written."""
+    check_shards(config)
+    try_environment(config)
+
+
+def _run_shown(config: RunConfig, supervisor: Supervisor, folder: RunFolder) -> tuple[Outcome, LearnerStatus | None]:
+    """Return how the run ended, and what the learner said last."""
     view = make_view(config)
     cluster = Cluster(supervisor, folder, view)
-    observer = Observer(config.cluster.learner, folder.path, cluster.pid_of, supervisor)
+    observer = Observer(config, folder.path, cluster.pid_of, supervisor)
     try:
-        return asyncio.run(run_shown(cluster, observer, view, config.launcher.view_every_s))
+        outcome = asyncio.run(run_shown(cluster, observer, view, config.launcher.view_every_s))
+        return outcome, observer.learner
     finally:
         observer.close()
         view.close()

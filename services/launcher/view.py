@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -17,12 +18,15 @@ from rich.text import Text
 from services.launcher.shard_lines import shards_away
 from services.launcher.snapshot import ProcessRow, Snapshot
 from services.launcher.supervisor import Phase
+from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.learner.status import LearnerStatus
 from tidemill.scores import Score
 
 _PLAIN_EVERY_S = 10.0
 _EVENTS_SHOWN = 6
+_BAR_WIDTH = 20
+_NUMBERS = re.compile(r"\d[\d.,]*")
 _STYLES = {Phase.SERVING: "green", Phase.STARTING: "yellow", Phase.BACKOFF: "red", Phase.STOPPING: "yellow"}
 
 
@@ -45,18 +49,19 @@ def make_view(config: RunConfig, stream: TextIO | None = None) -> View:
     kind = config.launcher.view
     if kind == "live" or (kind == "auto" and stream.isatty()):
         return LiveView(config, Console(file=stream))
-    return PlainView(stream)
+    return PlainView(config.run, stream)
 
 
 class PlainView:
     """Lines that also read well in a file: each event, progress every ten seconds, each new score."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, run: RunSettings, stream: TextIO) -> None:
         """Print to `stream`."""
-        self._stream = stream
+        self._run, self._stream = run, stream
         self._elapsed_s = 0.0
         self._next_progress_s = 0.0
         self._newest: Score | None = None
+        self._warned: set[str] = set()
 
     def event(self, message: str, details: Sequence[str] = ()) -> None:
         """Print the message and its details, indented."""
@@ -68,12 +73,16 @@ class PlainView:
     def show(self, snapshot: Snapshot) -> None:
         """Print a new score at once and progress when it is due."""
         self._elapsed_s = snapshot.elapsed_s
+        warnings = {_NUMBERS.sub("", line): line for line in snapshot.warnings}
+        for kind in warnings.keys() - self._warned:
+            self._print(f"warning: {warnings[kind]}")
+        self._warned = set(warnings)
         if snapshot.newest and snapshot.newest != self._newest:
             self._newest = snapshot.newest
             self._print(f"evaluation  {describe_score(snapshot.newest)}")
         if snapshot.elapsed_s >= self._next_progress_s and snapshot.learner and snapshot.learner_answers:
             self._next_progress_s = snapshot.elapsed_s + _PLAIN_EVERY_S
-            self._print(describe_progress(snapshot, snapshot.learner))
+            self._print(describe_progress(snapshot, snapshot.learner, self._run))
 
     def close(self) -> None:
         """Nothing is held."""
@@ -115,45 +124,58 @@ class LiveView:
 
 def render(config: RunConfig, snapshot: Snapshot, events: Sequence[str]) -> RenderableType:
     """Return the whole live view as one panel."""
-    minutes, seconds = divmod(int(snapshot.elapsed_s), 60)
-    title = f"{config.run.name}: {config.agent.algorithm} on {config.env.id}, {minutes}:{seconds:02d}"
+    title = f"{config.run.name}: {config.agent.algorithm} on {config.env.id}, {describe_time(snapshot.elapsed_s)}"
     parts: list[RenderableType] = [_progress_table(config, snapshot)]
-    if fraction := snapshot.fraction(config.run):
-        parts.append(ProgressBar(total=1.0, completed=fraction))
-    parts += [_process_table(snapshot.processes), Text("\n".join(events), style="dim")]
-    footer = f"{config.run.folder}   Ctrl-C stops and keeps everything"
-    return Panel(Group(*parts), title=title, subtitle=footer, border_style="blue")
+    parts += [Text(f"! {line}", style="bold yellow") for line in snapshot.warnings]
+    parts += ["", _process_table(snapshot.processes), "", *(Text(event, style="dim") for event in events)]
+    parts.append(Text(str(config.run.folder), style="dim", justify="right"))
+    return Panel(Group(*parts), title=title, subtitle=f"Ctrl-C stops and {snapshot.keeps}", border_style="blue")
 
 
 def _progress_table(config: RunConfig, snapshot: Snapshot) -> Table:
     learner = snapshot.learner or LearnerStatus()
     run = config.run
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold")
-    table.add_column(justify="right")
-    table.add_column(justify="right")
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
     table.add_column()
     env_steps = _count(learner.env_steps, run.max_env_steps)
-    table.add_row("env steps", env_steps, f"{snapshot.env_steps_per_s:,.0f}/s", "")
+    table.add_row("env steps", env_steps, f"{snapshot.env_steps_per_s:,.0f}/s", snapshot.waiting)
     updates = _count(learner.learner_steps, run.max_learner_steps)
     updates_per_s = learner.steps_per_s if snapshot.learner_answers else 0.0
-    table.add_row("updates", updates, f"{updates_per_s:,.0f}/s", snapshot.waiting)
-    table.add_row("table", f"{learner.table_items:,}", "items", f"params version {learner.params_version}")
-    if learner.shards:
-        table.add_row("replay", f"{len(learner.shards)}", "shards", shards_away(learner.shards) or "all answer")
+    table.add_row("updates", updates, f"{updates_per_s:,.0f}/s", f"params version {learner.params_version}")
+    away = f"{len(learner.shards)} shards, {shards_away(learner.shards) or 'all answer'}" if learner.shards else ""
+    table.add_row("table", f"{learner.table_items:,}", "items", away)
     for name, score in (("newest score", snapshot.newest), ("best score", snapshot.best)):
-        if score is not None:
-            table.add_row(name, f"{score.mean:.1f}", f"± {score.std:.1f}", describe_origin(score))
+        if score is None:
+            table.add_row(name, "-", "", "not evaluated yet")
+        else:
+            table.add_row(name, f"{score.mean:.1f}", f"± {score.std:.1f}", _origin(score))
     if run.target_return is not None:
-        table.add_row("target", f"{run.target_return:g}", "", "")
+        table.add_row("target", f"{run.target_return:g}", *_way_to_target(snapshot, run.target_return))
+    if any((run.max_env_steps, run.max_learner_steps, run.max_wall_s)):
+        fraction = snapshot.fraction(run)
+        bar = ProgressBar(total=1.0, completed=fraction, width=_BAR_WIDTH)
+        table.add_row("limit", bar, f"{fraction:.0%}", describe_left(snapshot, run))
     return table
 
 
+def _way_to_target(snapshot: Snapshot, target: float) -> tuple[str, str]:
+    """Return the share of the way to the target that is behind, and what is left of it."""
+    fraction = snapshot.target_fraction(target)
+    if fraction is None or snapshot.first is None or snapshot.best is None:
+        return "", ""
+    if snapshot.best.mean >= target:
+        return "100%", "reached; fresh episodes are to confirm it"
+    return f"{fraction:.0%}", f"from {snapshot.first.mean:.1f}, with {target - snapshot.best.mean:.1f} to go"
+
+
 def _process_table(processes: Sequence[ProcessRow]) -> Table:
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    for header in ("process", "state", "pid", "cpu", "memory", "restarts", "last reason"):
-        is_number = header in ("pid", "cpu", "memory", "restarts")
-        table.add_column(header, justify="right" if is_number else "left")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for header in ("process", "state", "pid", "cpu", "memory", "restarts"):
+        table.add_column(header, justify="left" if header in ("process", "state") else "right", no_wrap=True)
+    table.add_column("last reason")
     for row in processes:
         style = _STYLES.get(row.phase, "dim")
         cpu = f"{row.usage.cpu_fraction:.0%}" if row.usage else ""
@@ -178,12 +200,31 @@ def describe_origin(score: Score) -> str:
     return f"version {score.params_version} after {score.env_steps:,} env steps, at {score.wall_s:.0f} s"
 
 
-def describe_progress(snapshot: Snapshot, learner: LearnerStatus) -> str:
+def _origin(score: Score) -> str:
+    """Return which parameters a score belongs to, in few words for a narrow terminal."""
+    return f"version {score.params_version}, {score.env_steps:,} env steps"
+
+
+def describe_time(seconds: float) -> str:
+    """Return a time as hours, minutes and seconds, e.g. `1:02:03`, or `2:03`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def describe_left(snapshot: Snapshot, run: RunSettings) -> str:
+    """Return how long the run takes to its nearest limit if it goes on as now; empty if nothing moves."""
+    left_s = snapshot.left_s(run)
+    return "" if left_s is None else f"about {describe_time(left_s)} left"
+
+
+def describe_progress(snapshot: Snapshot, learner: LearnerStatus, run: RunSettings) -> str:
     """Return the progress of a run in one line."""
+    left = f", {words}" if (words := describe_left(snapshot, run)) else ""
     best = f", best {snapshot.best.mean:.1f}" if snapshot.best else ""
     away = f", {words}" if (words := shards_away(learner.shards)) else ""
     return (
         f"env steps {learner.env_steps:,} ({snapshot.env_steps_per_s:,.0f}/s), "
         f"updates {learner.learner_steps:,} ({learner.steps_per_s:,.0f}/s), "
-        f"version {learner.params_version}, table {learner.table_items:,}{best}, {snapshot.waiting}{away}"
+        f"version {learner.params_version}, table {learner.table_items:,}{best}, {snapshot.waiting}{away}{left}"
     )

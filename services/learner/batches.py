@@ -91,8 +91,9 @@ class Batches:
         try:
             while not self._closed.is_set():
                 sample = self._receive()
-                if sample is not None:
-                    self._hand_over(self._decode(sample, self._clock()))
+                batches = [] if sample is None else self._decode(sample, self._clock())
+                if batches:  # a sample of damaged items gives none
+                    self._hand_over(batches)
         except BaseException as error:  # re-raised in the training thread
             self._error = error
 

@@ -49,6 +49,7 @@ class Checkpointer:
         """
         self._store, self._capture, self._every_s, self._clock = store, capture, every_s, clock
         self._steps = steps
+        self._error = ""
         self._due = clock() + every_s
         self._jobs: queue.Queue[_Job | None] = queue.Queue(1)
         self._writing: Future[SavedCheckpoint] | None = None
@@ -59,6 +60,11 @@ class Checkpointer:
     def steps(self) -> int:
         """Gradient steps in the newest checkpoint; 0 means there is none."""
         return self._steps
+
+    @property
+    def error(self) -> str:
+        """Why the newest attempt failed; empty if it did not, or there was none."""
+        return self._error
 
     def poll(self, control: Control, learner_steps: int) -> None:
         """Start a checkpoint if one is due or asked for; between two gradient steps only."""
@@ -106,13 +112,14 @@ class Checkpointer:
                 future.set_result(self._write(checkpoint))
             except Exception as error:
                 metrics.CHECKPOINT_FAILURES.inc()
+                self._error = str(error)
                 _log.warning("no checkpoint written, training goes on", reason=str(error))
                 future.set_exception(error if isinstance(error, TidemillError) else TidemillError(str(error)))
 
     def _write(self, checkpoint: Checkpoint) -> SavedCheckpoint:
         with metrics.CHECKPOINT_SECONDS.time():
             path = self._store.write(checkpoint)
-        self._steps = checkpoint.counters["learner_steps"]
+        self._steps, self._error = checkpoint.counters["learner_steps"], ""
         metrics.CHECKPOINT_STEPS.set(self._steps)
         _log.info("checkpoint written", path=str(path), learner_steps=self._steps)
         return SavedCheckpoint(str(path.resolve()), self._steps)

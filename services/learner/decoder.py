@@ -11,8 +11,9 @@ from torch import Tensor
 
 from services.learner import metrics
 from services.learner.counters import Counters
+from services.learner.damaged_items import DamagedItems
 from services.learner.importance import importance_sampling_exponent, importance_weights, largest_weight
-from services.learner.recurrent_state import RECURRENT_STATE, recurrent_states
+from services.learner.recurrent_state import RECURRENT_STATE, recurrent_states, without_recurrent_state
 from services.learner.transfer import Transfer, Transferred
 from tidemill import codec
 from tidemill.config.table import TableSettings
@@ -61,28 +62,51 @@ class Decoder:
         table: TableSettings,
         counters: Counters,
         transfer: Transfer,
+        damaged: DamagedItems,
         *,
         splits: int,
     ) -> None:
         self._agent, self._signature, self._table = agent, signature, table
-        self._counters, self._transfer, self._splits = counters, transfer, splits
+        self._counters, self._transfer, self._damaged, self._splits = counters, transfer, damaged, splits
 
     def decode(self, sample: SampledBatch, received_at: float) -> list[Batch]:
-        """Return the batches of a sample, all of the same size; the work is done once for all of them."""
+        """Return the batches of a sample, all of the same size; the work is done once for all of them.
+
+        Damaged items are left out. Where all are, no batch is returned.
+
+        Raises:
+            DataLoss: The sample is not one of this table's signature.
+        """
         started = time.perf_counter()
+        opened = self._open(sample)
+        if opened is None:
+            return []
+        sample, rows = opened
         # Batch i takes items i, i + splits, ...: of a sampler's strata each batch gets its share.
         order = np.arange(len(sample.keys)).reshape(-1, self._splits).T.ravel()
-        rows = codec.decode(self._signature, sample, self._agent.window.length)
         arrays = self._agent.decode(rows.columns, rows.index[order])
         arrays[_WEIGHT], largest = self._weights(sample, order)
-        if sample.payloads:
-            arrays[RECURRENT_STATE] = recurrent_states(sample.payloads)[order]
+        if self._agent.recurrent_state_size:
+            arrays[RECURRENT_STATE] = recurrent_states(sample.payloads, self._agent.recurrent_state_size)[order]
         decoded = time.perf_counter()
         transferred = self._transfer.start(arrays)
         _DECODE.inc(decoded - started)
         _COPY.inc(time.perf_counter() - decoded)
         items = _Items(sample.keys[order], self._versions(sample)[order], largest)
         return self._split(items, transferred, sample.table_items, received_at)
+
+    def _open(self, sample: SampledBatch) -> tuple[SampledBatch, codec.DecodedBatch] | None:
+        """Return a sample without its damaged items, and its rows; None if it has no others."""
+        sound: SampledBatch | None = sample
+        size = self._agent.recurrent_state_size
+        if size and (wrong := without_recurrent_state(sample.payloads or (b"",) * len(sample.keys), size)).any():
+            sound = self._damaged.leave_out(sample, wrong, f"a payload has not the bytes of {size} floats")
+        while sound is not None:
+            try:
+                return sound, codec.decode(self._signature, sound, self._agent.window.length)
+            except codec.DamagedBlocks as error:  # of one column; another may have more
+                sound = self._damaged.leave_out(sound, sound.needing(error.chunks), str(error))
+        return None
 
     def _weights(
         self, sample: SampledBatch, order: NDArray[np.int64]

@@ -19,6 +19,7 @@ from services.learner.checkpoint import CheckpointStore
 from services.learner.checkpointer import Checkpointer
 from services.learner.control import Control
 from services.learner.counters import Counters
+from services.learner.damaged_items import DamagedItems
 from services.learner.decoder import Decoder
 from services.learner.digest import config_digest
 from services.learner.judged import Judged
@@ -209,6 +210,7 @@ class Learner:
             clock=time.monotonic,
         )
         self._board.checkpoint_steps = lambda: checkpointer.steps
+        self._board.checkpoint_error = lambda: checkpointer.error
         return checkpointer
 
     def _connection(self) -> ParamsPublisher:
@@ -249,7 +251,10 @@ class Learner:
 
     def _batches(self, agent: Agent, table: TableConfig, device: torch.device, sampler: ReplaySampler) -> Batches:
         settings, splits = self._config.learner, self._splits(table)
-        decoder = Decoder(agent, table.signature, self._config.table, self._counters, Transfer(device), splits=splits)
+        damaged = DamagedItems(sampler.delete_items, time.monotonic)
+        decoder = Decoder(
+            agent, table.signature, self._config.table, self._counters, Transfer(device), damaged, splits=splits
+        )
         return Batches(
             sampler,
             decoder.decode,

@@ -37,6 +37,9 @@ PRIORITIES_DROPPED = Counter(
     "tidemill_learner_priorities_dropped_total",
     "New priorities not delivered because the replay service was away.",
 )
+DAMAGED_ITEMS = Counter(
+    "tidemill_learner_damaged_items_total", "Items left out because their bytes could not be decoded."
+)
 CHECKPOINT_SECONDS = Histogram("tidemill_learner_checkpoint_seconds", "Time to write a checkpoint to disk.")
 CHECKPOINT_FAILURES = Counter("tidemill_learner_checkpoint_failures_total", "Checkpoints that could not be written.")
 CHECKPOINT_STEPS = Gauge("tidemill_learner_checkpoint_steps", "Gradient steps in the newest checkpoint.")

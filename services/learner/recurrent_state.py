@@ -7,16 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.errors import DataLoss
+STATE_DTYPE = np.dtype("<f4")
+"""Of the numbers in a payload."""
 
 RECURRENT_STATE = "recurrent_state"
 """Column of it in the batches of an agent that remembers, float32 [B, M]."""
 
 
-def recurrent_states(payloads: Sequence[bytes]) -> NDArray[np.float32]:
-    """Return the recurrent_states of items, [B, M]; raises DataLoss if they differ in M."""
-    size = len(payloads[0])
-    if size % 4 or any(len(payload) != size for payload in payloads):
-        sizes = sorted(set(map(len, payloads)))
-        raise DataLoss(f"payloads have {sizes} bytes, must all have the same number of floats")
-    return np.frombuffer(b"".join(payloads), dtype="<f4").reshape(len(payloads), -1).astype(np.float32)
+def recurrent_states(payloads: Sequence[bytes], size: int) -> NDArray[np.float32]:
+    """Return the recurrent states of items, each of `size` numbers, [B, M]."""
+    return np.frombuffer(b"".join(payloads), dtype=STATE_DTYPE).reshape(len(payloads), size).astype(np.float32)
+
+
+def without_recurrent_state(payloads: Sequence[bytes], size: int) -> NDArray[np.bool_]:
+    """Return which items [B] have another payload than a recurrent state of `size` numbers."""
+    return np.array([len(payload) != size * STATE_DTYPE.itemsize for payload in payloads], dtype=np.bool_)

@@ -83,4 +83,5 @@ def _pack(status: LearnerStatus) -> pb.GetStatusResponse:
         max_learner_steps=status.max_learner_steps,
         restored=status.restored,
         shards=[pb.Shard(**dataclasses.asdict(shard)) for shard in status.shards],
+        checkpoint_error=status.checkpoint_error,
     )

@@ -25,6 +25,8 @@ class StatusBoard:
         """Reports on the replay shards."""
         self.checkpoint_steps: Callable[[], int] = lambda: 0
         """Gradient steps in the newest checkpoint."""
+        self.checkpoint_error: Callable[[], str] = str
+        """Why the newest attempt at a checkpoint failed; empty if it did not."""
 
     def read(self) -> LearnerStatus:
         """Return the status at this moment."""
@@ -44,6 +46,7 @@ class StatusBoard:
             uptime_s=time.monotonic() - self._started,
             max_learner_steps=self._max_learner_steps,
             restored=self.restored,
+            checkpoint_error=self.checkpoint_error(),
             shards=tuple(_shard_status(report) for report in self.shards()),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from services.learner.recurrent_state import STATE_DTYPE
 from tidemill.config.services import LearnerSettings
 from tidemill.config.table import TableSettings
 from tidemill.errors import AlreadyExists, FatalError
@@ -39,6 +40,7 @@ def table_config(
         max_item_steps=agent.window.length,
         rate_limiter=_rate_limiter(table, learner, agent.window.stride, batch_size, batches),
         max_times_sampled=1 if table.sampler == "fifo" else 0,  # a queue: each item once
+        payload_bytes=agent.recurrent_state_size * STATE_DTYPE.itemsize,
     )
 
 

@@ -27,12 +27,14 @@ from torch.distributed.run import parse_args
 from torch.distributed.run import run as run_ranks
 
 from services.learner.ranks import Place
+from tidemill.child import PARENT_VARIABLE
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import ConfigError, FatalError, Unavailable
-from tidemill.process import PARENT_VARIABLE, run, signal_event
+from tidemill.process import run, signal_event
 
 _LEARNER = "services.learner"
+_CHILD = "tidemill.child"  # through which ranks are started, so that they end with this process from the first moment
 _LOOPBACK = "lo"
 _JOINED_ANEW = "TIDEMILL_JOINED_ANEW"  # how often this process has
 _PAUSE_S = 1.0  # before it does
@@ -48,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = _config_of(options)
         if one_machine:
             Place(0, int(options.nproc_per_node)).share_of(config.agent.batch_size)
+        options.training_script, options.training_script_args = _CHILD, [_LEARNER, *options.training_script_args]
         _prepare_environment(config, one_machine=one_machine)
         for number in (signal.SIGTERM, signal.SIGINT):
             threading.Thread(target=_end_without_ranks, args=(signal_event(number),), daemon=True).start()

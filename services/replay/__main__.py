@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.ma  # np.unique would do so when first called, and every caller would wait for it
 import structlog
 from prometheus_client import REGISTRY
 

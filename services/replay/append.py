@@ -76,7 +76,7 @@ def plan(appending: Appending, chunks: Sequence[Chunk], items: Sequence[ItemBatc
     tables = []
     for batch in items:
         table = appending.tables[batch.table_index]
-        check_items(batch, table.config.max_item_steps, first_steps, step_counts, held_from)
+        check_items(batch, table.config, first_steps, step_counts, held_from)
         if is_fresh[batch.chunk_indices].any():
             tables.append(table)
     new = tuple(chunk for chunk, is_it in zip(chunks, fresh, strict=True) if is_it)

@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import FailedPrecondition, InvalidArgument
-from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.replay.chunk import Chunk, ItemBatch, check_priorities
+from tidemill.replay.table_config import TableConfig
 from tidemill.types import Codec, Signature
-
-MAX_PAYLOAD_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ def is_new(chunk: Chunk, next_step: int, ended: bool) -> bool:
 
 def check_items(
     items: ItemBatch,
-    max_item_steps: int,
+    table: TableConfig,
     first_steps: NDArray[np.int64],
     step_counts: NDArray[np.int64],
     held_from: NDArray[np.int64],
@@ -106,7 +105,7 @@ def check_items(
 
     Args:
         items: The items.
-        max_item_steps: Longest item of its table, in steps.
+        table: Its table.
         first_steps: First step of each chunk of the message, int64 [C].
         step_counts: Steps of each, int64 [C].
         held_from: First step of its stream that is still held, for each, int64 [C].
@@ -114,11 +113,11 @@ def check_items(
     Raises:
         InvalidArgument: lists differ in length, or a value is out of range.
     """
-    count = len(items.lengths)
+    count, max_item_steps = len(items.lengths), table.max_item_steps
     for name in ("chunk_indices", "last_offsets", "priorities"):
         if len(getattr(items, name)) != count:
             raise InvalidArgument(f"{name} has {len(getattr(items, name))} entries, must have {count} like lengths")
-    _check_payloads(items.payloads, count)
+    _check_payloads(items.payloads, count, table)
     chunks = items.chunk_indices.astype(np.int64)
     _check_all("chunk_indices", chunks, chunks < len(step_counts), f"below the number of chunks ({len(step_counts)})")
     offsets, lengths = items.last_offsets.astype(np.int64), items.lengths.astype(np.int64)
@@ -129,11 +128,6 @@ def check_items(
     _check_all("lengths", lengths, starts >= 0, "short enough not to reach before step 0")
     _check_all("lengths", lengths, starts >= held_from[chunks], "short enough to reach only steps that are still held")
     check_priorities(items.priorities)
-
-
-def check_priorities(priorities: NDArray[np.float64]) -> None:
-    """Raise InvalidArgument unless all priorities are finite and not negative."""
-    _check_all("priorities", priorities, np.isfinite(priorities) & (priorities >= 0), "finite and not negative")
 
 
 def check_item_tables(items: Sequence[ItemBatch], table_count: int) -> None:
@@ -147,12 +141,18 @@ def check_item_tables(items: Sequence[ItemBatch], table_count: int) -> None:
         seen.add(batch.table_index)
 
 
-def _check_payloads(payloads: Sequence[bytes], count: int) -> None:
-    if payloads and len(payloads) != count:
-        raise InvalidArgument(f"payloads has {len(payloads)} entries, must have none or {count}")
-    longest = max(map(len, payloads), default=0)
-    if longest > MAX_PAYLOAD_BYTES:
-        raise InvalidArgument(f"a payload has {longest} bytes, must have at most {MAX_PAYLOAD_BYTES}")
+def _check_payloads(payloads: Sequence[bytes], count: int, table: TableConfig) -> None:
+    expected = count if table.payload_bytes else 0
+    if len(payloads) != expected:
+        raise InvalidArgument(
+            f"payloads has {len(payloads)} entries, must have {expected}: "
+            f"payload_bytes of table {table.name!r} is {table.payload_bytes}"
+        )
+    sizes = set(map(len, payloads)) - {table.payload_bytes}
+    if sizes:
+        raise InvalidArgument(
+            f"a payload has {max(sizes)} bytes, must have {table.payload_bytes} in table {table.name!r}"
+        )
 
 
 def _check_all(name: str, values: NDArray[np.generic], allowed: NDArray[np.bool_], what: str) -> None:

@@ -24,15 +24,23 @@ class BatchReader:
 
     async def read(self, table: Table, wanted: Wanted, distinct: bool) -> Sample:
         """Draw a batch once the table admits it, and return it with its blocks."""
-        items, counted, limited = wanted.items, wanted.counted, wanted.counted is None
+        items, limited = wanted.items, wanted.counted is None
         if self._cold is None:
             return await self._gate.sample(
-                table, items, distinct, lambda: table.sample(items, distinct, counted), limited=limited
+                table,
+                items,
+                distinct,
+                lambda: table.sample(items, distinct, wanted.counted_by(table.limiter)),
+                limited=limited,
             )
         held: list[Drawn] = []  # by the draw itself: a call that is cancelled just then must release it all the same
         try:
             drawn = await self._gate.sample(
-                table, items, distinct, lambda: _kept(held, table.draw(items, distinct, counted)), limited=limited
+                table,
+                items,
+                distinct,
+                lambda: _kept(held, table.draw(items, distinct, wanted.counted_by(table.limiter))),
+                limited=limited,
             )
             return await self._complete(self._cold, table, drawn, distinct, held)
         finally:

@@ -6,10 +6,9 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
+from services.replay.rate_limiter import RateLimiter
 from tidemill.errors import InvalidArgument
-
-MAX_DRAWS = 1024
-"""Most batches of a size of their own that may wait."""
+from tidemill.replay.limits import MAX_DRAWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +17,18 @@ class Wanted:
 
     Attributes:
         items: How many items; 0 asks for the table's state alone.
-        counted: Samples the rate limiter counts for it; None if the limiter is to admit and count it by itself.
+        counted: Samples the rate limiter is to count for it, as the caller says; None if the limiter is to admit and
+            count it by itself.
+        batch_size: Size of a batch that comes without one.
     """
 
     items: int
     counted: int | None = None
+    batch_size: int = 0
+
+    def counted_by(self, limiter: RateLimiter) -> int | None:
+        """Return the samples that a limiter counts for it; None if it is to count them by itself."""
+        return None if self.counted is None else limiter.countable(self.counted, self.batch_size)
 
 
 class Credit:
@@ -40,6 +46,8 @@ class Credit:
     def grant(self, count: int) -> None:
         """Add batches of the usual size."""
         if count:
+            if self._waiting and self._waiting[-1][0] is self._whole:
+                count += self._waiting.pop()[1]
             self._waiting.append((self._whole, count))
             self._changed.set()
 
@@ -54,7 +62,7 @@ class Credit:
         if self._draws == MAX_DRAWS:
             raise InvalidArgument(f"more than {MAX_DRAWS} draws wait, take the answers first")
         self._draws += 1
-        self._waiting.append((Wanted(items, counted), 1))
+        self._waiting.append((Wanted(items, counted, self._whole.items), 1))
         self._changed.set()
 
     def close(self, error: BaseException | None = None) -> None:

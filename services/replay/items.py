@@ -21,7 +21,7 @@ class NewItems:
         first_chunks: Chunk of each item's first step, int64 [N].
         offsets: Position of that step in the chunk, int64 [N].
         lengths: Steps of each item, int64 [N].
-        priorities: float64 [N], finite and not negative.
+        priorities: float64 [N], 0 to `MAX_PRIORITY`.
         payloads: One for each item, or empty.
     """
 

@@ -7,13 +7,13 @@ from numpy.typing import NDArray
 
 from services.replay.sum_tree import SumTree
 
-_MAX_WEIGHT = 1e290  # billions of them can be added without overflow
+_MIN_WEIGHT, _MAX_WEIGHT = 1e-100, 1e100  # the one by the sum of billions of the other is a probability above 0
 
 
 class Prioritized:
     """Picks with probability p^a / sum p^a (Schaul et al., 2016, section 3.3); see `Selector`.
 
-    An item of priority 0 is never picked, whatever the exponent. Weights above 1e290 count as 1e290.
+    An item of priority 0 is never picked, whatever the exponent. Other weights are held to 1e-100 .. 1e100.
     """
 
     random = True
@@ -75,8 +75,8 @@ class Prioritized:
 
     def _weights(self, priorities: NDArray[np.float64]) -> NDArray[np.float64]:
         with np.errstate(over="ignore", under="ignore"):
-            weights = np.where(priorities > 0, np.power(priorities, self._exponent), 0.0)
-        return np.minimum(weights, _MAX_WEIGHT)
+            weights = np.clip(np.power(priorities, self._exponent), _MIN_WEIGHT, _MAX_WEIGHT)
+        return np.where(priorities > 0, weights, 0.0)
 
     def _set(self, slots: NDArray[np.int64], weights: NDArray[np.float64]) -> None:
         self._pickable += int(np.count_nonzero(weights)) - int(np.count_nonzero(self._tree.weights(slots)))

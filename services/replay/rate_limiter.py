@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tidemill.replay.table_config import RateLimiterConfig
 
+_MOST_AHEAD = 2**20
+"""Samples beyond the error buffer: what many ranks of a learner may ask for before they hear of each other's."""
+
 
 class RateLimiter:
     """Counts the inserts and samples of one table and judges the next call before it happens.
@@ -69,6 +72,15 @@ class RateLimiter:
         elif size >= self._config.min_size:
             self._reached = True
             self._inserts = size - self._config.min_size
+
+    def countable(self, said: int, batch_size: int) -> int:
+        """Return how many of the samples that a caller says it drew, here or elsewhere, are counted.
+
+        At most a batch, or what takes a lead of the inserts away; and whatever callers say, samples are never further
+        ahead than `_MOST_AHEAD`, so that inserts can make up for it.
+        """
+        most, room = max(batch_size, self.lead + 1), self.lead + self._config.error_buffer + _MOST_AHEAD
+        return max(int(min(said, most, room)), 0)
 
     def sampled(self, count: int) -> None:
         """Count `count` sampled items."""

@@ -22,6 +22,7 @@ from services.replay.streams import Epoch, StreamRegistry
 from services.replay.table import Table
 from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.replay.limits import MAX_ENV_COUNT
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.wire import config_to_json
 from tidemill.types import Signature, column_names
@@ -200,7 +201,7 @@ class Replay:
         """
         if not _ACTOR_ID.fullmatch(actor_id):
             raise InvalidArgument(f"actor_id is {actor_id!r}, must match {_ACTOR_ID.pattern}")
-        _check_range("env_count", env_count, 2**31 - 1)
+        _check_range("env_count", env_count, MAX_ENV_COUNT)
         _check_range("chunk_length", chunk_length, MAX_CHUNK_LENGTH)
         _check_range("number of tables", len(tables), MAX_APPEND_TABLES)
         if len(set(tables)) != len(tables):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc.aio
 import numpy as np
 
 from services.replay.append import Appending, plan
-from services.replay.append_check import check_priorities
 from services.replay.batch_reader import BatchReader
 from services.replay.calls import Calls
 from services.replay.credit import Credit, Wanted
@@ -19,25 +18,27 @@ from services.replay.drawn import Sample as SampledItems
 from services.replay.gate import Gate
 from services.replay.replay import Replay
 from services.replay.replay_log import ReplayLog
+from services.replay.requests import add_handlers, read, read_each
 from services.replay.table import Table
 from services.replay.unacknowledged import when_durable
 from tidemill.errors import InvalidArgument, ResourceExhausted, TidemillError, Unimplemented
+from tidemill.replay.chunk import check_priorities
+from tidemill.replay.limits import MAX_KEYS
 from tidemill.replay.table_config import check_signature
 from tidemill.replay.v1 import replay_pb2 as pb
-from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.replay.wire import pack_description, unpack_append, unpack_config, unpack_signature
 from tidemill.rpc.server import RpcServer
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 SERVICE = "tidemill.replay.v1.ReplayService"
-_MAX_KEYS = 2**20
 _MAX_BATCH_SIZE = 65_536
 _MESSAGE_MARGIN = 0.9  # of a message may be blocks
+_KEYS_AT_ONCE = 2**13  # between two of them others get their turn
 
 
-class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
-    """Serves one `Replay`; calls that must wait do so in its `Gate`."""
+class ReplayServicer:
+    """Serves one `Replay`; calls that must wait do so in its `Gate`. Requests come as bytes, see `requests`."""
 
     def __init__(self, replay: Replay, gate: Gate, max_message_bytes: int, log: ReplayLog | None = None) -> None:
         """Serve a state.
@@ -57,81 +58,92 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
 
     def add_to(self, server: RpcServer) -> None:
         """Let a server answer with this servicer."""
-        replay_pb2_grpc.add_ReplayServiceServicer_to_server(self, server.grpc)
+        add_handlers(self, server.grpc)
         server.announce(SERVICE)
 
     def close(self) -> None:
         """End the streams in progress, because the server stops."""
         self._calls.close()
 
-    async def CreateTable(self, request: pb.CreateTableRequest, context: Context) -> pb.CreateTableResponse:
+    async def CreateTable(self, raw: bytes, context: Context) -> pb.CreateTableResponse:
         """Create a table, or confirm an equal one."""
         before = self._replay.sequence
-        created = self._replay.create_table(unpack_config(request.config))
+        created = self._replay.create_table(unpack_config(read(pb.CreateTableRequest, raw).config))
         if self._replay.sequence != before:
             self._gate.changed()  # a restored table may have another rate limiter now
             await self._durable()
         return pb.CreateTableResponse(created=created)
 
-    async def ListTables(self, request: pb.ListTablesRequest, context: Context) -> pb.ListTablesResponse:
+    async def ListTables(self, raw: bytes, context: Context) -> pb.ListTablesResponse:
         """Describe every table in order of name."""
+        read(pb.ListTablesRequest, raw)
         return pb.ListTablesResponse(tables=[self._describe(t) for t in self._replay.tables])
 
-    async def DescribeTable(self, request: pb.DescribeTableRequest, context: Context) -> pb.DescribeTableResponse:
+    async def DescribeTable(self, raw: bytes, context: Context) -> pb.DescribeTableResponse:
         """Describe one table."""
-        table = self._replay.find(request.name)
+        table = self._replay.find(read(pb.DescribeTableRequest, raw).name)
         return pb.DescribeTableResponse(table=self._describe(table))
 
-    async def ResetTable(self, request: pb.ResetTableRequest, context: Context) -> pb.ResetTableResponse:
+    async def ResetTable(self, raw: bytes, context: Context) -> pb.ResetTableResponse:
         """Remove every item of a table and zero its counters."""
-        table = self._replay.find(request.name)
+        table = self._replay.find(read(pb.ResetTableRequest, raw).name)
         removed = self._replay.reset(table)
         self._gate.forget_blocked(table)
         self._gate.changed()
         await self._durable()
         return pb.ResetTableResponse(removed=removed)
 
-    async def UpdatePriorities(
-        self, request: pb.UpdatePrioritiesRequest, context: Context
-    ) -> pb.UpdatePrioritiesResponse:
+    async def UpdatePriorities(self, raw: bytes, context: Context) -> pb.UpdatePrioritiesResponse:
         """Set priorities by key."""
+        request = read(pb.UpdatePrioritiesRequest, raw)
         table = self._replay.find(request.table)
         if len(request.keys) != len(request.priorities):
             raise InvalidArgument(f"priorities has {len(request.priorities)} entries, keys {len(request.keys)}")
-        keys, priorities = _keys(request.keys), np.array(request.priorities, dtype=np.float64)
-        check_priorities(priorities)
-        updated = table.update_priorities(keys, priorities)
-        self._gate.changed()
-        return pb.UpdatePrioritiesResponse(updated=updated, unknown=len(keys) - updated)
+        parts = _parts_of(request.keys)
+        for part in parts:
+            check_priorities(np.array(request.priorities[part]), part.start)
+            await _pause(part)
+        updated = 0
+        for part in parts:
+            keys = np.array(request.keys[part], dtype=np.uint64)
+            updated += table.update_priorities(keys, np.array(request.priorities[part]))
+            self._gate.changed()
+            await _pause(part)
+        return pb.UpdatePrioritiesResponse(updated=updated, unknown=len(request.keys) - updated)
 
-    async def DeleteItems(self, request: pb.DeleteItemsRequest, context: Context) -> pb.DeleteItemsResponse:
+    async def DeleteItems(self, raw: bytes, context: Context) -> pb.DeleteItemsResponse:
         """Remove items by key."""
+        request = read(pb.DeleteItemsRequest, raw)
         table = self._replay.find(request.table)
-        keys = _keys(request.keys)
-        deleted = self._replay.delete(table, keys)
-        self._gate.changed()
+        deleted = 0
+        for part in _parts_of(request.keys):
+            deleted += self._replay.delete(table, np.array(request.keys[part], dtype=np.uint64))
+            self._gate.changed()
+            await _pause(part)
         await self._durable()
-        return pb.DeleteItemsResponse(deleted=deleted, unknown=len(keys) - deleted)
+        return pb.DeleteItemsResponse(deleted=deleted, unknown=len(request.keys) - deleted)
 
-    async def Checkpoint(self, request: pb.CheckpointRequest, context: Context) -> pb.CheckpointResponse:
+    async def Checkpoint(self, raw: bytes, context: Context) -> pb.CheckpointResponse:
         """Take a snapshot."""
+        read(pb.CheckpointRequest, raw)
         if self._log is None:
             raise Unimplemented("this server keeps its tables in memory only and writes no snapshots")
         return pb.CheckpointResponse(snapshot=await self._log.checkpoint())
 
     async def Append(
-        self, request_iterator: AsyncIterator[pb.AppendRequest], context: Context
+        self, request_iterator: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[pb.AppendResponse]:
         """Store chunks and items, acknowledging each message once the rate limiters admitted it."""
-        requests = aiter(request_iterator)
+        requests = read_each(pb.AppendRequest, request_iterator)
         first = await anext(requests, None)
         if first is None:
             return
         appending = self._open_streams(first)
         try:
-            with self._calls.running():
+            with self._calls.running(appending.epoch.number):
+                answer = self._acknowledge(appending)  # of what is stored now: not all that comes later may be durable
                 await self._durable()
-                yield self._acknowledge(appending)
+                yield answer
                 if self._log is None:
                     async for _, answer in self._store(appending, requests):
                         yield answer
@@ -142,10 +154,10 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             self._replay.close_streams(appending.epoch)
 
     async def Sample(
-        self, request_iterator: AsyncIterator[pb.SampleRequest], context: Context
+        self, request_iterator: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[pb.SampleResponse]:
         """Draw batches as credit and the rate limiter allow."""
-        requests = aiter(request_iterator)
+        requests = read_each(pb.SampleRequest, request_iterator)
         first = await anext(requests, None)
         if first is None:
             return
@@ -163,7 +175,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     async def _draw(self, table: Table, wanted: Wanted, distinct: bool) -> pb.SampleResponse:
         if wanted.items:
             return self._pack(await self._batches.read(table, wanted, distinct), table.limiter.lead)
-        table.limiter.sampled(wanted.counted or 0)
+        table.limiter.sampled(wanted.counted_by(table.limiter) or 0)
         self._gate.changed()
         return pb.SampleResponse(
             table_items=table.size,
@@ -262,10 +274,17 @@ async def _read_credit(requests: AsyncIterator[pb.SampleRequest], credit: Credit
         credit.close()
 
 
-def _keys(keys: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:  # noqa: ANN401 - a repeated field
-    if len(keys) > _MAX_KEYS:
-        raise InvalidArgument(f"keys has {len(keys)} entries, must have at most {_MAX_KEYS}")
-    return np.array(keys, dtype=np.uint64)
+def _parts_of(keys: Sequence[int]) -> list[slice]:
+    """Return the parts of a list that are worked off one after the other."""
+    if len(keys) > MAX_KEYS:
+        raise InvalidArgument(f"keys has {len(keys)} entries, must have at most {MAX_KEYS}")
+    return [slice(start, min(start + _KEYS_AT_ONCE, len(keys))) for start in range(0, len(keys), _KEYS_AT_ONCE)]
+
+
+async def _pause(part: slice) -> None:
+    """Give others their turn after a part that was not the whole."""
+    if part.start or part.stop == _KEYS_AT_ONCE:
+        await asyncio.sleep(0)
 
 
 def _pack_sample(sample: SampledItems, env_steps: int, limiter_lead: float, history: int) -> pb.SampleResponse:

@@ -106,8 +106,8 @@ class Epoch:
         """Let go of every chunk and refuse what still comes."""
         self.current = False
         self.revision += 1
-        for stream in self.streams:
-            self.store.release(np.array(self._take_all(stream), dtype=np.int64))
+        slots = [slot for stream in self.streams for slot in self._take_all(stream)]
+        self.store.release(np.array(slots, dtype=np.int64))
 
     def _take_all(self, stream: Stream) -> list[int]:
         slots = []

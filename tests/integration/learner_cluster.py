@@ -21,7 +21,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.learner.learner import Learner
-from tests.integration.feeder import Feeder
+from tests.integration.feeder import TABLE, Feeder
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import Unavailable
@@ -29,10 +29,11 @@ from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerStatus
 from tidemill.params.client import ParamsClient
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.table_config import TableDescription
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.channel import open_channel
 
-WAIT_S = 60.0
+WAIT_S = 300.0  # only ever reached by a machine that is far too busy, or a failure
 
 
 class _Closable(Protocol):
@@ -195,6 +196,23 @@ class LearnerCluster:
     def feed(self, *, chunks_per_s: float = 50.0) -> Feeder:
         """Append random steps from now on."""
         return self._keep(Feeder(self.replay, chunks_per_s=chunks_per_s))
+
+    def rested(self, batch_size: int) -> tuple[LearnerStatus, TableDescription]:
+        """End the feeding, and have the learner train on all that the limiter still gives it.
+
+        Returns:
+            What the learner says then, and what the table does: neither changes any more.
+        """
+        for feeder in (each for each in self._opened if isinstance(each, Feeder)):
+            feeder.close()
+        client, replay = self.learner_client(), self.replay_client()
+
+        def is_done() -> bool:
+            table = replay.describe_table(TABLE)
+            return table.sample_blocked and client.get_status().learner_steps * batch_size == table.samples
+
+        wait_until(is_done, "everything that was sampled is trained on")
+        return client.get_status(), replay.describe_table(TABLE)
 
     def learner_client(self) -> LearnerClient:
         """Return a client of the learner's controls."""

@@ -53,7 +53,7 @@ def test_items_carry_what_the_policy_remembered_at_their_start() -> None:
     window = WindowSpec(history=1, steps=6, stride=3)
     signature, batch = _sampled(window, "truncated")
     rows = codec.decode(signature, batch, window.length)
-    remembered = recurrent_states(batch.payloads)
+    remembered = recurrent_states(batch.payloads, 2)
     start = rows.index[:, window.history]
     before = rows.index[:, 0]
     expected = rows.columns["observation"][before]
@@ -109,7 +109,7 @@ def _sampled(window: WindowSpec, end: str) -> tuple[Signature, SampledBatch]:
     )
     signature = signature_of(env.spec)
     sampler = SelectorConfig(SelectorKind.UNIFORM)
-    table = TableConfig("t", signature, sampler, max_items=10_000, max_item_steps=window.length)
+    table = TableConfig("t", signature, sampler, max_items=10_000, max_item_steps=window.length, payload_bytes=8)
     with local_server() as server, ReplayClient(server.address) as client:
         client.create_table(table)
         with StreamAppender(server.address, "a", _ENVS, signature, ["t"], 16) as appender:
@@ -124,9 +124,9 @@ def _sampled(window: WindowSpec, end: str) -> tuple[Signature, SampledBatch]:
                 ends = {"terminated": step.terminated, "truncated": step.truncated}
                 writer.add(row | ends, {}, step.is_reset_step, 1, memory)
                 memory, observation, is_first = observation, step.observation, step.is_first
-            assert appender.flush(10.0)
+            assert appender.flush(WAIT_S)
         with SampleStream(server.address, table, 512) as samples:
-            batch = samples.take(10.0)
+            batch = samples.take(WAIT_S)
             assert batch is not None
     return signature, batch
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tidemill.child import PARENT_VARIABLE
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.learner.client import LearnerClient
-from tidemill.process import PARENT_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 200.0
@@ -120,11 +120,15 @@ def services_of(launcher_pid: int) -> dict[str, int]:
         try:
             environment = (folder / "environ").read_bytes().split(b"\0")
             words = (folder / "cmdline").read_bytes().split(b"\0")
+            waits = b"--wait" in words and os.readlink(folder / "fd" / "0").startswith("pipe:")
         except OSError:
             continue
         if mark in environment and b"-m" in words:
-            module = words[words.index(b"-m") + 1].decode()
-            found[module.removeprefix("services.")] = int(folder.name)
+            module = next(
+                word for word in words[words.index(b"-m") + 1 :] if word not in (b"tidemill.child", b"--wait")
+            )
+            name = module.decode().removeprefix("services.")
+            found[f"{name} in reserve" if waits else name] = int(folder.name)
     return found
 
 

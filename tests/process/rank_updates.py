@@ -18,7 +18,7 @@ from tidemill.rl.agents.build import build_agent
 
 BATCH = 8
 """Items of the whole batch."""
-TIMEOUT_S = 60.0
+TIMEOUT_S = 300.0
 
 
 def main() -> None:

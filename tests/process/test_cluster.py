@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ from tidemill.config.services import LauncherSettings
 pytestmark = pytest.mark.process
 
 _SETTINGS = LauncherSettings(restart_backoff_s=0.05, max_restarts=2, start_timeout_s=30.0, stop_timeout_s=10.0)
-_BOUND_S = 60.0
+_IMPATIENT = replace(_SETTINGS, frozen_timeout_s=1.0)
+_BOUND_S = 200.0
 
 
 class Recorder:
@@ -69,10 +71,10 @@ class Scene:
         arguments = ("--address", address, "--journal", str(self.journal), "--name", name, *options)
         return ServiceSpec(name, kind or name, "tests.process.stand_in", arguments, address, after)
 
-    def cluster_of(self, *specs: ServiceSpec) -> tuple[Cluster, Recorder]:
+    def cluster_of(self, *specs: ServiceSpec, settings: LauncherSettings = _SETTINGS) -> tuple[Cluster, Recorder]:
         """Return a cluster of these services that tells a recorder."""
         recorder = Recorder()
-        return Cluster(Supervisor(specs, _SETTINGS), self.folder, recorder), recorder
+        return Cluster(Supervisor(specs, settings), self.folder, recorder), recorder
 
     def journal_lines(self) -> list[str]:
         """Return what the stand-ins wrote, in order."""
@@ -87,6 +89,11 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     yield made
     made.folder.close()
     remove_socket_folder(sockets)
+
+
+def _children_of(pid: int) -> set[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+    return {int(child) for child in children.split()}
 
 
 async def _ready(recorder: Recorder, *names: str) -> None:
@@ -125,6 +132,58 @@ async def test_cluster_restarts_a_killed_service_and_shows_why(scene: Scene) -> 
     assert any("was killed by signal 9" in message for message in recorder.messages)
     os.kill(os.getpid(), signal.SIGINT)
     assert (await asyncio.wait_for(running, _BOUND_S)).exit_code == 0
+
+
+async def test_cluster_restarts_a_service_that_freezes_while_it_serves(scene: Scene) -> None:
+    """A process that is there but answers nothing is reported, killed at the bound, and started again."""
+    cluster, recorder = scene.cluster_of(scene.spec("replay"), settings=_IMPATIENT)
+    running = asyncio.create_task(cluster.run())
+    await _ready(recorder, "replay")
+    first = cluster.pid_of("replay")
+    assert first is not None
+    os.kill(first, signal.SIGSTOP)
+    await recorder.until(lambda messages: messages.count("replay is ready") == 2)
+    assert "replay has not answered for 0.5 s" in recorder.messages
+    assert any("replay did not answer for 1 s; starting it again" in message for message in recorder.messages)
+    assert not Path(f"/proc/{first}").exists()
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.wait_for(running, _BOUND_S)
+
+
+async def test_cluster_leaves_a_service_alone_that_answers_again(scene: Scene) -> None:
+    """A pause shorter than the bound is told and costs nothing."""
+    cluster, recorder = scene.cluster_of(scene.spec("replay"), settings=replace(_IMPATIENT, frozen_timeout_s=3600.0))
+    cluster.check_s = 0.5
+    running = asyncio.create_task(cluster.run())
+    await _ready(recorder, "replay")
+    first = cluster.pid_of("replay")
+    assert first is not None
+    os.kill(first, signal.SIGSTOP)
+    await recorder.until(lambda messages: "replay has not answered for 0.5 s" in messages)
+    os.kill(first, signal.SIGCONT)
+    await recorder.until(lambda messages: "replay answers again" in messages)
+    assert cluster.pid_of("replay") == first
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.wait_for(running, _BOUND_S)
+
+
+async def test_process_in_reserve_takes_over_and_is_replaced(scene: Scene) -> None:
+    """The killed service's successor was started before it died; another then waits, and none is left at the end."""
+    cluster, recorder = scene.cluster_of(replace(scene.spec("learner"), has_reserve=True))
+    running = asyncio.create_task(cluster.run())
+    served: list[set[int]] = []
+    for count in (1, 2, 3):
+        await recorder.until(lambda messages, count=count: messages.count("learner is ready") == count)  # type: ignore[misc]
+        pid = cluster.pid_of("learner")
+        assert pid is not None
+        waiting = _children_of(os.getpid()) - {pid}
+        assert len(waiting) == 1
+        assert not served or pid in served[-1]
+        served.append(waiting)
+        os.kill(pid, signal.SIGKILL if count < 3 else signal.SIGTERM)
+    assert await asyncio.wait_for(running, _BOUND_S) == Outcome(0, "the learner has finished")
+    assert scene.journal_lines().count("learner start") == 3
+    assert _children_of(os.getpid()) == set()
 
 
 async def test_cluster_gives_up_on_a_service_that_always_fails_and_ends_the_others(scene: Scene) -> None:

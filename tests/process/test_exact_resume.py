@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.process.resumed_updates import train
 from tests.unit.rl.batches import CASES
 
@@ -14,13 +16,14 @@ _CASES = [name for name, (_, env_spec) in CASES.items() if env_spec.observation_
 """Every algorithm and option; images only change the first layers."""
 
 
+@pytest.mark.timeout(1800)  # so many updates of every algorithm, whatever the machine does besides
 def test_500_updates_equal_250_a_new_process_and_250(tmp_path: Path) -> None:
     """The same recorded batches leave the same state: parameters, targets, optimizers, counters, generators."""
     assert {"dqn", "r2d2", "sac"} <= set(_CASES)
     for case in _CASES:
         train(case, tmp_path / "first", 250, seed=1)
     command = [sys.executable, "-m", "tests.process.resumed_updates", str(tmp_path / "first"), "500", *_CASES]
-    subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=110, check=True)
+    subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=1500, check=True)
     for case in _CASES:
         straight = train(case, tmp_path / "straight", 500, seed=1)
         assert (tmp_path / "first" / f"{case}.state").read_bytes() == straight, case

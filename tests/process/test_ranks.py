@@ -17,7 +17,7 @@ from services.learner.ranks import OneRank
 from tests.process.rank_updates import trained
 from tests.unit.rl.batches import CASES
 
-_WAIT_S = 100.0
+_WAIT_S = 500.0
 
 
 def _start(place: int, size: int, port: int, words: list[str]) -> subprocess.Popen[str]:

@@ -179,11 +179,30 @@ def test_run_goes_on_after_each_service_was_killed_once(config_file: Path, tmp_p
 
 
 def test_killed_launcher_leaves_no_orphan(config_file: Path) -> None:
-    """Without its launcher every service ends by itself."""
+    """Without its launcher every service ends by itself, also one that is frozen, and the learner in reserve."""
     with launched("train", "--config", str(config_file)) as cluster:
         _is_training(cluster)
         pid = cluster.process.pid
-        assert set(services_of(pid)) == _SERVICES
+        assert set(services_of(pid)) >= _SERVICES
+        eventually(lambda: "learner in reserve" in services_of(pid), "a learner waits")
+        os.kill(services_of(pid)["actor"], signal.SIGSTOP)
         cluster.send(signal.SIGKILL)
         cluster.process.wait(60)
         eventually(lambda: not services_of(pid), "every service has ended")
+
+
+def test_killed_launcher_leaves_no_rank_of_the_learner(config_file: Path) -> None:
+    """Several learners are children of a child: they end with it, frozen or not."""
+    with launched("train", "--config", str(config_file), "--launcher.learners", "2") as cluster:
+        cluster.until("learner is ready")
+        torchrun = cluster.children()["learner.torchrun"]
+        ranks = [int(pid) for pid in Path(f"/proc/{torchrun}/task/{torchrun}/children").read_text().split()]
+        assert len(ranks) == 2
+        os.kill(ranks[1], signal.SIGSTOP)
+        cluster.send(signal.SIGKILL)
+        try:
+            eventually(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks), "every rank has ended")
+        finally:
+            for rank in ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank, signal.SIGKILL)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import socket
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -22,6 +24,19 @@ def test_disk_of_a_folder_that_is_made_later_is_its_parents(tmp_path: Path) -> N
     free = REGISTRY.get_sample_value("tidemill_disk_free_bytes")
     assert free is not None
     assert 0 < free < shutil.disk_usage(tmp_path).total
+
+
+def test_log_on_a_full_disk_costs_lines_not_the_process() -> None:
+    """The run's disk holds its logs too: who logs that it is full must live on to see room again."""
+    code = (
+        "import structlog; from tidemill.telemetry import configure_logging; configure_logging('test');"
+        "[structlog.get_logger().warning('the disk is full') for _ in range(1_000)]; print('alive')"
+    )
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=full, text=True, timeout=60, check=False
+        )
+    assert done.stdout == "alive\n"
 
 
 def test_metrics_are_served_without_creation_times() -> None:

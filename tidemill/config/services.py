@@ -7,18 +7,20 @@ from typing import Literal
 
 from tidemill.config.check import check, matches
 from tidemill.config.storage import StorageSettings
-from tidemill.rpc.settings import ServerSettings
+from tidemill.rpc.settings import MEBIBYTE, ServerSettings
+
+_REPLAY_REQUEST_BYTES = 20 * MEBIBYTE  # received within 20 ms; Append messages of more than 16 are sent in parts
 
 
-def _listening_at(address: str) -> ServerSettings:
-    return ServerSettings(address=address)
+def _listening_at(address: str, max_request_bytes: int = 0) -> ServerSettings:
+    return ServerSettings(address=address, max_request_bytes=max_request_bytes)
 
 
 @dataclass(frozen=True)
 class ReplaySettings:
     """The replay service."""
 
-    server: ServerSettings = field(default_factory=lambda: _listening_at("127.0.0.1:7401"))
+    server: ServerSettings = field(default_factory=lambda: _listening_at("127.0.0.1:7401", _REPLAY_REQUEST_BYTES))
     """Where it listens."""
     shards: int = 1
     """Shards `tidemill train` starts, at least 1; the table is divided over them."""
@@ -206,6 +208,12 @@ class LauncherSettings:
     """Pause before the first restart, in seconds; doubled for each further one, up to 30."""
     start_timeout_s: float = 120.0
     """How long a service may take to become healthy, in seconds."""
+    frozen_timeout_s: float = 30.0
+    """How long a service that was healthy may leave health checks unanswered before it is killed and restarted, in
+    seconds. That one does not answer is reported within ten."""
+    learner_reserve: bool = True
+    """Whether a second learner process waits with its imports done, to take over when a single learner dies: it is back
+    without the seconds that importing torch takes. It takes 250 MiB of memory; several learners have none."""
     stop_timeout_s: float = 20.0
     """How long a service may take to end after SIGTERM before it is killed, in seconds."""
     view: Literal["auto", "live", "plain"] = "auto"
@@ -219,5 +227,5 @@ class LauncherSettings:
         for name in ("actor_nice", "evaluator_nice"):
             check(0 <= getattr(self, name) <= 19, f"launcher.{name}", getattr(self, name), "0 to 19")
         check(self.max_restarts >= 0, "launcher.max_restarts", self.max_restarts, "0 or more")
-        for name in ("restart_backoff_s", "start_timeout_s", "stop_timeout_s", "view_every_s"):
+        for name in ("restart_backoff_s", "start_timeout_s", "frozen_timeout_s", "stop_timeout_s", "view_every_s"):
             check(getattr(self, name) > 0, f"launcher.{name}", getattr(self, name), "more than 0")

@@ -104,4 +104,5 @@ def _unpack(response: pb.GetStatusResponse) -> LearnerStatus:
             ShardStatus(shard.name, shard.address, shard.live, shard.items, shard.mass, shard.samples)
             for shard in response.shards
         ),
+        checkpoint_error=response.checkpoint_error,
     )

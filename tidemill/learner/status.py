@@ -74,6 +74,8 @@ class LearnerStatus:
     """What the start restored, in words; empty for a fresh start."""
     shards: tuple[ShardStatus, ...] = ()
     """The replay shards, in order of name; none with a single replay server."""
+    checkpoint_error: str = ""
+    """Why the newest attempt at a checkpoint failed; empty if it did not, or there was none."""
 
 
 @dataclass(frozen=True)

@@ -6,55 +6,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import grpc
 import numpy as np
-from numpy.typing import NDArray
 
 from tidemill.backoff import Backoff
 from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tidemill.replay import wire
+from tidemill.replay.append_message import AppendMessage, messages_of
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.reconnect import ReconnectLoop
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.rpc.channel import open_channel
 from tidemill.types import Signature
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AppendMessage:
-    """One call of `append`, packed.
-
-    Attributes:
-        request: What is sent.
-        env_index: Stream of each chunk, [C].
-        end_step: The step after each chunk's last, [C].
-    """
-
-    request: pb.AppendRequest
-    env_index: NDArray[np.int64]
-    end_step: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, chunks: Sequence[Chunk], items: Sequence[ItemBatch]) -> Self:
-        """Pack chunks and the items that end in them into one request."""
-        env_index = np.array([chunk.env_index for chunk in chunks], dtype=np.int64)
-        end_step = np.array([chunk.first_step + chunk.step_count for chunk in chunks], dtype=np.int64)
-        return cls(pb.AppendRequest(data=wire.pack_append(chunks, items)), env_index, end_step)
-
-    @property
-    def chunks(self) -> int:
-        """Number of chunks."""
-        return len(self.env_index)
-
-    def is_stored(self, next_steps: NDArray[np.int64]) -> bool:
-        """Return whether a server that wants `next_steps` has all of it."""
-        return bool((next_steps[self.env_index] >= self.end_step).all())
-
 
 _POLL_S = 0.2
 """How soon a waiting owner notices that it shall stop."""
@@ -131,7 +98,8 @@ class StreamAppender:
     def append(self, chunks: Sequence[Chunk], items: Sequence[ItemBatch] = (), timeout_s: float | None = None) -> bool:
         """Queue chunks and the items that end in them; wait while too much is unacknowledged.
 
-        One call becomes one message: it is stored whole or not at all.
+        One call becomes one message, which is stored whole or not at all, unless it is beyond what a message may hold
+        (`limits`): then it becomes several.
 
         Args:
             chunks: New chunks, those of one stream in order.
@@ -150,12 +118,12 @@ class StreamAppender:
         for chunk in chunks:
             if not 0 <= chunk.env_index < self._env_count:
                 raise InvalidArgument(f"env_index is {chunk.env_index}, must be 0 .. {self._env_count - 1}")
-        message = AppendMessage.of(chunks, items)
+        messages = messages_of(chunks, items)
         with self._changed:
-            if not self._wait_for_room(message.chunks, timeout_s):
+            if not self._wait_for_room(len(chunks), timeout_s):
                 return False
-            self._pending.append(message)
-            self._pending_chunks += message.chunks
+            self._pending.extend(messages)
+            self._pending_chunks += len(chunks)
             self._changed.notify_all()
         return True
 

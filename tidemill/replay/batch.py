@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,26 @@ class SampledBatch:
     priority_mass: float
     stored: Mapping[str, StoredSteps]
     limiter_lead: float = 0.0
+
+    def needing(self, chunks: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which items [B] have steps of some chunks [N]."""
+        ends = np.cumsum(self.step_counts)
+        first = np.searchsorted(ends, self.first_rows, side="right")
+        last = np.searchsorted(ends, self.first_rows + self.lengths - 1, side="right")
+        before = np.concatenate(([0], np.cumsum(np.isin(np.arange(len(ends)), chunks))))
+        needing: NDArray[np.bool_] = before[last + 1] > before[first]
+        return needing
+
+    def take(self, places: NDArray[np.int64]) -> SampledBatch:
+        """Return the items at some places [N], which may come twice, over the same chunks."""
+        return replace(
+            self,
+            keys=self.keys[places],
+            probabilities=self.probabilities[places],
+            first_rows=self.first_rows[places],
+            lengths=self.lengths[places],
+            payloads=tuple(self.payloads[i] for i in places.tolist()) if self.payloads else (),
+        )
 
     @property
     def env_steps(self) -> int:

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.errors import InvalidArgument
+
+MAX_PRIORITY = 1e39
+"""More than any float32, which is what priorities are computed in. Beyond, the probability of others would be 0."""
+
 SMALLEST_PRIORITY = 1e-6
 """Added to each priority, since an item of priority 0 is never sampled (Schaul et al., 2016, 3.3)."""
 
@@ -41,8 +46,8 @@ class ItemBatch:
         chunk_indices: Index into the chunks of the same call of the chunk with the item's last step, [N].
         last_offsets: Position of the item's last step in that chunk, [N].
         lengths: Steps of each item, at least 1, [N].
-        priorities: First priority of each, finite and not negative, float64 [N].
-        payloads: Opaque bytes handed back with each item, at most 64 KiB each; empty for none at all.
+        priorities: First priority of each, 0 to `MAX_PRIORITY`, float64 [N].
+        payloads: Opaque bytes handed back with each item, as many as the table says; empty if it says none.
     """
 
     table_index: int
@@ -51,3 +56,18 @@ class ItemBatch:
     lengths: NDArray[np.integer]
     priorities: NDArray[np.float64]
     payloads: tuple[bytes, ...] = ()
+
+
+def check_priorities(priorities: NDArray[np.float64], first: int = 0) -> None:
+    """Raise InvalidArgument, with place and value, unless all priorities are 0 to `MAX_PRIORITY`.
+
+    Args:
+        priorities: Any numbers, [N].
+        first: Place of the first of them, if they are part of a longer list.
+    """
+    wrong = np.flatnonzero(~((priorities >= 0) & (priorities <= MAX_PRIORITY)))
+    if len(wrong):
+        at = int(wrong[0])
+        raise InvalidArgument(
+            f"priorities[{first + at}] is {priorities[at]}, must be finite and not negative, at most {MAX_PRIORITY:g}"
+        )

@@ -59,7 +59,7 @@ class ReplayClient:
         """Set priorities [N] of items by key [N]; return how many keys were in the table.
 
         Raises:
-            InvalidArgument: a priority is negative or not finite, or keys are not integers; none was set.
+            InvalidArgument: a priority is not 0 to `MAX_PRIORITY`, or keys are not integers; none was set.
             NotFound: no such table.
         """
         request = pb.UpdatePrioritiesRequest(

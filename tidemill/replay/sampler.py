@@ -141,6 +141,23 @@ class ReplaySampler(Iterator[SampledBatch]):
         elif self._client is not None:
             self._client.update_priorities(self._table.name, keys, priorities)
 
+    def delete_items(self, keys: NDArray[np.uint64]) -> None:
+        """Remove sampled items from the table; those on a shard that is unavailable stay.
+
+        Args:
+            keys: Keys as they came with a batch of this sampler, uint64 [N], or [N, 2] from several shards.
+
+        Raises:
+            Unavailable: A server did not answer.
+            NotFound: A server has no such table.
+        """
+        if self._client is not None:
+            self._client.delete_items(self._table.name, keys)
+        elif self._sharded is not None:
+            for incarnation in np.unique(keys[:, 1]).tolist():
+                if shard := self._sharded[0].client_of(incarnation):
+                    shard.delete_items(self._table.name, keys[keys[:, 1] == incarnation, 0])
+
     def shards(self) -> tuple[ShardReport, ...]:
         """Return what is known of each shard, in order of name; nothing for a single server."""
         return self._sharded[0].reports() if self._sharded is not None else ()

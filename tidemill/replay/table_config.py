@@ -21,6 +21,7 @@ MAX_ITEMS = 2**31 - 1
 MAX_ITEM_STEPS = 2**16 - 1
 MAX_STEP_BYTES = 2**24
 MAX_COLUMNS = 64
+MAX_PAYLOAD_BYTES = 64 * 1024
 _MAX_UINT32 = 2**32 - 1
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
@@ -112,6 +113,7 @@ class TableConfig:
         rate_limiter: When inserts and samples wait.
         max_times_sampled: An item is removed after it was sampled this often; 0 means never for that reason.
         max_bytes: Most bytes of chunks the table's items may hold alive; 0 means no such limit.
+        payload_bytes: Bytes of every item's payload; 0 means items have none.
     """
 
     name: str
@@ -123,6 +125,7 @@ class TableConfig:
     rate_limiter: RateLimiterConfig = field(default_factory=RateLimiterConfig)
     max_times_sampled: int = 0
     max_bytes: int = 0
+    payload_bytes: int = 0
 
     def __post_init__(self) -> None:
         check_table_name(self.name)
@@ -131,6 +134,7 @@ class TableConfig:
         _check_range("max_item_steps", self.max_item_steps, 1, MAX_ITEM_STEPS)
         _check_range("max_times_sampled", self.max_times_sampled, 0, _MAX_UINT32)
         _check_range("max_bytes", self.max_bytes, 0, 2**63 - 1)
+        _check_range("payload_bytes", self.payload_bytes, 0, MAX_PAYLOAD_BYTES)
         for name in ("min_size", "queue_size"):
             _check_range(f"rate_limiter.{name}", getattr(self.rate_limiter, name), 0, self.max_items)
 

@@ -65,6 +65,7 @@ def pack_config(config: TableConfig) -> pb.TableConfig:
         ),
         max_times_sampled=config.max_times_sampled,
         max_item_steps=config.max_item_steps,
+        payload_bytes=config.payload_bytes,
     )
 
 
@@ -86,6 +87,7 @@ def unpack_config(message: pb.TableConfig) -> TableConfig:
         ),
         max_times_sampled=message.max_times_sampled,
         max_item_steps=message.max_item_steps,
+        payload_bytes=message.payload_bytes,
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -36,9 +37,14 @@ class _Call:
         _STARTED.labels(*labels).inc()
 
     async def fail(self, error: BaseException) -> None:
-        """Answer the status of `error`; always raises."""
+        """Answer the status of `error`; always raises.
+
+        grpc keeps what ends a call until the next garbage collection; with it would stay all that the frames of its
+        traceback hold, such as the request.
+        """
         if isinstance(error, TidemillError):
             self._code = to_status(error).name
+            error.__traceback__ = None
             await self._context.abort(to_status(error), str(error))
         if isinstance(error, asyncio.CancelledError):
             self._code = "CANCELLED"
@@ -48,6 +54,7 @@ class _Call:
         else:
             self._code = "INTERNAL"
             _log.error("call failed", method="/".join(self._labels[1:]), exc_info=error)
+            error.__traceback__ = None
             await self._context.abort(grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}: {error}")
         raise error
 
@@ -63,10 +70,12 @@ class _Call:
         self.received.inc()
         return request
 
-    async def _counted(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        async for request in requests:
-            self.received.inc()
-            yield request
+    async def _counted(self, requests: AsyncIterable[Any]) -> AsyncIterator[Any]:
+        received: Any = aiter(requests)  # a generator that holds itself, and with it the newest request, until it ends
+        async with contextlib.aclosing(received):
+            async for request in received:
+                self.received.inc()
+                yield request
 
 
 _MAKE_HANDLER = {
@@ -109,6 +118,7 @@ def _wrap(handler: Any, labels: tuple[str, str, str]) -> Any:  # noqa: ANN401
             call.sent.inc()
             return response
         except BaseException as error:
+            request = None  # see `fail`
             await call.fail(error)
         finally:
             call.end()
@@ -122,6 +132,7 @@ def _wrap(handler: Any, labels: tuple[str, str, str]) -> Any:  # noqa: ANN401
         except GeneratorExit:
             raise
         except BaseException as error:
+            request = None  # see `fail`
             await call.fail(error)
         finally:
             call.end()

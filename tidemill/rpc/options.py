@@ -46,10 +46,10 @@ def _service_config() -> str:
     return json.dumps({"methodConfig": [{"name": names, "retryPolicy": policy}]})
 
 
-def _size_limits(max_message_bytes: int) -> Options:
+def _size_limits(received_bytes: int, sent_bytes: int) -> Options:
     return [
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", received_bytes),
+        ("grpc.max_send_message_length", sent_bytes),
     ]
 
 
@@ -57,7 +57,7 @@ def client_options(max_message_bytes: int) -> Options:
     """Return the arguments of a client channel."""
     return [
         *_KEEPALIVE,
-        *_size_limits(max_message_bytes),
+        *_size_limits(max_message_bytes, max_message_bytes),
         ("grpc.enable_retries", 1),
         ("grpc.service_config", _service_config()),
         # A service that restarts is found again within seconds, not after gRPC's two minutes.
@@ -69,11 +69,11 @@ def client_options(max_message_bytes: int) -> Options:
     ]
 
 
-def server_options(max_message_bytes: int) -> Options:
-    """Return the arguments of a server."""
+def server_options(max_message_bytes: int, max_request_bytes: int) -> Options:
+    """Return the arguments of a server, by the largest messages it sends and takes, in bytes."""
     return [
         *_KEEPALIVE,
-        *_size_limits(max_message_bytes),
+        *_size_limits(max_request_bytes, max_message_bytes),
         # Below the clients' interval, or they would be sent away for pinging too often.
         ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
         # Two servers would otherwise share one port without a word.

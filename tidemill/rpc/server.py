@@ -35,7 +35,8 @@ class RpcServer:
         self._names = [_HEALTH]
         self._health = HealthServicer()
         self.grpc = grpc.aio.server(
-            interceptors=[CallInterceptor()], options=server_options(settings.max_message_bytes)
+            interceptors=[CallInterceptor()],
+            options=server_options(settings.max_message_bytes, settings.request_limit_bytes),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
 

@@ -19,5 +19,12 @@ class ServerSettings:
     """Allow an address beyond this machine without TLS and tokens: whoever reaches it controls the run."""
     max_message_bytes: int = 64 * MEBIBYTE
     """Largest gRPC message accepted or sent, in bytes."""
+    max_request_bytes: int = 0
+    """Largest gRPC message accepted, if less, in bytes; nothing else is done while one is read; 0 means no less."""
     grace_s: float = 5.0
     """How long calls in progress may go on after SIGTERM, in seconds."""
+
+    @property
+    def request_limit_bytes(self) -> int:
+        """Largest gRPC message accepted, in bytes."""
+        return min(self.max_message_bytes, self.max_request_bytes or self.max_message_bytes)

@@ -26,7 +26,7 @@ from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import ServerSettings
 
 METADATA = ParamsMetadata("sac", "Pendulum-v1", learner_steps=100, env_steps=400)
-WAIT_S = 30.0
+WAIT_S = 300.0
 MIB = 2**20
 LIMIT_BYTES = 4 * MIB
 """Largest blob of the fixture's server."""

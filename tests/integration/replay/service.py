@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from tidemill.replay.appender import StreamAppender
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import MEBIBYTE, ServerSettings
 
-WAIT_S = 60.0  # only ever reached by a machine that is far too busy, or a failure
+WAIT_S = 300.0  # only ever reached by a machine that is far too busy, or a failure
 CHUNK_LENGTH = 4
 
 
@@ -33,6 +34,7 @@ class LocalServer:
     address: str
     replay: Replay
     gate: Gate
+    loop: asyncio.AbstractEventLoop
 
 
 @contextmanager
@@ -46,7 +48,7 @@ def local_server(max_message_bytes: int = 64 * MEBIBYTE) -> Iterator[LocalServer
         servicer.add_to(background.server)
         address = background.start()
         background.set_serving(True)
-        yield LocalServer(address, replay, gate)
+        yield LocalServer(address, replay, gate, background._loop)
 
 
 class ServerProcess:

@@ -69,6 +69,17 @@ def test_counted_samples_let_inserts_go_on() -> None:
         assert appender.flush(WAIT_S)
 
 
+def test_counted_samples_are_bounded_by_the_batch() -> None:
+    """Four thousand million samples said to be drawn elsewhere count as a batch of 8: the table goes on."""
+    limiter = RateLimiterConfig(min_size=4, samples_per_insert=1.0, error_buffer=16.0)
+    with table_of(8, limiter) as (address, _):  # lead 4
+        draws = [pb.Draw(items=2, counted=2**32 - 1), pb.Draw(items=0, counted=2**32 - 1), pb.Draw(items=8, counted=8)]
+        found = answers(address, draws)
+        assert [answer.limiter_lead for answer in found] == [-4.0, -12.0, -20.0]
+        with ReplayClient(address) as client:
+            assert client.describe_table("t").limiter_lead == -20.0
+
+
 @pytest.mark.parametrize(
     "draws, message",
     [([pb.Draw(items=9)], "draws.items is 9"), ([pb.Draw()] * 1025, "more than 1024 draws wait")],

@@ -59,7 +59,7 @@ def test_help_of_a_command_explains_it(name: str, capsys: pytest.CaptureFixture[
 def test_command_of_a_service_takes_over_the_process() -> None:
     """`tidemill replay --help` is what `python -m services.replay --help` says."""
     command = [sys.executable, "-m", "services.launcher", "replay", "--help"]
-    answer = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, timeout=100, check=False)
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, timeout=500, check=False)
     assert answer.returncode == 0
     assert "tidemill replay" in answer.stdout
 
@@ -95,6 +95,7 @@ def test_train_refuses_a_name_that_is_taken(tmp_path: Path, capsys: pytest.Captu
     """An earlier run is never overwritten; the message offers the three ways on."""
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "config.yaml").write_text("run: {name: old}\n")
+    (tmp_path / "old" / "result.json").write_text("{}")
     assert cli.main(["train", "--run.root", str(tmp_path), "--run.name", "old"]) == 1
     said = capsys.readouterr().err
     assert "tidemill resume" in said

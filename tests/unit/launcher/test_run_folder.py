@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,10 @@ def _config(root: Path) -> RunConfig:
     return RunConfig(run=RunSettings(root=str(root), name="lander", seed=7))
 
 
+def _trained(folder: Path) -> None:
+    (folder / "result.json").write_text("{}")
+
+
 def test_folder_holds_settings_that_load_back_and_the_versions(tmp_path: Path) -> None:
     """config.yaml repeats the run; the versions it ran with are comments."""
     with RunFolder.create(_config(tmp_path), again=False) as folder:
@@ -28,7 +33,8 @@ def test_folder_holds_settings_that_load_back_and_the_versions(tmp_path: Path) -
 
 def test_folder_of_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
     """The message says what to do instead."""
-    RunFolder.create(_config(tmp_path), again=False).close()
+    with RunFolder.create(_config(tmp_path), again=False) as folder:
+        _trained(folder.path)
     with pytest.raises(AlreadyExists, match="tidemill resume"):
         RunFolder.create(_config(tmp_path), again=False)
 
@@ -38,8 +44,44 @@ def test_folder_of_an_earlier_run_is_moved_aside_when_asked(tmp_path: Path) -> N
     for mark in ("first", "second", "third"):
         with RunFolder.create(_config(tmp_path), again=True) as folder:
             (folder.path / "mark").write_text(mark)
+            _trained(folder.path)
     marks = {path.name: (path / "mark").read_text() for path in tmp_path.iterdir()}
     assert marks == {"lander-1": "first", "lander-2": "second", "lander": "third"}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_folder_of_a_run_that_never_trained_is_taken_over(tmp_path: Path, again: bool) -> None:
+    """A first version of the parameters, an empty log and a failed start's logs are nobody's work: they go."""
+    with RunFolder.create(_config(tmp_path), again=False) as folder:
+        for name in ("params/0000000001.json", "replay/0/00000001.log", "logs/actor-0.log", "scores.csv"):
+            (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder.path / name).write_text("the only line")
+    corrected = replace(_config(tmp_path), run=replace(_config(tmp_path).run, seed=8))
+    with RunFolder.create(corrected, again=again) as folder:
+        assert from_document(RunConfig, read_document(folder.config_file)).run.seed == 8
+        left = {path.name for path in folder.path.rglob("*")}
+    assert left == {".lock", "config.yaml", "logs"}
+    assert [path.name for path in tmp_path.iterdir()] == ["lander"]
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("result.json", "{}"),
+        ("scores.csv", "wall_s\n1.0\n"),
+        ("checkpoints/checkpoint-00000001.safetensors", ""),
+        ("params/0000000002.json", "{}"),
+        ("replay/0/00000001.log", " " * 2_000_000),
+    ],
+)
+def test_folder_that_holds_something_to_go_on_with_is_kept(tmp_path: Path, name: str, text: str) -> None:
+    """A result, a score, a checkpoint, a version after the first, or two MB of experience."""
+    with RunFolder.create(_config(tmp_path), again=False) as folder:
+        (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder.path / name).write_text(text)
+    with pytest.raises(AlreadyExists, match="holds a run already"):
+        RunFolder.create(_config(tmp_path), again=False)
+    assert (tmp_path / "lander" / name).read_text() == text
 
 
 def test_folder_is_held_by_one_launcher_at_a_time(tmp_path: Path) -> None:
@@ -48,6 +90,9 @@ def test_folder_is_held_by_one_launcher_at_a_time(tmp_path: Path) -> None:
     assert is_running(folder.path)
     with pytest.raises(FailedPrecondition, match="is running"):
         RunFolder.open(folder.path)
+    with pytest.raises(FailedPrecondition, match="is running"):
+        RunFolder.create(_config(tmp_path), again=False)
+    _trained(folder.path)
     with pytest.raises(FailedPrecondition, match="is running"):
         RunFolder.create(_config(tmp_path), again=True)
     folder.close()

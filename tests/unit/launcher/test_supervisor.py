@@ -120,6 +120,34 @@ def test_service_that_is_not_healthy_in_time_is_killed_and_restarted() -> None:
     assert supervisor.processes["replay"].phase is Phase.BACKOFF
 
 
+def test_service_that_leaves_checks_unanswered_is_killed_at_the_bound_and_restarted() -> None:
+    """Frozen for `frozen_timeout_s` it is killed, once, and comes back like any that died; the reason is told."""
+    supervisor = _running()
+    assert supervisor.on_silent("learner", 25.0, listens=True) == []
+    assert supervisor.on_silent("learner", 30.0, listens=True) == [Action(Verb.KILL, "learner")]
+    assert supervisor.on_silent("learner", 35.0, listens=True) == []
+    supervisor.on_exit("learner", -9, 40.0)
+    assert supervisor.processes["learner"].reason == "did not answer for 30 s"
+    assert supervisor.on_timer(41.0) == [Action(Verb.START, "learner")]
+    supervisor.on_serving("learner", 42.0)
+    supervisor.on_exit("learner", -9, 50.0)
+    assert supervisor.processes["learner"].reason == "was killed by signal 9"
+
+
+def test_service_that_takes_no_connections_has_the_time_of_a_start() -> None:
+    """Several learners are started again by a process of their own, which goes on meanwhile: 60 s here, not 30."""
+    supervisor = _running()
+    assert supervisor.on_silent("learner", 55.0, listens=False) == []
+    assert supervisor.on_silent("learner", 60.0, listens=False) == [Action(Verb.KILL, "learner")]
+
+
+def test_service_that_is_being_stopped_is_not_killed_for_its_silence() -> None:
+    """It has stop_timeout_s, whatever its health service does."""
+    supervisor = _running()
+    supervisor.on_stop_requested(10.0)
+    assert supervisor.on_silent("actor-0", 60.0, listens=True) == []
+
+
 def test_stop_ends_one_group_after_another() -> None:
     """Actors, then the learner, then the evaluator, then the servers; each group waits for the one before."""
     supervisor = _running()

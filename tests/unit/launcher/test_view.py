@@ -36,8 +36,8 @@ _PROCESSES = (
 _SNAPSHOT = Snapshot(72.0, _PROCESSES, _LEARNER, 1_234.0, _SCORE, _BEST)
 
 
-def _rendered(snapshot: Snapshot, run: RunSettings, events: tuple[str, ...] = ()) -> str:
-    console = Console(file=io.StringIO(), width=110)
+def _rendered(snapshot: Snapshot, run: RunSettings, events: tuple[str, ...] = (), width: int = 110) -> str:
+    console = Console(file=io.StringIO(), width=width)
     console.print(render(RunConfig(run=run), snapshot, events))
     shown = console.file
     assert isinstance(shown, io.StringIO)
@@ -57,7 +57,7 @@ def test_shards_are_shown_with_what_they_hold_and_give() -> None:
     learner = dataclasses.replace(_LEARNER, shards=shards)
     snapshot = dataclasses.replace(_SNAPSHOT, learner=learner)
     assert "without replay shard 1" in _rendered(snapshot, RunSettings())
-    assert describe_progress(snapshot, learner).endswith("learner is busy, without replay shard 1")
+    assert describe_progress(snapshot, learner, RunSettings()).endswith("learner is busy, without replay shard 1")
     assert "shard" not in _rendered(_SNAPSHOT, RunSettings())
 
 
@@ -86,6 +86,66 @@ def test_live_view_shows_progress_scores_and_processes() -> None:
         assert words in shown
 
 
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_live_view_has_everything_in_its_place(width: int) -> None:
+    """Nothing is cut off or runs into another line, whatever the width; compared to the text that was looked at."""
+    run = RunSettings(name="lander", target_return=200.0, max_env_steps=100_000)
+    first = dataclasses.replace(_SCORE, mean=-120.0)
+    warning = (
+        "the disk of runs/lander is full (3 MiB free): nothing more is stored until there is room; delete or move it"
+    )
+    learner = dataclasses.replace(_LEARNER, checkpoint_steps=5_000, checkpoint_error="no space left on device")
+    snapshot = dataclasses.replace(_SNAPSHOT, first=first, learner=learner, is_disk_full=True, warnings=(warning,))
+    events = ("   61.0 s  evaluator is ready", "   70.2 s  learner was killed by signal 9; starting it again in 1.0 s")
+    expected = (Path(__file__).parent / f"live_view_{width}.txt").read_text(encoding="utf-8")
+    assert _rendered(snapshot, run, events, width=width) == expected
+
+
+def test_live_view_before_the_first_evaluation_shows_no_score() -> None:
+    """A dash, not a number that could be one: a real Pong agent begins at -21."""
+    shown = _rendered(dataclasses.replace(_SNAPSHOT, newest=None, best=None), RunSettings(target_return=18.0))
+    assert [line.split()[3] for line in shown.splitlines() if " score " in line] == ["-", "-"]
+    assert "%" not in next(line for line in shown.splitlines() if "target" in line)
+
+
+@pytest.mark.parametrize(
+    "first, best, target, fraction",
+    [(-120.0, 40.0, 200.0, 0.5), (-120.0, -120.0, 200.0, 0.0), (-120.0, 210.0, 200.0, 1.0), (250.0, 250.0, 200.0, 1.0)],
+)
+def test_snapshot_measures_the_way_from_the_first_score_to_the_target(
+    first: float, best: float, target: float, fraction: float
+) -> None:
+    """Scores may be negative: the share of the target alone would say nothing."""
+    snapshot = dataclasses.replace(
+        _SNAPSHOT, first=dataclasses.replace(_SCORE, mean=first), best=dataclasses.replace(_SCORE, mean=best)
+    )
+    assert snapshot.target_fraction(target) == fraction
+    assert snapshot.target_fraction(None) is None
+    assert Snapshot(0.0, ()).target_fraction(target) is None
+
+
+def test_snapshot_tells_the_time_to_the_nearest_limit() -> None:
+    """76,000 decisions at 1,234 a second, 4,000 updates at 312, 528 s: the updates are over first."""
+    limits = RunSettings(max_env_steps=100_000, max_learner_steps=10_000, max_wall_s=600.0)
+    assert _SNAPSHOT.left_s(limits) == pytest.approx(4_000 / 312)
+    assert _SNAPSHOT.left_s(RunSettings(max_wall_s=600.0)) == 528.0
+    assert _SNAPSHOT.left_s(RunSettings()) is None
+    still = dataclasses.replace(_SNAPSHOT, env_steps_per_s=0.0)
+    assert still.left_s(RunSettings(max_env_steps=100_000)) is None
+
+
+def test_snapshot_says_what_an_end_now_would_keep() -> None:
+    """All of it, unless the last checkpoint failed or the next one will."""
+    assert _SNAPSHOT.keeps == "keeps everything"
+    failed = dataclasses.replace(_LEARNER, checkpoint_steps=5_000, checkpoint_error="no space left on device")
+    assert dataclasses.replace(_SNAPSHOT, learner=failed).keeps == "keeps what was learned up to step 5,000 only"
+    none = dataclasses.replace(failed, checkpoint_steps=0)
+    assert dataclasses.replace(_SNAPSHOT, learner=none).keeps == "keeps nothing of what was learned"
+    full = dataclasses.replace(_SNAPSHOT, is_disk_full=True)
+    assert full.keeps == "cannot keep what was learned since the last checkpoint"
+    assert full.waiting == "the disk is full"
+
+
 def test_live_view_shows_a_run_of_which_nothing_is_known_yet() -> None:
     """The first picture comes before the first answer."""
     assert "waiting for the learner to start" in _rendered(Snapshot(0.0, ()), RunSettings())
@@ -102,14 +162,28 @@ def test_live_view_keeps_the_last_counts_of_a_learner_that_is_gone() -> None:
 def test_plain_view_prints_events_scores_once_and_progress_every_ten_seconds() -> None:
     """Lines that read well in a log file."""
     stream = io.StringIO()
-    view = PlainView(stream)
+    view = PlainView(RunSettings(max_env_steps=100_000), stream)
     view.event("learner was killed by signal 9", ["last words"])
     for elapsed_s in (1.0, 2.0, 9.0, 11.5):
         view.show(dataclasses.replace(_SNAPSHOT, elapsed_s=elapsed_s))
     lines = stream.getvalue().splitlines()
     assert lines[:2] == ["[    0.0 s] learner was killed by signal 9", "           | last words"]
     assert sum("evaluation  mean 123.5" in line for line in lines) == 1
-    assert [line[:11] for line in lines if "env steps 24,000 (1,234/s)" in line] == ["[    1.0 s]", "[   11.5 s]"]
+    progress = [line for line in lines if "env steps 24,000 (1,234/s)" in line]
+    assert [line[:11] for line in progress] == ["[    1.0 s]", "[   11.5 s]"]
+    assert all(line.endswith("learner is busy, about 1:01 left") for line in progress)
+
+
+def test_plain_view_prints_a_warning_when_it_comes_not_each_time() -> None:
+    """Numbers in it may change; it is told again when it had gone."""
+    stream = io.StringIO()
+    view = PlainView(RunSettings(), stream)
+    for warnings in (("3.5 MiB left",), ("2 MiB left",), (), ("1,000 MiB left",)):
+        view.show(Snapshot(0.0, (), warnings=warnings))
+    assert [line.partition("] ")[2] for line in stream.getvalue().splitlines()] == [
+        "warning: 3.5 MiB left",
+        "warning: 1,000 MiB left",
+    ]
 
 
 def test_view_is_live_only_on_a_terminal() -> None:
@@ -186,12 +260,21 @@ def test_summary_says_how_it_went_and_where_the_files_are(tmp_path: Path) -> Non
     assert f"tidemill evaluate {tmp_path}" in said
 
 
+def test_summary_says_that_the_last_checkpoint_failed(tmp_path: Path) -> None:
+    """Who goes on must know where."""
+    learner = LearnerStatus(checkpoint_error="cannot write x: No space left on device")
+    said = "\n".join(summarise(tmp_path, Outcome(0, "stopped as asked"), learner))
+    assert "The last checkpoint failed: cannot write x: No space left on device." in said
+
+
 def test_summary_of_a_failed_run_points_at_the_logs(tmp_path: Path) -> None:
     """No result, and a reason."""
     said = "\n".join(summarise(tmp_path, Outcome(1, "learner ended with exit code 1")))
     assert "learner ended with exit code 1" in said
     assert f"see {tmp_path / 'logs'}" in said
     assert "evaluate" not in said
+    assert "resume" not in said
+    assert "It never trained" in said
 
 
 def test_resume_says_what_comes_back_and_what_does_not(tmp_path: Path) -> None:

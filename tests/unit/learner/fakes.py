@@ -34,6 +34,7 @@ class FakeAgent:
     """Its one weight grows by 1 an update; its priorities are the weights it was given."""
 
     window = WindowSpec(history=0, steps=1)
+    recurrent_state_size: int = 0
 
     def __init__(self, size: int = 2) -> None:
         self.weight = torch.zeros(size)

@@ -14,7 +14,7 @@ from tests.unit.learner.fakes import Clock, batch, sample
 from tidemill.errors import AlreadyExists
 from tidemill.replay.batch import SampledBatch
 
-_WAIT_S = 10.0
+_WAIT_S = 120.0
 
 
 class _Samples:

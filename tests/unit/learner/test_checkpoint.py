@@ -62,7 +62,7 @@ def test_checksum_file_is_what_sha256sum_checks(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         check=False,
-        timeout=10,
+        timeout=120,
     )
     assert checked.returncode == 0, checked.stderr
 

@@ -17,7 +17,7 @@ from services.learner.control import Control
 from tests.unit.learner.fakes import Clock
 from tidemill.errors import ResourceExhausted
 
-_WAIT_S = 10.0
+_WAIT_S = 120.0
 
 
 class _Store(CheckpointStore):
@@ -123,11 +123,12 @@ def test_full_disk_is_told_and_training_goes_on(scene: _Scene) -> None:
     scene.poll()
     with pytest.raises(ResourceExhausted, match="No space left"):
         request.result(_WAIT_S)
-    assert scene.checkpointer.steps == 0
+    assert (scene.checkpointer.steps, scene.checkpointer.error) == (0, "No space left on device")
     scene.store.fault = None
     request = scene.control.request_checkpoint()
     scene.poll()
     assert request.result(_WAIT_S).learner_steps == 0
+    assert scene.checkpointer.error == ""
 
 
 def test_fault_of_a_periodic_checkpoint_stays_in_the_log(scene: _Scene) -> None:

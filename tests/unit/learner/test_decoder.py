@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from services.learner.counters import Counters
+from services.learner.damaged_items import DamagedItems
 from services.learner.decoder import Batch, Decoder
-from services.learner.recurrent_state import recurrent_states
 from services.learner.transfer import Transfer, device_of
 from tests.unit.learner.fakes import FakeAgent, sample
 from tidemill import codec
 from tidemill.config.table import TableSettings
-from tidemill.errors import DataLoss
 from tidemill.replay.batch import SampledBatch
 from tidemill.types import ColumnSpec, Signature
 
 _SIGNATURE = (ColumnSpec("reward", "float32", ()),)
 _REWARDS = [10.0, 11.0, 12.0, 13.0, 14.0, 15.0]
+_NO_DAMAGE = DamagedItems(lambda keys: pytest.fail(f"{keys} are not damaged"), lambda: 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -35,10 +35,13 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "decode", decode)
 
 
+def _transfer() -> Transfer:
+    return Transfer(device_of("cpu"))
+
+
 def _decode(settings: TableSettings, *, splits: int, learner_steps: int = 0) -> list[Batch]:
     counters = Counters(learner_steps=learner_steps)
-    transfer = Transfer(device_of("cpu"))
-    decoder = Decoder(FakeAgent(), _SIGNATURE, settings, counters, transfer, splits=splits)
+    decoder = Decoder(FakeAgent(), _SIGNATURE, settings, counters, _transfer(), _NO_DAMAGE, splits=splits)
     return decoder.decode(sample(_REWARDS), received_at=7.0)
 
 
@@ -82,25 +85,20 @@ def test_each_item_has_the_version_of_its_own_chunk() -> None:
     found = dataclasses.replace(
         sample(_REWARDS), step_counts=np.array([2, 1, 4]), params_versions=np.array([3, 5, 9], np.uint64)
     )
-    decoder = Decoder(FakeAgent(), _SIGNATURE, TableSettings(), Counters(), Transfer(device_of("cpu")), splits=1)
+    decoder = Decoder(FakeAgent(), _SIGNATURE, TableSettings(), Counters(), _transfer(), _NO_DAMAGE, splits=1)
     (batch,) = decoder.decode(found, received_at=7.0)
     assert batch.params_versions.tolist() == [3, 3, 5, 9, 9, 9]
 
 
 def test_recurrent_states_of_items_go_with_them() -> None:
-    """Two numbers an item, dealt out like the items; a sample without payloads has no such column."""
+    """Two numbers per item, dealt out like the items; where the policy has no state there is no such column."""
     found = dataclasses.replace(sample(_REWARDS), payloads=tuple(np.array([i, -i], "<f4").tobytes() for i in range(6)))
-    decoder = Decoder(FakeAgent(), _SIGNATURE, TableSettings(), Counters(), Transfer(device_of("cpu")), splits=2)
+    agent = FakeAgent()
+    agent.recurrent_state_size = 2
+    decoder = Decoder(agent, _SIGNATURE, TableSettings(), Counters(), _transfer(), _NO_DAMAGE, splits=2)
     first, second = decoder.decode(found, received_at=7.0)
     assert first.columns["recurrent_state"].tolist() == [[0, 0], [2, -2], [4, -4]]
     assert second.columns["recurrent_state"].tolist() == [[1, -1], [3, -3], [5, -5]]
-
-
-@pytest.mark.parametrize("payloads", [(b"\0" * 4, b""), (b"\0" * 4, b"\0" * 8), (b"\0" * 3,) * 2])
-def test_recurrent_states_of_different_sizes_are_refused(payloads: tuple[bytes, ...]) -> None:
-    """An item without its memory, or with another agent's, is never trained on."""
-    with pytest.raises(DataLoss, match="must all have the same number of floats"):
-        recurrent_states(payloads)
 
 
 def test_exponent_follows_the_learner_steps() -> None:
@@ -122,7 +120,7 @@ def test_frames_are_shared_by_the_batches_of_a_sample() -> None:
         def decode(self, columns: Mapping[str, np.ndarray], index: np.ndarray) -> dict[str, np.ndarray]:
             return {"frames": columns["reward"], "observation_rows": index[:, 0]}
 
-    decoder = Decoder(Stacking(), _SIGNATURE, TableSettings(), Counters(), Transfer(device_of("cpu")), splits=2)
+    decoder = Decoder(Stacking(), _SIGNATURE, TableSettings(), Counters(), _transfer(), _NO_DAMAGE, splits=2)
     first, second = decoder.decode(sample(_REWARDS), received_at=7.0)
     assert first.columns["frames"].tolist() == second.columns["frames"].tolist() == [*_REWARDS, 0.0]
     assert second.columns["observation_rows"].tolist() == [1, 3, 5]

@@ -13,7 +13,7 @@ from services.learner.priorities import PriorityWriter
 from tidemill.errors import FatalError, InvalidArgument, Unavailable
 from tidemill.replay.chunk import SMALLEST_PRIORITY
 
-_WAIT_S = 10.0
+_WAIT_S = 120.0
 
 
 class _Table:

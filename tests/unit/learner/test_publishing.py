@@ -15,7 +15,7 @@ from tidemill.params.blob import unpack
 from tidemill.params.publisher import StalePublisher
 from tidemill.params.version import ParamsMetadata, Precision
 
-_WAIT_S = 10.0
+_WAIT_S = 120.0
 
 
 class _Connection:

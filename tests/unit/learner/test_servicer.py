@@ -19,6 +19,7 @@ from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import ServerSettings
 
 _STATUS = LearnerStatus(
+    checkpoint_error="the disk is full",
     state=LearnerState.TRAINING,
     learner_steps=7,
     env_steps=28,

@@ -28,7 +28,7 @@ from tidemill.learner.status import LearnerState
 from tidemill.params.publisher import StalePublisher
 from tidemill.replay.batch import StoredSteps
 
-_WAIT_S = 10.0
+_WAIT_S = 120.0
 
 
 class _Scene:

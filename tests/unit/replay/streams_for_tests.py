@@ -43,6 +43,8 @@ def make_config(
     limiter: RateLimiterConfig | None = None,
     max_times_sampled: int = 0,
     max_bytes: int = 0,
+    *,
+    payload_bytes: int = 0,
 ) -> TableConfig:
     """Return a table over the streams of this module."""
     return TableConfig(
@@ -55,6 +57,7 @@ def make_config(
         rate_limiter=limiter or RateLimiterConfig(),
         max_times_sampled=max_times_sampled,
         max_bytes=max_bytes,
+        payload_bytes=payload_bytes,
     )
 
 

@@ -115,11 +115,11 @@ def items_with(**columns: Any) -> ItemBatch:  # noqa: ANN401 - any field of a ba
         ([items_with(priorities=[-1.0])], r"priorities\[0\] is -1.0, must be finite and not negative"),
         ([items_with(priorities=[np.nan])], r"priorities\[0\] is nan"),
         ([items_with(priorities=[np.inf])], r"priorities\[0\] is inf"),
+        ([items_with(priorities=[1.1e39])], r"priorities\[0\] is 1.1e\+39, must be .* at most 1e\+39"),
         ([items_with(priorities=[1.0, 1.0])], "priorities has 2 entries, must have 1 like lengths"),
         ([items_with(chunk_indices=[0, 0])], "chunk_indices has 2 entries, must have 1"),
         ([items_with(last_offsets=np.zeros(0, int))], "last_offsets has 0 entries, must have 1"),
-        ([items_with(payloads=(b"", b""))], "payloads has 2 entries, must have none or 1"),
-        ([items_with(payloads=(b"x" * 65_537,))], "a payload has 65537 bytes, must have at most 65536"),
+        ([items_with(payloads=(b"x",))], "payloads has 1 entries, must have 0: payload_bytes of table 't' is 0"),
     ],
 )
 def test_malformed_items_are_refused_and_nothing_is_stored(
@@ -130,6 +130,28 @@ def test_malformed_items_are_refused_and_nothing_is_stored(
     with pytest.raises(InvalidArgument, match=message):
         append(replay, opened, [make_chunk(0, 0, 8, 4), make_chunk(1, 1, 0, 4)], items)
     assert snapshot(replay, opened) == before
+
+
+@pytest.mark.parametrize(
+    "payloads, message",
+    [
+        ((), "payloads has 0 entries, must have 1: payload_bytes of table 't' is 8"),
+        ((bytes(8), bytes(8)), "payloads has 2 entries, must have 1"),
+        ((b"",), "a payload has 0 bytes, must have 8 in table 't'"),
+        ((bytes(3),), "a payload has 3 bytes, must have 8"),
+        ((bytes(65_537),), "a payload has 65537 bytes, must have 8"),
+    ],
+)
+def test_payload_of_another_size_than_the_tables_is_refused(payloads: tuple[bytes, ...], message: str) -> None:
+    """A learner would not know what to make of it, and the item might never leave."""
+    replay = make_replay(make_config(payload_bytes=8))
+    opened = open_streams(replay)
+    before = snapshot(replay, opened)
+    with pytest.raises(InvalidArgument, match=message):
+        append(replay, opened, [make_chunk(0, 0, 0, 4)], [items_with(payloads=payloads)])
+    assert snapshot(replay, opened) == before
+    append(replay, opened, [make_chunk(0, 0, 0, 4)], [items_with(payloads=(b"12345678",))])
+    assert replay.find("t").sample(1).payloads == (b"12345678",)
 
 
 def test_item_that_reaches_into_freed_steps_is_refused() -> None:

@@ -38,7 +38,7 @@ def filled(folder: Path, config: TableConfig, chunks: int, keep: int = 0) -> tup
             log.replay,
             appending,
             [make_chunk(0, 0, 4 * number, 4)],
-            [make_items(0, [(0, 3, 4)], [priority], [number.to_bytes(4, "little")])],
+            [make_items(0, [(0, 3, 4)], [priority], [number.to_bytes(4, "little")] if config.payload_bytes else ())],
         )
         log.clean()
         most = max(most, log.journal.size_bytes)
@@ -57,7 +57,7 @@ def test_segments_of_a_full_queue_are_deleted_with_their_last_item(tmp_path: Pat
 @pytest.mark.parametrize("max_items", [20, 60])
 def test_long_lived_items_are_kept_without_keeping_everything_since(tmp_path: Path, max_items: int) -> None:
     """Items that no eviction takes are moved to the new end, and come back after a restart with their payloads."""
-    config = make_config(max_items=max_items, max_item_steps=4, remover=LOWEST_FIRST, sampler=FIFO)
+    config = make_config(max_items=max_items, max_item_steps=4, remover=LOWEST_FIRST, sampler=FIFO, payload_bytes=4)
     log, most = filled(tmp_path, config, 600, keep=7)
     assert most <= most_bytes(log)
     for opened in (log, open_log_again(log)):

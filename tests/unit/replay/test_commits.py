@@ -28,10 +28,10 @@ async def test_append_is_durable_once_written() -> None:
     commits = Commits(wait_for_sync=False, max_pending_bytes=100)
     second, first = await started(commits.durable(2)), await started(commits.durable(1))
     commits.progressed(Progress(written=1))
-    await asyncio.wait_for(first, 5)
+    await asyncio.wait_for(first, 60)
     assert not second.done()
     commits.progressed(Progress(written=2))
-    await asyncio.wait_for(second, 5)
+    await asyncio.wait_for(second, 60)
     await commits.durable(2)
 
 
@@ -40,10 +40,10 @@ async def test_append_waits_for_the_disk_when_asked_to() -> None:
     commits = Commits(wait_for_sync=True, max_pending_bytes=100)
     durable, written = await started(commits.durable(1)), await started(commits.written(1))
     commits.progressed(Progress(written=1))
-    await asyncio.wait_for(written, 5)
+    await asyncio.wait_for(written, 60)
     assert not durable.done()
     commits.progressed(Progress(written=1, synced=1))
-    await asyncio.wait_for(durable, 5)
+    await asyncio.wait_for(durable, 60)
 
 
 async def test_room_is_given_as_records_are_written() -> None:
@@ -56,7 +56,7 @@ async def test_room_is_given_as_records_are_written() -> None:
     assert not waiting.done()
     assert commits.pending_bytes == 120
     commits.progressed(Progress(written=1))
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 60)
     assert commits.pending_bytes == 60
 
 
@@ -77,7 +77,7 @@ async def test_cancelled_waiter_does_not_disturb_the_others() -> None:
     gone.cancel()
     await asyncio.sleep(0)
     commits.progressed(Progress(written=1))
-    await asyncio.wait_for(stays, 5)
+    await asyncio.wait_for(stays, 60)
 
 
 async def test_messages_are_stored_on_while_answers_wait_for_the_disk() -> None:
@@ -98,7 +98,7 @@ async def test_messages_are_stored_on_while_answers_wait_for_the_disk() -> None:
     assert stored == [1, 2, 3]
     assert not first.done()
     commits.progressed(Progress(written=3))
-    assert await asyncio.wait_for(first, 5) == "answer 1"
+    assert await asyncio.wait_for(first, 60) == "answer 1"
     assert [await anext(answers), await anext(answers)] == ["answer 2", "answer 3"]
     with pytest.raises(ValueError, match="fourth"):
         await anext(answers)

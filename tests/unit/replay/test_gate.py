@@ -64,7 +64,7 @@ async def test_sample_waits_for_the_item_that_completes_min_size() -> None:
     await settle()
     assert not pending.done()
     await scene.insert()
-    assert await asyncio.wait_for(pending, 1) == 2
+    assert await asyncio.wait_for(pending, 60) == 2
 
 
 async def test_insert_waits_for_samples_when_it_is_ahead() -> None:
@@ -76,7 +76,7 @@ async def test_insert_waits_for_samples_when_it_is_ahead() -> None:
     await settle()
     assert not pending.done()
     await scene.sample(4)
-    await asyncio.wait_for(pending, 1)
+    await asyncio.wait_for(pending, 60)
 
 
 async def test_waiting_calls_go_on_in_order_of_arrival() -> None:
@@ -106,7 +106,7 @@ async def test_cancelled_call_lets_the_next_one_on() -> None:
     await scene.insert()
     await settle()
     large.cancel()
-    assert await asyncio.wait_for(small, 1) == 2
+    assert await asyncio.wait_for(small, 60) == 2
 
 
 async def test_error_of_a_waiting_act_reaches_its_caller_only() -> None:

@@ -13,7 +13,7 @@ from services.replay.log_frame import Kind, Record, scan
 from services.replay.log_writer import Delete, LogWriter, Progress, Write
 from services.replay.segment_file import LogFolder, SegmentFile, is_full
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 class Disk:

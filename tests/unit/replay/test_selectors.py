@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from services.learner.importance import importance_weights
 from services.replay.selectors import Selector, make_selector
+from tidemill.replay.chunk import MAX_PRIORITY
 from tidemill.replay.table_config import SelectorConfig, SelectorKind
 
 KINDS = list(SelectorKind)
@@ -116,6 +118,20 @@ def test_prioritized_survives_priorities_whose_power_overflows() -> None:
     selector.insert(np.arange(2), np.array([1e308, 1e308]))
     assert np.isfinite(selector.mass)
     assert set(selector.draw(100, np.random.default_rng(0)).tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 3.0, 30.0])
+def test_every_priority_but_0_gives_a_probability_above_0(exponent: float) -> None:
+    """The smallest number beside the largest priority allowed has a probability, and so a finite importance weight."""
+    selector = make_selector(SelectorConfig(SelectorKind.PRIORITIZED, exponent), 8)
+    selector.insert(np.arange(5), np.array([MAX_PRIORITY, 5e-324, 1e-30, 1.0, 0.0]))
+    probabilities = selector.weights(np.arange(5)) / selector.mass
+    assert selector.pickable == 4
+    assert (probabilities[:4] > 0).all()
+    assert probabilities[4] == 0
+    weights = importance_weights(probabilities[:4], 2**31, 1.0)
+    assert np.isfinite(weights).all()
+    assert weights.max() == 1.0
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -158,16 +158,17 @@ def test_table_whose_priorities_are_all_zero_has_nothing_to_draw() -> None:
 
 
 def test_payloads_come_back_with_their_items() -> None:
-    """Each item's payload comes with it; a batch without any has an empty list."""
-    replay = make_replay(make_config(sampler=FIFO, max_times_sampled=1))
-    opened = open_streams(replay)
-    items = make_items(0, [(0, 0, 1), (0, 1, 1), (0, 2, 1)], payloads=[b"x", b"", b"z"])
-    append(replay, opened, [make_chunk(0, 0, 0, 4)], [items])
+    """Each item's payload comes with it; a table of items without any gives none."""
+    replay = make_replay(
+        make_config(sampler=FIFO, max_times_sampled=1, payload_bytes=1), make_config("without", sampler=FIFO)
+    )
+    opened = open_streams(replay, tables=("t", "without"))
+    items = make_items(0, [(0, 0, 1), (0, 1, 1), (0, 2, 1)], payloads=[b"x", b"y", b"z"])
+    append(replay, opened, [make_chunk(0, 0, 0, 4)], [items, make_items(1, [(0, 0, 1)])])
     table = replay.find("t")
-    assert table.sample(2).payloads == (b"x", b"")
+    assert table.sample(2).payloads == (b"x", b"y")
     assert table.sample(1).payloads == (b"z",)
-    append(replay, opened, [make_chunk(0, 0, 4, 4)], [make_items(0, [(0, 0, 1)])])
-    assert table.sample(1).payloads == ()
+    assert replay.find("without").sample(1).payloads == ()
 
 
 def test_sampled_age_counts_the_items_inserted_after() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import time
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import grpc
 import pytest
@@ -38,6 +42,28 @@ class _Servicer(replay_pb2_grpc.ReplayServiceServicer):
             if request.credit == 3:
                 raise InvalidArgument("credit is 3")
             yield pb.SampleResponse(table_items=request.credit)
+
+
+class _Request:
+    """A request that can be watched."""
+
+    alive: ClassVar[weakref.WeakSet[_Request]] = weakref.WeakSet()
+
+    def __init__(self, raw: bytes) -> None:
+        self.alive.add(self)
+
+
+async def _refuse(request: _Request, context: object) -> bytes:
+    raise InvalidArgument("whatever it is")
+
+
+async def _refuse_the_second(requests: AsyncIterator[_Request], context: object) -> AsyncIterator[bytes]:
+    yield await _answer_to(await anext(requests))
+    await _refuse(await anext(requests), context)
+
+
+async def _answer_to(request: _Request) -> bytes:
+    return b"answer"
 
 
 @pytest.fixture
@@ -92,6 +118,30 @@ def test_stream_that_fails_midway_delivers_what_came_before(server: BackgroundSe
         assert next(responses).table_items == 1
         with pytest.raises(InvalidArgument, match="credit is 3"), translated():
             next(responses)
+
+
+def test_refused_request_does_not_stay_until_a_garbage_collection(server: BackgroundServer) -> None:
+    """Or a caller could have the server hold message after message: a failed call is cyclic garbage of grpc's."""
+    handlers: dict[str, Any] = {
+        "Unary": grpc.unary_unary_rpc_method_handler(_refuse, request_deserializer=_Request),
+        "Stream": grpc.stream_stream_rpc_method_handler(_refuse_the_second, request_deserializer=_Request),
+    }
+    server.server.grpc.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Refusing", handlers),))
+    gc.disable()
+    try:
+        with open_channel(server.start()) as channel:
+            unary: Any = channel.unary_unary("/test.Refusing/Unary")
+            stream: Any = channel.stream_stream("/test.Refusing/Stream")
+            with pytest.raises(grpc.RpcError, match="whatever it is"):
+                unary(b"1", timeout=5)
+            with pytest.raises(grpc.RpcError, match="whatever it is"):
+                list(stream(iter([b"2", b"3"]), timeout=5))
+            deadline = time.monotonic() + 10.0
+            while _Request.alive and time.monotonic() < deadline:
+                time.sleep(0.01)  # the server's thread is done with a call shortly after its caller
+            assert not _Request.alive
+    finally:
+        gc.enable()
 
 
 def test_port_in_use_is_an_error_that_says_so(server: BackgroundServer) -> None:

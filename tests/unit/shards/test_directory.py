@@ -11,7 +11,7 @@ import pytest
 from tidemill.errors import InvalidArgument
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded, resolve
 
-_BOUND_S = 30.0
+_BOUND_S = 120.0
 
 
 class _Names:

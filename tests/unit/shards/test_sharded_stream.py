@@ -22,7 +22,7 @@ from tidemill.replay.shards.table import ShardRequest
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 
-_BOUND_S = 30.0
+_BOUND_S = 120.0
 
 
 class _Link:

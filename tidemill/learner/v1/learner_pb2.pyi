@@ -115,6 +115,7 @@ class GetStatusResponse(_message.Message):
     MAX_LEARNER_STEPS_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ERROR_FIELD_NUMBER: _builtins.int
     state: Global___LearnerState.ValueType
     """What the learner is doing."""
     learner_steps: _builtins.int
@@ -139,6 +140,10 @@ class GetStatusResponse(_message.Message):
     """Gradient steps at which the learner stops; 0 means no limit."""
     restored: _builtins.str
     """What the start restored, in words; empty for a fresh start."""
+    checkpoint_error: _builtins.str
+    """Why the newest attempt at a checkpoint failed; empty if it did not, or there was none. `checkpoint_steps` then still
+    names the one before, to which a restart would go back.
+    """
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Newest values of the agent's metrics, e.g. `critic_loss`."""
@@ -164,10 +169,11 @@ class GetStatusResponse(_message.Message):
         max_learner_steps: _builtins.int = ...,
         restored: _builtins.str = ...,
         shards: _abc.Iterable[Global___Shard] | None = ...,
+        checkpoint_error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_steps", b"checkpoint_steps", "env_steps", b"env_steps", "generation", b"generation", "learner_steps", b"learner_steps", "max_learner_steps", b"max_learner_steps", "metrics", b"metrics", "params_version", b"params_version", "restored", b"restored", "shards", b"shards", "state", b"state", "steps_per_s", b"steps_per_s", "table_items", b"table_items", "uptime_s", b"uptime_s", "wait_fraction", b"wait_fraction"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_error", b"checkpoint_error", "checkpoint_steps", b"checkpoint_steps", "env_steps", b"env_steps", "generation", b"generation", "learner_steps", b"learner_steps", "max_learner_steps", b"max_learner_steps", "metrics", b"metrics", "params_version", b"params_version", "restored", b"restored", "shards", b"shards", "state", b"state", "steps_per_s", b"steps_per_s", "table_items", b"table_items", "uptime_s", b"uptime_s", "wait_fraction", b"wait_fraction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,7 +10,8 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.errors import InvalidArgument, NotFound, Unavailable
+from tidemill.errors import NotFound, Unavailable
+from tidemill.replay.chunk import check_priorities
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.rpc.status import from_rpc_error
@@ -47,7 +48,7 @@ class ShardedPriorities:
         """Send the priorities [N] of items by key [N, 2], as sampled; never waits.
 
         Raises:
-            InvalidArgument: a priority is negative or not finite, named with its place; none was sent.
+            InvalidArgument: a priority is not 0 to `MAX_PRIORITY`, named with its place; none was sent.
             TidemillError: a shard refused earlier ones for good.
         """
         check_priorities(priorities)
@@ -95,11 +96,3 @@ class ShardedPriorities:
             self._unknown += unknown
             self._error = self._error or error
             self._changed.notify_all()
-
-
-def check_priorities(priorities: NDArray[np.float64]) -> None:
-    """Raise InvalidArgument, with place and value, unless all priorities are finite and not negative."""
-    bad = np.flatnonzero(~(np.isfinite(priorities) & (priorities >= 0)))
-    if len(bad):
-        value = priorities[bad[0]]
-        raise InvalidArgument(f"priorities[{bad[0]}] is {value}, must be finite and not negative")

@@ -11,6 +11,9 @@ Errors are gRPC status codes whose message names the field, the value and what i
 also end with UNAVAILABLE (the server is stopping or cannot be reached) or DEADLINE_EXCEEDED. Names match
 `[a-z][a-z0-9_]{0,62}`. Every number that counts is cumulative since the table was created or reset,
 unless its comment says otherwise.
+
+A server counts what a message holds before it unpacks it. INVALID_ARGUMENT: a list is longer than its comment says, or
+lists of numbers come one by one instead of packed.
 """
 
 from collections import abc as _abc
@@ -209,6 +212,7 @@ class TableConfig(_message.Message):
     RATE_LIMITER_FIELD_NUMBER: _builtins.int
     MAX_TIMES_SAMPLED_FIELD_NUMBER: _builtins.int
     MAX_ITEM_STEPS_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the table."""
     max_items: _builtins.int
@@ -219,6 +223,8 @@ class TableConfig(_message.Message):
     """An item is removed after it was sampled this often; 0 means never for that reason."""
     max_item_steps: _builtins.int
     """Longest item, in steps, at least 1; streams keep this many newest steps for items yet to come."""
+    payload_bytes: _builtins.int
+    """Bytes of every item's payload, at most 64 KiB; 0 means items have none."""
     @_builtins.property
     def signature(self) -> _containers.RepeatedCompositeFieldContainer[Global___Column]:
         """Columns of every stream that feeds it, in wire order."""
@@ -247,10 +253,11 @@ class TableConfig(_message.Message):
         rate_limiter: Global___RateLimiter | None = ...,
         max_times_sampled: _builtins.int = ...,
         max_item_steps: _builtins.int = ...,
+        payload_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rate_limiter", b"rate_limiter", "remover", b"remover", "sampler", b"sampler"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_bytes", b"max_bytes", "max_item_steps", b"max_item_steps", "max_items", b"max_items", "max_times_sampled", b"max_times_sampled", "name", b"name", "rate_limiter", b"rate_limiter", "remover", b"remover", "sampler", b"sampler", "signature", b"signature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_bytes", b"max_bytes", "max_item_steps", b"max_item_steps", "max_items", b"max_items", "max_times_sampled", b"max_times_sampled", "name", b"name", "payload_bytes", b"payload_bytes", "rate_limiter", b"rate_limiter", "remover", b"remover", "sampler", b"sampler", "signature", b"signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -628,7 +635,7 @@ class AppendOpen(_message.Message):
     does not know (any more) is answered with a new, greater one.
     """
     env_count: _builtins.int
-    """Number of streams, one for each environment, with env_index 0 .. env_count - 1."""
+    """Number of streams, one for each environment, with env_index 0 .. env_count - 1; at most 16,384."""
     chunk_length: _builtins.int
     """Steps of every chunk but a stream's last, 1 .. 1024."""
     @_builtins.property
@@ -667,11 +674,11 @@ class AppendData(_message.Message):
     ITEMS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Chunk]:
-        """New chunks; those of one stream in order."""
+        """New chunks; those of one stream in order. At most 1,024, with at most 16,384 blocks together."""
 
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___ItemBatch]:
-        """Items whose last step lies in one of these chunks, at most one entry for each table."""
+        """Items whose last step lies in one of these chunks, at most one entry for each table and 16,384 items together."""
 
     def __init__(
         self,
@@ -759,11 +766,11 @@ class ItemBatch(_message.Message):
 
     @_builtins.property
     def priorities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """First priority, finite and not negative; 0 is never sampled by a prioritized sampler."""
+        """First priority, 0 to 1e39; 0 is never sampled by a prioritized sampler."""
 
     @_builtins.property
     def payloads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Opaque bytes handed back with the item, such as a recurrent state; at most 64 KiB each."""
+        """Opaque bytes handed back with the item, such as a recurrent state: `payload_bytes` of the table each, none if that is 0."""
 
     def __init__(
         self,
@@ -870,7 +877,9 @@ class Draw(_message.Message):
     items: _builtins.int
     """Items, at most `batch_size` of `open`. 0 asks how the table is: answered in turn, with an empty batch."""
     counted: _builtins.int
-    """Samples the rate limiter counts, whatever `items` is."""
+    """Samples the rate limiter counts, whatever `items` is. What is more than `batch_size` of `open` and more than
+    `limiter_lead` is not counted, nor what would take the lead below -2^20 less `error_buffer`.
+    """
     def __init__(
         self,
         *,
@@ -1074,7 +1083,7 @@ class UpdatePrioritiesRequest(_message.Message):
 
     @_builtins.property
     def priorities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """New priority of each, finite and not negative."""
+        """New priority of each, 0 to 1e39."""
 
     def __init__(
         self,

@@ -92,7 +92,7 @@ class ReplayServiceServicer:
         A table that a restarted server brought back from disk takes `max_items`, `max_bytes`, `rate_limiter` and
         `max_times_sampled` from the first call that names it; items beyond the new capacity are evicted by the remover, and
         another rate limiter begins with neither side ahead. After that call, as before a restart, another value is
-        refused. What an item means (signature, selectors, max_item_steps) never changes. Keys may change with max_items.
+        refused. What an item means (signature, selectors, max_item_steps, payload_bytes) never changes. Keys may change with max_items.
 
         Never blocks, but for the disk where there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
         ALREADY_EXISTS: the name is taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
@@ -141,7 +141,8 @@ class ReplayServiceServicer:
         FAILED_PRECONDITION: a chunk leaves a gap after the stream's last step, the signature is not the
         table's, or the epoch was superseded by a newer one of the same actor.
         RESOURCE_EXHAUSTED: too many streams.
-        A retry is a new call with the epoch of the first response.
+        A retry is a new call with the epoch of the first response. It ends a call that still appends to that epoch with
+        UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -165,7 +166,7 @@ class ReplayServiceServicer:
     def UpdatePriorities(self, request, context):
         """Sets the priorities of items. Unknown keys (already removed) are counted, not an error.
         Never blocks. A retry is safe. NOT_FOUND: no such table. INVALID_ARGUMENT: a priority is negative, NaN
-        or infinite, or the lists differ in length; nothing was changed.
+        or above 1e39, or the lists differ in length; nothing was changed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -11,6 +11,9 @@ Errors are gRPC status codes whose message names the field, the value and what i
 also end with UNAVAILABLE (the server is stopping or cannot be reached) or DEADLINE_EXCEEDED. Names match
 `[a-z][a-z0-9_]{0,62}`. Every number that counts is cumulative since the table was created or reset,
 unless its comment says otherwise.
+
+A server counts what a message holds before it unpacks it. INVALID_ARGUMENT: a list is longer than its comment says, or
+lists of numbers come one by one instead of packed.
 """
 
 from collections import abc as _abc
@@ -49,7 +52,7 @@ class ReplayServiceStub:
     A table that a restarted server brought back from disk takes `max_items`, `max_bytes`, `rate_limiter` and
     `max_times_sampled` from the first call that names it; items beyond the new capacity are evicted by the remover, and
     another rate limiter begins with neither side ahead. After that call, as before a restart, another value is
-    refused. What an item means (signature, selectors, max_item_steps) never changes. Keys may change with max_items.
+    refused. What an item means (signature, selectors, max_item_steps, payload_bytes) never changes. Keys may change with max_items.
 
     Never blocks, but for the disk where there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
     ALREADY_EXISTS: the name is taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
@@ -80,7 +83,8 @@ class ReplayServiceStub:
     FAILED_PRECONDITION: a chunk leaves a gap after the stream's last step, the signature is not the
     table's, or the epoch was superseded by a newer one of the same actor.
     RESOURCE_EXHAUSTED: too many streams.
-    A retry is a new call with the epoch of the first response.
+    A retry is a new call with the epoch of the first response. It ends a call that still appends to that epoch with
+    UNAVAILABLE.
     """
     Sample: _grpc.StreamStreamMultiCallable[_replay_pb2.SampleRequest, _replay_pb2.SampleResponse]
     """Samples batches of items.
@@ -96,7 +100,7 @@ class ReplayServiceStub:
     UpdatePriorities: _grpc.UnaryUnaryMultiCallable[_replay_pb2.UpdatePrioritiesRequest, _replay_pb2.UpdatePrioritiesResponse]
     """Sets the priorities of items. Unknown keys (already removed) are counted, not an error.
     Never blocks. A retry is safe. NOT_FOUND: no such table. INVALID_ARGUMENT: a priority is negative, NaN
-    or infinite, or the lists differ in length; nothing was changed.
+    or above 1e39, or the lists differ in length; nothing was changed.
     """
     DeleteItems: _grpc.UnaryUnaryMultiCallable[_replay_pb2.DeleteItemsRequest, _replay_pb2.DeleteItemsResponse]
     """Removes items. Unknown keys are counted, not an error. Never blocks, but for the disk where there is a log: answered
@@ -120,7 +124,7 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     A table that a restarted server brought back from disk takes `max_items`, `max_bytes`, `rate_limiter` and
     `max_times_sampled` from the first call that names it; items beyond the new capacity are evicted by the remover, and
     another rate limiter begins with neither side ahead. After that call, as before a restart, another value is
-    refused. What an item means (signature, selectors, max_item_steps) never changes. Keys may change with max_items.
+    refused. What an item means (signature, selectors, max_item_steps, payload_bytes) never changes. Keys may change with max_items.
 
     Never blocks, but for the disk where there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
     ALREADY_EXISTS: the name is taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
@@ -151,7 +155,8 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     FAILED_PRECONDITION: a chunk leaves a gap after the stream's last step, the signature is not the
     table's, or the epoch was superseded by a newer one of the same actor.
     RESOURCE_EXHAUSTED: too many streams.
-    A retry is a new call with the epoch of the first response.
+    A retry is a new call with the epoch of the first response. It ends a call that still appends to that epoch with
+    UNAVAILABLE.
     """
     Sample: _aio.StreamStreamMultiCallable[_replay_pb2.SampleRequest, _replay_pb2.SampleResponse]  # type: ignore[assignment]
     """Samples batches of items.
@@ -167,7 +172,7 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     UpdatePriorities: _aio.UnaryUnaryMultiCallable[_replay_pb2.UpdatePrioritiesRequest, _replay_pb2.UpdatePrioritiesResponse]  # type: ignore[assignment]
     """Sets the priorities of items. Unknown keys (already removed) are counted, not an error.
     Never blocks. A retry is safe. NOT_FOUND: no such table. INVALID_ARGUMENT: a priority is negative, NaN
-    or infinite, or the lists differ in length; nothing was changed.
+    or above 1e39, or the lists differ in length; nothing was changed.
     """
     DeleteItems: _aio.UnaryUnaryMultiCallable[_replay_pb2.DeleteItemsRequest, _replay_pb2.DeleteItemsResponse]  # type: ignore[assignment]
     """Removes items. Unknown keys are counted, not an error. Never blocks, but for the disk where there is a log: answered
@@ -193,7 +198,7 @@ class ReplayServiceServicer:
         A table that a restarted server brought back from disk takes `max_items`, `max_bytes`, `rate_limiter` and
         `max_times_sampled` from the first call that names it; items beyond the new capacity are evicted by the remover, and
         another rate limiter begins with neither side ahead. After that call, as before a restart, another value is
-        refused. What an item means (signature, selectors, max_item_steps) never changes. Keys may change with max_items.
+        refused. What an item means (signature, selectors, max_item_steps, payload_bytes) never changes. Keys may change with max_items.
 
         Never blocks, but for the disk where there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
         ALREADY_EXISTS: the name is taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
@@ -244,7 +249,8 @@ class ReplayServiceServicer:
         FAILED_PRECONDITION: a chunk leaves a gap after the stream's last step, the signature is not the
         table's, or the epoch was superseded by a newer one of the same actor.
         RESOURCE_EXHAUSTED: too many streams.
-        A retry is a new call with the epoch of the first response.
+        A retry is a new call with the epoch of the first response. It ends a call that still appends to that epoch with
+        UNAVAILABLE.
         """
 
     def Sample(
@@ -270,7 +276,7 @@ class ReplayServiceServicer:
     ) -> _typing.Union[_replay_pb2.UpdatePrioritiesResponse, _abc.Awaitable[_replay_pb2.UpdatePrioritiesResponse]]:
         """Sets the priorities of items. Unknown keys (already removed) are counted, not an error.
         Never blocks. A retry is safe. NOT_FOUND: no such table. INVALID_ARGUMENT: a priority is negative, NaN
-        or infinite, or the lists differ in length; nothing was changed.
+        or above 1e39, or the lists differ in length; nothing was changed.
         """
 
     def DeleteItems(

@@ -62,6 +62,10 @@ class Agent(Protocol):
     def window(self) -> WindowSpec:
         """Steps of a stream that an item of this agent covers."""
 
+    @property
+    def recurrent_state_size(self) -> int:
+        """`Policy.recurrent_state_size` of its policy: every item brings as many numbers."""
+
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return the batch that `update` wants, as arrays, from rows of streams; safe on any thread.
 

@@ -29,6 +29,8 @@ from tidemill.types import EnvSpec
 class DQNAgent:
     """A Q-network, its target and one optimizer."""
 
+    recurrent_state_size = 0
+
     def __init__(self, config: DQNConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config = config
         self._frame_stack = env_spec.frame_stack

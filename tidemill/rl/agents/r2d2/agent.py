@@ -34,6 +34,7 @@ class R2D2Agent:
         self._config = config
         self._shape = config.shape(env_spec.frame_stack)
         self.window = config.window(env_spec.frame_stack)
+        self.recurrent_state_size = config.recurrent_state_size
         self._online = build_network(config, env_spec, seed).to(device)
         is_image = env_spec.observation_dtype == "uint8"
         self._online.matmul_precision = MatmulPrecision(config.update_precision, device, images=is_image)

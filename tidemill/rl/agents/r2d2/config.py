@@ -120,6 +120,11 @@ class R2D2Config:
         """Return how an item is divided, given how many frames the network sees."""
         return SequenceShape(frame_stack, self.burn_in, self.unroll, self.n_step)
 
+    @property
+    def recurrent_state_size(self) -> int:
+        """Numbers that the network remembers of each environment: its cell and its output."""
+        return 2 * self.lstm_size
+
     def window(self, frame_stack: int) -> WindowSpec:
         """Return which steps of a stream an item covers, given how many frames the network sees."""
         return self.shape(frame_stack).window(self.period)

@@ -34,7 +34,7 @@ class R2D2Policy:
             images = blank_images(env_spec, context.slot.num_envs)
             self._network.set_compute_dtype(context.precision, images.to(context.device))
         self._chance = EpsilonGreedy(config, context.slot, context.seed)
-        self.recurrent_state_size = 2 * config.lstm_size
+        self.recurrent_state_size = config.recurrent_state_size
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take the network's parameters."""

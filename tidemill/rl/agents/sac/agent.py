@@ -33,6 +33,8 @@ class SACAgent:
     `loss.py`, which tests hold them against.
     """
 
+    recurrent_state_size = 0
+
     def __init__(self, config: SACConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config = config
         self._frame_stack = env_spec.frame_stack

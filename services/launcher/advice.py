@@ -1,0 +1,143 @@
+"""What is wrong with a running cluster, and what to do about it: the lines of warning in the live view.
+
+Plain judgement: what was seen and the time go in, lines come out. `Observer` does the looking.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidemill.learner.status import LearnerState, LearnerStatus
+from tidemill.replay.table_config import TableDescription
+
+FULL_BYTES = 32 * 2**20
+"""With less than this left a disk counts as full: a checkpoint, a segment or a version may no longer fit."""
+
+_LOW_BYTES = 2**30
+_LASTING_S = 20.0
+_STALE_S = 30.0
+_MANY = 0.5
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What was seen of a cluster at one moment.
+
+    Attributes:
+        learner: What the learner says; None while it does not answer.
+        tables: What the replay services say of their tables; those that do not answer are missing.
+        disk_free_bytes: Room on the disk of the run's folder.
+    """
+
+    learner: LearnerStatus | None
+    tables: Sequence[TableDescription]
+    disk_free_bytes: int
+
+    @property
+    def is_disk_full(self) -> bool:
+        """Whether nothing more can be stored."""
+        return self.disk_free_bytes < FULL_BYTES or any(table.log_full for table in self.tables)
+
+
+class Adviser:
+    """Remembers how long something has been so; warns of what lasts."""
+
+    def __init__(self, folder: Path, publish_every: int) -> None:
+        """Know the run's folder and after how many gradient steps the learner publishes."""
+        self._folder, self._publish_every = folder, publish_every
+        self._since_s: dict[str, float] = {}
+        self._published = (0, 0, 0.0)  # newest version, gradient steps and time when it was first seen
+        self._blocked: deque[tuple[float, float]] = deque()  # time, and time for which inserts have waited since ever
+
+    def warnings(self, sight: Sight, now_s: float) -> tuple[str, ...]:
+        """Return a line for each thing that is wrong, the gravest first, with what to do.
+
+        Args:
+            sight: What is seen now.
+            now_s: Monotonic time in seconds.
+        """
+        blocked = self._blocked_share(sight.tables, now_s)
+        found = [self._disk(sight)]
+        if sight.learner is not None:
+            found += [
+                self._checkpoint(sight.learner),
+                self._params(sight.learner, now_s),
+                self._starved(sight.learner, now_s),
+                self._held(sight.learner, blocked, now_s),
+            ]
+        return tuple(line for line in found if line)
+
+    def _disk(self, sight: Sight) -> str:
+        if sight.is_disk_full:
+            mib = sight.disk_free_bytes / 2**20
+            return (
+                f"the disk of {self._folder} is full ({mib:,.0f} MiB free): nothing more is stored until there is "
+                "room; delete or move what is not needed, such as old runs"
+            )
+        if sight.disk_free_bytes < _LOW_BYTES:
+            mib = sight.disk_free_bytes / 2**20
+            return f"{mib:,.0f} MiB left on the disk of {self._folder}: make room before it is full"
+        return ""
+
+    def _checkpoint(self, learner: LearnerStatus) -> str:
+        if not learner.checkpoint_error:
+            return ""
+        kept = (
+            f"that of step {learner.checkpoint_steps:,} is the newest" if learner.checkpoint_steps else "there is none"
+        )
+        return (
+            f"the last checkpoint failed, {kept}: {learner.checkpoint_error}; "
+            "mend that, then `tidemill ctl checkpoint` writes one at once"
+        )
+
+    def _params(self, learner: LearnerStatus, now_s: float) -> str:
+        version, steps, seen_s = self._published
+        if learner.params_version != version or learner.learner_steps < steps:
+            self._published = (learner.params_version, learner.learner_steps, now_s)
+            return ""
+        late = learner.learner_steps - steps
+        if late < 2 * self._publish_every or now_s - seen_s < _STALE_S:
+            return ""
+        return (
+            f"no parameters were published for {now_s - seen_s:.0f} s and {late:,} updates: actors act by version "
+            f"{version}; see {self._folder / 'logs' / 'paramserver.log'}"
+        )
+
+    def _starved(self, learner: LearnerStatus, now_s: float) -> str:
+        share = learner.wait_fraction if learner.state is LearnerState.TRAINING else 0.0
+        if not self._lasts("starved", share >= _MANY, now_s):
+            return ""
+        return (
+            f"the learner waits {share:.0%} of the time for actors: where cores are idle, more --launcher.actors help"
+        )
+
+    def _held(self, learner: LearnerStatus, blocked: float, now_s: float) -> str:
+        is_held = blocked >= _MANY and learner.state is LearnerState.TRAINING
+        if not self._lasts("held", is_held, now_s):
+            return ""
+        return (
+            f"actors wait {blocked:.0%} of the time for the learner: fewer --launcher.actors do, "
+            "or a lower --learner.updates-per-env-step"
+        )
+
+    def _lasts(self, name: str, is_so: bool, now_s: float) -> bool:
+        """Return whether something has been so for long enough to speak of it."""
+        if not is_so:
+            self._since_s.pop(name, None)
+            return False
+        return now_s - self._since_s.setdefault(name, now_s) >= _LASTING_S
+
+    def _blocked_share(self, tables: Sequence[TableDescription], now_s: float) -> float:
+        """Return the share of the last seconds in which an insert waited, of the table where it was the largest."""
+        blocked_s = max((table.insert_blocked_s for table in tables), default=0.0)
+        seen = self._blocked
+        if seen and blocked_s < seen[-1][1]:  # another server answers, or it began anew
+            seen.clear()
+        seen.append((now_s, blocked_s))
+        while seen[0][0] < now_s - _LASTING_S:
+            seen.popleft()
+        elapsed_s = now_s - seen[0][0]
+        return min((blocked_s - seen[0][1]) / elapsed_s, 1.0) if elapsed_s > 0 else 0.0

@@ -1,0 +1,25 @@
+"""How the person at this terminal calls `tidemill`: what is told to be typed shall work when it is typed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+
+def command_name() -> str:
+    """Return `tidemill` if the PATH finds this installation's, else the way to it from here."""
+    script = Path(sys.executable).parent / "tidemill"
+    found = shutil.which("tidemill")
+    if found and Path(found).absolute() == script:
+        return "tidemill"
+    called = script if script.exists() else Path(sys.executable)
+    path = min(str(called), os.path.relpath(called), key=len)
+    return path if script.exists() else f"{path} -m services.launcher"
+
+
+def activation() -> str:
+    """Return the shell command that puts this installation on the PATH; empty if there is none."""
+    script = Path(sys.executable).parent / "activate"
+    return f". {min(str(script), os.path.relpath(script), key=len)}" if script.exists() else ""

@@ -1,0 +1,68 @@
+"""Makes one environment before anything of a run is started, in a process of its own.
+
+The launcher imports neither gymnasium nor torch, and an environment may hang, or take its process down with it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tidemill.child import PARENT_VARIABLE
+from tidemill.config.load import from_document, read_document, write_document
+from tidemill.config.sections import ActorConfig, RunConfig
+from tidemill.errors import ConfigError
+from tidemill.process import run
+
+_SETTINGS, _REFUSAL = "settings.yaml", "refusal"
+_SHOWN_LINES = 8
+
+
+def try_environment(config: RunConfig) -> None:
+    """Make one environment of the run and close it again; takes about a second.
+
+    Raises:
+        ConfigError: There is no such environment, the algorithm does not fit it, or making it failed or took longer
+            than `launcher.start_timeout_s`.
+    """
+    env_id, timeout_s = config.env.id, config.launcher.start_timeout_s
+    with tempfile.TemporaryDirectory(prefix="tidemill-trial-") as folder:
+        write_document(config, Path(folder) / _SETTINGS)
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-m", "tidemill.child", "services.launcher.trial", folder],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                env=os.environ | {PARENT_VARIABLE: str(os.getpid()), "SDL_VIDEODRIVER": "dummy"},
+                timeout=timeout_s,
+                check=False,
+                start_new_session=True,  # a Ctrl-C on the terminal ends it through the launcher
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ConfigError(
+                f"making one environment of env.id {env_id!r} took over {timeout_s:g} s (launcher.start_timeout_s)"
+            ) from error
+        refusal = Path(folder) / _REFUSAL
+        if refusal.exists():
+            raise ConfigError(refusal.read_text(encoding="utf-8"))
+    if ended.returncode:
+        last_lines = ended.stderr.decode(errors="replace").strip().splitlines()[-_SHOWN_LINES:]
+        raise ConfigError("\n".join([f"making one environment of env.id {env_id!r} failed:", *last_lines]))
+
+
+def _try_here(folder: Path) -> int:
+    from tidemill.envs.make import spec_of
+
+    config = from_document(ActorConfig, read_document(folder / _SETTINGS))
+    try:
+        config.agent.validate_env(spec_of(config.env))
+    except ConfigError as error:
+        (folder / _REFUSAL).write_text(str(error), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run("trial", lambda: _try_here(Path(sys.argv[1]))))

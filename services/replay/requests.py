@@ -1,0 +1,180 @@
+"""Requests as they come, as bytes, to messages: what one holds is counted before any of it is unpacked.
+
+An empty submessage is two bytes on the wire and hundreds in memory, and each costs the event loop time. So every
+request is walked first, field by field, and refused at the first field too many; protobuf parses only what passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from tidemill.errors import InvalidArgument
+from tidemill.replay.limits import MAX_DRAWS, MAX_KEYS, MAX_MESSAGE_BLOCKS, MAX_MESSAGE_CHUNKS, MAX_MESSAGE_ITEMS
+from tidemill.replay.table_config import MAX_COLUMNS
+from tidemill.replay.v1 import replay_pb2 as pb
+
+M = TypeVar("M", bound=Message)
+
+_NAME_BYTES = 1024  # a message of a name and little else
+_TABLE_BYTES = 64 * 1024  # one that has a signature of `MAX_COLUMNS`
+_DRAW_BYTES = 16  # of one draw at most
+_KEY_BYTES, _PRIORITY_BYTES = 8, 8
+_MOST_FIELDS = MAX_DRAWS + 8  # of a message whose lists are packed, or are draws
+_PLAIN_FIELDS = 8  # of a chunk or a batch of items besides its blocks or payloads
+_ITEM_BYTES = 3 * 5 + 8  # of its numbers: three of at most 32 bits and a double
+
+_MOST_BYTES: dict[type[Message], int] = {
+    pb.CreateTableRequest: _TABLE_BYTES,
+    pb.ListTablesRequest: _NAME_BYTES,
+    pb.DescribeTableRequest: _NAME_BYTES,
+    pb.ResetTableRequest: _NAME_BYTES,
+    pb.CheckpointRequest: _NAME_BYTES,
+    pb.SampleRequest: _NAME_BYTES + MAX_DRAWS * _DRAW_BYTES,
+    pb.UpdatePrioritiesRequest: _NAME_BYTES + MAX_KEYS * (_KEY_BYTES + _PRIORITY_BYTES),
+    pb.DeleteItemsRequest: _NAME_BYTES + MAX_KEYS * _KEY_BYTES,
+}
+_OPEN, _DATA = 1, 2  # fields of AppendRequest
+_CHUNKS, _ITEMS = 1, 2  # fields of AppendData
+_LISTS = range(2, 6)  # fields of ItemBatch that hold numbers
+_VARINT, _BYTES = 0, 2  # wire types; 3 and 4 are groups, which proto3 does not have
+_WIDTHS = {1: 8, 5: 4}  # bytes of those that have a fixed size
+
+Field = tuple[int, int, int]
+"""Number of a field and where its value begins and ends."""
+
+
+def add_handlers(servicer: object, server: grpc.aio.Server) -> None:
+    """Let a server answer the replay service's calls by the servicer's methods of their names, given bytes."""
+    service = pb.DESCRIPTOR.services_by_name["ReplayService"]
+    handlers = {
+        method.name: _KINDS[method.client_streaming, method.server_streaming](
+            getattr(servicer, method.name), request_deserializer=_as_sent, response_serializer=_serialized
+        )
+        for method in service.methods
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+
+
+def read(kind: type[M], raw: bytes) -> M:
+    """Return a message. InvalidArgument: it is not one of this kind, or holds more than it may."""
+    try:
+        if kind is pb.AppendRequest:
+            _check_append(raw)
+        else:
+            _check_flat(raw, kind.DESCRIPTOR.name, _MOST_BYTES[kind])
+        return kind.FromString(raw)
+    except (DecodeError, IndexError) as error:
+        raise InvalidArgument(f"the request is no {kind.DESCRIPTOR.name}: {error}") from None
+
+
+async def read_each(kind: type[M], requests: AsyncIterable[bytes]) -> AsyncIterator[M]:
+    """Yield the messages of a stream; raises like `read`."""
+    async for raw in requests:
+        yield read(kind, raw)
+
+
+def _check_flat(raw: bytes, name: str, most_bytes: int) -> None:
+    if len(raw) > most_bytes:
+        raise InvalidArgument(f"{name} has {len(raw)} bytes, must have at most {most_bytes}")
+    _fields(raw, 0, len(raw), _MOST_FIELDS, name)
+
+
+def _check_append(raw: bytes) -> None:
+    data: list[Field] = []
+    for number, start, end in _fields(raw, 0, len(raw), _PLAIN_FIELDS, "AppendRequest"):
+        if number == _OPEN and end - start > _TABLE_BYTES:
+            raise InvalidArgument(f"open has {end - start} bytes, must have at most {_TABLE_BYTES}")
+        if number == _DATA:  # of several, protobuf makes one
+            data += _fields(raw, start, end, MAX_MESSAGE_CHUNKS + _MOST_FIELDS, "data")
+    _check_chunks(raw, [field for field in data if field[0] == _CHUNKS])
+    _check_items(raw, [field for field in data if field[0] == _ITEMS])
+
+
+def _check_chunks(raw: bytes, chunks: list[Field]) -> None:
+    if len(chunks) > MAX_MESSAGE_CHUNKS:
+        raise InvalidArgument(f"data.chunks has {len(chunks)} entries, must have at most {MAX_MESSAGE_CHUNKS}")
+    left = MAX_MESSAGE_BLOCKS + _PLAIN_FIELDS * len(chunks)
+    for _, start, end in chunks:
+        left -= len(_fields(raw, start, end, min(MAX_COLUMNS + _PLAIN_FIELDS, left), "an entry of data.chunks"))
+
+
+def _check_items(raw: bytes, items: list[Field]) -> None:
+    left, list_bytes = MAX_MESSAGE_ITEMS + _PLAIN_FIELDS * len(items), 0
+    for _, start, end in items:
+        fields = _fields(raw, start, end, left, "data.items")
+        left -= len(fields)
+        list_bytes += sum(field_end - begin for number, begin, field_end in fields if number in _LISTS)
+    if list_bytes > MAX_MESSAGE_ITEMS * _ITEM_BYTES:
+        raise InvalidArgument(
+            f"data.items has {list_bytes} bytes of numbers, must have {MAX_MESSAGE_ITEMS} items at most"
+        )
+
+
+def _fields(raw: bytes, start: int, end: int, most: int, what: str) -> list[Field]:
+    """Return the fields of a message that lies at `start` to `end`, not looking into them.
+
+    Raises:
+        InvalidArgument: there are more than `most`, or they do not end with the message.
+        IndexError: they go on after all bytes.
+    """
+    found: list[Field] = []
+    at = start
+    while at < end:
+        if len(found) == most:
+            raise InvalidArgument(f"{what} has more than {most} fields")
+        tag = raw[at]
+        at += 1
+        if tag > 127:
+            tag, at = _varint(raw, at - 1)
+        kind, begin = tag & 7, at
+        if kind == _BYTES:
+            size = raw[at]
+            begin = at = at + 1
+            if size > 127:
+                size, begin = _varint(raw, at - 1)
+            at = begin + size
+        elif kind == _VARINT:
+            while raw[at] > 127:
+                at += 1
+            at += 1
+        elif kind in _WIDTHS:
+            at += _WIDTHS[kind]
+        else:
+            raise InvalidArgument(f"{what} has a field of wire type {kind}, which proto3 does not have")
+        found.append((tag >> 3, begin, at))
+    if at != end:
+        raise InvalidArgument(f"{what} ends in the middle of a field")
+    return found
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    """Return the number that begins at `at`, and where it ends; one of more than ten bytes ends there."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = raw[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            break
+    return value, at
+
+
+def _as_sent(raw: bytes) -> bytes:
+    return raw
+
+
+def _serialized(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+_KINDS: dict[tuple[bool, bool], Callable[..., Any]] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}

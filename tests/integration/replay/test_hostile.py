@@ -1,0 +1,137 @@
+"""Requests made to hold up a server: each is refused at once, and the longest good ones leave others their turn."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.integration.replay.messages import opening
+from tests.integration.replay.service import WAIT_S, LocalServer, local_server, open_appender
+from tests.unit.replay.streams_for_tests import make_chunk, make_config, make_items
+from tests.unit.replay.test_requests import field
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.v1 import replay_pb2 as pb
+
+_MOST_CPU_S = 0.25  # of a machine far too busy; on an idle one a request of 16 MiB takes 0.015 s
+_HALF = 8 * 2**20
+OPEN = opening().SerializeToString()
+HOSTILE = {
+    "items": ("Append", [OPEN, field(2, b"\x12\x00" * _HALF)]),
+    "chunks": ("Append", [OPEN, field(2, b"\x0a\x00" * _HALF)]),
+    "signature": ("Append", [field(1, b"\x2a\x00" * _HALF)]),
+    "blocks": ("Append", [OPEN, field(2, field(1, b"\x32\x00" * _HALF))]),
+    "payloads": ("Append", [OPEN, field(2, field(2, b"\x32\x00" * _HALF))]),
+    "numbers": ("Append", [OPEN, field(2, field(2, field(2, bytes(2 * _HALF))))]),
+    "a table's signature": ("CreateTable", [field(1, b"\x12\x00" * _HALF)]),
+    "a table's shape": ("CreateTable", [field(1, field(2, field(3, bytes(2 * _HALF))))]),
+    "priorities": ("UpdatePriorities", [field(1, b"t") + field(3, bytes(2 * _HALF + 2**11))]),
+    "keys": ("DeleteItems", [field(1, b"t") + field(2, bytes(2 * _HALF))]),
+    "draws": ("Sample", [b"\x0a\x05\x0a\x01t\x10\x01" + b"\x1a\x00" * _HALF]),
+}
+
+
+@dataclass
+class Turns:
+    """What the loop did while it was watched.
+
+    Attributes:
+        longest_s: Most time on the processor between two turns of a task that asks for one all the time, in seconds.
+        count: How many turns that task had.
+    """
+
+    longest_s: float = 0.0
+    count: int = 0
+
+
+@contextmanager
+def watched(server: LocalServer) -> Iterator[Turns]:
+    """Watch a server's loop."""
+    turns = Turns()
+
+    async def take_turns() -> None:
+        spent_s = time.thread_time()
+        while True:
+            await asyncio.sleep(0)
+            now_s = time.thread_time()
+            turns.longest_s, turns.count, spent_s = max(turns.longest_s, now_s - spent_s), turns.count + 1, now_s
+
+    watching = asyncio.run_coroutine_threadsafe(take_turns(), server.loop)
+    try:
+        yield turns
+    finally:
+        watching.cancel()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalServer]:
+    """A server with a table `t`."""
+    with local_server() as running, ReplayClient(running.address) as client:
+        client.create_table(make_config(max_items=20_000))
+        yield running
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_request_that_holds_millions_is_refused_at_once(server: LocalServer, name: str) -> None:
+    """16 MiB of empty entries are gigabytes and minutes when unpacked; the server does not begin to."""
+    method, messages = HOSTILE[name]
+    with (
+        watched(server) as turns,
+        grpc.insecure_channel(server.address, options=[("grpc.max_send_message_length", -1)]) as channel,
+    ):
+        call: Any = channel.stream_stream(f"/tidemill.replay.v1.ReplayService/{method}")
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call(iter(messages), timeout=WAIT_S))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert turns.longest_s < _MOST_CPU_S
+
+
+def test_a_million_keys_leave_others_their_turn(server: LocalServer) -> None:
+    """Keys are worked off in parts, with a turn of everybody else between two."""
+    keys = np.arange(2**20, dtype=np.uint64)
+    with ReplayClient(server.address, deadline_s=WAIT_S) as client:
+        for change in (partial(client.update_priorities, priorities=np.ones(len(keys))), client.delete_items):
+            with watched(server) as turns:
+                assert change("t", keys) == 0
+            assert turns.longest_s < _MOST_CPU_S
+            assert turns.count >= len(keys) / 2**13
+    assert server.replay.find("t").counters.unknown_keys == 2 * len(keys)
+
+
+def test_priorities_of_a_long_list_are_checked_before_any_is_set(server: LocalServer) -> None:
+    """The last of many parts is wrong: it is named by its place in the whole list, and the first is as it was."""
+    with ReplayClient(server.address) as client, open_appender(server.address, "ranker") as appender:
+        appender.append([make_chunk(0, 0, 0, 4)], [make_items(0, [(0, 0, 1)])])
+        assert appender.flush(WAIT_S)
+        table = server.replay.find("t")
+        (key,) = table.items.keys(table.items.live())
+        wrong = pb.UpdatePrioritiesRequest(table="t", keys=[key] * 20_000, priorities=[2.0] * 19_999 + [-1.0])
+        before = table.counters.priority_updates
+        with pytest.raises(grpc.RpcError, match=r"priorities\[19999\] is -1.0"):
+            client._stub.UpdatePriorities(wrong, timeout=WAIT_S)
+        assert table.counters.priority_updates == before
+        assert client.delete_items("t", [key]) == 1
+
+
+def test_actor_of_many_streams_is_stored_in_several_messages(server: LocalServer) -> None:
+    """One call with more chunks and items than a message may hold comes in whole; no stream is left out."""
+    streams = 1500
+    server.replay.streams._max_streams = 2 * streams
+    one = make_chunk(0, 0, 0, 4)
+    chunks = [replace(one, env_index=i) for i in range(streams)]
+    items = make_items(0, [(i % streams, i // streams % 4, 1) for i in range(12 * streams)])
+    before = server.replay.find("t").counters.inserts
+    with open_appender(server.address, "many", env_count=streams) as appender, watched(server) as turns:
+        assert appender.append(chunks, [items], timeout_s=WAIT_S)
+        assert appender.flush(WAIT_S)
+        assert appender.env_steps >= 4 * streams
+    assert server.replay.find("t").counters.inserts == before + 12 * streams
+    assert turns.longest_s < _MOST_CPU_S

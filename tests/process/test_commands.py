@@ -1,0 +1,101 @@
+"""Every command of `tidemill`, each run for real as a process of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from services.launcher.addresses import make_socket_folder, remove_socket_folder
+from services.launcher.cli import COMMANDS
+from tests.process.launched import BOUND_S, ROOT, launched
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+_SMALL: dict[str, Any] = {
+    "env": {"id": "CartPole-v1", "num_envs": 4},
+    "agent": {"algorithm": "dqn", "network": "mlp", "hidden_sizes": [16], "dueling": False, "batch_size": 16},
+    "table": {"min_size": 100, "max_items": 10_000},
+    "learner": {"updates_per_env_step": 0.25, "publish_every": 20},
+    "actor": {"max_env_steps_per_s": 100.0},
+    "evaluator": {"episodes": 2, "num_envs": 2, "min_interval_s": 0.2, "video_max_steps": 20},
+    "launcher": {"view": "plain"},
+}
+_SERVICES = ("replay", "paramserver", "learner", "actor", "evaluator")
+_TRIED_BELOW = {"train", "resume", "evaluate", "status", "ctl", "plan", "doctor", *_SERVICES}
+
+
+def _answer(*arguments: str) -> str:
+    command = [sys.executable, "-m", "services.launcher", *arguments]
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=BOUND_S, check=False)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert answer.stderr == ""
+    return answer.stdout
+
+
+def _config(folder: Path, **sections: dict[str, Any]) -> str:
+    """Write a small run's config.yaml below `folder`, with more settings; return its path."""
+    file = folder / "small.yaml"
+    run = {"run": {"name": "small", "root": str(folder)}}
+    file.write_text(
+        yaml.safe_dump(run | _SMALL | {name: _SMALL.get(name, {}) | more for name, more in sections.items()})
+    )
+    return str(file)
+
+
+def test_every_command_is_tried_here() -> None:
+    """A command that is added to `tidemill --help` asks for its trial."""
+    assert set(COMMANDS) == _TRIED_BELOW
+
+
+def test_cluster_by_hand_is_looked_at_and_steered(tmp_path: Path) -> None:
+    """Five `tidemill SERVICE` make a cluster; `status` and `ctl` reach it, and SIGTERM ends each with 0."""
+    sockets = make_socket_folder()
+    replay, params, learner = (f"unix://{sockets}/{name}.sock" for name in ("replay", "params", "learner"))
+    config = _config(
+        tmp_path,
+        cluster={"replay": replay, "params": params, "learner": learner},
+        replay={"server": {"address": replay}},
+        paramserver={"server": {"address": params}},
+        learner={"server": {"address": learner}},
+    )
+    with ExitStack() as stack:
+        stack.callback(remove_socket_folder, sockets)
+        services = {name: stack.enter_context(launched(name, "--config", config)) for name in _SERVICES}
+        for service in services.values():
+            service.until("listening|serving")
+        assert "table items" in _answer("status", "--learner", learner)
+        for verb, said in (("checkpoint", "checkpoint of"), ("pause", "paused"), ("resume", "training goes on")):
+            assert said in _answer("ctl", verb, "--learner", learner)
+        for service in reversed(services.values()):
+            service.send(signal.SIGTERM)
+            assert service.wait() == 0, service.output
+
+
+def test_run_is_trained_resumed_and_evaluated(tmp_path: Path) -> None:
+    """Each takes up what the one before it left in the run's folder."""
+    folder = tmp_path / "small"
+    with launched("train", "--config", _config(tmp_path), "--run.max_learner_steps", "20") as train:
+        assert train.wait() == 0, train.output
+    with launched("resume", str(folder), "--run.max_learner_steps", "40") as resumed:
+        assert resumed.wait() == 0, resumed.output
+    assert "learner restored checkpoint" in resumed.output
+    assert "mean " in _answer("evaluate", str(folder), "--episodes", "2")
+
+
+def test_plan_names_the_settings_for_a_machine() -> None:
+    """From the committed results of the benchmarks."""
+    assert "--launcher.actors" in _answer("plan", "--cores", "8", "--env", "ALE/Pong-v5")
+
+
+def test_doctor_finds_this_installation_ready(tmp_path: Path) -> None:
+    """It looks at the port of every service that may be started by hand, and at the disk below --root."""
+    said = _answer("doctor", "--root", str(tmp_path))
+    assert said.endswith("ready to train\n")
+    assert all(f"{name}: port {port}" in said for name, port in (("replay", 7401), ("params", 7402), ("learner", 7403)))

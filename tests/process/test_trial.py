@@ -1,0 +1,89 @@
+"""What can be known to be wrong is said before anything is started or written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+from services.launcher.trial import try_environment
+from tests.process.launched import ROOT, launched
+from tidemill.config.sections import RunConfig
+from tidemill.config.services import LauncherSettings
+from tidemill.envs.settings import EnvSettings
+from tidemill.errors import ConfigError
+
+pytestmark = pytest.mark.process
+
+
+def dies() -> gymnasium.Env[Any, Any]:
+    """Take the process down, as a native library can."""
+    os.abort()
+
+
+def hangs() -> gymnasium.Env[Any, Any]:
+    """Wait far longer than anybody would."""
+    time.sleep(3600)
+    raise AssertionError("somebody waited")
+
+
+def raises() -> gymnasium.Env[Any, Any]:
+    """Fail as a user's own code does."""
+    raise RuntimeError("the level file is missing")
+
+
+def _config(function: str, **launcher: float) -> RunConfig:
+    return RunConfig(env=EnvSettings(id=f"{__name__}:{function}"), launcher=LauncherSettings(**launcher))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--env.id", "LunarLandrContinuous-v3"], "did you mean 'LunarLanderContinuous-v3'?"),
+        (["--env.id", "CartPole-v1"], "algorithm is 'sac', but the environment's actions are discrete"),
+        (["--replay.shards", "2", "--replay.server.address", "127.0.0.1:7499"], "shards cannot share"),
+    ],
+)
+def test_wrong_setting_is_refused_before_there_is_a_run(arguments: list[str], words: str, tmp_path: Path) -> None:
+    """One line and exit code 2; no folder is made, so the corrected command has its name."""
+    with launched("train", "--run.root", str(tmp_path / "runs"), *arguments) as train:
+        assert train.wait() == 2
+    assert words in train.output
+    assert len(train.lines) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_environment_that_takes_its_process_down_is_a_wrong_setting() -> None:
+    """The launcher lives, and says which environment it was."""
+    with pytest.raises(ConfigError, match="test_trial:dies' failed"):
+        try_environment(_config("dies"))
+
+
+def test_environment_that_hangs_is_given_up_at_the_bound() -> None:
+    """The bound is that of a service's start; the message names the setting."""
+    with pytest.raises(ConfigError, match=r"took over 3 s \(launcher.start_timeout_s\)"):
+        try_environment(_config("hangs", start_timeout_s=3.0))
+
+
+def test_environment_that_raises_shows_its_own_words() -> None:
+    """The end of the traceback is what its author needs."""
+    with pytest.raises(ConfigError, match="RuntimeError: the level file is missing"):
+        try_environment(_config("raises"))
+
+
+def test_environment_that_fits_is_left_alone() -> None:
+    """The default settings are right, and nothing comes of it."""
+    try_environment(RunConfig())
+
+
+def test_launcher_itself_imports_neither_gymnasium_nor_torch() -> None:
+    """Only the process that makes the environment does: the launcher stays small."""
+    code = "import sys, services.launcher.train; print({'gymnasium', 'torch'} & set(sys.modules))"
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert said.stdout == "set()\n"

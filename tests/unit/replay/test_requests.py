@@ -1,0 +1,152 @@
+"""What is counted in a request before anything of it is unpacked."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.replay.requests import read
+from tests.unit.replay.streams_for_tests import make_chunk, make_config, make_items
+from tidemill.errors import InvalidArgument
+from tidemill.replay.chunk import Chunk
+from tidemill.replay.limits import MAX_DRAWS, MAX_MESSAGE_BLOCKS, MAX_MESSAGE_CHUNKS, MAX_MESSAGE_ITEMS
+from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.replay.wire import pack_append, pack_config
+
+MIB = 2**20
+
+
+class Watched(bytes):
+    """Bytes that count how many of them are looked at."""
+
+    looks = 0
+
+    def __getitem__(self, at: Any) -> Any:  # noqa: ANN401 - as of bytes
+        self.looks += 1
+        return super().__getitem__(at)
+
+
+def varint(value: int) -> bytes:
+    """Return a number as protobuf writes it."""
+    head = b""
+    while value > 127:
+        head += bytes([value & 127 | 128])
+        value >>= 7
+    return head + bytes([value])
+
+
+def field(number: int, value: bytes) -> bytes:
+    """Return a field whose value is bytes or a message."""
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def data(value: bytes) -> bytes:
+    """Return an AppendRequest with `data`."""
+    return field(2, value)
+
+
+EMPTY = {number: field(number, b"") for number in range(1, 7)}
+HOSTILE: dict[str, tuple[Any, bytes, str]] = {
+    "items": (pb.AppendRequest, data(EMPTY[2] * MIB), "data has more than 2056 fields"),
+    "chunks": (pb.AppendRequest, data(EMPTY[1] * MIB), "data has more than 2056 fields"),
+    "chunks, few enough for draws": (pb.AppendRequest, data(EMPTY[1] * 1025), "data.chunks has 1025 entries"),
+    "blocks of one chunk": (pb.AppendRequest, data(field(1, EMPTY[6] * MIB)), "data.chunks has more than 72 fields"),
+    "blocks": (pb.AppendRequest, data(field(1, EMPTY[6] * 64) * 1024), "data.chunks has more than"),
+    "payloads": (pb.AppendRequest, data(field(2, EMPTY[6] * MIB)), "data.items has more than 16392 fields"),
+    "payloads of tables": (pb.AppendRequest, data(field(2, EMPTY[6] * 9000) * 16), "data.items has more than"),
+    "packed numbers": (pb.AppendRequest, data(field(2, field(2, bytes(MIB)))), "1048576 bytes of numbers"),
+    "numbers one by one": (
+        pb.AppendRequest,
+        data(field(2, b"\x10\x00" * MIB)),
+        "data.items has more than 16392 fields",
+    ),
+    "data again and again": (pb.AppendRequest, data(b"") * MIB, "AppendRequest has more than 8 fields"),
+    "signature": (pb.AppendRequest, field(1, EMPTY[5] * MIB), "open has 2097152 bytes, must have at most 65536"),
+    "unknown fields": (pb.AppendRequest, data(b"\x78\x00" * MIB), "data has more than 2056 fields"),
+    "a table's signature": (pb.CreateTableRequest, field(1, EMPTY[2] * MIB), "CreateTableRequest has 2097157 bytes"),
+    "draws": (pb.SampleRequest, EMPTY[3] * (MAX_DRAWS + 9), "SampleRequest has more than 1032 fields"),
+    "many draws": (pb.SampleRequest, EMPTY[3] * MIB, "SampleRequest has 2097152 bytes"),
+    "tables": (pb.UpdatePrioritiesRequest, EMPTY[1] * MIB, "UpdatePrioritiesRequest has more than 1032 fields"),
+    "keys": (pb.DeleteItemsRequest, field(2, bytes(9 * MIB)), "DeleteItemsRequest has 9437189 bytes"),
+    "keys one by one": (pb.DeleteItemsRequest, (b"\x11" + bytes(8)) * 2000, "has more than 1032 fields"),
+    "a name": (pb.DescribeTableRequest, field(1, b"a" * MIB), "DescribeTableRequest has 1048580 bytes"),
+    "a group": (pb.DescribeTableRequest, b"\x1b\x1c", "wire type 3"),
+    "half a field": (pb.AppendRequest, data(field(1, b"")[:-1]), "the request is no AppendRequest"),
+    "a field beyond its message": (
+        pb.AppendRequest,
+        data(b"\x0a\x01") + b"\x08\x00",
+        "data ends in the middle of a field",
+    ),
+    "an endless number": (pb.AppendRequest, b"\x08" + b"\xff" * 100, "the request is no AppendRequest"),
+    "a name that is no text": (pb.DescribeTableRequest, field(1, b"\xff"), "is no DescribeTableRequest"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_request_that_holds_too_much_is_refused_after_a_look(name: str) -> None:
+    """Each field is named, and no more of the message was looked at than a good one may hold."""
+    kind, raw, message = HOSTILE[name]
+    watched = Watched(raw)
+    with pytest.raises(InvalidArgument, match=message):
+        read(kind, watched)
+    assert watched.looks < 4 * (MAX_MESSAGE_ITEMS + MAX_MESSAGE_BLOCKS + 10 * MAX_MESSAGE_CHUNKS)
+
+
+def fullest() -> pb.AppendRequest:
+    """Return the largest message there may be: of chunks, of blocks and of items."""
+    block = tuple(bytes([i]) for i in range(MAX_MESSAGE_BLOCKS // MAX_MESSAGE_CHUNKS))
+    chunks = [Chunk(2**32 - 1, 2**64 - 1, 2**32 - 1, 2**32 - 1, 2**64 - 1, block) for _ in range(MAX_MESSAGE_CHUNKS)]
+    items = make_items(0, [(2**32 - 1,) * 3] * MAX_MESSAGE_ITEMS, payloads=[b"\0"] * MAX_MESSAGE_ITEMS)
+    return pb.AppendRequest(data=pack_append(chunks, [items]))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        fullest(),
+        pb.CreateTableRequest(config=pack_config(make_config())),
+        pb.SampleRequest(
+            open=pb.SampleOpen(table="t", batch_size=1), draws=[pb.Draw(items=2**32 - 1, counted=2**32 - 1)] * MAX_DRAWS
+        ),
+        pb.UpdatePrioritiesRequest(table="t", keys=[2**64 - 1] * 2**20, priorities=[1.0] * 2**20),
+        pb.ListTablesRequest(),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_largest_good_request_is_read_as_it_is(message: Any) -> None:  # noqa: ANN401 - of any kind
+    """Every list may be as long as the contract says."""
+    assert read(type(message), message.SerializeToString()) == message
+
+
+GOOD = pb.AppendRequest(
+    data=pack_append([make_chunk(0, 0, 0, 4)], [make_items(0, [(0, 3, 2)], payloads=[b"abc"])])
+).SerializeToString()
+
+
+def as_read(raw: bytes) -> bytes | str:
+    """Return a request as protobuf would write what was read, or why it was refused."""
+    try:
+        return read(pb.AppendRequest, raw).SerializeToString(deterministic=True)
+    except InvalidArgument as error:
+        return str(error)
+
+
+@given(noise=st.binary(max_size=40), cut=st.integers(0, len(GOOD)), end=st.integers(0, 40))
+def test_reading_agrees_with_protobuf(noise: bytes, cut: int, end: int) -> None:
+    """What protobuf cannot read is refused, and nothing else but groups and fields without number."""
+    raw = GOOD[:cut] + noise + GOOD[min(cut + end, len(GOOD)) :]
+    found = as_read(raw)
+    try:
+        expected = pb.AppendRequest.FromString(raw)
+    except DecodeError:
+        assert isinstance(found, str)
+        return
+    if isinstance(found, str):
+        assert re.search("wire type|more than 8 fields", found)
+    else:
+        assert found == expected.SerializeToString(deterministic=True)

@@ -1,0 +1,107 @@
+"""What one call of `append` sends, packed, and whether the server has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.errors import InvalidArgument
+from tidemill.replay import wire
+from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.replay.limits import MAX_MESSAGE_BLOCKS, MAX_MESSAGE_BYTES, MAX_MESSAGE_CHUNKS, MAX_MESSAGE_ITEMS
+from tidemill.replay.v1 import replay_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AppendMessage:
+    """One message of `append`, which the server stores whole or not at all.
+
+    Attributes:
+        request: What is sent.
+        env_index: Stream of each chunk, [C].
+        end_step: The step after each chunk's last, [C].
+    """
+
+    request: pb.AppendRequest
+    env_index: NDArray[np.int64]
+    end_step: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk], items: Sequence[ItemBatch]) -> Self:
+        """Pack chunks and the items that end in them, within `limits`, into one request."""
+        env_index = np.array([chunk.env_index for chunk in chunks], dtype=np.int64)
+        end_step = np.array([chunk.first_step + chunk.step_count for chunk in chunks], dtype=np.int64)
+        return cls(pb.AppendRequest(data=wire.pack_append(chunks, items)), env_index, end_step)
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks."""
+        return len(self.env_index)
+
+    def is_stored(self, next_steps: NDArray[np.int64]) -> bool:
+        """Return whether a server that wants `next_steps` has all of it."""
+        return bool((next_steps[self.env_index] >= self.end_step).all())
+
+
+def messages_of(chunks: Sequence[Chunk], items: Sequence[ItemBatch]) -> list[AppendMessage]:
+    """Return the messages of a call in their order: one, or as many as keep each within `limits`.
+
+    Raises:
+        InvalidArgument: it has to be divided, and an item names no chunk of it, or too many items end in one chunk.
+    """
+    blocks, size_bytes = sum(len(chunk.blocks) for chunk in chunks), sum(map(_size_bytes, chunks))
+    whole = np.array([len(chunks), blocks, sum(len(batch.lengths) for batch in items), size_bytes])
+    if (whole <= _MOST).all():
+        return [AppendMessage.of(chunks, items)]
+    return [
+        AppendMessage.of(chunks[part.start : part.stop], [_within(batch, part) for batch in items])
+        for part in _parts(chunks, items)
+    ]
+
+
+def _parts(chunks: Sequence[Chunk], items: Sequence[ItemBatch]) -> list[range]:
+    """Return which chunks go together: as many as may."""
+    ends = _items_by_chunk(len(chunks), items)
+    parts, start, size = [], 0, np.zeros(4)
+    for i, chunk in enumerate(chunks):
+        own = np.array([1, len(chunk.blocks), ends[i], _size_bytes(chunk)])
+        if i > start and (size + own > _MOST).any():
+            parts.append(range(start, i))
+            start, size = i, np.zeros(4)
+        size = size + own
+    return [*parts, range(start, len(chunks))]
+
+
+def _items_by_chunk(chunks: int, items: Sequence[ItemBatch]) -> NDArray[np.int64]:
+    """Return how many items end in each chunk."""
+    indices = np.concatenate([np.zeros(0, dtype=np.int64), *(batch.chunk_indices for batch in items)])
+    if len(indices) and not 0 <= indices.min() <= indices.max() < chunks:
+        raise InvalidArgument(f"chunk_indices are {indices.min()} .. {indices.max()}, must be below {chunks} chunks")
+    ends = np.bincount(indices, minlength=chunks)
+    if ends.max(initial=0) > MAX_MESSAGE_ITEMS:
+        raise InvalidArgument(f"{ends.max()} items end in one chunk, must be at most {MAX_MESSAGE_ITEMS}")
+    return ends
+
+
+def _size_bytes(chunk: Chunk) -> int:
+    return sum(map(len, chunk.blocks))
+
+
+def _within(batch: ItemBatch, part: range) -> ItemBatch:
+    """Return the items that end in some of the chunks."""
+    places = np.flatnonzero((batch.chunk_indices >= part.start) & (batch.chunk_indices < part.stop))
+    return ItemBatch(
+        batch.table_index,
+        batch.chunk_indices[places] - part.start,
+        batch.last_offsets[places],
+        batch.lengths[places],
+        batch.priorities[places],
+        tuple(batch.payloads[i] for i in places.tolist()) if batch.payloads else (),
+    )
+
+
+_MOST = np.array([MAX_MESSAGE_CHUNKS, MAX_MESSAGE_BLOCKS, MAX_MESSAGE_ITEMS, MAX_MESSAGE_BYTES])
