@@ -45,6 +45,7 @@ async def _serve(config: ParamServerConfig) -> None:
         config.run.folder / "params",
         keep_versions=settings.keep_versions,
         max_blob_bytes=settings.max_blob_bytes,
+        max_tags=settings.max_tags,
     )
     announcer = Announcer()
     writer = Writer(store, announcer, clock=partial(datetime.datetime.now, datetime.UTC))

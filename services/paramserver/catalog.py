@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from services.paramserver.draft import Draft
-from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound
+from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from tidemill.params.version import LATEST, Version, check_tag
 
 
@@ -91,16 +91,21 @@ class Catalog:
         versions = {**self.versions, version.version: version}
         return replace(self, versions=versions, high_water=version.version)
 
-    def with_tag(self, tag: str, number: int) -> Catalog:
+    def with_tag(self, tag: str, number: int, *, max_tags: int) -> Catalog:
         """Point a tag at a version.
 
         Raises:
             InvalidArgument: The tag is malformed, or `latest`.
             NotFound: There is no such version.
+            ResourceExhausted: It is new, and there are `max_tags` tags.
         """
         check_tag(tag)
         if tag == LATEST:
             raise InvalidArgument("tag is 'latest', which always points at the newest version and cannot be set")
+        if tag not in self.tags and len(self.tags) >= max_tags:
+            raise ResourceExhausted(
+                f"tag {tag!r} would be one more than paramserver.max_tags, {max_tags}: move a tag that is there"
+            )
         return replace(self, tags={**self.tags, tag: self.find(number).version})
 
     def expired(self, keep_versions: int) -> tuple[int, ...]:

@@ -2,8 +2,10 @@
 
 The folder:
 
-    state.json, state.copy.json     newest generation, greatest version number, tags; the same document twice
+    state.json, state.copy.json     newest generation and greatest version number; the same document twice
+    tags.json, tags.copy.json       where tags point, likewise; written only when a tag is set
     0000000012.json                 description of version 12
+    0000000012.copy.json            the same once more
     0000000012.full.safetensors     its encodings, exactly as they were published
     0000000012.half.safetensors
     incoming/                       encodings that are still being received; emptied by a restart
@@ -51,24 +53,25 @@ class VersionStore:
     never between.
     """
 
-    def __init__(self, folder: Path, *, keep_versions: int, max_blob_bytes: int) -> None:
+    def __init__(self, folder: Path, *, keep_versions: int, max_blob_bytes: int, max_tags: int) -> None:
         """Open a folder, creating it if needed, and recover what it holds.
 
         Args:
             folder: Where everything is kept.
             keep_versions: Newest versions kept, at least 1; tagged versions are kept besides.
             max_blob_bytes: Largest encoding, in bytes.
+            max_tags: Most tags, `latest` not counted; each keeps a version.
 
         Raises:
             FatalError: The folder cannot be used, or another server uses it.
             ResourceExhausted: The disk is full and the state must be repaired first.
         """
-        self._folder, self._keep_versions, self._max_blob_bytes = folder, keep_versions, max_blob_bytes
+        self._folder, self._keep_versions = folder, keep_versions
+        self._max_blob_bytes, self._max_tags = max_blob_bytes, max_tags
         self._incoming = folder / "incoming"
         self._files, self._state_file = VersionFiles(folder), StateFile(folder)
         self._catalog = Catalog()
         self._cache: Mapping[tuple[int, Precision], bytes] = {}
-        self._sequence = 0
         self._corrupt_versions = 0
         self._lock = _lock(folder)
         try:
@@ -87,7 +90,7 @@ class VersionStore:
 
     @property
     def corrupt_versions(self) -> int:
-        """Versions and state files found damaged when the folder was opened."""
+        """Versions, descriptions and state files found damaged or lost when the folder was opened."""
         return self._corrupt_versions
 
     def open_generation(self) -> Catalog:
@@ -96,17 +99,21 @@ class VersionStore:
         Raises:
             ResourceExhausted: The disk is full.
         """
-        self._replace(self._catalog.with_generation())
-        return self._catalog
+        catalog = self._catalog.with_generation()
+        self._write(self._numbers(catalog))
+        self._catalog = catalog
+        return catalog
 
     def set_tag(self, tag: str, number: int) -> None:
         """Point a tag at a version; it is on disk when this returns.
 
         Raises:
-            NotFound, InvalidArgument: See `Catalog.with_tag`.
+            NotFound, InvalidArgument, ResourceExhausted: See `Catalog.with_tag`.
             ResourceExhausted: The disk is full.
         """
-        self._replace(self._catalog.with_tag(tag, number))
+        catalog = self._catalog.with_tag(tag, number, max_tags=self._max_tags)
+        self._write(self._state_file.tags(catalog.tags))
+        self._catalog = catalog
         self._prune()
 
     def check(self, draft: Draft) -> Version | None:
@@ -147,8 +154,7 @@ class VersionStore:
         )
         catalog = self._catalog.with_version(version)
         with full_disk_reported():
-            self._files.write(version, incoming.paths, self._next_state(catalog))
-        self._sequence += 1
+            self._files.write(version, incoming.paths, self._numbers(catalog))
         self._cache = {}  # before the next, so that memory never holds two versions
         self._cache = self._read_newest(catalog)
         self._catalog = catalog
@@ -173,37 +179,32 @@ class VersionStore:
 
     def _recover(self) -> None:
         state, damaged_copies = self._state_file.read()
-        scan = self._files.scan()
-        self._corrupt_versions = len(scan.damaged) + damaged_copies
+        scan = self._files.scan(None if state is None else state.high_water)
         if state is None:
             state = _rebuilt(scan.versions)
-        catalog = Catalog(
+        lost = {tag: number for tag, number in state.tags.items() if number not in scan.versions}
+        for tag, number in lost.items():
+            _log.error("tag points at a version that is lost", tag=tag, version=number)
+        self._corrupt_versions = len({*scan.damaged, *lost.values()}) + scan.repaired + damaged_copies
+        self._catalog = Catalog(
             versions=scan.versions,
-            tags={tag: number for tag, number in state.tags.items() if number in scan.versions},
+            tags={tag: number for tag, number in state.tags.items() if tag not in lost},
             generation=max([state.generation, *(version.generation for version in scan.versions.values())]),
             high_water=max(state.high_water, scan.high_water),
         )
-        for tag in state.tags.keys() - catalog.tags.keys():
-            _log.error("tag points at a version that is lost", tag=tag, version=state.tags[tag])
-        self._sequence = state.sequence
-        self._catalog = catalog
-        recovered = (catalog.generation, catalog.high_water, catalog.tags)
-        if damaged_copies or recovered != (state.generation, state.high_water, state.tags):
-            self._replace(catalog)
+        recovered = (self._catalog.generation, self._catalog.high_water)
+        if damaged_copies or lost or state.is_joint or recovered != (state.generation, state.high_water):
+            self._write(self._numbers(self._catalog) | self._state_file.tags(self._catalog.tags))
         self._prune()
         self._cache = self._read_newest(self._catalog)
 
-    def _replace(self, catalog: Catalog) -> None:
-        """Write the state of a catalog and make it the current one."""
+    def _write(self, contents: Mapping[Path, bytes]) -> None:
         with full_disk_reported():
-            write_whole(self._next_state(catalog))
+            write_whole(contents)
             sync_folder(self._folder)
-        self._sequence += 1
-        self._catalog = catalog
 
-    def _next_state(self, catalog: Catalog) -> dict[Path, bytes]:
-        state = State(self._sequence + 1, catalog.generation, catalog.high_water, catalog.tags)
-        return self._state_file.contents(state)
+    def _numbers(self, catalog: Catalog) -> dict[Path, bytes]:
+        return self._state_file.numbers(catalog.generation, catalog.high_water)
 
     def _prune(self) -> None:
         expired = self._catalog.expired(self._keep_versions)
@@ -235,10 +236,10 @@ def _rebuilt(versions: Mapping[int, Version]) -> State:
     current publisher is refused, but never are two accepted.
     """
     if not versions:
-        return State(sequence=0, generation=0, high_water=0, tags={})
+        return State(generation=0, high_water=0, tags={})
     _log.error("state files are lost; tags are gone, numbers are taken from the versions")
     generation = 1 + max(version.generation for version in versions.values())
-    return State(sequence=0, generation=generation, high_water=max(versions), tags={})
+    return State(generation=generation, high_water=max(versions), tags={})
 
 
 def _lock(folder: Path) -> BinaryIO:

@@ -48,8 +48,11 @@ class ParamServerSettings:
     """Newest versions kept on disk, at least 1; tagged versions are kept besides."""
     max_blob_bytes: int = 1024**3
     """Largest encoding of a version it accepts, in bytes."""
+    max_tags: int = 64
+    """Most tags, at least 1; each keeps its version on disk."""
 
     def __post_init__(self) -> None:
+        check(self.max_tags >= 1, "paramserver.max_tags", self.max_tags, "at least 1")
         check(self.keep_versions >= 1, "paramserver.keep_versions", self.keep_versions, "at least 1")
         check(self.max_blob_bytes >= 1, "paramserver.max_blob_bytes", self.max_blob_bytes, "at least 1")
 

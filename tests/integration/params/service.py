@@ -52,7 +52,7 @@ def local_server(
     folder: Path, *, keep_versions: int = 20, max_blob_bytes: int = 64 * 2**20, stall_s: float = 10.0
 ) -> Iterator[LocalServer]:
     """Serve a folder on a free port."""
-    store = VersionStore(folder, keep_versions=keep_versions, max_blob_bytes=max_blob_bytes)
+    store = VersionStore(folder, keep_versions=keep_versions, max_blob_bytes=max_blob_bytes, max_tags=64)
     announcer, registry = Announcer(), CollectorRegistry()
     writer = Writer(store, announcer, clock=lambda: datetime.datetime.now(datetime.UTC), stall_s=stall_s)
     metrics = Metrics(lambda: store.catalog, registry)

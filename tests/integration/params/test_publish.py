@@ -113,7 +113,7 @@ def test_malformed_publish_leaves_nothing_and_the_server_lives(
     blobs = {Precision.FULL: b"fine"}
     assert client.publish(blobs, METADATA, generation=generation, base_version=0) == 1
     assert {path.name for path in tmp_path.rglob("*.*")} == {
-        *("state.json", "state.copy.json", "0000000001.json", "0000000001.full.safetensors"),
+        *("state.json", "state.copy.json", "0000000001.json", "0000000001.copy.json", "0000000001.full.safetensors"),
     }
 
 

@@ -18,9 +18,11 @@ NOON = datetime.datetime(2024, 2, 29, 12, tzinfo=datetime.UTC)
 METADATA = ParamsMetadata("sac", "Pendulum-v1", learner_steps=100, env_steps=400, config_digest="ab" * 32)
 
 
-def small_store(folder: Path, *, keep_versions: int = 20, max_blob_bytes: int = 1000) -> VersionStore:
+def small_store(
+    folder: Path, *, keep_versions: int = 20, max_blob_bytes: int = 1000, max_tags: int = 10
+) -> VersionStore:
     """Open a store with small limits."""
-    return VersionStore(folder, keep_versions=keep_versions, max_blob_bytes=max_blob_bytes)
+    return VersionStore(folder, keep_versions=keep_versions, max_blob_bytes=max_blob_bytes, max_tags=max_tags)
 
 
 def encoding(blob: bytes, precision: Precision = Precision.FULL) -> Encoding:
@@ -70,5 +72,5 @@ def names(folder: Path) -> set[str]:
     return {
         str(path.relative_to(folder))
         for path in folder.rglob("*")
-        if path.is_file() and path.name != "lock" and not path.name.startswith("state.")
+        if path.is_file() and path.name != "lock" and not path.name.startswith(("state.", "tags."))
     }

@@ -37,6 +37,7 @@ def test_published_version_reads_back_with_its_description(tmp_path: Path, open_
     assert read(store, 1, Precision.HALF) == b"half"
     assert names(tmp_path) == {
         "0000000001.json",
+        "0000000001.copy.json",
         "0000000001.full.safetensors",
         "0000000001.half.safetensors",
     }
@@ -106,6 +107,19 @@ def test_old_versions_are_removed_but_tagged_ones_stay(tmp_path: Path, open_stor
     assert {name[:10] for name in names(tmp_path)} == {"0000000003", "0000000004"}
     with pytest.raises(NotFound, match="no version 1"):
         store.open(1, Precision.FULL)
+
+
+def test_publish_writes_no_tags(tmp_path: Path, open_store: OpenStore) -> None:
+    """However many tags there are, their files are written when a tag is set and at no other time."""
+    store = open_store(tmp_path)
+    publish(store, b"1")
+    store.set_tag("best", 1)
+    before = [(tmp_path / name).stat().st_ino for name in ("tags.json", "tags.copy.json")]
+    publish(store, b"2")
+    store.open_generation()
+    assert [(tmp_path / name).stat().st_ino for name in ("tags.json", "tags.copy.json")] == before
+    store.set_tag("best", 2)
+    assert [(tmp_path / name).stat().st_ino for name in ("tags.json", "tags.copy.json")] != before
 
 
 def test_open_version_can_be_read_after_it_was_removed(tmp_path: Path, open_store: OpenStore) -> None:
