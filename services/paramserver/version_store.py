@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import datetime
 import fcntl
-import io
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -39,9 +39,6 @@ from services.paramserver.version_files import VersionFiles, verify
 from tidemill.errors import DataLoss, FatalError
 from tidemill.params.version import Encoding, Precision, Version
 
-MAX_CACHED_BYTES = 256 * 1024 * 1024
-"""Largest newest version that is held in memory; the disk's own cache serves larger ones."""
-
 _log = structlog.get_logger()
 
 
@@ -53,7 +50,9 @@ class VersionStore:
     never between.
     """
 
-    def __init__(self, folder: Path, *, keep_versions: int, max_blob_bytes: int, max_tags: int) -> None:
+    def __init__(
+        self, folder: Path, *, keep_versions: int, max_blob_bytes: int, max_tags: int, max_fetch_bytes: int
+    ) -> None:
         """Open a folder, creating it if needed, and recover what it holds.
 
         Args:
@@ -61,17 +60,20 @@ class VersionStore:
             keep_versions: Newest versions kept, at least 1; tagged versions are kept besides.
             max_blob_bytes: Largest encoding, in bytes.
             max_tags: Most tags, `latest` not counted; each keeps a version.
+            max_fetch_bytes: Half of it is the largest newest version that is held in memory for its readers; the
+                disk's own cache serves larger ones. Also the most disk that removed versions take which are still read.
 
         Raises:
             FatalError: The folder cannot be used, or another server uses it.
             ResourceExhausted: The disk is full and the state must be repaired first.
         """
         self._folder, self._keep_versions = folder, keep_versions
-        self._max_blob_bytes, self._max_tags = max_blob_bytes, max_tags
+        self._max_blob_bytes, self._max_tags, self._max_fetch_bytes = max_blob_bytes, max_tags, max_fetch_bytes
         self._incoming = folder / "incoming"
         self._files, self._state_file = VersionFiles(folder), StateFile(folder)
         self._catalog = Catalog()
         self._cache: Mapping[tuple[int, Precision], bytes] = {}
+        self._reading: weakref.WeakSet[StoredBlob] = weakref.WeakSet()
         self._corrupt_versions = 0
         self._lock = _lock(folder)
         try:
@@ -168,10 +170,10 @@ class VersionStore:
             NotFound: There is no such version, or no longer.
         """
         encoding = self._catalog.find(number).encoding(precision)
-        cached = self._cache.get((number, encoding.precision))
-        if cached is not None:
-            return StoredBlob(encoding, io.BytesIO(cached), in_memory=True)
-        return StoredBlob(encoding, self._files.open(number, encoding.precision), in_memory=False)
+        key = (number, encoding.precision)
+        blob = StoredBlob(number, encoding, self._files.open(*key), lambda: self._cache.get(key))
+        self._reading.add(blob)
+        return blob
 
     def close(self) -> None:
         """Let other servers use the folder. May be called twice."""
@@ -211,11 +213,26 @@ class VersionStore:
         self._catalog = self._catalog.without(expired)
         for number in expired:
             self._files.remove(number)
+        self._bound_reads()
+
+    def _bound_reads(self) -> None:
+        """Close the oldest of the removed encodings that are still read until the rest fits the limit."""
+        removed: dict[tuple[int, str], list[StoredBlob]] = {}
+        for blob in list(self._reading):
+            if blob.number not in self._catalog.versions and not blob.closed:
+                removed.setdefault((blob.number, blob.encoding.precision.value), []).append(blob)
+        kept_bytes = sum(blobs[0].encoding.size_bytes for blobs in removed.values())
+        for key in sorted(removed):
+            if kept_bytes <= self._max_fetch_bytes:
+                return
+            kept_bytes -= removed[key][0].encoding.size_bytes
+            for blob in removed[key]:
+                blob.close()
 
     def _read_newest(self, catalog: Catalog) -> Mapping[tuple[int, Precision], bytes]:
         """Return the newest version's encodings; nothing when they are large or cannot be read just now."""
         newest = catalog.newest
-        if newest is None or sum(item.size_bytes for item in newest.encodings) > MAX_CACHED_BYTES:
+        if newest is None or sum(item.size_bytes for item in newest.encodings) > self._max_fetch_bytes // 2:
             return {}
         try:
             return {(newest.version, item.precision): self._read(newest, item) for item in newest.encodings}
