@@ -13,6 +13,8 @@ from services.paramserver.draft import Draft
 from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from tidemill.params.version import LATEST, Version, check_tag
 
+_GREATEST_ABOVE = 2**62
+
 
 @dataclass(frozen=True)
 class Catalog:
@@ -82,9 +84,15 @@ class Catalog:
         if draft.base_version != newest:
             raise FailedPrecondition(f"base_version is {draft.base_version}, but the newest version is {newest}")
 
-    def with_generation(self) -> Catalog:
-        """Hand out the next generation."""
-        return replace(self, generation=self.generation + 1)
+    def with_generation(self, above: int = 0) -> Catalog:
+        """Hand out the next generation, greater than `above` too.
+
+        Raises:
+            InvalidArgument: `above` is so great that later ones could run out.
+        """
+        if above > max(self.generation, _GREATEST_ABOVE):
+            raise InvalidArgument(f"above is {above}, allowed: at most {_GREATEST_ABOVE}")
+        return replace(self, generation=max(self.generation, above) + 1)
 
     def with_version(self, version: Version) -> Catalog:
         """Add a version with the number after `high_water`."""

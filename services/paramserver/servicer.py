@@ -64,8 +64,8 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
             writer: Changes it.
             announcer: Tells of changes.
             metrics: Told of every call.
-            max_fetch_bytes: Half of it is for what is on its way to readers, and so bounds how many there are at a time;
-                the other half is the store's.
+            max_fetch_bytes: Half of it is for what is on its way to readers, and so bounds how many there are at a
+                time; the other half is the store's.
         """
         self._max_fetches = max(max_fetch_bytes // 2 // FETCH_BYTES, 1)
         self._turns = asyncio.Semaphore(self._max_fetches)
@@ -79,7 +79,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
     async def OpenGeneration(self, request: pb.OpenGenerationRequest, context: Context) -> pb.OpenGenerationResponse:
         """Make the caller the one publisher."""
         check_text("publisher", request.publisher)
-        catalog = await self._writer.open_generation()
+        catalog = await self._writer.open_generation(request.above)
         newest = catalog.newest.version if catalog.newest else 0
         _log.info("new publisher", publisher=request.publisher, generation=catalog.generation, latest=newest)
         return pb.OpenGenerationResponse(generation=catalog.generation, latest_version=newest)
@@ -134,7 +134,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
         """List versions and tags."""
         catalog = self._store.catalog
         versions = [pack_version(version) for version in catalog.versions.values()]
-        return pb.ListVersionsResponse(versions=versions, tags=catalog.all_tags)
+        return pb.ListVersionsResponse(versions=versions, tags=catalog.all_tags, generation=catalog.generation)
 
     async def SetTag(self, request: pb.SetTagRequest, context: Context) -> pb.SetTagResponse:
         """Point a tag at a version."""

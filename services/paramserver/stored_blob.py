@@ -11,8 +11,9 @@ from tidemill.params.version import Encoding
 
 
 class StoredBlob:
-    """An open encoding. Reading goes on, from the disk, when a newer version takes its place in memory meanwhile or
-    retention removes it.
+    """An open encoding.
+
+    Reading goes on, from the disk, when a newer version takes its place in memory or retention removes it.
     """
 
     def __init__(self, number: int, encoding: Encoding, file: BinaryIO, cached: Callable[[], bytes | None]) -> None:

@@ -95,13 +95,14 @@ class VersionStore:
         """Versions, descriptions and state files found damaged or lost when the folder was opened."""
         return self._corrupt_versions
 
-    def open_generation(self) -> Catalog:
-        """Hand out the next generation; return the catalog with it once it is on disk.
+    def open_generation(self, above: int = 0) -> Catalog:
+        """Hand out the next generation, greater than `above` too; return the catalog with it once it is on disk.
 
         Raises:
+            InvalidArgument: See `Catalog.with_generation`.
             ResourceExhausted: The disk is full.
         """
-        catalog = self._catalog.with_generation()
+        catalog = self._catalog.with_generation(above)
         self._write(self._numbers(catalog))
         self._catalog = catalog
         return catalog

@@ -50,9 +50,9 @@ class Writer:
         self._patience: asyncio.Timeout | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paramserver-disk")
 
-    async def open_generation(self) -> Catalog:
+    async def open_generation(self, above: int = 0) -> Catalog:
         """See `VersionStore.open_generation`. A publisher that is superseded by it loses its turn at once."""
-        catalog = await self._change(self._store.open_generation)
+        catalog = await self._change(partial(self._store.open_generation, above))
         if self._patience is not None and not self._patience.expired():
             self._patience.reschedule(asyncio.get_running_loop().time())
         return catalog

@@ -24,6 +24,16 @@ def _catalog(*numbers: int, generation: int = 1) -> Catalog:
     return catalog
 
 
+def test_generation_is_above_the_one_its_publisher_knows() -> None:
+    """A server that lost its count goes on above a checkpoint's; a count that could run out is refused."""
+    assert Catalog(generation=1).with_generation().generation == 2
+    assert Catalog(generation=1).with_generation(7).generation == 8
+    assert Catalog(generation=9).with_generation(7).generation == 10
+    with pytest.raises(InvalidArgument, match="above is"):
+        Catalog().with_generation(2**63)
+    assert Catalog(generation=2**63).with_generation(2**63).generation == 2**63 + 1
+
+
 def test_publisher_with_the_newest_base_and_generation_is_accepted() -> None:
     """The current publisher may build on the newest version, 0 standing for none."""
     Catalog(generation=1).check_publisher(draft_of(b"a"))
