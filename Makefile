@@ -27,7 +27,7 @@ install: $(VENV)/.runtime ## only what a run needs, into .venv
 
 .PHONY: atari
 atari: $(VENV)/.runtime ## add the Atari emulator and its games (GPL-2.0)
-	$(PIP_INSTALL) -r requirements/atari.txt
+	$(PIP_INSTALL) --require-hashes -r requirements/atari.txt
 
 .PHONY: dev
 dev: $(VENV)/.dev ## the tools of check and test too, into .venv
@@ -127,10 +127,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.runtime: $(LOCKS) pyproject.toml | $(BIN)/python
-	$(PIP_INSTALL) -r requirements/runtime.txt
+	$(PIP_INSTALL) --require-hashes -r requirements/runtime.txt
+	$(PIP_INSTALL) -r requirements/torch.txt
 	$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
-	$(PIP_INSTALL) -r requirements/dev.txt
+	$(PIP_INSTALL) --require-hashes -r requirements/dev.txt
 	touch $@

@@ -20,15 +20,12 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 _GLIBC_MINORS = range(28, 4, -1)
 _PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in _GLIBC_MINORS] + ["manylinux2014_x86_64", "manylinux1_x86_64"]
-_TARGET = ["--only-binary", ":all:", "--python-version", "3.11", "--implementation", "cp"]
-_TARGET += [word for abi in ("cp311", "abi3", "none") for word in ("--abi", abi)]
-_TARGET += [word for platform in _PLATFORMS for word in ("--platform", platform)]
 
 
 def pins(name: str) -> dict[str, str]:
-    """Return the lines `NAME==VERSION` of a file of requirements/ by normalised name, nested files left out."""
+    """Return the pins `NAME==VERSION` of a file of requirements/ by normalised name, nested files left out."""
     lines = (ROOT / "requirements" / name).read_text(encoding="utf-8").splitlines()
-    return {normalised(line.partition("==")[0]): line for line in lines if "==" in line}
+    return {normalised(line.partition("==")[0]): line.partition(" ")[0] for line in lines if "==" in line}
 
 
 def normalised(name: str) -> str:
@@ -36,12 +33,15 @@ def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def hashed(requirements: list[str], *options: str) -> dict[str, str]:
-    """Return the lines `NAME==VERSION --hash=...` of what pip would install, by normalised name."""
+def hashed(requirements: list[str], *options: str, python: str = "3.11") -> dict[str, str]:
+    """Return the lines `NAME==VERSION --hash=...` of what pip would install on linux/amd64, by normalised name."""
+    target = ["--only-binary", ":all:", "--python-version", python, "--implementation", "cp"]
+    target += [word for abi in (f"cp{python.replace('.', '')}", "abi3", "none") for word in ("--abi", abi)]
+    target += [word for platform in _PLATFORMS for word in ("--platform", platform)]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
-        command += ["--report", str(report), "--target", folder, *_TARGET, *options, *requirements]
+        command += ["--report", str(report), "--target", folder, *target, *options, *requirements]
         subprocess.run(command, check=True)
         found = json.loads(report.read_text(encoding="utf-8"))["install"]
     lines = {}
@@ -62,11 +62,12 @@ def write(name: str, about: str, lines: dict[str, str]) -> None:
 def main() -> int:
     """Write every lock; return 0."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    run, cuda = pins("runtime.txt"), pins("cuda.txt")
-    torch = run.pop("torch")
+    run, cuda, torch = pins("runtime.txt"), pins("cuda.txt"), pins("torch.txt")["torch"]
     exactly = torch.replace("==", "===")  # not a build with a local version, such as +cpu
-    constraints = ("-c", str(ROOT / "requirements" / "runtime.txt"))
-    base = hashed(project["dependencies"], *constraints)
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:  # without hashes, which would ask for all
+        constraints.write("\n".join(run.values()))
+        constraints.flush()
+        base = hashed(project["dependencies"], "-c", constraints.name)
     learn = hashed([line for name, line in run.items() if name not in base], "--no-deps")
     write("base", "What every image holds.", base)
     write("learn", "What learner, actor and evaluator hold on top, torch aside.", learn)

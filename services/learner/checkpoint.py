@@ -1,8 +1,10 @@
 """Checkpoints on disk: all that a learner needs to go on exactly, in formats that run no code when read.
 
-A checkpoint is one file, `checkpoint-NNNNNNNN.safetensors`, and beside it `checkpoint-NNNNNNNN.sha256` in the
-format of `sha256sum --check`. The checksum is written first and the data is renamed into place last, so a file
-without a fitting checksum is a damaged one.
+A checkpoint is one file, `checkpoint-GGGGGG-NNNNNNNN.safetensors`, and beside it its checksum, the same name with
+`.sha256`, in the format of `sha256sum --check`. G is the generation of the learner that wrote it, N counts on over all
+of them; the newest is the last one of the greatest generation. Files of earlier versions, without G, are of generation
+0. The checksum is written first and the data is renamed into place last, so a file without a fitting checksum is a
+damaged one.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ import structlog
 
 from services.learner.checkpoint_format import Checkpoint, decode, encode
 from tidemill.errors import DataLoss, FatalError, ResourceExhausted, TidemillError
+from tidemill.params.publisher import StalePublisher
 
-_NAME = re.compile(r"checkpoint-(\d{8})\.safetensors")
+_NAME = re.compile(r"checkpoint-(?:(\d{6,})-)?(\d{8})\.safetensors")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _log = structlog.get_logger()
@@ -39,27 +42,38 @@ class CheckpointStore:
             leftover.unlink(missing_ok=True)
 
     def write(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint durably, then remove those that are too many; return its path.
+        """Write a checkpoint durably, then remove those that are too many, the oldest first; return its path.
 
         Raises:
+            StalePublisher: There is one of a newer generation; nothing of this one is left.
             ResourceExhausted: The disk is full; nothing of the new checkpoint is left.
             TidemillError: The disk failed otherwise.
         """
+        self._check_newest(checkpoint.generation)
         data = encode(checkpoint)
-        serial = max(self._serials(), default=0) + 1
-        path = self._path(serial)
+        path = self._path(checkpoint.generation, max((serial for _, serial, _ in self._found()), default=0) + 1)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             checksum = f"{hashlib.sha256(data).hexdigest()}  {path.name}\n"
             _replace(path.with_suffix(".sha256"), checksum.encode())
-            _replace(path, data)
+            _write(_partial(path), data)
+            self._check_newest(checkpoint.generation)
+            _rename(_partial(path), path)
+        except StalePublisher:
+            _remove(path)
+            raise
         except OSError as error:
-            self._remove(serial)
+            _remove(path)
             kind = ResourceExhausted if error.errno in _FULL else TidemillError
             raise kind(f"cannot write {path}: {error.strerror}") from error
-        for old in self._serials()[: -self._keep]:
-            self._remove(old)
+        for _, _, old in self._found()[: -self._keep]:
+            _remove(old)
         return path
+
+    @property
+    def generation(self) -> int:
+        """Greatest generation of a checkpoint, damaged ones included; 0 if there is none."""
+        return max((generation for generation, _, _ in self._found()), default=0)
 
     def newest(self) -> tuple[Path, Checkpoint] | None:
         """Return the newest checkpoint that is whole; damaged ones are skipped and logged.
@@ -67,26 +81,28 @@ class CheckpointStore:
         Raises:
             FatalError: The newest whole one is of a format this version does not know.
         """
-        for serial in reversed(self._serials()):
-            path = self._path(serial)
+        for _, _, path in reversed(self._found()):
             try:
                 return path, decode(_checked(path), path)
             except DataLoss as error:
                 _log.warning("checkpoint damaged, trying the one before", path=str(path), reason=str(error))
         return None
 
-    def _serials(self) -> list[int]:
-        matches = (_NAME.fullmatch(path.name) for path in self._folder.glob("checkpoint-*.safetensors"))
-        return sorted(int(match[1]) for match in matches if match)
+    def _check_newest(self, generation: int) -> None:
+        if self.generation > generation:
+            raise StalePublisher(
+                f"{self._folder} holds a checkpoint of generation {self.generation}, this learner has {generation}: "
+                "another learner trains this run now"
+            )
 
-    def _path(self, serial: int) -> Path:
-        return self._folder / f"checkpoint-{serial:08d}.safetensors"
+    def _found(self) -> list[tuple[int, int, Path]]:
+        """Return generation, serial number and path of every checkpoint, the oldest first."""
+        paths = self._folder.glob("checkpoint-*.safetensors")
+        matches = ((_NAME.fullmatch(path.name), path) for path in paths)
+        return sorted((int(match[1] or 0), int(match[2]), path) for match, path in matches if match)
 
-    def _remove(self, serial: int) -> None:
-        path = self._path(serial)
-        for each in (path, path.with_suffix(".sha256")):
-            each.unlink(missing_ok=True)
-            _partial(each).unlink(missing_ok=True)
+    def _path(self, generation: int, serial: int) -> Path:
+        return self._folder / f"checkpoint-{generation:06d}-{serial:08d}.safetensors"
 
 
 def check_fits(path: Path, found: Checkpoint, wanted: Checkpoint) -> None:
@@ -123,17 +139,31 @@ def _checked(path: Path) -> bytes:
 
 def _replace(path: Path, data: bytes) -> None:
     """Put a file in place so that a crash leaves the old one or the new one."""
-    partial = _partial(path)
-    with partial.open("wb") as file:
+    _write(_partial(path), data)
+    _rename(_partial(path), path)
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    partial.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+
+
+def _rename(path: Path, target: Path) -> None:
+    path.rename(target)
+    folder = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _remove(path: Path) -> None:
+    """Remove what there is of a checkpoint."""
+    for each in (path, path.with_suffix(".sha256")):
+        each.unlink(missing_ok=True)
+        _partial(each).unlink(missing_ok=True)
 
 
 def _partial(path: Path) -> Path:

@@ -6,6 +6,7 @@ Nothing in it is code, and every version of the format stays readable:
 |---|---|
 | 1 | algorithm, network, config_digest, counters, state of agent and random generators |
 | 2 | `written_by`: versions of the libraries and the number of learners |
+| 3 | `generation` of the learner that wrote it |
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from safetensors import SafetensorError
 from services.learner.state_tree import Tree, flatten, unflatten
 from tidemill.errors import DataLoss, FatalError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Raised with every change of what is written; older formats are read."""
 
 _HEADER = "tidemill_checkpoint"
@@ -46,6 +47,8 @@ class Checkpoint:
     """`rng_state()`."""
     written_by: Mapping[str, str] = field(default_factory=dict)
     """What wrote it: `tidemill`, `torch` and `device` by version or name, `learners` by number; empty in format 1."""
+    generation: int = 0
+    """Generation of the learner as a publisher; 0 in formats 1 and 2."""
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
@@ -58,6 +61,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
         "config_digest": checkpoint.config_digest,
         "counters": checkpoint.counters,
         "written_by": dict(checkpoint.written_by),
+        "generation": checkpoint.generation,
         "state": document,
     }
     return safetensors.torch.save(tensors, metadata={_HEADER: json.dumps(header)})
@@ -93,6 +97,7 @@ def decode(data: bytes, source: object) -> Checkpoint:
         agent=state["agent"],
         rng=state["rng"],
         written_by=header.get("written_by", {}),
+        generation=header.get("generation", 0),
     )
 
 

@@ -16,6 +16,7 @@ from services.learner.checkpoint_format import Checkpoint
 from services.learner.control import Control
 from tidemill.errors import TidemillError
 from tidemill.learner.status import SavedCheckpoint
+from tidemill.params.publisher import StalePublisher
 
 _CLOSE_S = 10.0
 
@@ -37,6 +38,7 @@ class Checkpointer:
         every_s: float,
         steps: int,
         clock: Callable[[], float],
+        fence: Callable[[], None] = lambda: None,
     ) -> None:
         """Start the writing thread.
 
@@ -46,7 +48,9 @@ class Checkpointer:
             every_s: Seconds between two checkpoints; 0 means only when asked.
             steps: Gradient steps of the checkpoint that was restored; 0 if there was none.
             clock: Monotonic time in seconds.
+            fence: Raises StalePublisher if a newer learner took over; asked by the thread before each write.
         """
+        self._fence = fence
         self._store, self._capture, self._every_s, self._clock = store, capture, every_s, clock
         self._steps = steps
         self._error = ""
@@ -67,9 +71,15 @@ class Checkpointer:
         return self._error
 
     def poll(self, control: Control, learner_steps: int) -> None:
-        """Start a checkpoint if one is due or asked for; between two gradient steps only."""
+        """Start a checkpoint if one is due or asked for; between two gradient steps only.
+
+        Raises:
+            StalePublisher: The one before was refused: a newer learner took over.
+        """
         if self._writing is not None and not self._writing.done():
             return
+        if self._writing is not None and isinstance(error := self._writing.exception(), StalePublisher):
+            raise error
         if (request := control.take_checkpoint_request()) is not None:
             if request.set_running_or_notify_cancel():
                 self._start(request)
@@ -117,6 +127,7 @@ class Checkpointer:
                 future.set_exception(error if isinstance(error, TidemillError) else TidemillError(str(error)))
 
     def _write(self, checkpoint: Checkpoint) -> SavedCheckpoint:
+        self._fence()
         with metrics.CHECKPOINT_SECONDS.time():
             path = self._store.write(checkpoint)
         self._steps, self._error = checkpoint.counters["learner_steps"], ""

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 from importlib.metadata import version
 
 import structlog
@@ -22,6 +23,7 @@ from services.learner.counters import Counters
 from services.learner.damaged_items import DamagedItems
 from services.learner.decoder import Decoder
 from services.learner.digest import config_digest
+from services.learner.fence import Fence
 from services.learner.judged import Judged
 from services.learner.peers import wait_for_peer, wait_for_shard
 from services.learner.priorities import PriorityWriter
@@ -38,6 +40,7 @@ from services.learner.trainer import Limits, Outlets, Trainer
 from services.learner.transfer import Transfer, device_of
 from tidemill.config.sections import LearnerConfig
 from tidemill.envs.make import spec_of
+from tidemill.params.client import ParamsClient
 from tidemill.params.publisher import ParamsPublisher
 from tidemill.params.version import ParamsMetadata
 from tidemill.replay.sampler import ReplaySampler
@@ -48,6 +51,8 @@ from tidemill.rl.agents.interface import Agent
 from tidemill.rpc.server import RpcServer
 
 _LAST_PUBLISH_S = 5.0
+_FENCE_S = 1.0  # how old the parameter server's word may be that no newer learner took over, for priorities
+_FENCE_DEADLINE_S = 1.0  # for that word; a server that is silent holds nothing up for longer
 
 _log = structlog.get_logger()
 
@@ -141,7 +146,7 @@ class Learner:
         checkpointer, publisher, judged = self._keepers(agent, table, ranks, directory, stack)
         sampler = self._sampler(directory, table, stack)
         self._board.shards = sampler.shards
-        priorities = self._priorities(sampler)
+        priorities = self._priorities(sampler, stack)
         if priorities is not None:
             stack.enter_context(closing(priorities))
         batches = stack.enter_context(closing(self._batches(agent, table, device, sampler)))
@@ -172,12 +177,13 @@ class Learner:
             resumable.adopt(ranks.share(b""))
             return None, None, None
         table_items = create_tables(self._config.cluster, directory, table)
-        checkpointer = stack.enter_context(closing(self._restore(resumable, table_items)))
-        connection = stack.enter_context(closing(self._connection()))
+        store = self._restored(resumable, table_items)
+        connection = stack.enter_context(closing(self._connection(above=store.generation)))
         judged = self._judged(connection.generation, resumable, stack)
         keep = judged.keep if judged is not None else lambda: None
         publisher = stack.enter_context(closing(self._publisher(agent, connection, keep)))
         publisher.publish()  # actors wait for a first version
+        checkpointer = stack.enter_context(closing(self._checkpointer(resumable, store, self._fence(stack))))
         if ranks.size > 1:
             ranks.share(resumable.encoded())
         return checkpointer, publisher, judged
@@ -196,26 +202,37 @@ class Learner:
         written_by = {"tidemill": version("tidemill"), "torch": torch.__version__, "learners": ranks}
         return Resumable(agent, self._counters, algorithm=algorithm, config_digest=self._digest, written_by=written_by)
 
-    def _restore(self, resumable: Resumable, table_items: int) -> Checkpointer:
-        settings = self._config.learner
-        store = CheckpointStore(self._config.run.folder / "checkpoints", keep=settings.keep_checkpoints)
+    def _restored(self, resumable: Resumable, table_items: int) -> CheckpointStore:
+        """Go on from the newest checkpoint, if there is one."""
+        store = CheckpointStore(self._config.run.folder / "checkpoints", keep=self._config.learner.keep_checkpoints)
         if restored := resumable.restore(store):
             self._board.restored = f"{restored}; the table holds {table_items:,} items"
             _log.info("restored", what=self._board.restored)
+        return store
+
+    def _checkpointer(self, resumable: Resumable, store: CheckpointStore, fence: Fence) -> Checkpointer:
         checkpointer = Checkpointer(
             store,
             resumable.capture,
-            every_s=settings.checkpoint_every_s,
+            every_s=self._config.learner.checkpoint_every_s,
             steps=self._counters.learner_steps,
             clock=time.monotonic,
+            fence=fence.check,
         )
         self._board.checkpoint_steps = lambda: checkpointer.steps
         self._board.checkpoint_error = lambda: checkpointer.error
         return checkpointer
 
-    def _connection(self) -> ParamsPublisher:
+    def _fence(self, stack: ExitStack) -> Fence:
+        """Return what keeps this learner from writing once a newer one took over."""
+        client = stack.enter_context(ParamsClient(self._config.cluster.params, deadline_s=_FENCE_DEADLINE_S))
+        return Fence(lambda: client.list_versions().generation, self._counters.generation, time.monotonic)
+
+    def _connection(self, *, above: int) -> ParamsPublisher:
         cluster, name = self._config.cluster, f"{socket.gethostname()}-{os.getpid()}"
-        connection = ParamsPublisher(cluster.params, name=name, connect_timeout_s=cluster.connect_timeout_s)
+        connection = ParamsPublisher(
+            cluster.params, name=name, above=above, connect_timeout_s=cluster.connect_timeout_s
+        )
         self._counters.generation = connection.generation
         return connection
 
@@ -244,10 +261,10 @@ class Learner:
         size, in_flight = self._share * self._splits(table), self._config.learner.decode_threads + 1
         return open_sampler(self._config.cluster, directory, table, size, in_flight, stack)
 
-    def _priorities(self, sampler: ReplaySampler) -> PriorityWriter | None:
+    def _priorities(self, sampler: ReplaySampler, stack: ExitStack) -> PriorityWriter | None:
         if self._config.table.sampler != "prioritized":
             return None
-        return PriorityWriter(sampler.update_priorities)
+        return PriorityWriter(sampler.update_priorities, partial(self._fence(stack).check, _FENCE_S))
 
     def _batches(self, agent: Agent, table: TableConfig, device: torch.device, sampler: ReplaySampler) -> Batches:
         settings, splits = self._config.learner, self._splits(table)

@@ -35,9 +35,14 @@ class PriorityWriter:
     Priorities are advice: what cannot be delivered is counted and dropped, never waited for.
     """
 
-    def __init__(self, send: Send) -> None:
-        """Start the thread."""
-        self._send = send
+    def __init__(self, send: Send, fence: Callable[[], None] = lambda: None) -> None:
+        """Start the thread.
+
+        Args:
+            send: Sends them.
+            fence: Raises StalePublisher if a newer learner took over; asked before each message.
+        """
+        self._send, self._fence = send, fence
         self._collected: _Message = []
         self._queue: queue.Queue[_Message | None] = queue.Queue(_MESSAGES_WAITING)
         self._error: BaseException | None = None
@@ -53,6 +58,7 @@ class PriorityWriter:
 
         Raises:
             FatalError: Earlier priorities were not finite: training has diverged.
+            StalePublisher: A newer learner took over.
         """
         self._collected.append((keys, priority))
         if len(self._collected) >= _UPDATES_A_MESSAGE:
@@ -92,6 +98,7 @@ class PriorityWriter:
         priorities = torch.cat([priority for _, priority in message]).cpu().numpy().astype(np.float64)
         if not np.isfinite(priorities).all():
             raise FatalError("priorities are not finite: training has diverged; try a smaller learning rate")
+        self._fence()
         try:
             self._send(keys, priorities + SMALLEST_PRIORITY)
         except (Unavailable, NotFound) as error:  # a service that restarts has neither items nor table

@@ -47,6 +47,7 @@ class Resumable:
             agent=snapshot(self._agent.state_dict()),
             rng=snapshot(rng_state()),
             written_by=self._written_by,
+            generation=self._counters.generation,
         )
 
     def hold(self) -> Held:
@@ -72,6 +73,7 @@ class Resumable:
         checkpoint, source = decode(data, "rank 0"), Path("rank 0")
         check_fits(source, checkpoint, self.capture())
         self._load(source, checkpoint)
+        self._counters.generation = checkpoint.generation
 
     def restore(self, store: CheckpointStore) -> str:
         """Go on from the newest whole checkpoint; return in words what was restored, empty if there is none.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 
-from torch.distributed import Store
+from torch.distributed.distributed_c10d import Store
 
 _CALL = "tidemill/call"  # the newest life
 

@@ -45,12 +45,14 @@ async def _serve(config: ParamServerConfig) -> None:
         config.run.folder / "params",
         keep_versions=settings.keep_versions,
         max_blob_bytes=settings.max_blob_bytes,
+        max_tags=settings.max_tags,
+        max_fetch_bytes=settings.max_fetch_bytes,
     )
     announcer = Announcer()
     writer = Writer(store, announcer, clock=partial(datetime.datetime.now, datetime.UTC))
     metrics = Metrics(lambda: store.catalog)
     metrics.corrupt_versions.inc(store.corrupt_versions)
-    servicer = ParamServicer(store, writer, announcer, metrics)
+    servicer = ParamServicer(store, writer, announcer, metrics, max_fetch_bytes=settings.max_fetch_bytes)
     servicer.add_to(server)
     watch_disk(config.run.folder)
     metrics_address = serve_metrics(settings.server)

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from services.paramserver.draft import Draft
-from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound
+from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from tidemill.params.version import LATEST, Version, check_tag
+
+_GREATEST_ABOVE = 2**62
 
 
 @dataclass(frozen=True)
@@ -82,25 +84,36 @@ class Catalog:
         if draft.base_version != newest:
             raise FailedPrecondition(f"base_version is {draft.base_version}, but the newest version is {newest}")
 
-    def with_generation(self) -> Catalog:
-        """Hand out the next generation."""
-        return replace(self, generation=self.generation + 1)
+    def with_generation(self, above: int = 0) -> Catalog:
+        """Hand out the next generation, greater than `above` too.
+
+        Raises:
+            InvalidArgument: `above` is so great that later ones could run out.
+        """
+        if above > max(self.generation, _GREATEST_ABOVE):
+            raise InvalidArgument(f"above is {above}, allowed: at most {_GREATEST_ABOVE}")
+        return replace(self, generation=max(self.generation, above) + 1)
 
     def with_version(self, version: Version) -> Catalog:
         """Add a version with the number after `high_water`."""
         versions = {**self.versions, version.version: version}
         return replace(self, versions=versions, high_water=version.version)
 
-    def with_tag(self, tag: str, number: int) -> Catalog:
+    def with_tag(self, tag: str, number: int, *, max_tags: int) -> Catalog:
         """Point a tag at a version.
 
         Raises:
             InvalidArgument: The tag is malformed, or `latest`.
             NotFound: There is no such version.
+            ResourceExhausted: It is new, and there are `max_tags` tags.
         """
         check_tag(tag)
         if tag == LATEST:
             raise InvalidArgument("tag is 'latest', which always points at the newest version and cannot be set")
+        if tag not in self.tags and len(self.tags) >= max_tags:
+            raise ResourceExhausted(
+                f"tag {tag!r} would be one more than paramserver.max_tags, {max_tags}: move a tag that is there"
+            )
         return replace(self, tags={**self.tags, tag: self.find(number).version})
 
     def expired(self, keep_versions: int) -> tuple[int, ...]:

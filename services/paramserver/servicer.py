@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import AsyncIterator
 from functools import partial
@@ -17,7 +18,7 @@ from services.paramserver.metrics import Metrics
 from services.paramserver.stored_blob import StoredBlob
 from services.paramserver.version_store import VersionStore
 from services.paramserver.writer import Writer
-from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, TidemillError
+from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, TidemillError, Unavailable
 from tidemill.params.codec import (
     MAX_PIECE_BYTES,
     pack_encoding,
@@ -34,7 +35,16 @@ from tidemill.rpc.server import RpcServer
 _FULL_NAME = pb.DESCRIPTOR.services_by_name["ParamService"].full_name
 
 MAX_WAIT_S = 300.0
-"""Longest wait of a fetch, in seconds."""
+"""Longest wait of a fetch for a newer version, in seconds."""
+
+TURN_S = 30.0
+"""Longest wait of a fetch for memory, in seconds."""
+
+_PIECE_BYTES = MAX_PIECE_BYTES // 4
+"""Bytes in one message of a fetch: in smaller ones they cost more to send, in larger ones more memory."""
+
+FETCH_BYTES = 5 * _PIECE_BYTES
+"""Memory of one fetch that is being sent, its connection included, in bytes; measured with readers that do not read."""
 
 _log = structlog.get_logger()
 
@@ -44,7 +54,21 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class ParamServicer(params_pb2_grpc.ParamServiceServicer):
     """Answers the calls of `ParamService`."""
 
-    def __init__(self, store: VersionStore, writer: Writer, announcer: Announcer, metrics: Metrics) -> None:
+    def __init__(
+        self, store: VersionStore, writer: Writer, announcer: Announcer, metrics: Metrics, *, max_fetch_bytes: int
+    ) -> None:
+        """Take what is served.
+
+        Args:
+            store: What is read.
+            writer: Changes it.
+            announcer: Tells of changes.
+            metrics: Told of every call.
+            max_fetch_bytes: Half of it is for what is on its way to readers, and so bounds how many there are at a
+                time; the other half is the store's.
+        """
+        self._max_fetches = max(max_fetch_bytes // 2 // FETCH_BYTES, 1)
+        self._turns = asyncio.Semaphore(self._max_fetches)
         self._store, self._writer, self._announcer, self._metrics = store, writer, announcer, metrics
 
     def add_to(self, server: RpcServer) -> None:
@@ -55,7 +79,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
     async def OpenGeneration(self, request: pb.OpenGenerationRequest, context: Context) -> pb.OpenGenerationResponse:
         """Make the caller the one publisher."""
         check_text("publisher", request.publisher)
-        catalog = await self._writer.open_generation()
+        catalog = await self._writer.open_generation(request.above)
         newest = catalog.newest.version if catalog.newest else 0
         _log.info("new publisher", publisher=request.publisher, generation=catalog.generation, latest=newest)
         return pb.OpenGenerationResponse(generation=catalog.generation, latest_version=newest)
@@ -79,21 +103,22 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
 
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.FetchResponse]:
         """Send a version, now or when there is a newer one."""
+        _check_fetch(request)
+        precision = unpack_precision(request.precision) if request.precision else Precision.FULL
         with self._metrics.fetches.track_inprogress():
-            opened = await self._open(request)
-            if opened is None:
-                yield pb.FetchResponse(header=pb.FetchHeader(not_newer=True))
-                return
-            version, blob = opened
-            try:
-                if not blob.in_memory:
-                    await self._verify(version, blob)
-                header = pb.FetchHeader(version=pack_version(version), encoding=pack_encoding(blob.encoding))
-                yield pb.FetchResponse(header=header)
-                async for piece in self._read(blob):
-                    yield pb.FetchResponse(piece=piece)
-            finally:
-                blob.close()
+            while (version := await self._find(request)) is not None:
+                async with self._turn():
+                    try:
+                        blob = self._store.open(version.version, precision)
+                    except NotFound:
+                        if not request.tag:
+                            raise  # a version asked for by number is gone; a tag points at another one by now
+                        continue
+                    with contextlib.closing(blob):
+                        async for response in self._send(version, blob):
+                            yield response
+                    return
+            yield pb.FetchResponse(header=pb.FetchHeader(not_newer=True))
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:
         """Announce where a tag points, now and after every change."""
@@ -109,7 +134,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
         """List versions and tags."""
         catalog = self._store.catalog
         versions = [pack_version(version) for version in catalog.versions.values()]
-        return pb.ListVersionsResponse(versions=versions, tags=catalog.all_tags)
+        return pb.ListVersionsResponse(versions=versions, tags=catalog.all_tags, generation=catalog.generation)
 
     async def SetTag(self, request: pb.SetTagRequest, context: Context) -> pb.SetTagResponse:
         """Point a tag at a version."""
@@ -117,19 +142,36 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
         _log.info("tag set", tag=request.tag, version=request.version)
         return pb.SetTagResponse()
 
-    async def _open(self, request: pb.FetchRequest) -> tuple[Version, StoredBlob] | None:
-        """Return the version to send and its open encoding, None if there is no newer one in time."""
-        _check_fetch(request)
-        precision = unpack_precision(request.precision) if request.precision else Precision.FULL
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Wait until memory is free for what is on its way to one more reader, and take it until the end."""
+        try:
+            async with asyncio.timeout(TURN_S):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise Unavailable(
+                f"as many versions are being fetched as paramserver.max_fetch_bytes allows, {self._max_fetches}, "
+                f"and none ended for {TURN_S:g} s; fetch again"
+            ) from None
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+    async def _send(self, version: Version, blob: StoredBlob) -> AsyncIterator[pb.FetchResponse]:
+        if not blob.in_memory:
+            await self._verify(version, blob)
+        header = pb.FetchHeader(version=pack_version(version), encoding=pack_encoding(blob.encoding))
+        yield pb.FetchResponse(header=header)
+        sent_bytes = self._metrics.fetched_bytes.labels(blob.encoding.precision.value)
         while True:
-            version = await self._find(request)
-            if version is None:
-                return None
-            try:
-                return version, self._store.open(version.version, precision)
-            except NotFound:
-                if not request.tag:
-                    raise  # a version asked for by number is gone; a tag points at another one by now
+            piece = blob.read_memory(_PIECE_BYTES)
+            if piece is None:
+                piece = await asyncio.to_thread(blob.read_disk, _PIECE_BYTES)
+            if not piece:
+                return
+            sent_bytes.inc(len(piece))
+            yield pb.FetchResponse(piece=piece)
 
     async def _find(self, request: pb.FetchRequest) -> Version | None:
         if not request.tag:
@@ -152,13 +194,6 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
             self._metrics.corrupt_versions.inc()
             _log.error("version is damaged and was not served", version=version.version, reason=str(error))
             raise DataLoss(f"version {version.version} is damaged: {error}") from error
-
-    async def _read(self, blob: StoredBlob) -> AsyncIterator[bytes]:
-        sent_bytes = self._metrics.fetched_bytes.labels(blob.encoding.precision.value)
-        read = partial(blob.read, MAX_PIECE_BYTES)
-        while piece := read() if blob.in_memory else await asyncio.to_thread(read):
-            sent_bytes.inc(len(piece))
-            yield piece
 
 
 def _unpack_draft(first: pb.PublishRequest) -> Draft:

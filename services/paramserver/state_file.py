@@ -1,6 +1,7 @@
-"""The numbers that must never go backwards, and the tags, on disk twice.
+"""The numbers that must never go backwards, and the tags, each on disk twice.
 
-Both copies hold the same sealed document, so that a damaged copy loses nothing.
+Both copies hold the same sealed document, so that a damaged copy loses nothing. Tags have a document of their own: a
+publish changes the numbers, and writes nothing else.
 """
 
 from __future__ import annotations
@@ -8,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 from tidemill.errors import DataLoss
 from tidemill.params.document import seal, unseal
-
-_COPIES = ("state.json", "state.copy.json")
 
 _log = structlog.get_logger()
 
@@ -24,51 +24,74 @@ class State:
     """What a restart must remember besides the versions themselves.
 
     Attributes:
-        sequence: Number of this state; the copy with the greater one is newer.
         generation: Newest generation handed out.
         high_water: Greatest version number ever taken.
         tags: Where tags point, without `latest`.
+        is_joint: Whether the numbers' document held the tags too, as it once did: both must be written anew.
     """
 
-    sequence: int
     generation: int
     high_water: int
     tags: Mapping[str, int]
+    is_joint: bool = False
 
 
 class StateFile:
-    """The two copies in one folder."""
+    """Both documents in one folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._paths = [folder / name for name in _COPIES]
+        self._numbers, self._tags = _TwoCopies(folder, "state"), _TwoCopies(folder, "tags")
 
     def read(self) -> tuple[State | None, int]:
-        """Return the newest intact copy, None when there is none, and how many copies are damaged."""
-        states, damaged = [], 0
+        """Return the newest intact state, None when its numbers are lost, and how many copies are damaged."""
+        (numbers, damaged), (tags, damaged_tags) = self._numbers.read(), self._tags.read()
+        damaged += damaged_tags
+        if numbers is None:
+            return None, damaged
+        pointed = (tags or numbers).get("tags", {})
+        try:
+            generation, high_water = int(numbers["generation"]), int(numbers["high_water"])
+            return State(generation, high_water, dict(pointed), is_joint="tags" in numbers), damaged
+        except (KeyError, TypeError, ValueError) as error:
+            _log.error("state has other fields than expected", reason=str(error))
+            return None, damaged + 1
+
+    def numbers(self, generation: int, high_water: int) -> dict[Path, bytes]:
+        """Return both copies of the next numbers, for `write_whole`."""
+        return self._numbers.next({"generation": generation, "high_water": high_water})
+
+    def tags(self, tags: Mapping[str, int]) -> dict[Path, bytes]:
+        """Return both copies of the next tags, for `write_whole`."""
+        return self._tags.next({"tags": dict(tags)})
+
+
+class _TwoCopies:
+    """One document, kept twice; the copy with the greater sequence number is newer."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._paths = (folder / f"{name}.json", folder / f"{name}.copy.json")
+        self._sequence = 0
+
+    def read(self) -> tuple[dict[str, Any] | None, int]:
+        """Return the newest intact copy, None when there is none, and how many are damaged."""
+        found: dict[str, Any] | None = None
+        damaged = 0
         for path in self._paths:
             try:
-                states.append(_parse(path.read_bytes()))
+                document = unseal(path.read_bytes())
+                sequence = int(document.get("sequence", 0))
             except FileNotFoundError:
                 continue
-            except DataLoss as error:
+            except (DataLoss, TypeError, ValueError) as error:
                 damaged += 1
                 _log.error("state file is damaged", path=str(path), reason=str(error))
-        return max(states, key=lambda state: state.sequence, default=None), damaged
+                continue
+            if found is None or sequence > self._sequence:
+                found, self._sequence = document, sequence
+        return found, damaged
 
-    def contents(self, state: State) -> dict[Path, bytes]:
-        """Return both copies' contents, for `write_whole`."""
-        document = {
-            "sequence": state.sequence,
-            "generation": state.generation,
-            "high_water": state.high_water,
-            "tags": dict(state.tags),
-        }
-        return {path: seal(document) for path in self._paths}
-
-
-def _parse(data: bytes) -> State:
-    content = unseal(data)
-    try:
-        return State(**content)
-    except TypeError as error:
-        raise DataLoss(f"it has other fields than expected: {error}") from error
+    def next(self, document: Mapping[str, Any]) -> dict[Path, bytes]:
+        """Return both copies' contents."""
+        self._sequence += 1
+        data = seal({"sequence": self._sequence, **document})
+        return dict.fromkeys(self._paths, data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Mapping
@@ -16,7 +17,9 @@ from tidemill.errors import DataLoss, NotFound
 from tidemill.params.document import from_version, seal, to_version, unseal
 from tidemill.params.version import Encoding, Precision, Version
 
-_NAME = re.compile(r"(\d{10,20})\.(json|full\.safetensors|half\.safetensors)")
+_NAME = re.compile(r"(\d{10,20})\.(json|copy\.json|removed|full\.safetensors|half\.safetensors)")
+_DESCRIPTIONS = ("json", "copy.json")
+_REMOVED = "removed"
 _DAMAGED = "damaged"
 _READ_BYTES = 1024 * 1024
 
@@ -29,12 +32,14 @@ class Scan:
 
     Attributes:
         versions: Intact versions by number, oldest first.
-        damaged: Numbers of versions that were acknowledged and do not match their checksums.
+        damaged: Numbers of versions that were acknowledged and have lost bytes.
+        repaired: Versions whose description was missing or damaged and came from its copy.
         high_water: Greatest number in any file's name.
     """
 
     versions: Mapping[int, Version]
     damaged: tuple[int, ...]
+    repaired: int
     high_water: int
 
 
@@ -45,33 +50,39 @@ class VersionFiles:
         self._folder = folder
 
     def path(self, number: int, kind: str) -> Path:
-        """Return where a version's description (`json`) or encoding (`full`, `half`) is kept."""
-        return self._folder / (f"{number:010d}.json" if kind == "json" else f"{number:010d}.{kind}.safetensors")
+        """Return where a version's description (`json`, `copy.json`) or encoding (`full`, `half`) is kept."""
+        is_encoding = kind in (precision.value for precision in Precision)
+        return self._folder / f"{number:010d}.{kind}{'.safetensors' if is_encoding else ''}"
 
     def write(self, version: Version, blobs: Mapping[Precision, Path], others: Mapping[Path, bytes]) -> None:
         """Move a version's finished encodings into place and write its description.
 
         Args:
-            version: The version; the name of its description is what makes it exist.
+            version: The version; the name of its description is what makes it exist. It is written twice.
             blobs: Its encodings, on the same disk and flushed to it.
             others: Further files to be written with the description.
 
         Raises:
             OSError: The disk refused; the version does not exist.
         """
-        description = self.path(version.version, "json")
         try:
             for precision, blob in blobs.items():
                 blob.replace(self.path(version.version, precision.value))
-            write_whole({description: seal(from_version(version)), **others})
+            write_whole({**self._descriptions(version), **others})
             sync_folder(self._folder)
         except OSError:
             self.remove(version.version)
             raise
 
     def remove(self, number: int) -> None:
-        """Remove a version's files, its description first. Files being read stay readable."""
-        for kind in ("json", *(precision.value for precision in Precision)):
+        """Remove a version's files. Files being read stay readable.
+
+        Its description is renamed first, which ends the version at once: what a crash leaves of it is not mistaken for
+        a version that lost its description.
+        """
+        with contextlib.suppress(OSError):
+            self.path(number, "json").replace(self.path(number, _REMOVED))
+        for kind in (*_DESCRIPTIONS, *(precision.value for precision in Precision), _REMOVED):
             remove(self.path(number, kind))
 
     def open(self, number: int, precision: Precision) -> BinaryIO:
@@ -85,40 +96,73 @@ class VersionFiles:
         except FileNotFoundError as error:
             raise NotFound(f"version {number} is no longer kept") from error
 
-    def scan(self) -> Scan:
-        """Read and verify everything; set damaged versions aside, remove what was never acknowledged."""
-        versions, damaged = {}, []
+    def scan(self, acknowledged: int | None) -> Scan:
+        """Read and verify everything; set damaged versions aside, remove what was never acknowledged.
+
+        Args:
+            acknowledged: Greatest number of a version that may have been acknowledged; None if that is not known.
+        """
+        versions, damaged, repaired = {}, [], 0
         numbers = _numbers(self._folder)
         for number in numbers:
-            try:
-                versions[number] = self._verified(number)
-            except FileNotFoundError:
-                _log.info("removed a version that was never acknowledged", version=number)
+            if self.path(number, _REMOVED).exists():
                 self.remove(number)
+                continue
+            try:
+                versions[number], was_whole = self._verified(number)
+                repaired += not was_whole
             except (DataLoss, OSError) as error:
+                if isinstance(error, FileNotFoundError) and acknowledged is not None and number > acknowledged:
+                    _log.info("removed a version that was never acknowledged", version=number)
+                    self.remove(number)
+                    continue
                 _log.error("version is damaged and will not be served", version=number, reason=str(error))
                 damaged.append(number)
                 self._set_aside(number)
         high_water = max([0, *numbers, *_numbers(self._folder / _DAMAGED)])
-        return Scan(versions, tuple(damaged), high_water)
+        return Scan(versions, tuple(damaged), repaired, high_water)
 
-    def _verified(self, number: int) -> Version:
-        """Return an intact version.
+    def _verified(self, number: int) -> tuple[Version, bool]:
+        """Return an intact version, and whether its description was; both copies of that are whole afterwards.
 
         Raises:
-            FileNotFoundError: It has no description, so it was never acknowledged.
+            FileNotFoundError: It has no description.
             DataLoss: Its description or an encoding is damaged or missing.
         """
-        version = to_version(unseal(self.path(number, "json").read_bytes()))
-        if version.version != number:
-            raise DataLoss(f"the description names version {version.version}")
+        version, is_whole, has_both = self._described(number)
         for encoding in version.encodings:
             try:
                 with self.open(number, encoding.precision) as file:
                     verify(file, encoding)
             except NotFound as error:
                 raise DataLoss(f"its {encoding.precision.value} encoding is missing") from error
-        return version
+        if not has_both:
+            write_whole(self._descriptions(version))
+        return version, is_whole
+
+    def _described(self, number: int) -> tuple[Version, bool, bool]:
+        """Return a version's description, whether none of it was lost, and whether both copies are there.
+
+        A copy that is not there is no loss: folders of earlier versions have none.
+        """
+        found: dict[str, Version] = {}
+        damage: DataLoss | None = None
+        for kind in _DESCRIPTIONS:
+            try:
+                version = to_version(unseal(self.path(number, kind).read_bytes()))
+                if version.version != number:
+                    raise DataLoss(f"the description names version {version.version}")
+                found[kind] = version
+            except FileNotFoundError:
+                continue
+            except DataLoss as error:
+                damage = error
+        if not found:
+            raise damage or FileNotFoundError("its description is missing")
+        return next(iter(found.values())), damage is None and "json" in found, len(found) == len(_DESCRIPTIONS)
+
+    def _descriptions(self, version: Version) -> dict[Path, bytes]:
+        return dict.fromkeys((self.path(version.version, kind) for kind in _DESCRIPTIONS), seal(from_version(version)))
 
     def _set_aside(self, number: int) -> None:
         folder = self._folder / _DAMAGED

@@ -2,8 +2,10 @@
 
 The folder:
 
-    state.json, state.copy.json     newest generation, greatest version number, tags; the same document twice
+    state.json, state.copy.json     newest generation and greatest version number; the same document twice
+    tags.json, tags.copy.json       where tags point, likewise; written only when a tag is set
     0000000012.json                 description of version 12
+    0000000012.copy.json            the same once more
     0000000012.full.safetensors     its encodings, exactly as they were published
     0000000012.half.safetensors
     incoming/                       encodings that are still being received; emptied by a restart
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import datetime
 import fcntl
-import io
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -37,9 +39,6 @@ from services.paramserver.version_files import VersionFiles, verify
 from tidemill.errors import DataLoss, FatalError
 from tidemill.params.version import Encoding, Precision, Version
 
-MAX_CACHED_BYTES = 256 * 1024 * 1024
-"""Largest newest version that is held in memory; the disk's own cache serves larger ones."""
-
 _log = structlog.get_logger()
 
 
@@ -51,24 +50,30 @@ class VersionStore:
     never between.
     """
 
-    def __init__(self, folder: Path, *, keep_versions: int, max_blob_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, *, keep_versions: int, max_blob_bytes: int, max_tags: int, max_fetch_bytes: int
+    ) -> None:
         """Open a folder, creating it if needed, and recover what it holds.
 
         Args:
             folder: Where everything is kept.
             keep_versions: Newest versions kept, at least 1; tagged versions are kept besides.
             max_blob_bytes: Largest encoding, in bytes.
+            max_tags: Most tags, `latest` not counted; each keeps a version.
+            max_fetch_bytes: Half of it is the largest newest version that is held in memory for its readers; the
+                disk's own cache serves larger ones. Also the most disk that removed versions take which are still read.
 
         Raises:
             FatalError: The folder cannot be used, or another server uses it.
             ResourceExhausted: The disk is full and the state must be repaired first.
         """
-        self._folder, self._keep_versions, self._max_blob_bytes = folder, keep_versions, max_blob_bytes
+        self._folder, self._keep_versions = folder, keep_versions
+        self._max_blob_bytes, self._max_tags, self._max_fetch_bytes = max_blob_bytes, max_tags, max_fetch_bytes
         self._incoming = folder / "incoming"
         self._files, self._state_file = VersionFiles(folder), StateFile(folder)
         self._catalog = Catalog()
         self._cache: Mapping[tuple[int, Precision], bytes] = {}
-        self._sequence = 0
+        self._reading: weakref.WeakSet[StoredBlob] = weakref.WeakSet()
         self._corrupt_versions = 0
         self._lock = _lock(folder)
         try:
@@ -87,26 +92,31 @@ class VersionStore:
 
     @property
     def corrupt_versions(self) -> int:
-        """Versions and state files found damaged when the folder was opened."""
+        """Versions, descriptions and state files found damaged or lost when the folder was opened."""
         return self._corrupt_versions
 
-    def open_generation(self) -> Catalog:
-        """Hand out the next generation; return the catalog with it once it is on disk.
+    def open_generation(self, above: int = 0) -> Catalog:
+        """Hand out the next generation, greater than `above` too; return the catalog with it once it is on disk.
 
         Raises:
+            InvalidArgument: See `Catalog.with_generation`.
             ResourceExhausted: The disk is full.
         """
-        self._replace(self._catalog.with_generation())
-        return self._catalog
+        catalog = self._catalog.with_generation(above)
+        self._write(self._numbers(catalog))
+        self._catalog = catalog
+        return catalog
 
     def set_tag(self, tag: str, number: int) -> None:
         """Point a tag at a version; it is on disk when this returns.
 
         Raises:
-            NotFound, InvalidArgument: See `Catalog.with_tag`.
+            NotFound, InvalidArgument, ResourceExhausted: See `Catalog.with_tag`.
             ResourceExhausted: The disk is full.
         """
-        self._replace(self._catalog.with_tag(tag, number))
+        catalog = self._catalog.with_tag(tag, number, max_tags=self._max_tags)
+        self._write(self._state_file.tags(catalog.tags))
+        self._catalog = catalog
         self._prune()
 
     def check(self, draft: Draft) -> Version | None:
@@ -147,8 +157,7 @@ class VersionStore:
         )
         catalog = self._catalog.with_version(version)
         with full_disk_reported():
-            self._files.write(version, incoming.paths, self._next_state(catalog))
-        self._sequence += 1
+            self._files.write(version, incoming.paths, self._numbers(catalog))
         self._cache = {}  # before the next, so that memory never holds two versions
         self._cache = self._read_newest(catalog)
         self._catalog = catalog
@@ -162,10 +171,10 @@ class VersionStore:
             NotFound: There is no such version, or no longer.
         """
         encoding = self._catalog.find(number).encoding(precision)
-        cached = self._cache.get((number, encoding.precision))
-        if cached is not None:
-            return StoredBlob(encoding, io.BytesIO(cached), in_memory=True)
-        return StoredBlob(encoding, self._files.open(number, encoding.precision), in_memory=False)
+        key = (number, encoding.precision)
+        blob = StoredBlob(number, encoding, self._files.open(*key), lambda: self._cache.get(key))
+        self._reading.add(blob)
+        return blob
 
     def close(self) -> None:
         """Let other servers use the folder. May be called twice."""
@@ -173,48 +182,58 @@ class VersionStore:
 
     def _recover(self) -> None:
         state, damaged_copies = self._state_file.read()
-        scan = self._files.scan()
-        self._corrupt_versions = len(scan.damaged) + damaged_copies
+        scan = self._files.scan(None if state is None else state.high_water)
         if state is None:
             state = _rebuilt(scan.versions)
-        catalog = Catalog(
+        lost = {tag: number for tag, number in state.tags.items() if number not in scan.versions}
+        for tag, number in lost.items():
+            _log.error("tag points at a version that is lost", tag=tag, version=number)
+        self._corrupt_versions = len({*scan.damaged, *lost.values()}) + scan.repaired + damaged_copies
+        self._catalog = Catalog(
             versions=scan.versions,
-            tags={tag: number for tag, number in state.tags.items() if number in scan.versions},
+            tags={tag: number for tag, number in state.tags.items() if tag not in lost},
             generation=max([state.generation, *(version.generation for version in scan.versions.values())]),
             high_water=max(state.high_water, scan.high_water),
         )
-        for tag in state.tags.keys() - catalog.tags.keys():
-            _log.error("tag points at a version that is lost", tag=tag, version=state.tags[tag])
-        self._sequence = state.sequence
-        self._catalog = catalog
-        recovered = (catalog.generation, catalog.high_water, catalog.tags)
-        if damaged_copies or recovered != (state.generation, state.high_water, state.tags):
-            self._replace(catalog)
+        recovered = (self._catalog.generation, self._catalog.high_water)
+        if damaged_copies or lost or state.is_joint or recovered != (state.generation, state.high_water):
+            self._write(self._numbers(self._catalog) | self._state_file.tags(self._catalog.tags))
         self._prune()
         self._cache = self._read_newest(self._catalog)
 
-    def _replace(self, catalog: Catalog) -> None:
-        """Write the state of a catalog and make it the current one."""
+    def _write(self, contents: Mapping[Path, bytes]) -> None:
         with full_disk_reported():
-            write_whole(self._next_state(catalog))
+            write_whole(contents)
             sync_folder(self._folder)
-        self._sequence += 1
-        self._catalog = catalog
 
-    def _next_state(self, catalog: Catalog) -> dict[Path, bytes]:
-        state = State(self._sequence + 1, catalog.generation, catalog.high_water, catalog.tags)
-        return self._state_file.contents(state)
+    def _numbers(self, catalog: Catalog) -> dict[Path, bytes]:
+        return self._state_file.numbers(catalog.generation, catalog.high_water)
 
     def _prune(self) -> None:
         expired = self._catalog.expired(self._keep_versions)
         self._catalog = self._catalog.without(expired)
         for number in expired:
             self._files.remove(number)
+        self._bound_reads()
+
+    def _bound_reads(self) -> None:
+        """Close the oldest of the removed encodings that are still read until the rest fits the limit."""
+        removed: dict[tuple[int, str], list[StoredBlob]] = {}
+        for blob in list(self._reading):
+            if blob.number not in self._catalog.versions and not blob.closed:
+                removed.setdefault((blob.number, blob.encoding.precision.value), []).append(blob)
+        kept_bytes = sum(blobs[0].encoding.size_bytes for blobs in removed.values())
+        for key in sorted(removed):
+            if kept_bytes <= self._max_fetch_bytes:
+                return
+            kept_bytes -= removed[key][0].encoding.size_bytes
+            for blob in removed[key]:
+                blob.close()
 
     def _read_newest(self, catalog: Catalog) -> Mapping[tuple[int, Precision], bytes]:
         """Return the newest version's encodings; nothing when they are large or cannot be read just now."""
         newest = catalog.newest
-        if newest is None or sum(item.size_bytes for item in newest.encodings) > MAX_CACHED_BYTES:
+        if newest is None or sum(item.size_bytes for item in newest.encodings) > self._max_fetch_bytes // 2:
             return {}
         try:
             return {(newest.version, item.precision): self._read(newest, item) for item in newest.encodings}
@@ -235,10 +254,10 @@ def _rebuilt(versions: Mapping[int, Version]) -> State:
     current publisher is refused, but never are two accepted.
     """
     if not versions:
-        return State(sequence=0, generation=0, high_water=0, tags={})
+        return State(generation=0, high_water=0, tags={})
     _log.error("state files are lost; tags are gone, numbers are taken from the versions")
     generation = 1 + max(version.generation for version in versions.values())
-    return State(sequence=0, generation=generation, high_water=max(versions), tags={})
+    return State(generation=generation, high_water=max(versions), tags={})
 
 
 def _lock(folder: Path) -> BinaryIO:

@@ -47,11 +47,15 @@ class Writer:
         """
         self._store, self._announcer, self._clock, self._stall_s = store, announcer, clock, stall_s
         self._publishing = asyncio.Lock()
+        self._patience: asyncio.Timeout | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paramserver-disk")
 
-    async def open_generation(self) -> Catalog:
-        """See `VersionStore.open_generation`."""
-        return await self._change(self._store.open_generation)
+    async def open_generation(self, above: int = 0) -> Catalog:
+        """See `VersionStore.open_generation`. A publisher that is superseded by it loses its turn at once."""
+        catalog = await self._change(partial(self._store.open_generation, above))
+        if self._patience is not None and not self._patience.expired():
+            self._patience.reschedule(asyncio.get_running_loop().time())
+        return catalog
 
     async def set_tag(self, tag: str, number: int) -> None:
         """See `VersionStore.set_tag`."""
@@ -64,7 +68,7 @@ class Writer:
             The version, and whether it is new; it is not when the draft repeats the newest version.
 
         Raises:
-            FailedPrecondition: The publisher is stale.
+            FailedPrecondition: The publisher is stale, or became so meanwhile.
             InvalidArgument, DataLoss: A field is out of range, or the bytes are not what was declared.
             ResourceExhausted: An encoding is too large, or the disk is full; nothing was stored.
             Unavailable: The publisher sent nothing for too long.
@@ -86,15 +90,19 @@ class Writer:
         self._thread.shutdown(wait=True)
 
     async def _receive(self, incoming: Incoming, pieces: AsyncIterator[bytes]) -> None:
-        while (piece := await self._next(pieces)) is not None:
+        while (piece := await self._next(incoming.draft, pieces)) is not None:
             await self._run(partial(incoming.write, piece))
 
-    async def _next(self, pieces: AsyncIterator[bytes]) -> bytes | None:
+    async def _next(self, draft: Draft, pieces: AsyncIterator[bytes]) -> bytes | None:
+        self._store.check(draft)
         try:
-            async with asyncio.timeout(self._stall_s):
+            async with asyncio.timeout(self._stall_s) as self._patience:
                 return await anext(pieces, None)
         except TimeoutError:
+            self._store.check(draft)  # it may be a new publisher that ended the wait
             raise Unavailable(f"the publisher sent nothing for {self._stall_s:g} s; publish again") from None
+        finally:
+            self._patience = None
 
     async def _change(self, change: Callable[[], _T]) -> _T:
         """Change the store on the thread, to the end even if the caller is cancelled, and announce it."""

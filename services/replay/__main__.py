@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import secrets
 import sys
 import time
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from services.replay.recovered import Recovered, recover
 from services.replay.replay import Replay
 from services.replay.replay_log import ReplayLog
 from services.replay.servicer import ReplayServicer
+from services.replay.streams import EPOCH_RANDOM_BITS, first_epoch
 from tidemill import process
 from tidemill.config.load import load
 from tidemill.config.sections import ReplayConfig
@@ -93,7 +95,7 @@ def _empty(settings: ReplaySettings, budget: MemoryBudget | None) -> Replay:
     return Replay(
         max_tables=settings.max_tables,
         max_streams=settings.max_streams,
-        first_epoch=time.time_ns() // 1_000_000,  # above every epoch of an earlier life, which may be forgotten
+        first_epoch=first_epoch(time.time_ns() // 1_000_000, secrets.randbits(EPOCH_RANDOM_BITS)),
         rng=np.random.default_rng(),
         budget=budget,
     )

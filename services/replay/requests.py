@@ -26,6 +26,7 @@ _DRAW_BYTES = 16  # of one draw at most
 _KEY_BYTES, _PRIORITY_BYTES = 8, 8
 _MOST_FIELDS = MAX_DRAWS + 8  # of a message whose lists are packed, or are draws
 _PLAIN_FIELDS = 8  # of a chunk or a batch of items besides its blocks or payloads
+_FIELD_BYTES = 2  # of the shortest field
 _ITEM_BYTES = 3 * 5 + 8  # of its numbers: three of at most 32 bits and a double
 
 _MOST_BYTES: dict[type[Message], int] = {
@@ -99,12 +100,16 @@ def _check_chunks(raw: bytes, chunks: list[Field]) -> None:
     if len(chunks) > MAX_MESSAGE_CHUNKS:
         raise InvalidArgument(f"data.chunks has {len(chunks)} entries, must have at most {MAX_MESSAGE_CHUNKS}")
     left = MAX_MESSAGE_BLOCKS + _PLAIN_FIELDS * len(chunks)
+    if _size(chunks) <= _FIELD_BYTES * left:
+        return  # they cannot hold more
     for _, start, end in chunks:
         left -= len(_fields(raw, start, end, min(MAX_COLUMNS + _PLAIN_FIELDS, left), "an entry of data.chunks"))
 
 
 def _check_items(raw: bytes, items: list[Field]) -> None:
     left, list_bytes = MAX_MESSAGE_ITEMS + _PLAIN_FIELDS * len(items), 0
+    if _size(items) <= _FIELD_BYTES * left:
+        return
     for _, start, end in items:
         fields = _fields(raw, start, end, left, "data.items")
         left -= len(fields)
@@ -113,6 +118,10 @@ def _check_items(raw: bytes, items: list[Field]) -> None:
         raise InvalidArgument(
             f"data.items has {list_bytes} bytes of numbers, must have {MAX_MESSAGE_ITEMS} items at most"
         )
+
+
+def _size(messages: list[Field]) -> int:
+    return sum(end - start for _, start, end in messages)
 
 
 def _fields(raw: bytes, start: int, end: int, most: int, what: str) -> list[Field]:

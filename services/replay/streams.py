@@ -10,6 +10,9 @@ import numpy as np
 from services.replay.chunk_store import NONE, ChunkStore
 from tidemill.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 
+EPOCH_RANDOM_BITS = 20
+"""Bits of a server's first epoch that are chance."""
+
 
 @dataclass(slots=True)
 class Stream:
@@ -126,8 +129,8 @@ class StreamRegistry:
         """Create an empty registry.
 
         Args:
-            first_epoch: Number of the first epoch, at least 1. A server that forgot its streams must begin above
-                every number it gave before, so that it recognises their epochs as unknown.
+            first_epoch: Number of the first epoch, at least 1, such as `first_epoch` gives. A server that forgot its
+                streams must give no number again, so that it recognises epochs of before as unknown.
             max_streams: Most streams kept. Beyond, those of actors that are not connected are forgotten, the
                 longest idle first.
         """
@@ -211,6 +214,20 @@ class StreamRegistry:
             self._closed.append(epoch.number)
             self.count -= len(epoch.streams)
             del self._epochs[epoch.actor_id]
+
+
+def first_epoch(now_ms: int, chance: int) -> int:
+    """Return the first epoch of a server that knows of no life before.
+
+    Above those of every earlier life as long as the clock was right, so that an actor's former process is told from its
+    present one. Chance keeps two lives apart whatever the clock does: did they share a number, an actor of the first
+    would go on in a stream of the second, and steps would be lost.
+
+    Args:
+        now_ms: Time of day, in milliseconds.
+        chance: A random number of `EPOCH_RANDOM_BITS` bits.
+    """
+    return max(now_ms, 1) << EPOCH_RANDOM_BITS | chance
 
 
 def _check_same(known: Epoch, env_count: int, store: ChunkStore, chunk_length: int) -> None:

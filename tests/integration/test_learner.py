@@ -124,7 +124,7 @@ def test_resumed_learner_trains_on(cluster: LearnerCluster) -> None:
     assert first.wait() is None
     cluster.start_learner()
     status = cluster.wait_for_status(lambda s: s.learner_steps > 60, "training goes on")
-    assert status.restored.startswith("checkpoint-00000001: 50 gradient steps")
+    assert status.restored.startswith("checkpoint-000001-00000001: 50 gradient steps")
     assert "the table holds" in status.restored
     assert (status.generation, status.checkpoint_steps) == (2, 50)
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from scripts.image_locks import OUT, normalised, pins
+from scripts.image_locks import OUT, ROOT, normalised, pins
 
 _LINE = re.compile(r"^([a-z0-9-]+)==(\S+) --hash=sha256:[0-9a-f]{64}$")
 _LOCKS = ("atari", "base", "build", "learn", "torch-cpu", "torch-cuda")
@@ -28,17 +28,26 @@ def pinned(*names: str) -> dict[str, str]:
 @pytest.mark.parametrize("name", _LOCKS)
 def test_lock_of_an_image_has_the_versions_to_test(name: str) -> None:
     """An image never holds a version that requirements/ does not name; run scripts.image_locks after a change."""
-    tested = pinned("runtime.txt", "cuda.txt", "atari.txt")
+    tested = pinned("runtime.txt", "torch.txt", "cuda.txt", "atari.txt")
     for package, version in lock(name).items():
         assert version.removesuffix("+cpu") == tested[package], package
 
 
 def test_locks_together_hold_everything_a_run_needs() -> None:
-    """Base, learn and torch are requirements/runtime.txt, the CUDA lock is requirements/cuda.txt besides."""
+    """Base, learn and torch are runtime.txt and torch.txt of requirements/, the CUDA lock is cuda.txt besides."""
     held = lock("base").keys() | lock("learn").keys() | lock("torch-cpu").keys()
-    assert held == pinned("runtime.txt").keys()
+    assert held == pinned("runtime.txt", "torch.txt").keys()
     assert lock("torch-cuda").keys() == pinned("cuda.txt").keys() | {"torch"}
     assert lock("atari").keys() == pinned("atari.txt").keys()
+
+
+@pytest.mark.parametrize("name", ["base", "learn", "atari", "build"])
+def test_files_of_an_image_are_among_those_that_are_tested(name: str) -> None:
+    """Where both pin a package by hash, an image holds a file that `make` installs too."""
+    tested = "".join((ROOT / "requirements" / lock).read_text() for lock in ("runtime.txt", "atari.txt"))
+    hashes = re.findall(r"sha256:[0-9a-f]{64}", (OUT / f"{name}.txt").read_text())
+    assert hashes
+    assert [digest for digest in hashes if digest not in tested] == []
 
 
 def test_images_without_torch_hold_nothing_of_it() -> None:

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("tidemill", "services", "tests", "benchmarks", "scripts")
 GENERATED = re.compile(r"_pb2(_grpc)?\.py$")
-PIN = re.compile(r"^([A-Za-z0-9._-]+)==([A-Za-z0-9.]+)$")
+PIN = re.compile(r"^([A-Za-z0-9._-]+)==([A-Za-z0-9.]+)((?: --hash=sha256:[0-9a-f]{64})*)$")
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 40
@@ -117,18 +117,34 @@ def test_product_never_unpickles() -> None:
         assert "weights_only=False" not in text, path
 
 
-@pytest.mark.parametrize("name", ["runtime.txt", "dev.txt", "atari.txt", "cuda.txt", "rllib.txt"])
+@pytest.mark.parametrize("name", ["runtime.txt", "dev.txt", "atari.txt", "cuda.txt", "torch.txt", "rllib.txt"])
 def test_lock_pins_every_line_exactly(name: str) -> None:
-    """Each line of a lock is NAME==VERSION, so that it serves as requirements and as constraints."""
+    """Each line of a lock is NAME==VERSION, with or without hashes."""
     assert pins(name)
 
 
+@pytest.mark.parametrize("name", ["runtime.txt", "dev.txt", "atari.txt"])
+def test_lock_that_make_installs_has_a_hash_in_every_line(name: str) -> None:
+    """No other file is ever installed; python -m scripts.hash_locks writes the hashes."""
+    lines = [line for line in (ROOT / "requirements" / name).read_text().splitlines() if "==" in line]
+    assert [line for line in lines if "--hash=" not in line] == []
+    recipes = (ROOT / "Makefile").read_text()
+    assert f"$(PIP_INSTALL) --require-hashes -r requirements/{name}\n" in recipes
+
+
+def test_only_torch_is_installed_without_a_hash() -> None:
+    """Its build is the machine's choice; what it needs besides CUDA is pinned by hash and installed before."""
+    assert pins("torch.txt").keys() == {"torch"}
+    installed = re.findall(r"\$\(PIP_INSTALL\) (.*)-r requirements/(\S+)", (ROOT / "Makefile").read_text())
+    assert [name for options, name in installed if "--require-hashes" not in options] == ["torch.txt"]
+
+
 def test_lock_pins_every_direct_dependency() -> None:
-    """Every dependency of pyproject.toml is pinned: a run's in runtime.txt, the tools' in dev.txt."""
+    """Every dependency of pyproject.toml is pinned: a run's in runtime.txt or torch.txt, the tools' in dev.txt."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     run = project["dependencies"] + extras["learn"] + extras["box2d"]
-    assert requirement_names(run) - pins("runtime.txt").keys() == set()
+    assert requirement_names(run) - pins("runtime.txt").keys() - pins("torch.txt").keys() == set()
     assert requirement_names(extras["atari"]) - pins("atari.txt").keys() == set()
     assert requirement_names(extras["dev"]) - pins("dev.txt").keys() == set()
 

@@ -50,8 +50,18 @@ class ParamServerSettings:
     """Newest versions kept on disk, at least 1; tagged versions are kept besides."""
     max_blob_bytes: int = 1024**3
     """Largest encoding of a version it accepts, in bytes."""
+    max_tags: int = 64
+    """Most tags, at least 1; each keeps its version on disk."""
+    max_fetch_bytes: int = 512 * MEBIBYTE
+    """Most memory for versions that are being fetched, in bytes, at least 4 MiB: half for the newest one, held once for
+    all, the other half for what is on its way, 1.25 MiB for each fetch; further fetches wait. Also the most disk kept
+    for removed versions that are still fetched."""
 
     def __post_init__(self) -> None:
+        check(
+            self.max_fetch_bytes >= 4 * MEBIBYTE, "paramserver.max_fetch_bytes", self.max_fetch_bytes, "at least 4 MiB"
+        )
+        check(self.max_tags >= 1, "paramserver.max_tags", self.max_tags, "at least 1")
         check(self.keep_versions >= 1, "paramserver.keep_versions", self.keep_versions, "at least 1")
         check(self.max_blob_bytes >= 1, "paramserver.max_blob_bytes", self.max_blob_bytes, "at least 1")
 

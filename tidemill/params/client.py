@@ -67,17 +67,18 @@ class ParamsClient:
         self._deadline_s, self._transfer_deadline_s = deadline_s, transfer_deadline_s
         self._max_blob_bytes = max_blob_bytes
 
-    def open_generation(self, publisher: str, *, connect_timeout_s: float = 0.0) -> Generation:
+    def open_generation(self, publisher: str, *, above: int = 0, connect_timeout_s: float = 0.0) -> Generation:
         """Become the one publisher: older generations are refused from now on.
 
         Args:
             publisher: Who asks, for the server's log, e.g. host name and process id.
+            above: Greatest generation known, e.g. from a checkpoint; the new one is greater.
             connect_timeout_s: How long to wait for a server that is not there yet, and for its answer, in
                 seconds; 0 does not wait for a server.
         """
         with translated():
             response = self._stub.OpenGeneration(
-                pb.OpenGenerationRequest(publisher=publisher),
+                pb.OpenGenerationRequest(publisher=publisher, above=above),
                 timeout=connect_timeout_s or self._deadline_s,
                 wait_for_ready=connect_timeout_s > 0,
             )
@@ -167,7 +168,8 @@ class ParamsClient:
         """Return the versions the server still has, and all tags."""
         with translated():
             response = self._stub.ListVersions(pb.ListVersionsRequest(), timeout=self._deadline_s)
-        return VersionList(tuple(map(unpack_version, response.versions)), dict(response.tags))
+        versions = tuple(map(unpack_version, response.versions))
+        return VersionList(versions, dict(response.tags), response.generation)
 
     def set_tag(self, tag: str, version: int) -> None:
         """Point a tag at a version, which is then kept until the tag moves on.

@@ -41,12 +41,13 @@ class ParamsPublisher:
     error that cannot pass, such as `StalePublisher`, is raised by the owner's next call.
     """
 
-    def __init__(self, address: str, *, name: str, connect_timeout_s: float = 60.0) -> None:
+    def __init__(self, address: str, *, name: str, above: int = 0, connect_timeout_s: float = 60.0) -> None:
         """Become the publisher: older ones are refused from now on.
 
         Args:
             address: Address of the parameter server.
             name: Who publishes, for the server's log, e.g. host name and process id.
+            above: Greatest generation known, e.g. from a checkpoint; this publisher's is greater.
             connect_timeout_s: How long to wait for the server, in seconds.
 
         Raises:
@@ -54,7 +55,7 @@ class ParamsPublisher:
         """
         self._client = ParamsClient(address)
         try:
-            opened = self._client.open_generation(name, connect_timeout_s=connect_timeout_s)
+            opened = self._client.open_generation(name, above=above, connect_timeout_s=connect_timeout_s)
         except BaseException:
             self._client.close()
             raise
@@ -188,9 +189,9 @@ class ParamsPublisher:
         Raises:
             StalePublisher: The refusal has another reason: this publisher was superseded.
         """
-        versions = self._client.list_versions().versions
-        newest, generation = (versions[-1].version, versions[-1].generation) if versions else (0, 0)
-        if generation > self.generation or newest == self._base_version:
+        listed = self._client.list_versions()
+        newest = listed.versions[-1].version if listed.versions else 0
+        if listed.generation > self.generation or newest == self._base_version:
             raise StalePublisher(str(refusal)) from refusal
         self._base_version = newest
 

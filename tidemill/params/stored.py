@@ -1,13 +1,14 @@
 """Reads a parameter server's folder without a server: for looking at a run that has ended.
 
-The files are those services/paramserver writes: NUMBER.json describes a version, NUMBER.full.safetensors and
-NUMBER.half.safetensors are its encodings, state.json and its copy hold the tags. Nothing is ever written here.
+The files are those services/paramserver writes: NUMBER.json and its copy describe a version, NUMBER.full.safetensors
+and NUMBER.half.safetensors are its encodings, tags.json and its copy hold the tags. Nothing is ever written here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from tidemill.errors import DataLoss, NotFound
 from tidemill.params.document import to_version, unseal
 from tidemill.params.version import LATEST, Params, Precision, Version
 
-_STATES = ("state.json", "state.copy.json")
+_TAGS = ("tags.json", "tags.copy.json")
+_OLDER_TAGS = ("state.json", "state.copy.json")
+_DESCRIPTIONS = ("json", "copy.json")
 
 
 def read_params(folder: Path, selector: int | str = LATEST) -> Params:
@@ -52,27 +55,35 @@ def _number_of(folder: Path, tag: str) -> int:
 
 
 def _stored_numbers(folder: Path) -> list[int]:
-    names = (path.stem for path in folder.glob("*.json"))
-    return sorted(int(name) for name in names if name.isdigit())
+    names = (path.name.partition(".")[0] for path in folder.glob("*.json"))
+    return sorted({int(name) for name in names if name.isdigit()})
 
 
 def _read_tags(folder: Path) -> dict[str, int]:
-    states = []
-    for name in _STATES:
-        with contextlib.suppress(FileNotFoundError, DataLoss):
-            states.append(_unseal(folder / name))
-    newest = max(states, key=lambda state: int(state["sequence"]), default={})
+    newest = _newest(folder, _TAGS) or _newest(folder, _OLDER_TAGS)
     return {str(tag): int(number) for tag, number in newest.get("tags", {}).items()}
 
 
+def _newest(folder: Path, names: Iterable[str]) -> dict[str, Any]:
+    """Return the copy with the greatest sequence number that is intact; empty without one."""
+    copies = []
+    for name in names:
+        with contextlib.suppress(FileNotFoundError, DataLoss):
+            copies.append(_unseal(folder / name))
+    return max(copies, key=lambda copy: int(copy["sequence"]), default={})
+
+
 def _read_version(folder: Path, number: int) -> Version:
-    try:
-        document = _unseal(folder / f"{number:010d}.json")
-    except FileNotFoundError as error:
-        raise NotFound(
-            f"{folder} has no version {number}; versions there: {_listed(_stored_numbers(folder))}"
-        ) from error
-    return to_version(document)
+    error: Exception | None = None
+    for kind in _DESCRIPTIONS:
+        try:
+            return to_version(_unseal(folder / f"{number:010d}.{kind}"))
+        except DataLoss as damage:
+            error = damage
+        except FileNotFoundError:
+            continue
+    known = _listed(_stored_numbers(folder))
+    raise error or NotFound(f"{folder} has no version {number}; versions there: {known}")
 
 
 def _unseal(file: Path) -> dict[str, Any]:

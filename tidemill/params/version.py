@@ -110,10 +110,12 @@ class Generation:
 
 @dataclass(frozen=True)
 class VersionList:
-    """The versions a server still has, oldest first, and all tags with the versions they point at."""
+    """The versions a server still has, oldest first, all tags with the versions they point at, and who may publish."""
 
     versions: tuple[Version, ...]
     tags: Mapping[str, int]
+    generation: int
+    """The newest generation handed out; 0 before the first."""
 
 
 def check_tag(tag: str) -> None:

@@ -15,7 +15,8 @@ import structlog
 from prometheus_client import Counter, Histogram
 
 from tidemill.errors import TidemillError
-from tidemill.rpc.status import to_status
+from tidemill.rpc.requests import Requests
+from tidemill.rpc.status import shortened, to_status
 
 _LABELS = ("grpc_type", "grpc_service", "grpc_method")
 _STARTED = Counter("grpc_server_started_total", "Calls started on the server.", _LABELS)
@@ -45,7 +46,7 @@ class _Call:
         if isinstance(error, TidemillError):
             self._code = to_status(error).name
             error.__traceback__ = None
-            await self._context.abort(to_status(error), str(error))
+            await self._context.abort(to_status(error), shortened(str(error)))
         if isinstance(error, asyncio.CancelledError):
             self._code = "CANCELLED"
         elif isinstance(error, grpc.aio.AbortError):
@@ -54,8 +55,9 @@ class _Call:
         else:
             self._code = "INTERNAL"
             _log.error("call failed", method="/".join(self._labels[1:]), exc_info=error)
+            details = shortened(f"internal error: {type(error).__name__}: {error}")
             error.__traceback__ = None
-            await self._context.abort(grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}: {error}")
+            await self._context.abort(grpc.StatusCode.INTERNAL, details)
         raise error
 
     def end(self) -> None:
@@ -63,14 +65,8 @@ class _Call:
         _HANDLED.labels(*self._labels, self._code).inc()
         _SECONDS.labels(*self._labels).observe(time.monotonic() - self._started)
 
-    def observed(self, request: Any, is_stream: bool) -> Any:  # noqa: ANN401
-        """Count a request, or each request of a stream as it passes."""
-        if is_stream:
-            return self._counted(request)
-        self.received.inc()
-        return request
-
-    async def _counted(self, requests: AsyncIterable[Any]) -> AsyncIterator[Any]:
+    async def counted(self, requests: AsyncIterable[Any]) -> AsyncIterator[Any]:
+        """Count each request of a stream as it passes."""
         received: Any = aiter(requests)  # a generator that holds itself, and with it the newest request, until it ends
         async with contextlib.aclosing(received):
             async for request in received:
@@ -87,7 +83,13 @@ _MAKE_HANDLER = {
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every handler in a `_Call`; a streaming handler is an async generator or a coroutine."""
+    """Wraps every handler in a `_Call`; a streaming handler is an async generator or a coroutine.
+
+    Requests are decoded here too, so that one that cannot be is answered and counted like any other fault of a caller.
+    """
+
+    def __init__(self) -> None:
+        self._requests = Requests()
 
     async def intercept_service(
         self,
@@ -100,7 +102,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return None
         _, service, method = handler_call_details.method.split("/", 2)
         kind = _kind(handler.request_streaming, handler.response_streaming)
-        return _wrap(handler, (kind, service, method))
+        return _wrap(handler, (kind, service, method), self._requests)
 
 
 def _kind(request_streaming: bool, response_streaming: bool) -> str:
@@ -108,13 +110,20 @@ def _kind(request_streaming: bool, response_streaming: bool) -> str:
     return names.get((request_streaming, response_streaming), "bidi_stream")
 
 
-def _wrap(handler: Any, labels: tuple[str, str, str]) -> Any:  # noqa: ANN401
+def _wrap(handler: Any, labels: tuple[str, str, str], requests: Requests) -> Any:  # noqa: ANN401
     method = handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
+    decode, (_, *name) = handler.request_deserializer, labels
+
+    def received(call: _Call, request: Any) -> Any:  # noqa: ANN401
+        if handler.request_streaming:
+            return requests.stream(decode, call.counted(request), *name)
+        call.received.inc()
+        return requests.decoded(decode, request, *name)
 
     async def answer(request: Any, context: Any) -> Any:  # noqa: ANN401
         call = _Call(labels, context)
         try:
-            response = await method(call.observed(request, handler.request_streaming), context)
+            response = await method(received(call, request), context)
             call.sent.inc()
             return response
         except BaseException as error:
@@ -126,7 +135,7 @@ def _wrap(handler: Any, labels: tuple[str, str, str]) -> Any:  # noqa: ANN401
     async def stream(request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: ANN401
         call = _Call(labels, context)
         try:
-            async for response in method(call.observed(request, handler.request_streaming), context):
+            async for response in method(received(call, request), context):
                 call.sent.inc()
                 yield response
         except GeneratorExit:
@@ -139,4 +148,4 @@ def _wrap(handler: Any, labels: tuple[str, str, str]) -> Any:  # noqa: ANN401
 
     # A streaming handler may also be a coroutine that writes to its context, as the health service's Watch is.
     behaviour = stream if inspect.isasyncgenfunction(method) else answer
-    return _MAKE_HANDLER[labels[0]](behaviour, handler.request_deserializer, handler.response_serializer)
+    return _MAKE_HANDLER[labels[0]](behaviour, None, handler.response_serializer)

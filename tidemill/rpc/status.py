@@ -19,6 +19,9 @@ from tidemill.errors import (
     Unimplemented,
 )
 
+MAX_DETAILS_BYTES = 2000
+"""Longest message of a status: in the trailers it may take three times as much, and a client takes 8 KiB of them."""
+
 _STATUS: tuple[tuple[type[TidemillError], grpc.StatusCode], ...] = (
     (InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT),
     (NotFound, grpc.StatusCode.NOT_FOUND),
@@ -45,6 +48,19 @@ def from_rpc_error(error: grpc.RpcError) -> TidemillError:
     code, details = error.code(), error.details()
     kind = _ERROR.get(code, TidemillError)
     return kind(details if kind in dict(_STATUS) and details else f"{code.name}: {details}")
+
+
+def shortened(message: str) -> str:
+    """Return a message that fits the trailers: its beginning and its end if it is too long.
+
+    A client would get RESOURCE_EXHAUSTED instead of what the message says, and try again.
+    """
+    data = message.encode()
+    if len(data) <= MAX_DETAILS_BYTES:
+        return message
+    head, tail = data[: MAX_DETAILS_BYTES * 3 // 4], data[-MAX_DETAILS_BYTES // 5 :]
+    left_out = len(data) - len(head) - len(tail)
+    return f"{head.decode(errors='ignore')} ... ({left_out} bytes left out) ... {tail.decode(errors='ignore')}"
 
 
 @contextlib.contextmanager

@@ -49,16 +49,28 @@ class LocalServer:
 
 @contextmanager
 def local_server(
-    folder: Path, *, keep_versions: int = 20, max_blob_bytes: int = 64 * 2**20, stall_s: float = 10.0
+    folder: Path,
+    *,
+    keep_versions: int = 20,
+    max_blob_bytes: int = 64 * 2**20,
+    max_fetch_bytes: int = 64 * 2**20,
+    stall_s: float = 10.0,
 ) -> Iterator[LocalServer]:
     """Serve a folder on a free port."""
-    store = VersionStore(folder, keep_versions=keep_versions, max_blob_bytes=max_blob_bytes)
+    store = VersionStore(
+        folder,
+        keep_versions=keep_versions,
+        max_blob_bytes=max_blob_bytes,
+        max_tags=64,
+        max_fetch_bytes=max_fetch_bytes,
+    )
     announcer, registry = Announcer(), CollectorRegistry()
     writer = Writer(store, announcer, clock=lambda: datetime.datetime.now(datetime.UTC), stall_s=stall_s)
     metrics = Metrics(lambda: store.catalog, registry)
     try:
         with BackgroundServer("paramserver", ServerSettings(grace_s=0.2)) as background:
-            ParamServicer(store, writer, announcer, metrics).add_to(background.server)
+            servicer = ParamServicer(store, writer, announcer, metrics, max_fetch_bytes=max_fetch_bytes)
+            servicer.add_to(background.server)
             yield LocalServer(background.start(), store, registry)
     finally:
         writer.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -16,6 +18,8 @@ from tests.integration.params.service import METADATA, WAIT_S, ServerProcess, lo
 from tidemill.errors import FatalError, InvalidArgument, Unavailable
 from tidemill.params.client import ParamsClient
 from tidemill.params.publisher import ParamsPublisher, StalePublisher
+from tidemill.params.v1 import params_pb2 as pb
+from tidemill.params.v1 import params_pb2_grpc
 from tidemill.params.version import ParamsMetadata, Precision
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.rpc.channel import open_channel
@@ -265,6 +269,35 @@ def test_closing_does_not_wait_for_the_server(tmp_path: Path) -> None:
         assert not publisher._thread.is_alive()
     assert watcher.wait(WAIT_S) is None
     assert not publisher.flush(WAIT_S)
+
+
+def test_fetches_that_stall_over_many_versions_stay_within_the_budget(tmp_path: Path) -> None:
+    """40 readers of 40 versions that read nothing cost about `max_fetch_bytes`, and the newest is served."""
+    budget_mib, size = 32, 8 * 2**20
+    with (
+        server_process(tmp_path, ["--paramserver.max-fetch-bytes", str(budget_mib * 2**20)]) as server,
+        ParamsClient(server.address) as client,
+        contextlib.ExitStack() as stack,
+    ):
+        generation = client.open_generation("test", connect_timeout_s=WAIT_S).generation
+        for number in range(44):
+            if number == 4:
+                before_mb = _resident_mb(server.pid)  # with the newest version and what publishing takes
+            blobs = {Precision.FULL: number.to_bytes(1, "little") * size}
+            client.publish(blobs, METADATA, generation=generation, base_version=number)
+            if number < 4:
+                continue
+            own = grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
+            stack.callback(own.close)
+            stalled = params_pb2_grpc.ParamServiceStub(own).Fetch(pb.FetchRequest(tag="latest"))
+            stack.callback(stalled.cancel)
+            if number < 12:
+                next(stalled)  # its header: it is being sent
+        assert _resident_mb(server.pid) - before_mb < 2 * budget_mib  # twice: the allocator keeps as much
+        stack.close()
+        newest = client.fetch()
+        assert newest is not None
+        assert newest.blob == (43).to_bytes(1, "little") * size
 
 
 def _cpu_s(pid: int) -> float:

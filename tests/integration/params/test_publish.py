@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from tests.integration.params.service import (
@@ -50,6 +50,13 @@ def _header(*blobs: bytes, generation: int = 1, base_version: int = 0, **change:
 
 def _piece(data: bytes) -> pb.PublishRequest:
     return pb.PublishRequest(piece=data)
+
+
+def _wait_for_file(path: Path) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not path.exists():
+        assert time.monotonic() < deadline, f"no {path}"
+        time.sleep(0.01)
 
 
 def test_older_publisher_is_refused(client: ParamsClient, server: LocalServer) -> None:
@@ -113,7 +120,7 @@ def test_malformed_publish_leaves_nothing_and_the_server_lives(
     blobs = {Precision.FULL: b"fine"}
     assert client.publish(blobs, METADATA, generation=generation, base_version=0) == 1
     assert {path.name for path in tmp_path.rglob("*.*")} == {
-        *("state.json", "state.copy.json", "0000000001.json", "0000000001.full.safetensors"),
+        *("state.json", "state.copy.json", "0000000001.json", "0000000001.copy.json", "0000000001.full.safetensors"),
     }
 
 
@@ -121,7 +128,7 @@ def test_bytes_that_are_no_message_change_nothing(server: LocalServer, client: P
     """Garbage instead of a protobuf message fails that call alone."""
     with open_channel(server.address) as channel:
         call: Any = channel.stream_unary("/tidemill.params.v1.ParamService/Publish")
-        with pytest.raises(grpc.RpcError):
+        with pytest.raises(InvalidArgument, match="no message of"), translated():
             call(iter([b"\xff\xff\xff"]), timeout=WAIT_S)
     assert publish(client, b"fine") == 1
 
@@ -142,6 +149,28 @@ def test_publisher_that_stalls_loses_its_turn(tmp_path: Path) -> None:
                 stub.Publish(stalling(), timeout=WAIT_S)
             ended.set()
         assert client.publish({Precision.FULL: b"x"}, METADATA, generation=generation, base_version=0) == 1
+
+
+def test_superseded_publisher_loses_its_turn_at_once(tmp_path: Path) -> None:
+    """However patient the server is with a publisher that sends little, a new one does not wait for the old one."""
+    with local_server(tmp_path, stall_s=1000.0) as server, ParamsClient(server.address) as client:
+        generation = client.open_generation("old").generation
+        ended = threading.Event()
+
+        def trickling() -> Iterator[pb.PublishRequest]:
+            yield _header(b"ab", generation=generation)
+            yield _piece(b"a")
+            ended.wait(WAIT_S)
+
+        with open_channel(server.address) as channel:
+            old = params_pb2_grpc.ParamServiceStub(channel).Publish.future(trickling(), timeout=10 * WAIT_S)
+            _wait_for_file(tmp_path / "incoming" / "full.safetensors")
+            opened = client.open_generation("new")
+            blobs = {Precision.FULL: b"x"}
+            assert client.publish(blobs, METADATA, generation=opened.generation, base_version=0) == 1
+            with pytest.raises(FailedPrecondition, match="superseded"), translated():
+                old.result(WAIT_S)
+            ended.set()
 
 
 def test_publisher_that_hangs_up_leaves_nothing(server: LocalServer, client: ParamsClient, tmp_path: Path) -> None:

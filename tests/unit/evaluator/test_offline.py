@@ -38,7 +38,9 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
     write_document(config, folder / "config.yaml")
-    store = VersionStore(folder / "params", keep_versions=20, max_blob_bytes=100_000)
+    store = VersionStore(
+        folder / "params", keep_versions=20, max_blob_bytes=100_000, max_tags=10, max_fetch_bytes=100_000
+    )
     for seed in (1, 2):
         publish(store, blob_of(config, seed))
     store.close()

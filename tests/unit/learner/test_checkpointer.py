@@ -16,6 +16,7 @@ from services.learner.checkpointer import Checkpointer
 from services.learner.control import Control
 from tests.unit.learner.fakes import Clock
 from tidemill.errors import ResourceExhausted
+from tidemill.params.publisher import StalePublisher
 
 _WAIT_S = 120.0
 
@@ -45,7 +46,14 @@ class _Scene:
         self.clock, self.store, self.control = Clock(), _Store(folder), Control(threading.Event())
         self.steps = 0
         self.captures = 0
-        self.checkpointer = Checkpointer(self.store, self._capture, every_s=every_s, steps=0, clock=self.clock)
+        self.checkpointer = Checkpointer(
+            self.store, self._capture, every_s=every_s, steps=0, clock=self.clock, fence=self._check
+        )
+        self.newer_learner: Exception | None = None
+
+    def _check(self) -> None:
+        if self.newer_learner is not None:
+            raise self.newer_learner
 
     def _capture(self) -> Checkpoint:
         self.captures += 1
@@ -161,3 +169,15 @@ def test_zero_interval_means_on_request_only(tmp_path: Path) -> None:
     scene.poll()
     scene.checkpointer.close()
     assert scene.captures == 0
+
+
+def test_superseded_learner_writes_no_checkpoint_and_ends(scene: _Scene) -> None:
+    """The fence is asked before the write; the request fails, and the training thread learns of it at its next look."""
+    scene.newer_learner = StalePublisher("generation 1 was superseded by 2")
+    request = scene.control.request_checkpoint()
+    scene.poll()
+    with pytest.raises(StalePublisher):
+        request.result(_WAIT_S)
+    assert scene.store.written == []
+    with pytest.raises(StalePublisher, match="superseded by 2"):
+        scene.poll()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from services.learner.priorities import PriorityWriter
 from tidemill.errors import FatalError, InvalidArgument, Unavailable
+from tidemill.params.publisher import StalePublisher
 from tidemill.replay.chunk import SMALLEST_PRIORITY
 
 _WAIT_S = 120.0
@@ -107,4 +108,19 @@ def test_refused_priorities_are_raised_in_the_owner() -> None:
     writer.flush()
     writer._thread.join(_WAIT_S)
     with pytest.raises(InvalidArgument, match="negative"):
+        writer.flush()
+
+
+def test_priorities_of_a_superseded_learner_are_not_sent() -> None:
+    """The fence is asked before each message; what it raises ends the training thread."""
+    table = _Table()
+
+    def refuse() -> None:
+        raise StalePublisher("generation 1 was superseded by 2")
+
+    writer = PriorityWriter(table, refuse)
+    writer.offer(_keys(1), torch.ones(1))
+    writer.close()
+    assert table.messages == []
+    with pytest.raises(StalePublisher, match="superseded by 2"):
         writer.flush()

@@ -77,7 +77,7 @@ def test_resumed_training_equals_training_in_one_go(config: AgentConfig, spec: E
     seed_rng(5)
     restored = _resumable(second, counters).restore(CheckpointStore(tmp_path, keep=1))
     _train(second, batches[10:])
-    assert restored.startswith("checkpoint-00000001: 10 gradient steps")
+    assert restored.startswith("checkpoint-000000-00000001: 10 gradient steps")
     assert counters.learner_steps == 10
     for name, tensor in straight.policy_state().items():
         assert torch.equal(tensor, second.policy_state()[name]), name
@@ -178,5 +178,5 @@ def test_state_the_agent_cannot_take_is_a_clear_error(tmp_path: Path) -> None:
     """Equal policy shapes but another critic: the agent's refusal names the file."""
     normed = build_agent(SACConfig(hidden_sizes=(16, 16), critic_layer_norm=True), _CONTINUOUS)
     CheckpointStore(tmp_path, keep=1).write(_resumable(normed, Counters()).capture())
-    with pytest.raises(FatalError, match=r"checkpoint-00000001\.safetensors does not fit this run's agent"):
+    with pytest.raises(FatalError, match=r"checkpoint-000000-00000001\.safetensors does not fit this run's agent"):
         _resumable(build_agent(_SAC, _CONTINUOUS), Counters()).restore(CheckpointStore(tmp_path, keep=1))

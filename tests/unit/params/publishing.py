@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from services.paramserver.draft import Draft
@@ -18,9 +19,22 @@ NOON = datetime.datetime(2024, 2, 29, 12, tzinfo=datetime.UTC)
 METADATA = ParamsMetadata("sac", "Pendulum-v1", learner_steps=100, env_steps=400, config_digest="ab" * 32)
 
 
-def small_store(folder: Path, *, keep_versions: int = 20, max_blob_bytes: int = 1000) -> VersionStore:
+def small_store(
+    folder: Path,
+    *,
+    keep_versions: int = 20,
+    max_blob_bytes: int = 1000,
+    max_tags: int = 10,
+    max_fetch_bytes: int = 1000,
+) -> VersionStore:
     """Open a store with small limits."""
-    return VersionStore(folder, keep_versions=keep_versions, max_blob_bytes=max_blob_bytes)
+    return VersionStore(
+        folder,
+        keep_versions=keep_versions,
+        max_blob_bytes=max_blob_bytes,
+        max_tags=max_tags,
+        max_fetch_bytes=max_fetch_bytes,
+    )
 
 
 def encoding(blob: bytes, precision: Precision = Precision.FULL) -> Encoding:
@@ -56,13 +70,12 @@ def publish(store: VersionStore, full: bytes, half: bytes = b"") -> Version:
 
 def read(store: VersionStore, number: int, precision: Precision = Precision.FULL) -> bytes:
     """Read a version as the server does: verified, then to the end."""
-    blob = store.open(number, precision)
-    try:
-        if not blob.in_memory:
+    with closing(store.open(number, precision)) as blob:
+        data = blob.read_memory(1000)
+        if data is None:
             blob.verify()
-        return blob.read(1000)
-    finally:
-        blob.close()
+            data = blob.read_disk(1000)
+        return data
 
 
 def names(folder: Path) -> set[str]:
@@ -70,5 +83,5 @@ def names(folder: Path) -> set[str]:
     return {
         str(path.relative_to(folder))
         for path in folder.rglob("*")
-        if path.is_file() and path.name != "lock" and not path.name.startswith("state.")
+        if path.is_file() and path.name != "lock" and not path.name.startswith(("state.", "tags."))
     }

@@ -24,6 +24,16 @@ def _catalog(*numbers: int, generation: int = 1) -> Catalog:
     return catalog
 
 
+def test_generation_is_above_the_one_its_publisher_knows() -> None:
+    """A server that lost its count goes on above a checkpoint's; a count that could run out is refused."""
+    assert Catalog(generation=1).with_generation().generation == 2
+    assert Catalog(generation=1).with_generation(7).generation == 8
+    assert Catalog(generation=9).with_generation(7).generation == 10
+    with pytest.raises(InvalidArgument, match="above is"):
+        Catalog().with_generation(2**63)
+    assert Catalog(generation=2**63).with_generation(2**63).generation == 2**63 + 1
+
+
 def test_publisher_with_the_newest_base_and_generation_is_accepted() -> None:
     """The current publisher may build on the newest version, 0 standing for none."""
     Catalog(generation=1).check_publisher(draft_of(b"a"))
@@ -62,7 +72,7 @@ def test_repeat_of_the_newest_version_is_recognised() -> None:
 
 def test_tag_points_where_it_was_set_and_latest_at_the_newest() -> None:
     """`latest` needs no setting and moves by itself."""
-    catalog = _catalog(1, 2).with_tag("best", 1)
+    catalog = _catalog(1, 2).with_tag("best", 1, max_tags=10)
     assert catalog.tagged("best") == _version(1)
     assert catalog.tagged("latest") == _version(2)
     assert catalog.tagged("other") is None
@@ -74,15 +84,23 @@ def test_tag_points_where_it_was_set_and_latest_at_the_newest() -> None:
 def test_bad_tag_is_invalid(tag: str) -> None:
     """Names that are malformed, or `latest`, cannot be set."""
     with pytest.raises(InvalidArgument, match="tag is"):
-        _catalog(1).with_tag(tag, 1)
+        _catalog(1).with_tag(tag, 1, max_tags=10)
 
 
 def test_tag_on_a_missing_version_is_not_found() -> None:
     """The message names the version and the newest one."""
     with pytest.raises(NotFound, match="no version 7; the newest is 2"):
-        _catalog(1, 2).with_tag("best", 7)
+        _catalog(1, 2).with_tag("best", 7, max_tags=10)
     with pytest.raises(NotFound, match="none yet"):
-        Catalog().with_tag("best", 1)
+        Catalog().with_tag("best", 1, max_tags=10)
+
+
+def test_tag_beyond_the_limit_is_refused_and_those_there_still_move() -> None:
+    """A new tag is refused by name and limit; a tag that is set moves on."""
+    catalog = _catalog(1, 2).with_tag("a", 1, max_tags=2).with_tag("b", 1, max_tags=2)
+    with pytest.raises(ResourceExhausted, match=r"'c' would be one more than paramserver\.max_tags, 2"):
+        catalog.with_tag("c", 1, max_tags=2)
+    assert catalog.with_tag("b", 2, max_tags=2).tags == {"a": 1, "b": 2}
 
 
 @given(
@@ -95,7 +113,7 @@ def test_retention_keeps_the_newest_and_the_tagged(numbers: set[int], tagged: li
     catalog = _catalog(*sorted(numbers))
     for i, number in enumerate(tagged):
         if number in numbers:
-            catalog = catalog.with_tag(f"t{i}", number)
+            catalog = catalog.with_tag(f"t{i}", number, max_tags=10)
     expired = catalog.expired(keep_versions)
     left = catalog.without(expired)
     for number in numbers:

@@ -42,7 +42,7 @@ def _remove(path: Path) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize("kind", ["json", "full.safetensors", "half.safetensors"])
+@pytest.mark.parametrize("kind", ["full.safetensors", "half.safetensors"])
 @pytest.mark.parametrize("damage", [_flip, _tear, _empty, _remove])
 def test_damaged_newest_version_is_skipped_and_its_number_never_reused(
     tmp_path: Path, open_store: OpenStore, kind: str, damage: Callable[[Path], None]
@@ -55,18 +55,89 @@ def test_damaged_newest_version_is_skipped_and_its_number_never_reused(
     assert store.catalog.newest.version == 2
     assert read(store, 2) == b"two"
     assert publish(store, b"four").version == 4
-    if (kind, damage) != (
-        "json",
-        _remove,
-    ):  # without its description a version cannot be told from an unfinished one
-        assert store.corrupt_versions == 1
-        assert (tmp_path / "damaged").is_dir()
+    assert store.corrupt_versions == 1
+    assert (tmp_path / "damaged").is_dir()
+
+
+@pytest.mark.parametrize("copy", ["json", "copy.json"])
+@pytest.mark.parametrize("damage", [_flip, _tear, _empty, _remove])
+def test_one_damaged_copy_of_a_description_loses_nothing(
+    tmp_path: Path, open_store: OpenStore, copy: str, damage: Callable[[Path], None]
+) -> None:
+    """The version is served and tagged as before, both copies are whole again, and the damage is counted once."""
+    _three_versions(tmp_path)
+    damage(tmp_path / f"0000000002.{copy}")
+    store = open_store(tmp_path)
+    assert (store.catalog.all_tags, read(store, 2)) == ({"best": 2, "latest": 3}, b"two")
+    # A folder of an earlier version has no second copy.
+    assert store.corrupt_versions == (0 if (copy, damage) == ("copy.json", _remove) else 1)
+    assert len({(tmp_path / f"0000000002.{name}").read_bytes() for name in ("json", "copy.json")}) == 1
+    store.close()
+    assert open_store(tmp_path).corrupt_versions == 0
+
+
+def test_version_without_any_description_is_damaged_not_unfinished(tmp_path: Path, open_store: OpenStore) -> None:
+    """Its encodings are set aside as they are, and it is counted; a second restart finds a clean folder."""
+    _three_versions(tmp_path)
+    for name in ("json", "copy.json"):
+        (tmp_path / f"0000000002.{name}").unlink()
+    store = open_store(tmp_path)
+    assert (tmp_path / "damaged" / "0000000002.full.safetensors").read_bytes() == b"two"
+    assert (store.corrupt_versions, list(store.catalog.versions)) == (1, [1, 3])
+    assert store.catalog.all_tags == {"latest": 3}
+    store.close()
+    assert open_store(tmp_path).corrupt_versions == 0
+
+
+def test_tagged_version_of_which_nothing_is_left_is_counted(tmp_path: Path, open_store: OpenStore) -> None:
+    """A tag is never dropped unnoticed."""
+    _three_versions(tmp_path)
+    for path in tmp_path.glob("0000000002.*"):
+        path.unlink()
+    store = open_store(tmp_path)
+    assert (store.corrupt_versions, store.catalog.all_tags) == (1, {"latest": 3})
+
+
+def test_without_numbers_nothing_counts_as_unfinished(tmp_path: Path, open_store: OpenStore) -> None:
+    """When both copies of the numbers are lost, encodings without a description are set aside, not deleted."""
+    _three_versions(tmp_path)
+    for name in ("state.json", "state.copy.json", "0000000003.json", "0000000003.copy.json"):
+        _remove(tmp_path / name)
+    store = open_store(tmp_path)
+    assert (tmp_path / "damaged" / "0000000003.full.safetensors").read_bytes() == b"three"
+    assert publish(store, b"four").version == 4
+
+
+def test_crash_at_any_moment_of_a_removal_is_no_damage(
+    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version that was being forgotten is gone or still whole; nothing of it is taken for a loss."""
+    for moment in range(1, 20):
+        folder = tmp_path / str(moment)
+        store = small_store(folder)
+        publish(store, b"old")
+        publish(store, b"new")
+        store.close()
+        with monkeypatch.context() as patches:
+            _crash_at(patches, moment)
+            try:
+                small_store(folder, keep_versions=1).close()  # forgets the older one
+                ended = True
+            except _Crash:
+                ended = False
+        store = open_store(folder, keep_versions=1)
+        assert (store.corrupt_versions, list(store.catalog.versions)) == (0, [2])
+        assert not list(folder.glob("0000000001*"))
+        if ended:
+            break
+    assert ended
+    assert moment > 5
 
 
 def test_damage_is_counted_once_and_the_number_stays_taken(tmp_path: Path, open_store: OpenStore) -> None:
     """A second restart finds a clean folder."""
     _three_versions(tmp_path)
-    _flip(tmp_path / "0000000003.json")
+    _flip(tmp_path / "0000000003.full.safetensors")
     open_store(tmp_path).close()
     store = open_store(tmp_path)
     assert store.corrupt_versions == 0
@@ -82,7 +153,7 @@ def test_newest_files_that_vanish_do_not_free_their_number(tmp_path: Path, open_
     assert publish(store, b"four").version == 4
 
 
-@pytest.mark.parametrize("copy", ["state.json", "state.copy.json"])
+@pytest.mark.parametrize("copy", ["state.json", "state.copy.json", "tags.json", "tags.copy.json"])
 @pytest.mark.parametrize("damage", [_flip, _tear, _empty, _remove])
 def test_one_damaged_copy_of_the_state_loses_nothing(
     tmp_path: Path, open_store: OpenStore, copy: str, damage: Callable[[Path], None]
@@ -95,21 +166,48 @@ def test_one_damaged_copy_of_the_state_loses_nothing(
     assert store.catalog.generation == 1
     assert store.corrupt_versions == (0 if damage is _remove else 1)
     store.open_generation()
-    assert len({(tmp_path / name).read_bytes() for name in ("state.json", "state.copy.json")}) == 1
+    store.set_tag("best", 2)
+    for names_of_copies in (("state.json", "state.copy.json"), ("tags.json", "tags.copy.json")):
+        assert len({(tmp_path / name).read_bytes() for name in names_of_copies}) == 1
 
 
-def test_losing_both_copies_of_the_state_keeps_versions_and_shuts_out_old_publishers(
+def test_losing_both_copies_of_the_numbers_keeps_versions_and_shuts_out_old_publishers(
     tmp_path: Path, open_store: OpenStore
 ) -> None:
-    """Only tags are lost; a generation that may have been handed out is skipped."""
+    """A generation that may have been handed out is skipped."""
     _three_versions(tmp_path)
     for name in ("state.json", "state.copy.json"):
         _flip(tmp_path / name)
     store = open_store(tmp_path)
     assert store.corrupt_versions == 2
-    assert store.catalog.all_tags == {"latest": 3}
     assert store.open_generation().generation == 3
     assert publish(store, b"four").version == 4
+
+
+def test_losing_both_copies_of_the_tags_loses_nothing_else(tmp_path: Path, open_store: OpenStore) -> None:
+    """Versions and generation stay; the damage is counted once."""
+    _three_versions(tmp_path)
+    for name in ("tags.json", "tags.copy.json"):
+        _flip(tmp_path / name)
+    store = open_store(tmp_path)
+    assert (store.corrupt_versions, store.catalog.generation) == (2, 1)
+    assert store.catalog.all_tags == {"latest": 3}
+    store.close()
+    assert open_store(tmp_path).corrupt_versions == 0
+
+
+def test_folder_whose_tags_are_among_the_numbers_is_read(tmp_path: Path, open_store: OpenStore) -> None:
+    """Tags had no document of their own once; opening the folder gives them one."""
+    _three_versions(tmp_path)
+    for name in ("tags.json", "tags.copy.json"):
+        _remove(tmp_path / name)
+    old = seal({"sequence": 9, "generation": 1, "high_water": 3, "tags": {"best": 2}})
+    for name in ("state.json", "state.copy.json"):
+        (tmp_path / name).write_bytes(old)
+    store = open_store(tmp_path)
+    publish(store, b"four")
+    store.close()
+    assert open_store(tmp_path).catalog.all_tags == {"best": 2, "latest": 4}
 
 
 def test_tag_on_a_damaged_version_is_dropped(tmp_path: Path, open_store: OpenStore) -> None:

@@ -56,7 +56,7 @@ def test_disk_that_fills_up_during_a_publish_stores_nothing(
     store = open_store(tmp_path)
     publish(store, b"old")
     refusals = _change_until_it_fits(monkeypatch, store, tmp_path, lambda: publish(store, b"new", b"half"))
-    assert refusals == 6  # two encodings, the description, two copies of the state, the folder
+    assert refusals == 7  # two encodings, two copies of the description, two of the state, the folder
     assert [read(store, number) for number in store.catalog.versions] == [b"old", b"new"]
 
 

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 
+from services.paramserver import servicer as servicer_module
 from services.paramserver.announcer import Announcer
 from services.paramserver.metrics import Metrics
 from services.paramserver.servicer import ParamServicer
+from services.paramserver.version_store import VersionStore
 from services.paramserver.writer import Writer
 from tests.unit.params.publishing import NOON, OpenStore, draft_of
+from tidemill.errors import Unavailable
 from tidemill.params.v1 import params_pb2 as pb
 
 _CONTEXT: Any = None
+
+
+def _servicer(store: VersionStore, writer: Writer, announcer: Announcer) -> ParamServicer:
+    """Return a servicer that sends one version at a time."""
+    metrics = Metrics(lambda: store.catalog, CollectorRegistry())
+    return ParamServicer(store, writer, announcer, metrics, max_fetch_bytes=1)
 
 
 async def _one(blob: bytes) -> AsyncIterator[bytes]:
@@ -26,7 +37,7 @@ async def test_watcher_that_reads_slowly_skips_to_the_newest(tmp_path: Path, ope
     """Of five versions published between two reads, only the last is announced."""
     store, announcer = open_store(tmp_path), Announcer()
     writer = Writer(store, announcer, clock=lambda: NOON)
-    servicer = ParamServicer(store, writer, announcer, Metrics(lambda: store.catalog, CollectorRegistry()))
+    servicer = _servicer(store, writer, announcer)
     await writer.open_generation()
     watch: Any = servicer.Watch(pb.WatchRequest(), _CONTEXT)
     seen = []
@@ -44,7 +55,7 @@ async def test_fetch_by_tag_survives_the_removal_of_what_it_found(tmp_path: Path
     """When retention removes a version between finding and opening it, the tag's next version is sent."""
     store, announcer = open_store(tmp_path, keep_versions=1), Announcer()
     writer = Writer(store, announcer, clock=lambda: NOON)
-    servicer = ParamServicer(store, writer, announcer, Metrics(lambda: store.catalog, CollectorRegistry()))
+    servicer = _servicer(store, writer, announcer)
     await writer.open_generation()
     await writer.publish(draft_of(b"one"), _one(b"one"))
     found_before, tagged = store.catalog.newest, servicer._tagged
@@ -54,3 +65,41 @@ async def test_fetch_by_tag_survives_the_removal_of_what_it_found(tmp_path: Path
     sent = [response async for response in servicer.Fetch(pb.FetchRequest(tag="latest"), _CONTEXT)]
     writer.close()
     assert [sent[0].header.version.version, sent[1].piece] == [2, b"two"]
+
+
+async def test_fetch_waits_for_its_turn(tmp_path: Path, open_store: OpenStore) -> None:
+    """As many fetches are sent at a time as there is memory for; the next one begins when one of them ends."""
+    store, announcer = open_store(tmp_path), Announcer()
+    writer = Writer(store, announcer, clock=lambda: NOON)
+    servicer = _servicer(store, writer, announcer)
+    await writer.open_generation()
+    await writer.publish(draft_of(b"one"), _one(b"one"))
+    first: Any = servicer.Fetch(pb.FetchRequest(tag="latest"), _CONTEXT)
+    assert (await anext(first)).header.version.version == 1
+    second: Any = servicer.Fetch(pb.FetchRequest(tag="latest"), _CONTEXT)
+    waiting = asyncio.ensure_future(anext(second))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await first.aclose()
+    assert (await waiting).header.version.version == 1
+    await second.aclose()
+    writer.close()
+
+
+async def test_fetch_without_a_turn_in_time_is_unavailable(
+    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait is bounded, and the message names the setting."""
+    monkeypatch.setattr(servicer_module, "TURN_S", 0.01)
+    store, announcer = open_store(tmp_path), Announcer()
+    writer = Writer(store, announcer, clock=lambda: NOON)
+    servicer = _servicer(store, writer, announcer)
+    await writer.open_generation()
+    await writer.publish(draft_of(b"one"), _one(b"one"))
+    first: Any = servicer.Fetch(pb.FetchRequest(tag="latest"), _CONTEXT)
+    await anext(first)
+    second: Any = servicer.Fetch(pb.FetchRequest(tag="latest"), _CONTEXT)
+    with pytest.raises(Unavailable, match=r"paramserver\.max_fetch_bytes allows, 1,"):
+        await anext(second)
+    await first.aclose()
+    writer.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
@@ -11,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.paramserver import version_store
 from tests.unit.params.publishing import (
     METADATA,
     NOON,
@@ -23,7 +23,7 @@ from tests.unit.params.publishing import (
     small_store,
     store_draft,
 )
-from tidemill.errors import DataLoss, FailedPrecondition, FatalError, InvalidArgument, NotFound
+from tidemill.errors import DataLoss, FailedPrecondition, FatalError, InvalidArgument, NotFound, Unavailable
 from tidemill.params.version import Precision
 
 
@@ -37,6 +37,7 @@ def test_published_version_reads_back_with_its_description(tmp_path: Path, open_
     assert read(store, 1, Precision.HALF) == b"half"
     assert names(tmp_path) == {
         "0000000001.json",
+        "0000000001.copy.json",
         "0000000001.full.safetensors",
         "0000000001.half.safetensors",
     }
@@ -47,7 +48,8 @@ def test_missing_half_is_answered_with_full(tmp_path: Path, open_store: OpenStor
     store = open_store(tmp_path)
     publish(store, b"full")
     blob = store.open(1, Precision.HALF)
-    assert (blob.encoding.precision, blob.read(10)) == (Precision.FULL, b"full")
+    assert (blob.encoding.precision, blob.read_memory(10)) == (Precision.FULL, b"full")
+    blob.close()
 
 
 def test_restart_restores_everything(tmp_path: Path, open_store: OpenStore) -> None:
@@ -71,26 +73,49 @@ def test_newest_version_is_read_from_memory_and_others_from_disk(tmp_path: Path,
     publish(store, b"old")
     publish(store, b"new", b"hn")
     for _ in range(2):
-        assert store.open(2, Precision.FULL).in_memory
-        assert store.open(2, Precision.HALF).in_memory
-        blob = store.open(1, Precision.FULL)
-        assert not blob.in_memory
-        blob.close()
+        for number, precision in ((2, Precision.FULL), (2, Precision.HALF), (1, Precision.FULL)):
+            with closing(store.open(number, precision)) as blob:
+                assert blob.in_memory == (number == 2)
         store.close()
         store = open_store(tmp_path)
 
 
-def test_large_version_is_not_held_in_memory(
-    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A version over the cache's limit is read from disk, newest or not."""
-    monkeypatch.setattr(version_store, "MAX_CACHED_BYTES", 4)
-    store = open_store(tmp_path)
+def test_large_version_is_not_held_in_memory(tmp_path: Path, open_store: OpenStore) -> None:
+    """A version over half of the budget for fetches is read from disk, newest or not."""
+    store = open_store(tmp_path, max_fetch_bytes=9)
+    publish(store, b"abcd")
     publish(store, b"abcde")
-    blob = store.open(1, Precision.FULL)
-    assert not blob.in_memory
-    blob.close()
-    assert read(store, 1) == b"abcde"
+    with closing(store.open(2, Precision.FULL)) as blob:
+        assert not blob.in_memory
+    assert read(store, 2) == b"abcde"
+
+
+def test_reader_goes_on_from_the_disk_when_a_newer_version_takes_the_memory(
+    tmp_path: Path, open_store: OpenStore
+) -> None:
+    """A slow reader holds no version in memory; it gets the same bytes."""
+    store = open_store(tmp_path)
+    publish(store, b"abcdef")
+    with closing(store.open(1, Precision.FULL)) as blob:
+        assert blob.read_memory(2) == b"ab"
+        publish(store, b"newer")
+        assert blob.read_memory(2) is None
+        assert (blob.read_disk(2), blob.read_disk(9), blob.read_disk(9)) == (b"cd", b"ef", b"")
+
+
+def test_removed_versions_that_are_read_take_no_more_than_the_budget(tmp_path: Path, open_store: OpenStore) -> None:
+    """Of three removed versions that readers hold open, the oldest is closed to all of its readers."""
+    store = open_store(tmp_path, keep_versions=1, max_fetch_bytes=12)
+    blobs = []
+    for data in (b"11111", b"22222", b"33333", b"44444"):
+        number = publish(store, data).version
+        blobs += [store.open(number, Precision.FULL) for _ in range(2)]
+    assert [blob.closed for blob in blobs] == [True] * 2 + [False] * 6
+    assert [blob.read_disk(9) for blob in blobs[2:6:2]] == [b"22222", b"33333"]
+    with pytest.raises(Unavailable, match="version 1 was removed while it was read"):
+        blobs[0].read_disk(9)
+    for blob in blobs:
+        blob.close()
 
 
 def test_old_versions_are_removed_but_tagged_ones_stay(tmp_path: Path, open_store: OpenStore) -> None:
@@ -108,6 +133,19 @@ def test_old_versions_are_removed_but_tagged_ones_stay(tmp_path: Path, open_stor
         store.open(1, Precision.FULL)
 
 
+def test_publish_writes_no_tags(tmp_path: Path, open_store: OpenStore) -> None:
+    """However many tags there are, their files are written when a tag is set and at no other time."""
+    store = open_store(tmp_path)
+    publish(store, b"1")
+    store.set_tag("best", 1)
+    before = [(tmp_path / name).stat().st_ino for name in ("tags.json", "tags.copy.json")]
+    publish(store, b"2")
+    store.open_generation()
+    assert [(tmp_path / name).stat().st_ino for name in ("tags.json", "tags.copy.json")] == before
+    store.set_tag("best", 2)
+    assert [(tmp_path / name).stat().st_ino for name in ("tags.json", "tags.copy.json")] != before
+
+
 def test_open_version_can_be_read_after_it_was_removed(tmp_path: Path, open_store: OpenStore) -> None:
     """A slow reader gets every byte of a version that retention removes meanwhile."""
     store = open_store(tmp_path, keep_versions=1)
@@ -120,7 +158,7 @@ def test_open_version_can_be_read_after_it_was_removed(tmp_path: Path, open_stor
     blob.verify()
     publish(store, b"fourth")
     assert 2 not in store.catalog.versions
-    assert blob.read(100) == b"second"
+    assert blob.read_disk(100) == b"second"
     blob.close()
 
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import REGISTRY
 
 from tidemill.errors import ConfigError, FatalError, InvalidArgument, NotFound, TidemillError
 from tidemill.replay.v1 import replay_pb2 as pb
@@ -97,6 +98,45 @@ def test_exception_of_a_handler_reaches_the_client_as_itself(server: BackgroundS
         translated(),
     ):
         replay_pb2_grpc.ReplayServiceStub(channel).DescribeTable(pb.DescribeTableRequest(name="a"), timeout=5)
+
+
+@pytest.mark.parametrize("value", ["x", "é", "\N{PILE OF POO}", "%", "\n"])
+def test_long_message_is_cut_and_keeps_its_status(server: BackgroundServer, value: str) -> None:
+    """However long a refused value is, the client gets the status and the message's beginning and end."""
+    request = pb.DescribeTableRequest(name=value * 100_000)
+    with open_channel(server.start()) as channel:
+        stub = replay_pb2_grpc.ReplayServiceStub(channel)
+        with pytest.raises(NotFound, match=r"^no table '.*left out.*'$") as caught, translated():
+            stub.DescribeTable(request, timeout=5)
+    assert len(str(caught.value).encode()) < 2_100
+
+
+def test_request_that_is_no_message_is_invalid_and_told_once(
+    server: BackgroundServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On a call or within a stream; each is counted, one line is written, and the server lives."""
+    before = _undecodable()
+    with open_channel(server.start()) as channel:
+        call: Any = channel.unary_unary(f"/{_SERVICE}/DescribeTable")
+        stream: Any = channel.stream_stream(f"/{_SERVICE}/Sample")
+        good = pb.SampleRequest(credit=7).SerializeToString()
+        for _ in range(20):
+            with pytest.raises(InvalidArgument, match="the request's 3 bytes are no message of"), translated():
+                call(b"\xff\xff\xff", timeout=5)
+        answers = stream(iter([good, b"\xff\xff\xff"]), timeout=5)
+        assert pb.SampleResponse.FromString(next(answers)).table_items == 7
+        with pytest.raises(InvalidArgument, match=f"no message of {_SERVICE}/Sample"), translated():
+            next(answers)
+        assert _check(channel, "") == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert _undecodable() - before == 21
+    written = "".join(capfd.readouterr())
+    assert written.count("request cannot be decoded") == 1
+    assert "Traceback" not in written
+
+
+def _undecodable() -> float:
+    samples = (s for metric in REGISTRY.collect() if metric.name == "grpc_server_undecodable" for s in metric.samples)
+    return sum(sample.value for sample in samples if sample.name.endswith("_total"))
 
 
 def test_fault_of_a_handler_is_internal_and_the_server_lives(server: BackgroundServer) -> None:

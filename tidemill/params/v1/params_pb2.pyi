@@ -174,16 +174,22 @@ class OpenGenerationRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PUBLISHER_FIELD_NUMBER: _builtins.int
+    ABOVE_FIELD_NUMBER: _builtins.int
     publisher: _builtins.str
     """Who asks, for the server's log, e.g. host name and process id."""
+    above: _builtins.int
+    """Greatest generation the caller knows of, e.g. of a checkpoint; the one it is given is greater, also from a server
+    that lost its own count. Beyond the server's own at most 2^62; 0 means none.
+    """
     def __init__(
         self,
         *,
         publisher: _builtins.str = ...,
+        above: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["publisher", b"publisher"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "publisher", b"publisher"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -504,6 +510,9 @@ class ListVersionsResponse(_message.Message):
 
     VERSIONS_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    """The newest generation handed out; 0 before the first. A publisher with a smaller one was superseded."""
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Version]:
         """Versions the server still has, oldest first."""
@@ -517,10 +526,11 @@ class ListVersionsResponse(_message.Message):
         *,
         versions: _abc.Iterable[Global___Version] | None = ...,
         tags: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tags", b"tags", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "tags", b"tags", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

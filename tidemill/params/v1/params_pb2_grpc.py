@@ -73,8 +73,9 @@ class ParamServiceServicer:
 
     def OpenGeneration(self, request, context):
         """Makes the caller the one publisher and hands it a generation greater than all before it; publishers of
-        older generations are refused from then on. Never blocks. Durable before it is answered. A retry is safe:
-        it only takes a further generation.
+        older generations are refused from then on, and a publish of theirs that is under way ends. Never blocks. Durable
+        before it is answered. A retry is safe: it only takes a further generation.
+        INVALID_ARGUMENT: a field is out of range.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,6 +100,8 @@ class ParamServiceServicer:
 
         With `newer_than` and `wait_s` it blocks until the tag points at a newer version, at most `wait_s`; if none
         comes, only a header with `not_newer` is sent. A retry is safe.
+        As many fetches are sent at a time as the server has memory for; others wait, at most 30 s, then UNAVAILABLE. So
+        ends, too, a fetch so slow that its version was removed and too many like it are kept.
         NOT_FOUND: no such version or tag (a wait for the first version of a known tag is not an error).
         DATA_LOSS: the stored bytes are damaged.
         """
@@ -124,6 +127,7 @@ class ParamServiceServicer:
     def SetTag(self, request, context):
         """Points a tag at a version, which is then kept until the tag moves on. Never blocks. Durable before it is
         answered. A retry is safe. NOT_FOUND: no such version. INVALID_ARGUMENT: a bad name, or `latest`.
+        RESOURCE_EXHAUSTED: the tag is new and there are as many as the server allows, or the disk is full.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -42,8 +42,9 @@ class ParamServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ParamServiceAsyncStub: ...
     OpenGeneration: _grpc.UnaryUnaryMultiCallable[_params_pb2.OpenGenerationRequest, _params_pb2.OpenGenerationResponse]
     """Makes the caller the one publisher and hands it a generation greater than all before it; publishers of
-    older generations are refused from then on. Never blocks. Durable before it is answered. A retry is safe:
-    it only takes a further generation.
+    older generations are refused from then on, and a publish of theirs that is under way ends. Never blocks. Durable
+    before it is answered. A retry is safe: it only takes a further generation.
+    INVALID_ARGUMENT: a field is out of range.
     """
     Publish: _grpc.StreamUnaryMultiCallable[_params_pb2.PublishRequest, _params_pb2.PublishResponse]
     """Stores a new version: first a header, then the bytes of its encodings in order, in pieces of at most 1 MiB.
@@ -60,6 +61,8 @@ class ParamServiceStub:
 
     With `newer_than` and `wait_s` it blocks until the tag points at a newer version, at most `wait_s`; if none
     comes, only a header with `not_newer` is sent. A retry is safe.
+    As many fetches are sent at a time as the server has memory for; others wait, at most 30 s, then UNAVAILABLE. So
+    ends, too, a fetch so slow that its version was removed and too many like it are kept.
     NOT_FOUND: no such version or tag (a wait for the first version of a known tag is not an error).
     DATA_LOSS: the stored bytes are damaged.
     """
@@ -72,6 +75,7 @@ class ParamServiceStub:
     SetTag: _grpc.UnaryUnaryMultiCallable[_params_pb2.SetTagRequest, _params_pb2.SetTagResponse]
     """Points a tag at a version, which is then kept until the tag moves on. Never blocks. Durable before it is
     answered. A retry is safe. NOT_FOUND: no such version. INVALID_ARGUMENT: a bad name, or `latest`.
+    RESOURCE_EXHAUSTED: the tag is new and there are as many as the server allows, or the disk is full.
     """
 
 @_typing.type_check_only
@@ -81,8 +85,9 @@ class ParamServiceAsyncStub(ParamServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     OpenGeneration: _aio.UnaryUnaryMultiCallable[_params_pb2.OpenGenerationRequest, _params_pb2.OpenGenerationResponse]  # type: ignore[assignment]
     """Makes the caller the one publisher and hands it a generation greater than all before it; publishers of
-    older generations are refused from then on. Never blocks. Durable before it is answered. A retry is safe:
-    it only takes a further generation.
+    older generations are refused from then on, and a publish of theirs that is under way ends. Never blocks. Durable
+    before it is answered. A retry is safe: it only takes a further generation.
+    INVALID_ARGUMENT: a field is out of range.
     """
     Publish: _aio.StreamUnaryMultiCallable[_params_pb2.PublishRequest, _params_pb2.PublishResponse]  # type: ignore[assignment]
     """Stores a new version: first a header, then the bytes of its encodings in order, in pieces of at most 1 MiB.
@@ -99,6 +104,8 @@ class ParamServiceAsyncStub(ParamServiceStub):
 
     With `newer_than` and `wait_s` it blocks until the tag points at a newer version, at most `wait_s`; if none
     comes, only a header with `not_newer` is sent. A retry is safe.
+    As many fetches are sent at a time as the server has memory for; others wait, at most 30 s, then UNAVAILABLE. So
+    ends, too, a fetch so slow that its version was removed and too many like it are kept.
     NOT_FOUND: no such version or tag (a wait for the first version of a known tag is not an error).
     DATA_LOSS: the stored bytes are damaged.
     """
@@ -111,6 +118,7 @@ class ParamServiceAsyncStub(ParamServiceStub):
     SetTag: _aio.UnaryUnaryMultiCallable[_params_pb2.SetTagRequest, _params_pb2.SetTagResponse]  # type: ignore[assignment]
     """Points a tag at a version, which is then kept until the tag moves on. Never blocks. Durable before it is
     answered. A retry is safe. NOT_FOUND: no such version. INVALID_ARGUMENT: a bad name, or `latest`.
+    RESOURCE_EXHAUSTED: the tag is new and there are as many as the server allows, or the disk is full.
     """
 
 class ParamServiceServicer:
@@ -122,8 +130,9 @@ class ParamServiceServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_params_pb2.OpenGenerationResponse, _abc.Awaitable[_params_pb2.OpenGenerationResponse]]:
         """Makes the caller the one publisher and hands it a generation greater than all before it; publishers of
-        older generations are refused from then on. Never blocks. Durable before it is answered. A retry is safe:
-        it only takes a further generation.
+        older generations are refused from then on, and a publish of theirs that is under way ends. Never blocks. Durable
+        before it is answered. A retry is safe: it only takes a further generation.
+        INVALID_ARGUMENT: a field is out of range.
         """
 
     def Publish(
@@ -150,6 +159,8 @@ class ParamServiceServicer:
 
         With `newer_than` and `wait_s` it blocks until the tag points at a newer version, at most `wait_s`; if none
         comes, only a header with `not_newer` is sent. A retry is safe.
+        As many fetches are sent at a time as the server has memory for; others wait, at most 30 s, then UNAVAILABLE. So
+        ends, too, a fetch so slow that its version was removed and too many like it are kept.
         NOT_FOUND: no such version or tag (a wait for the first version of a known tag is not an error).
         DATA_LOSS: the stored bytes are damaged.
         """
@@ -177,6 +188,7 @@ class ParamServiceServicer:
     ) -> _typing.Union[_params_pb2.SetTagResponse, _abc.Awaitable[_params_pb2.SetTagResponse]]:
         """Points a tag at a version, which is then kept until the tag moves on. Never blocks. Durable before it is
         answered. A retry is safe. NOT_FOUND: no such version. INVALID_ARGUMENT: a bad name, or `latest`.
+        RESOURCE_EXHAUSTED: the tag is new and there are as many as the server allows, or the disk is full.
         """
 
 def add_ParamServiceServicer_to_server(servicer: ParamServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,52 @@
+"""Whether a learner is still the one that trains: asked before anything of it is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidemill.errors import TidemillError
+from tidemill.params.publisher import StalePublisher
+
+
+class Fence:
+    """Lets the publisher's generation pass and no older one; safe to use from several threads.
+
+    A learner that was frozen while another took its place learns so here, before it writes. The parameter server is the
+    one authority; while it cannot be asked a learner goes on, and what it writes bears its generation.
+    """
+
+    def __init__(self, newest_generation: Callable[[], int], generation: int, clock: Callable[[], float]) -> None:
+        """Take whom to ask.
+
+        Args:
+            newest_generation: Returns the newest generation handed out; bounded in time.
+            generation: This learner's.
+            clock: Monotonic time in seconds, which goes on while the process is frozen.
+        """
+        self._newest_generation, self._generation, self._clock = newest_generation, generation, clock
+        self._asked_at = clock()
+        self._newer = 0
+
+    def check(self, max_age_s: float = 0.0) -> None:
+        """Return if no newer learner took over, as far as is known.
+
+        Args:
+            max_age_s: How old the last answer may be, in seconds, before the server is asked again.
+
+        Raises:
+            StalePublisher: A newer learner took over; also from then on.
+        """
+        if not self._newer and self._clock() - self._asked_at >= max_age_s:
+            self._ask()
+        if self._newer:
+            raise StalePublisher(
+                f"generation {self._generation} was superseded by {self._newer}: another learner trains this run now"
+            )
+
+    def _ask(self) -> None:
+        try:
+            newest = self._newest_generation()
+        except TidemillError:
+            newest = 0
+        self._asked_at = self._clock()
+        self._newer = newest if newest > self._generation else 0

@@ -1,0 +1,79 @@
+"""Two learners of one run by mistake: the older one, frozen while the newer one took over, writes nothing any more."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.learner.checkpoint import CheckpointStore
+from tests.integration.feeder import TABLE
+from tests.integration.learner_cluster import LearnerCluster, learner_cluster, wait_until
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
+    """A cluster whose replay service and parameter server serve."""
+    with learner_cluster(tmp_path) as cluster:
+        cluster.start_replay()
+        cluster.start_params()
+        yield cluster
+
+
+def _newest(cluster: LearnerCluster) -> tuple[str, int]:
+    found = CheckpointStore(cluster.checkpoints, keep=3).newest()
+    assert found is not None
+    return found[0].name, found[1].counters["learner_steps"]
+
+
+@pytest.mark.parametrize("is_asked_to_stop", [False, True])
+def test_frozen_learner_that_was_superseded_writes_nothing(cluster: LearnerCluster, is_asked_to_stop: bool) -> None:
+    """Awake again, it ends: no checkpoint, no priorities, no version; a restart restores the newer one's steps."""
+    lazy = ["--learner.checkpoint-every-s", "0", "--learner.publish-every", "100000"]
+    old = cluster.start_learner_process(*lazy)
+    feeder = cluster.feed()
+    cluster.wait_for_status(lambda s: s.learner_steps >= 100, "the old learner trains")
+    cluster.learner_client().save_checkpoint()
+    old.signal(signal.SIGSTOP)
+    new = cluster.start_learner(*lazy, "--learner.server.address", "127.0.0.1:0", "--run.max-learner-steps", "400")
+    assert new.wait() is None
+    feeder.close()
+    before, files = _newest(cluster), sorted(path.name for path in cluster.checkpoints.iterdir())
+    updates = cluster.replay_client().describe_table(TABLE).priority_updates
+    if is_asked_to_stop:
+        old.signal(signal.SIGTERM)  # after which it would write a last checkpoint
+    else:
+        cluster.feed()  # for it to train on
+    old.signal(signal.SIGCONT)
+    assert old.wait() == 1
+    assert "StalePublisher" in old.text()
+    assert sorted(path.name for path in cluster.checkpoints.iterdir()) == files
+    assert (_newest(cluster), before[1]) == (before, 400)
+    assert cluster.replay_client().describe_table(TABLE).priority_updates == updates
+    assert {version.generation for version in cluster.params_client().list_versions().versions[-2:]} == {2}
+    resumed = cluster.start_learner("--run.max-learner-steps", "400")
+    assert resumed.wait() is None
+    wait_until(lambda: _newest(cluster)[1] == 400, "the newer learner's steps")
+
+
+def test_checkpoints_outlive_a_parameter_server_that_lost_everything(tmp_path: Path) -> None:
+    """A new server hands out a generation above that of the checkpoints, so that the newest stays the newest."""
+    with learner_cluster(tmp_path) as cluster:
+        cluster.start_replay()
+        params = cluster.start_params()
+        first = cluster.start_learner("--run.max-learner-steps", "50")
+        cluster.feed()
+        assert first.wait() is None
+        second = cluster.start_learner("--run.max-learner-steps", "60")
+        assert second.wait() is None
+        params.signal(signal.SIGTERM)
+        assert params.wait() == 0
+        shutil.rmtree(tmp_path / "test" / "params")
+        cluster.start_params()
+        third = cluster.start_learner("--run.max-learner-steps", "70")
+        assert third.wait() is None
+        assert _newest(cluster)[1] == 70
+        assert cluster.params_client().open_generation("test").generation == 4

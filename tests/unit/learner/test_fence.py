@@ -1,0 +1,70 @@
+"""The fence: who still trains, as far as is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.learner.fence import Fence
+from tests.unit.learner.fakes import Clock
+from tidemill.errors import Unavailable
+from tidemill.params.publisher import StalePublisher
+
+
+class _Server:
+    """Says which generation is the newest, or that it is away."""
+
+    def __init__(self) -> None:
+        self.newest: int | None = 2
+        self.asked = 0
+
+    def __call__(self) -> int:
+        self.asked += 1
+        if self.newest is None:
+            raise Unavailable("away")
+        return self.newest
+
+
+def test_newest_generation_passes() -> None:
+    """Also beside a server that lost its count; without an age each check asks."""
+    server = _Server()
+    fence = Fence(server, 2, Clock())
+    fence.check()
+    server.newest = 0
+    fence.check()
+    assert server.asked == 2
+
+
+def test_older_generation_is_refused_for_good() -> None:
+    """The server is not asked again; the message names both generations."""
+    server = _Server()
+    server.newest = 3
+    fence = Fence(server, 2, Clock())
+    for _ in range(2):
+        with pytest.raises(StalePublisher, match="generation 2 was superseded by 3"):
+            fence.check()
+    assert server.asked == 1
+
+
+def test_answer_is_good_for_a_while() -> None:
+    """Within its age the server is not asked again; after a freeze it is."""
+    server, clock = _Server(), Clock()
+    fence = Fence(server, 2, clock)
+    fence.check(1.0)
+    clock.now += 0.5
+    fence.check(1.0)
+    assert server.asked == 0
+    clock.now += 600.0
+    server.newest = 3
+    with pytest.raises(StalePublisher):
+        fence.check(1.0)
+
+
+def test_learner_goes_on_while_the_server_cannot_be_asked() -> None:
+    """An outage stops nothing; the server's return tells."""
+    server, clock = _Server(), Clock()
+    server.newest = None
+    fence = Fence(server, 2, clock)
+    fence.check()
+    server.newest = 3
+    with pytest.raises(StalePublisher):
+        fence.check()

@@ -1,0 +1,50 @@
+"""The epochs of servers that forgot what was before them, whatever the clock does in between."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from services.replay.chunk_store import ChunkStore
+from services.replay.streams import EPOCH_RANDOM_BITS, StreamRegistry, first_epoch
+from tests.unit.replay.streams_for_tests import SIGNATURE
+from tidemill.errors import FailedPrecondition
+
+_NOON = 1_700_000_000_000
+
+
+def _life(now_ms: int, rng: random.Random) -> StreamRegistry:
+    return StreamRegistry(first_epoch(now_ms, rng.getrandbits(EPOCH_RANDOM_BITS)), max_streams=100)
+
+
+def _open(streams: StreamRegistry, actor_id: str, epoch: int = 0) -> int:
+    store = ChunkStore(SIGNATURE)
+    return streams.open(actor_id, epoch, 1, store, chunk_length=4, tail_steps=4).number
+
+
+@pytest.mark.parametrize("jump_ms", [0, 1, -1, -3_600_000, -_NOON, 3_600_000])
+def test_epoch_of_an_earlier_life_is_never_one_of_this(jump_ms: int) -> None:
+    """Also when the clock stands still or falls back, an actor never goes on in a stream the server did not give it."""
+    rng = random.Random(0)
+    before = _life(_NOON, rng)
+    given = {_open(before, f"actor-{i}") for i in range(20)}
+    after = _life(_NOON + jump_ms, rng)
+    opened = {_open(after, f"actor-{i}") for i in range(20)}
+    assert not given & opened
+
+
+def test_former_process_is_told_from_the_present_one_across_lives() -> None:
+    """With a clock that goes on, the epoch of an actor's former process is the smaller one and refused."""
+    rng = random.Random(0)
+    old = _open(_life(_NOON, rng), "actor")
+    after = _life(_NOON + 1, rng)
+    _open(after, "actor")
+    with pytest.raises(FailedPrecondition, match="superseded"):
+        _open(after, "actor", old)
+
+
+def test_epochs_fit_the_wire() -> None:
+    """They stay below 2^63 for centuries, and are at least 1 even with a clock at 0."""
+    assert 2**40 < first_epoch(_NOON, 0) < first_epoch(8_000_000_000_000, 2**EPOCH_RANDOM_BITS - 1) < 2**63
+    assert first_epoch(0, 0) >= 1
