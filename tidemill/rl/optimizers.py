@@ -95,7 +95,7 @@ class Adam:
 
 
 class RMSProp:
-    """Divides each gradient by an estimate of its standard deviation; used as `tidemill.rl.adam.Adam` is.
+    """Divides each gradient by an estimate of its standard deviation; used as `tidemill.rl.optimizers.Adam` is.
 
     `epsilon` stands under the root, as in Graves and in TensorFlow, where Ape-X took its value from; torch's own
     adds it outside.

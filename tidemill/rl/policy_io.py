@@ -21,7 +21,7 @@ class FrameStack:
     """Keeps the last `stack` observations of each environment.
 
     At an episode's first observation every frame of that environment becomes this observation, the padding
-    that `tidemill.rl.windows.transitions` rebuilds in the learner.
+    that `tidemill.rl.transitions.transitions` rebuilds in the learner.
     """
 
     def __init__(self, num_envs: int, stack: int, shape: tuple[int, ...], dtype: DTypeLike = np.uint8) -> None:

@@ -84,7 +84,7 @@ def unroll_targets(rows: Mapping[str, Array], shape: SequenceShape, gamma: float
 def sequences(
     columns: Mapping[str, Array], index: NDArray[np.int64], shape: SequenceShape, gamma: float
 ) -> dict[str, Array]:
-    """Return the sequences of a batch of windows; see `tidemill.rl.windows.transitions` for the rows of a stream.
+    """Return the sequences of a batch of windows; see `tidemill.rl.transitions.transitions` for the rows of a stream.
 
     A window may hold the end of one episode and the start of the next. Nothing is carried over: the memory is
     reset at `is_first`, no return reaches beyond an end, and a final observation step, whose action was

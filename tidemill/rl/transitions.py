@@ -101,7 +101,7 @@ def gather_frame_stacks(batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Return a batch with its `observation` and `bootstrap_observation`, gathered from `FRAMES` if they are not there.
 
     Args:
-        batch: What `tidemill.rl.windows.transitions` returned, with or without `stack_on_device`.
+        batch: What `tidemill.rl.transitions.transitions` returned, with or without `stack_on_device`.
     """
     if FRAMES not in batch:
         return batch

@@ -58,7 +58,7 @@ def test_updates_reach_the_optimal_values_of_a_small_mdp(double: bool, dueling: 
     assert policy.act(policy_input(np.eye(3, dtype=np.float32)), evaluation=True).action.tolist() == [1, 1, 1]
 
 
-def test_hard_target_changes_only_every_target_every_updates() -> None:
+def test_hard_target_changes_only_every_target_update_period() -> None:
     """After the third update the target is the network; before it, what it was at the start."""
     agent = DQNAgent(DQNConfig(network="mlp", hidden_sizes=(8,), target_update_period=3), VECTOR, CPU, seed=0)
     start = {name: value.clone() for name, value in agent.state_dict()["target"].items()}

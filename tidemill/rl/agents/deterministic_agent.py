@@ -100,7 +100,7 @@ class DeterministicAgent:
         self._frame_stack, self._n_step, self._gamma = frame_stack, n_step, gamma
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
-        """Return n-step transitions; see `tidemill.rl.windows.transitions`."""
+        """Return n-step transitions; see `tidemill.rl.transitions.transitions`."""
         return transitions(columns, index, self._frame_stack, self._n_step, self._gamma)
 
     def set_process_group(self, group: ProcessGroup) -> None:

@@ -52,7 +52,7 @@ class DQNAgent:
         )
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
-        """Return n-step transitions; see `tidemill.rl.windows.transitions`."""
+        """Return n-step transitions; see `tidemill.rl.transitions.transitions`."""
         stack, steps, gamma = self._frame_stack, self._config.n_step, self._config.gamma
         return transitions(columns, index, stack, steps, gamma, stack_on_device=self._stack_on_device)
 

@@ -69,7 +69,7 @@ class SACAgent:
         )
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
-        """Return n-step transitions; see `tidemill.rl.windows.transitions`."""
+        """Return n-step transitions; see `tidemill.rl.transitions.transitions`."""
         return transitions(columns, index, self._frame_stack, self._config.n_step, self._config.gamma)
 
     def set_process_group(self, group: ProcessGroup) -> None:
