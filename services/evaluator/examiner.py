@@ -68,7 +68,7 @@ class Examiner:
             raise FatalError(f"version {params.number} is of another network than agent.*: {error}") from error
         settings, memory_size = self._config.evaluator, self._policy.memory_size
         if settings.policy == "sampled":
-            return Player(lambda percept: self._policy.explore(percept, _PAST_SCHEDULES), memory_size)
+            return Player(lambda percept: self._policy.explore(percept, _PAST_SCHEDULES), memory_size, keeps_rows=True)
         epsilon = epsilon_of(self._config) if settings.policy == "epsilon" else 0.0
         return Player(self._policy.greedy, memory_size, epsilon, self._spec.num_actions)
 

@@ -31,6 +31,8 @@ class Player:
     """Share of its actions in whose place a random one is taken; for discrete actions."""
     num_actions: int = 0
     """Discrete actions there are."""
+    keeps_rows: bool = False
+    """Whether a row must be the same slot at every step, because the policy's noise lasts from one to the next."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,8 @@ class _Episode:
     number: int
     percept: Percept
     rng: np.random.Generator
+    is_over: bool = False
+    """Its slot has no further one; it holds its place only."""
 
 
 class _Round:
@@ -151,11 +155,11 @@ class _Round:
         self._left = deque(enumerate(seeds))
         self._playing: list[_Episode] = []
         for slot in slots:
-            self._begin(slot)
+            self._playing += self._begun(slot)
 
     @property
     def is_playing(self) -> bool:
-        return bool(self._playing)
+        return not all(episode.is_over for episode in self._playing)
 
     def step(self) -> None:
         """Act once in every slot that plays."""
@@ -163,12 +167,16 @@ class _Round:
         decision = self._decide()
         self._playing = []
         for i, episode in enumerate(playing):
-            episode.percept, summary = episode.slot.step(decision, i)
-            if summary is None:
-                self._playing.append(episode)
-            else:
-                self.returns[episode.number], self.lengths[episode.number] = summary.episode_return, summary.length
-                self._begin(episode.slot)
+            self._playing += [episode] if episode.is_over else self._played(episode, decision, i)
+
+    def _played(self, episode: _Episode, decision: Decision, row: int) -> list[_Episode]:
+        """Return what plays on in an episode's place after one more step."""
+        episode.percept, summary = episode.slot.step(decision, row)
+        if summary is None:
+            return [episode]
+        self.returns[episode.number], self.lengths[episode.number] = summary.episode_return, summary.length
+        episode.is_over = True
+        return self._begun(episode.slot) or ([episode] if self._player.keeps_rows else [])
 
     def _decide(self) -> Decision:
         """Return the player's decision, with random actions in a share of the places."""
@@ -182,8 +190,10 @@ class _Round:
                 action[i] = episode.rng.integers(player.num_actions)
         return replace(decision, action=action)
 
-    def _begin(self, slot: Slot) -> None:
-        if self._left:
-            number, seed = self._left.popleft()
-            percept = slot.start(seed, self._player.memory_size)
-            self._playing.append(_Episode(slot, number, percept, np.random.default_rng(seed)))
+    def _begun(self, slot: Slot) -> list[_Episode]:
+        """Return the next episode, begun in a slot; nothing if none is left."""
+        if not self._left:
+            return []
+        number, seed = self._left.popleft()
+        percept = slot.start(seed, self._player.memory_size)
+        return [_Episode(slot, number, percept, np.random.default_rng(seed))]

@@ -15,6 +15,8 @@ from tests.unit.rl.batches import CASES, CONTINUOUS, IMAGE, VECTOR, memory_size,
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.config import AgentConfig
+from tidemill.rl.agents.d4pg.config import D4PGConfig
+from tidemill.rl.agents.ddpg.config import DDPGConfig
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Agent, Array, Policy
 from tidemill.rl.agents.sac.config import SACConfig
@@ -24,6 +26,8 @@ from tidemill.rl.percept import Percept
 from tidemill.types import EnvSpec
 
 every_agent = pytest.mark.parametrize("config,env_spec", CASES.values(), ids=CASES.keys())
+
+CONTINUOUS_PIXELS = EnvSpec((84, 84), "uint8", frame_stack=4, action_shape=(2,))
 
 
 def run(agent: Agent, config: AgentConfig, env_spec: EnvSpec, updates: range, batch_size: int = 8) -> None:
@@ -221,6 +225,10 @@ def test_first_priority_is_one_positive_number_an_environment(config: AgentConfi
         (TD3Config(), VECTOR, "'td3', but the environment's actions are discrete"),
         (DQNConfig(), CONTINUOUS, "'dqn', but the environment's actions are continuous"),
         (SACConfig(), VECTOR, "'sac', but the environment's actions are discrete"),
+        (SACConfig(), CONTINUOUS_PIXELS, r"'sac', whose networks take vectors, but .* images \(84, 84\)"),
+        (TD3Config(), CONTINUOUS_PIXELS, "'td3', whose networks take vectors"),
+        (DDPGConfig(), CONTINUOUS_PIXELS, "'ddpg', whose networks take vectors"),
+        (D4PGConfig(), CONTINUOUS_PIXELS, "'d4pg', whose networks take vectors"),
         (DQNConfig(), VECTOR, r"'nature', which takes images .* \(3,\); use 'mlp'"),
         (DQNConfig(), EnvSpec((20, 84), "uint8", 4, 3), "at least 36x36"),
     ],

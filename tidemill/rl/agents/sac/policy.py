@@ -38,10 +38,12 @@ class SACPolicy:
         self._rng = np.random.default_rng(seed)
         self._noise_rng = torch.Generator(device).manual_seed(seed)
         self._noise: Tensor | None = None  # of the last tick, [N, A]
+        self._first_priority = 1.0
         self._held = HeldActions(config.hold_probability, config.hold_steps, np.random.default_rng(seed + 1))
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take `actor.*` and, with a policy average, `average.*`."""
+        """Take `actor.*`, with a policy average `average.*`, and `first_priority` if it is there."""
+        self._first_priority = float(state.get("first_priority", self._first_priority))
         self._actor.load_state_dict(part("actor", state))
         if self._config.policy_average:
             self._evaluated.load_state_dict(part("average", state))
@@ -83,8 +85,8 @@ class SACPolicy:
         return Decision(action.reshape(len(percept), *self._action_shape))
 
     def first_priority(self, ticks: Mapping[str, Array]) -> NDArray[np.float32]:
-        """Return 1 for each window: what a new item is worth until the learner has seen it."""
-        return np.ones(ticks["reward"].shape[1], dtype=np.float32)
+        """Return for each window what items were lately worth to the learner, until it has seen this one."""
+        return np.full(ticks["reward"].shape[1], self._first_priority, dtype=np.float32)
 
     def _tensor(self, observation: Array) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(observation)).to(self._device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tidemill.rl.agents.checks import require, require_actions
+from tidemill.rl.agents.checks import require, require_continuous
 from tidemill.rl.noise import NoiseConfig
 from tidemill.types import EnvSpec, WindowSpec
 
@@ -70,5 +70,5 @@ class TD3Config:
         return WindowSpec(history=frame_stack - 1, steps=self.n_step)
 
     def check_fit(self, env_spec: EnvSpec) -> None:
-        """Raise ConfigError if the environment's actions are not continuous."""
-        require_actions(self.algorithm, env_spec, discrete=False)
+        """Raise ConfigError if the environment's actions are not continuous, or its observations are images."""
+        require_continuous(self.algorithm, env_spec)
