@@ -68,7 +68,11 @@ class Examiner:
             raise FatalError(f"version {params.number} is of another network than agent.*: {error}") from error
         settings, recurrent_state_size = self._config.evaluator, self._policy.recurrent_state_size
         if settings.policy == "sampled":
-            return Player(lambda policy_input: self._policy.act(policy_input, _PAST_SCHEDULES), recurrent_state_size)
+            return Player(
+                lambda policy_input: self._policy.act(policy_input, _PAST_SCHEDULES),
+                recurrent_state_size,
+                keeps_rows=True,
+            )
         epsilon = epsilon_of(self._config) if settings.policy == "epsilon" else 0.0
         return Player(
             lambda policy_input: self._policy.act(policy_input, evaluation=True),

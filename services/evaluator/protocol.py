@@ -30,6 +30,8 @@ class Player:
     """Share of its actions in whose place a random one is taken; for discrete actions."""
     num_actions: int = 0
     """Discrete actions there are."""
+    keeps_rows: bool = False
+    """Whether a row must be the same slot at every step, because the policy's noise lasts from one to the next."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,8 @@ class _Episode:
     number: int
     policy_input: PolicyInput
     rng: np.random.Generator
+    is_over: bool = False
+    """Its slot has no further one; it holds its place only."""
 
 
 class _Round:
@@ -150,11 +154,11 @@ class _Round:
         self._left = deque(enumerate(seeds))
         self._playing: list[_Episode] = []
         for slot in slots:
-            self._begin(slot)
+            self._playing += self._begun(slot)
 
     @property
     def is_playing(self) -> bool:
-        return bool(self._playing)
+        return not all(episode.is_over for episode in self._playing)
 
     def step(self) -> None:
         """Act once in every slot that plays."""
@@ -162,12 +166,16 @@ class _Round:
         output = self._decide()
         self._playing = []
         for i, episode in enumerate(playing):
-            episode.policy_input, summary = episode.slot.step(output, i)
-            if summary is None:
-                self._playing.append(episode)
-            else:
-                self.returns[episode.number], self.lengths[episode.number] = summary.episode_return, summary.length
-                self._begin(episode.slot)
+            self._playing += [episode] if episode.is_over else self._played(episode, output, i)
+
+    def _played(self, episode: _Episode, output: PolicyOutput, row: int) -> list[_Episode]:
+        """Return what plays on in an episode's place after one more step."""
+        episode.policy_input, summary = episode.slot.step(output, row)
+        if summary is None:
+            return [episode]
+        self.returns[episode.number], self.lengths[episode.number] = summary.episode_return, summary.length
+        episode.is_over = True
+        return self._begun(episode.slot) or ([episode] if self._player.keeps_rows else [])
 
     def _decide(self) -> PolicyOutput:
         """Return the player's output, with random actions in a share of the places."""
@@ -181,8 +189,10 @@ class _Round:
                 action[i] = episode.rng.integers(player.num_actions)
         return replace(output, action=action)
 
-    def _begin(self, slot: Slot) -> None:
-        if self._left:
-            number, seed = self._left.popleft()
-            policy_input = slot.start(seed, self._player.recurrent_state_size)
-            self._playing.append(_Episode(slot, number, policy_input, np.random.default_rng(seed)))
+    def _begun(self, slot: Slot) -> list[_Episode]:
+        """Return the next episode, begun in a slot; nothing if none is left."""
+        if not self._left:
+            return []
+        number, seed = self._left.popleft()
+        policy_input = slot.start(seed, self._player.recurrent_state_size)
+        return [_Episode(slot, number, policy_input, np.random.default_rng(seed))]

@@ -113,6 +113,25 @@ class Snapshot:
         )
 
 
+class Rate:
+    """How fast a count grows, over the newest ten seconds, or since the look before where that was longer ago."""
+
+    def __init__(self) -> None:
+        """Nothing has been seen."""
+        self._history: deque[tuple[float, int]] = deque()
+
+    def at(self, now_s: float, count: int) -> float:
+        """Return the count's growth for each second; 0 at the first look."""
+        history = self._history
+        if history and count < history[-1][1]:  # the learner went back to a checkpoint
+            history.clear()
+        history.append((now_s, count))
+        while len(history) > 2 and history[1][0] <= now_s - _RATE_WINDOW_S:
+            history.popleft()
+        elapsed_s = now_s - history[0][0]
+        return (count - history[0][1]) / elapsed_s if elapsed_s > 0 else 0.0
+
+
 class Observer:
     """Takes snapshots of a running cluster.
 
@@ -129,7 +148,7 @@ class Observer:
         self._folder, self._scores_file = folder, folder / "scores.csv"
         self._pid_of, self._supervisor = pid_of, supervisor
         self._usage = UsageMeter()
-        self._history: deque[tuple[float, int]] = deque()
+        self._env_rate = Rate()
         self._learner: LearnerStatus | None = None
         self._started_s = time.monotonic()
 
@@ -145,7 +164,7 @@ class Observer:
             processes=tuple(self._row(name) for name in self._supervisor.processes),
             learner=self._learner,
             learner_answers=answer is not None,
-            env_steps_per_s=self._rate(now_s, answer.env_steps) if answer else 0.0,
+            env_steps_per_s=self._env_rate.at(now_s, answer.env_steps) if answer else 0.0,
             newest=scores[-1] if scores else None,
             best=max(scores, key=lambda score: score.mean, default=None),
             first=scores[0] if scores else None,
@@ -178,13 +197,3 @@ class Observer:
         pid = self._pid_of(name)
         usage = self._usage.look(pid)
         return ProcessRow(name, process.phase, pid, process.restarts_total, process.reason, usage)
-
-    def _rate(self, now_s: float, env_steps: int) -> float:
-        history = self._history
-        if history and env_steps < history[-1][1]:  # the learner went back to a checkpoint
-            history.clear()
-        history.append((now_s, env_steps))
-        while history[0][0] < now_s - _RATE_WINDOW_S:
-            history.popleft()
-        elapsed_s = now_s - history[0][0]
-        return (env_steps - history[0][1]) / elapsed_s if elapsed_s > 0 else 0.0

@@ -48,6 +48,7 @@ from tidemill.replay.shards.directory import ShardDirectory, is_sharded
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
+from tidemill.rl.optimizers import fallen
 from tidemill.rpc.server import RpcServer
 
 _LAST_PUBLISH_S = 5.0
@@ -206,7 +207,15 @@ class Learner:
         """Go on from the newest checkpoint, if there is one."""
         store = CheckpointStore(self._config.run.folder / "checkpoints", keep=self._config.learner.keep_checkpoints)
         if restored := resumable.restore(store):
-            self._board.restored = f"{restored}; the table holds {table_items:,} items"
+            self._board.restored = "; ".join(
+                part
+                for part in (
+                    restored,
+                    f"the table holds {table_items:,} items",
+                    fallen(self._config.agent, self._counters.learner_steps),
+                )
+                if part
+            )
             _log.info("restored", what=self._board.restored)
         return store
 

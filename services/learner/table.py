@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.learner.recurrent_state import STATE_DTYPE
 from tidemill.config.services import LearnerSettings
 from tidemill.config.table import TableSettings
-from tidemill.errors import AlreadyExists, FatalError
+from tidemill.errors import AlreadyExists, ConfigError, FatalError
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
 from tidemill.rl.agents.interface import Agent
@@ -29,6 +29,9 @@ def table_config(
         agent: Says which columns and how many steps its items need.
         spec: The environment's observations and actions.
         batch_size: Items of one gradient step.
+
+    Raises:
+        ConfigError: The table cannot hold the ratio.
     """
     signature = signature_of(spec)
     batches = batches_per_sample(learner, signature, batch_size)
@@ -84,6 +87,11 @@ def _rate_limiter(
 ) -> RateLimiterConfig:
     """Return the limiter that holds the ratio: one item is inserted every `stride` decisions."""
     samples_per_insert = learner.updates_per_env_step * batch_size * stride
+    if table.sampler == "fifo" and samples_per_insert > 1:
+        raise ConfigError(
+            f"learner.updates_per_env_step is {learner.updates_per_env_step:g}, but table.sampler is 'fifo', which "
+            f"gives each item once: at most {1 / (batch_size * stride):g}, or 0 for as many updates as there are items"
+        )
     if samples_per_insert == 0:
         return RateLimiterConfig(min_size=table.min_size)
     one_call = batch_size * batches

@@ -12,6 +12,20 @@ def require(condition: bool, field: str, value: object, allowed: str) -> None:
         raise ConfigError(f"{field} is {value!r}, but must be {allowed}")
 
 
+def require_continuous(algorithm: str, env_spec: EnvSpec) -> None:
+    """Raise ConfigError unless actions are continuous and observations are vectors.
+
+    The networks of these algorithms have no convolutions: of an image they would learn next to nothing, slowly.
+    """
+    require_actions(algorithm, env_spec, discrete=False)
+    shape = env_spec.observation_shape
+    if len(shape) > 1 and env_spec.observation_dtype == "uint8":
+        raise ConfigError(
+            f"algorithm is {algorithm!r}, whose networks take vectors, but the environment observes images {shape}: "
+            "flatten or encode them in the environment, e.g. with gymnasium's FlattenObservation"
+        )
+
+
 def require_actions(algorithm: str, env_spec: EnvSpec, *, discrete: bool) -> None:
     """Raise ConfigError unless the environment's actions are of the kind that the algorithm chooses."""
     if env_spec.is_discrete != discrete:

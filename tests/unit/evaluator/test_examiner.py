@@ -14,9 +14,13 @@ from tidemill.config.sections import EvaluatorConfig
 from tidemill.config.services import EvaluatorSettings
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
+from tidemill.rl.action_noise import NoiseConfig
+from tidemill.rl.agents.ddpg.config import DDPGConfig
+from tidemill.rl.agents.deterministic_policy import DeterministicPolicy
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.td3.config import TD3Config
+from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 
 DQN = DQNConfig(network="mlp", hidden_sizes=(4,))
 PONG = EnvSettings("ALE/Pong-v5", noop_max=7, max_evaluation_steps=3)
@@ -76,6 +80,22 @@ def test_sampled_policy_plays_with_the_noise_it_explores_by(agent: object) -> No
     )
     assert greedy == again
     assert sampled != greedy
+
+
+def test_noise_that_lasts_keeps_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sampled policy is asked for every slot at every step, also when the last episode plays alone."""
+    asked: list[int] = []
+    act = DeterministicPolicy.act
+
+    def counted(self: DeterministicPolicy, policy_input: PolicyInput, env_steps: int) -> PolicyOutput:
+        asked.append(len(policy_input))
+        return act(self, policy_input, env_steps)
+
+    monkeypatch.setattr(DeterministicPolicy, "act", counted)
+    agent = DDPGConfig(actor_sizes=(4,), critic_sizes=(4, 4), noise=NoiseConfig("ou"))
+    config = _config(EnvSettings("Pendulum-v1", max_evaluation_steps=20), agent, policy="sampled")
+    _test(config, range(3))
+    assert asked == [2] * 40
 
 
 def test_noop_starts_of_evaluation_are_its_own() -> None:

@@ -61,6 +61,24 @@ def test_play_asks_the_policy_once_for_all_slots_that_play() -> None:
     assert sizes == [3, 2, 1]  # episodes of 1, 2 and 3 steps
 
 
+def test_play_keeps_rows_for_a_policy_whose_noise_lasts() -> None:
+    """A row is one slot to the end: what has ended holds its place, and a row begins anew with its own episode."""
+    rows: list[list[tuple[int, bool]]] = []
+
+    def act(policy_input: PolicyInput) -> PolicyOutput:
+        seeds = policy_input.observation[:, 0].astype(int).tolist()
+        rows.append(list(zip(seeds, policy_input.is_first.tolist(), strict=True)))
+        return _zeros(policy_input)
+
+    evaluation = _protocol(3, period=4).play(Player(act, keeps_rows=True), range(4))
+    assert evaluation is not None
+    assert evaluation.returns.tolist() == [1, 2, 3, 4]
+    # episodes of 1, 2 and 3 steps, and of 4 in the slot of the first
+    assert [[seed for seed, _ in row] for row in rows] == [[0, 1, 2], [3, 1, 2], [3, 1, 2], [3, 1, 2], [3, 1, 2]]
+    assert [row[0][1] for row in rows] == [True, True, False, False, False]
+    assert [row[2][1] for row in rows[:3]] == [True, False, False]
+
+
 def test_play_gives_each_slot_its_own_action() -> None:
     """Actions go back to the slot whose observation asked for them: odd seeds act 1 and earn 2 a step."""
 

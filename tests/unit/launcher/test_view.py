@@ -13,7 +13,7 @@ from rich.console import Console
 
 from services.launcher.restored import describe_restored
 from services.launcher.shard_lines import describe_shards
-from services.launcher.snapshot import ProcessRow, Snapshot
+from services.launcher.snapshot import ProcessRow, Rate, Snapshot
 from services.launcher.summary import summarise
 from services.launcher.supervisor import Outcome, Phase
 from services.launcher.usage import Usage, UsageMeter
@@ -42,6 +42,25 @@ def _rendered(snapshot: Snapshot, run: RunSettings, events: tuple[str, ...] = ()
     shown = console.file
     assert isinstance(shown, io.StringIO)
     return shown.getvalue()
+
+
+@pytest.mark.parametrize("every_s", [0.5, 1.0, 10.0, 60.0])
+def test_rate_is_shown_however_seldom_one_looks(every_s: float) -> None:
+    """A count that grows by 40 a second does so at each look but the first, and at once after a step back."""
+    rate = Rate()
+    assert rate.at(100.0, 0) == 0.0
+    looks = [rate.at(100.0 + i * every_s, round(i * every_s * 40)) for i in range(1, 60)]
+    assert looks == pytest.approx([40.0] * 59)
+    assert rate.at(10_000.0, 5) == 0.0
+    assert rate.at(10_000.0 + every_s, 5 + round(20 * every_s)) == pytest.approx(20.0)
+
+
+def test_rate_is_of_the_newest_ten_seconds() -> None:
+    """What was before them does not count."""
+    rate = Rate()
+    found = [rate.at(float(second), 0 if second < 20 else (second - 20) * 100) for second in range(31)]
+    assert found[20] == 0.0
+    assert found[30] == pytest.approx(100.0)
 
 
 def test_shards_are_shown_with_what_they_hold_and_give() -> None:

@@ -8,7 +8,7 @@ from services.learner.table import batches_per_sample, create_table, table_confi
 from tests.unit.learner.fakes import FakeAgent
 from tidemill.config.services import LearnerSettings
 from tidemill.config.table import TableSettings
-from tidemill.errors import AlreadyExists, FatalError
+from tidemill.errors import AlreadyExists, ConfigError, FatalError
 from tidemill.replay.table_config import SelectorKind, TableConfig
 from tidemill.types import EnvSpec, WindowSpec, signature_of
 
@@ -82,8 +82,19 @@ def test_sampler_follows_the_settings() -> None:
         0.5,
     )
     assert _config(TableSettings(), learner).sampler.kind is SelectorKind.UNIFORM
-    fifo = _config(TableSettings(sampler="fifo"), learner)
+    fifo = _config(TableSettings(sampler="fifo"), LearnerSettings(updates_per_env_step=0))
     assert (fifo.sampler.kind, fifo.max_times_sampled) == (SelectorKind.FIFO, 1)
+
+
+def test_ratio_that_a_queue_cannot_hold_is_refused() -> None:
+    """An item makes at most 1 / batch_size updates and comes every 2 decisions; up to that the limiter holds it."""
+    fifo = TableSettings(sampler="fifo")
+    with pytest.raises(
+        ConfigError, match=r"updates_per_env_step is 0\.25, but .* 'fifo'.* at most 0\.015625, or 0 for"
+    ):
+        _config(fifo, LearnerSettings(updates_per_env_step=0.25), batch_size=32)
+    held = _config(fifo, LearnerSettings(updates_per_env_step=1 / 64), batch_size=32)
+    assert held.rate_limiter.samples_per_insert == 1
 
 
 class _TakenName:

@@ -25,7 +25,7 @@ from tidemill.types import EnvSpec
 
 VECTOR = EnvSpec((3,), "float32", num_actions=4)
 CONTINUOUS = EnvSpec((3,), "float32", action_shape=(2,))
-CONTINUOUS_IMAGE = EnvSpec((6, 5), "uint8", frame_stack=2, action_shape=(2, 2))
+CONTINUOUS_BYTES = EnvSpec((30,), "uint8", frame_stack=2, action_shape=(2, 2))
 IMAGE = EnvSpec((36, 40), "uint8", frame_stack=4, num_actions=4)
 COLOURS = EnvSpec((9, 12, 3), "uint8", frame_stack=2, num_actions=4)
 
@@ -127,12 +127,12 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
             learning_rate_decay_updates=1_000,
             noise=NoiseConfig(kind="gaussian", greedy_fraction=0.4, hold_probability=0.1),
         ),
-        CONTINUOUS_IMAGE,
+        CONTINUOUS_BYTES,
     ),
     "td3": (TD3Config(hidden_sizes=(16, 16)), CONTINUOUS),
-    "td3_image": (
+    "td3_bytes": (
         TD3Config(hidden_sizes=(16,), n_step=3, policy_delay=1, target_noise=0.0, learning_rate_decay_updates=1_000),
-        CONTINUOUS_IMAGE,
+        CONTINUOUS_BYTES,
     ),
     "d4pg": (D4PGConfig(actor_sizes=(16,), critic_sizes=(16, 16), target_update_period=3), CONTINUOUS),
     "d4pg_soft_target": (

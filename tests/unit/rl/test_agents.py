@@ -23,6 +23,8 @@ from tests.unit.rl.batches import (
 )
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
+from tidemill.rl.agents.d4pg.config import D4PGConfig
+from tidemill.rl.agents.ddpg.config import DDPGConfig
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Agent, Array, Policy
 from tidemill.rl.agents.registry import AgentConfig
@@ -33,6 +35,8 @@ from tidemill.rl.policy_io import PolicyInput
 from tidemill.types import EnvSpec
 
 every_agent = pytest.mark.parametrize("config,env_spec", CASES.values(), ids=CASES.keys())
+
+CONTINUOUS_PIXELS = EnvSpec((84, 84), "uint8", frame_stack=4, action_shape=(2,))
 
 
 def run(agent: Agent, config: AgentConfig, env_spec: EnvSpec, updates: range, batch_size: int = 8) -> None:
@@ -212,7 +216,7 @@ def test_actions_have_the_environments_shape_and_type(config: AgentConfig, env_s
 
 @every_agent
 def test_initial_priority_is_one_positive_number_an_environment(config: AgentConfig, env_spec: EnvSpec) -> None:
-    """The columns of a decision, stacked over n + 1 steps, are all a policy needs."""
+    """The columns of a output, stacked over n + 1 steps, are all a policy needs."""
     policy, steps = policy_of(config, env_spec), config.window(env_spec.frame_stack).steps
     acted = [policy.act(seen_by(config, env_spec), 0).priority_inputs for _ in range(steps + 1)]
     columns = {name: np.stack([step[name] for step in acted]) for name in acted[0]}
@@ -230,6 +234,10 @@ def test_initial_priority_is_one_positive_number_an_environment(config: AgentCon
         (TD3Config(), VECTOR, "'td3', but the environment's actions are discrete"),
         (DQNConfig(), CONTINUOUS, "'dqn', but the environment's actions are continuous"),
         (SACConfig(), VECTOR, "'sac', but the environment's actions are discrete"),
+        (SACConfig(), CONTINUOUS_PIXELS, r"'sac', whose networks take vectors, but .* images \(84, 84\)"),
+        (TD3Config(), CONTINUOUS_PIXELS, "'td3', whose networks take vectors"),
+        (DDPGConfig(), CONTINUOUS_PIXELS, "'ddpg', whose networks take vectors"),
+        (D4PGConfig(), CONTINUOUS_PIXELS, "'d4pg', whose networks take vectors"),
         (DQNConfig(), VECTOR, r"'nature', which takes images .* \(3,\); use 'mlp'"),
         (DQNConfig(), EnvSpec((20, 84), "uint8", 4, 3), "at least 36x36"),
     ],

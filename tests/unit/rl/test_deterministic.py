@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.rl.batches import CONTINUOUS, CONTINUOUS_IMAGE, policy_input, random_batch
+from tests.unit.rl.batches import CONTINUOUS, CONTINUOUS_BYTES, policy_input, random_batch
 from tidemill.errors import ConfigError
 from tidemill.rl.action_noise import NoiseConfig
 from tidemill.rl.agents.build import build_agent, build_policy
@@ -219,7 +219,7 @@ def test_policy_explores_by_its_noise_after_random_steps(config: Config) -> None
 
 
 @pytest.mark.parametrize("ends", ["nowhere", "terminated", "truncated"])
-@pytest.mark.parametrize("spec", [CONTINUOUS, CONTINUOUS_IMAGE], ids=["vector", "image"])
+@pytest.mark.parametrize("spec", [CONTINUOUS, CONTINUOUS_BYTES], ids=["floats", "bytes"])
 @pytest.mark.parametrize(
     "config",
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import structlog.testing
 import torch
 
 from tests.unit.rl.batches import CONTINUOUS, SMALL_R2D2, VECTOR, sampled_batch
@@ -17,7 +18,7 @@ from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.td3.config import TD3Config
-from tidemill.rl.optimizers import Adam, LearningRateDecay
+from tidemill.rl.optimizers import Adam, LearningRateDecay, fallen
 from tidemill.types import EnvSpec
 
 
@@ -32,6 +33,22 @@ def test_rates_fall_linearly_and_stay() -> None:
     assert found == [(0.4, 0.2), (pytest.approx(0.3), pytest.approx(0.15)), (0.0, 0.0), (0.0, 0.0)]
     LearningRateDecay([slow_to_end := Adam([torch.zeros(1)], 0.4)], 2, final=0.2).at(1)
     assert slow_to_end.learning_rate == pytest.approx(0.3)
+
+
+def test_rate_that_has_fallen_to_0_is_said() -> None:
+    """Once by what lets it fall, and to whoever resumes such a run; not before, and not where it ends above 0."""
+    decay = LearningRateDecay([Adam([torch.zeros(1)], 0.4)], 2)
+    with structlog.testing.capture_logs() as logs:
+        for update in range(5):
+            decay.at(update)
+    assert [(entry["log_level"], entry["update"]) for entry in logs] == [("warning", 2)]
+    assert fallen(TD3Config(learning_rate_decay_updates=1_000), 1_000) == (
+        "the learning rate is 0 since update 1,000: "
+        "nothing is learned unless agent.learning_rate_decay_updates is raised"
+    )
+    assert not fallen(TD3Config(learning_rate_decay_updates=1_000), 999)
+    assert not fallen(TD3Config(), 10_000)
+    assert not fallen(SACConfig(learning_rate_decay_updates=1_000, learning_rate_final=1e-5), 10_000)
 
 
 def test_rates_stay_without_a_decay() -> None:
@@ -71,5 +88,6 @@ def test_no_parameter_moves_after_the_decay(config: AgentConfig, env_spec: EnvSp
     resumed.load_state_dict(agent.state_dict())
     resumed.update(batch(resumed, config, env_spec, 3), torch.ones(4))
     states.append(resumed.policy_state())
-    changed = [any(not torch.equal(a[name], b[name]) for name in a) for a, b in itertools.pairwise(states)]
+    parameters = states[0].keys() - {"initial_priority"}
+    changed = [any(not torch.equal(a[name], b[name]) for name in parameters) for a, b in itertools.pairwise(states)]
     assert changed == [True, True, False, False]

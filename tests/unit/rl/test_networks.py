@@ -55,6 +55,13 @@ def test_image_torso_has_the_size_its_paper_gives(name: str, parameters: int, ou
     assert torso.outputs == outputs
 
 
+def test_flat_torso_takes_bytes_as_shares_of_255() -> None:
+    """As the continuous agents do; floats stay what they are."""
+    torso = build_torso("mlp", EnvSpec((3,), "uint8", num_actions=2), generator())
+    assert torso(torch.tensor([[0, 51, 255]], dtype=torch.uint8)).tolist() == [[0.0, pytest.approx(0.2), 1.0]]
+    assert torso(torch.tensor([[0.0, 51.0, 255.0]])).tolist() == [[0.0, 51.0, 255.0]]
+
+
 @pytest.mark.parametrize("name", torso_names())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_torso_computes_in_the_number_format_of_its_parameters(name: str, dtype: torch.dtype) -> None:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.rl.batches import CONTINUOUS, policy_input, random_batch
+from tests.unit.rl.batches import CONTINUOUS, policy_input, random_batch, sampled_batch
 from tidemill.rl import losses
+from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.sac import loss as sac_loss
 from tidemill.rl.agents.sac.agent import SACAgent
 from tidemill.rl.agents.sac.config import SACConfig
@@ -291,3 +292,28 @@ def test_correlated_noise_starts_anew_with_each_episode() -> None:
     before, after = (np.arctanh(policy.act(seen, 0).action[:, 0]) for seen in inputs)
     assert np.corrcoef(before[:2_000], after[:2_000])[0, 1] == pytest.approx(0.0, abs=0.06)
     assert np.corrcoef(before[2_000:], after[2_000:])[0, 1] == pytest.approx(0.9, abs=0.06)
+
+
+def test_new_items_are_worth_what_updates_lately_found() -> None:
+    """The learner sends the scale of its priorities along, whatever the rewards' is, and goes on with it."""
+    config = SACConfig(hidden_sizes=(16,))
+    agent, policy = build_agent(config, CONTINUOUS, seed=0), build_policy(config, CONTINUOUS, seed=1)
+    steps = {"reward": np.zeros((2, 5), np.float32)}
+    policy.load(agent.policy_state())
+    assert policy.initial_priority(steps).tolist() == [1.0] * 5
+    rng = torch.Generator().manual_seed(2)
+    for _ in range(600):
+        batch = sampled_batch(agent, config, CONTINUOUS, 8, rng)
+        batch["n_step_return"] = 1e3 * torch.randn(8, generator=rng)
+        update = agent.update(batch, torch.ones(8))
+    resumed = build_agent(config, CONTINUOUS, seed=3)
+    resumed.load_state_dict(agent.state_dict())
+    policy.load(resumed.policy_state())
+    found = policy.initial_priority(steps)
+    assert found.shape == (5,)
+    assert found.dtype == np.float32
+    assert 400 < found[0] < 1_600  # the mean size of a normal number is 0.8
+    assert update.priority.mean() > 200
+    without = {name: value for name, value in agent.policy_state().items() if name != "initial_priority"}
+    policy.load(without)  # of an older learner
+    assert policy.initial_priority(steps).tolist() == found.tolist()

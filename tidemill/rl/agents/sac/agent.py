@@ -25,6 +25,12 @@ from tidemill.rl.train_state import TrainState
 from tidemill.rl.transitions import transitions
 from tidemill.types import EnvSpec, WindowSpec
 
+_PRIORITY_SHARE = 0.01
+"""Of one update in the mean priority."""
+
+_LARGEST_PRIORITY = 60_000.0
+"""That float16 holds, as which actors get it."""
+
 
 class SACAgent:
     """Actor, twin critics, their target and the temperature, with one optimizer each.
@@ -50,6 +56,7 @@ class SACAgent:
         self._target = TargetNetwork(self._critic, every=0, tau=config.tau)
         self._log_temperature = torch.tensor(math.log(config.initial_temperature), device=device)
         self._target_entropy = -float(self._action_size) if config.target_entropy is None else config.target_entropy
+        self._mean_priority = torch.ones((), device=device)  # of the newest updates
         self._actor_optimizer = Adam(self._actor.parameters(), config.learning_rate)
         self._critic_optimizer = Adam(self._critic.parameters(), config.learning_rate)
         self._temperature_optimizer = Adam([self._log_temperature], config.learning_rate)
@@ -107,8 +114,11 @@ class SACAgent:
         q = activations[-1].output.squeeze(-1)
         gradient, td_error = loss.critic_gradient(q, target, weight, self._config.huber_delta)
         gradients = self._critic.parameter_gradients(activations, gradient.unsqueeze(-1))
-        self._critic_optimizer.step(self._state.group.mean(gradients))
-        return td_error, {"td_error": td_error.mean(), "q": q.mean()}
+        mean_error = td_error.mean()
+        *gradients, mean_priority = self._state.group.mean([*gradients, mean_error])
+        self._critic_optimizer.step(gradients)
+        self._mean_priority.lerp_(mean_priority, _PRIORITY_SHARE)
+        return td_error, {"td_error": mean_error, "q": q.mean()}
 
     def _update_actor(self, observation: Tensor, noise: Tensor, temperature: Tensor) -> dict[str, Tensor]:
         actor_activations = self._actor.activations(observation)
@@ -134,17 +144,27 @@ class SACAgent:
             self._average.update(self._actor_optimizer.parameters, self._state.updates)
 
     def policy_state(self) -> dict[str, Tensor]:
-        """Return copies of the actor's parameters, `actor.*`, and of its average's if any, `average.*`."""
-        return self._state.copy_of("actor", *(("average",) if self._config.actor_ema_decay else ()))
+        """Return copies of the actor's parameters, `actor.*`, and of its average's if any, `average.*`.
+
+        With them goes `initial_priority`, what an item is worth before its first update: the critics that would know
+        are not sent.
+        """
+        networks = self._state.copy_of("actor", *(("average",) if self._config.actor_ema_decay else ()))
+        return networks | {"initial_priority": self._mean_priority.clamp(max=_LARGEST_PRIORITY)}
 
     def state_dict(self) -> State:
         """Return networks, optimizers, temperature, noise generator and counter."""
-        return self._state.state_dict() | {"log_temperature": self._log_temperature}
+        return self._state.state_dict() | {
+            "log_temperature": self._log_temperature,
+            "mean_priority": self._mean_priority,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where `state_dict` was called."""
         self._state.load_state_dict(state)
         self._log_temperature.copy_(state["log_temperature"])
+        if "mean_priority" in state:  # older checkpoints have none
+            self._mean_priority.copy_(state["mean_priority"])
 
 
 def build(config: SACConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> SACAgent:

@@ -38,10 +38,12 @@ class SACPolicy:
         self._rng = np.random.default_rng(seed)
         self._noise_rng = torch.Generator(device).manual_seed(seed)
         self._noise: Tensor | None = None  # of the last step, [N, A]
+        self._initial_priority = 1.0
         self._held = HeldActions(config.hold_probability, config.hold_steps, np.random.default_rng(seed + 1))
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take `actor.*` and, with an averaged actor, `average.*`."""
+        """Take `actor.*`, with a policy average `average.*`, and `initial_priority` if it is there."""
+        self._initial_priority = float(state.get("initial_priority", self._initial_priority))
         self._actor.load_state_dict(subdict("actor", state))
         if self._config.actor_ema_decay:
             self._evaluated.load_state_dict(subdict("average", state))
@@ -80,8 +82,8 @@ class SACPolicy:
         return fresh
 
     def initial_priority(self, steps: Mapping[str, Array]) -> NDArray[np.float32]:
-        """Return 1 for each window: what a new item is worth until the learner has seen it."""
-        return np.ones(steps["reward"].shape[1], dtype=np.float32)
+        """Return for each window what items were lately worth to the learner, until it has seen this one."""
+        return np.full(steps["reward"].shape[1], self._initial_priority, dtype=np.float32)
 
     def _tensor(self, observation: Array) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(observation)).to(self._device)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tidemill.rl.action_noise import NoiseConfig
-from tidemill.rl.checks import require, require_actions
+from tidemill.rl.checks import require, require_continuous
 from tidemill.types import EnvSpec, WindowSpec
 
 
@@ -70,5 +70,5 @@ class TD3Config:
         return WindowSpec(history=frame_stack - 1, steps=self.n_step)
 
     def validate_env(self, env_spec: EnvSpec) -> None:
-        """Raise ConfigError if the environment's actions are not continuous."""
-        require_actions(self.algorithm, env_spec, discrete=False)
+        """Raise ConfigError if the environment's actions are not continuous, or its observations are images."""
+        require_continuous(self.algorithm, env_spec)

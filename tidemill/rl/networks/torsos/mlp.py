@@ -1,4 +1,4 @@
-"""No torso at all: the observation's numbers side by side, for the linear layers that follow."""
+"""No torso at all: the observation's numbers side by side, bytes as 0 .. 1, for the linear layers that follow."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from tidemill.rl.networks.linear import flat
 from tidemill.types import EnvSpec
 
 
@@ -19,7 +20,7 @@ class Flat(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return features [B, outputs]."""
-        return observation.flatten(1).float()
+        return flat(observation)
 
 
 def build(env_spec: EnvSpec, rng: torch.Generator) -> Flat:  # noqa: ARG001 - it has no parameters to draw
