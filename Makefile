@@ -20,7 +20,7 @@ help: ## list these targets
 
 .PHONY: quickstart
 quickstart: $(VENV)/.runtime ## train SAC on LunarLanderContinuous with the whole cluster on this machine
-	$(BIN)/tidemill train --config configs/quickstart.yaml --again
+	$(BIN)/tidemill train --config configs/quickstart.yaml --fresh
 
 .PHONY: install
 install: $(VENV)/.runtime ## only what a run needs, into .venv

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from tidemill.child import PARENT_VARIABLE
-from tidemill.errors import ConfigError, TidemillError
+from tidemill.errors import ConfigError, FatalError, TidemillError
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
@@ -34,7 +34,8 @@ def run(service: str, main: Callable[[], int]) -> int:
         print(f"{service}: {error}", file=sys.stderr)
         return 2
     except TidemillError as error:
-        print(f"{service}: {type(error).__name__}: {error}", file=sys.stderr)
+        kind = "" if isinstance(error, FatalError) else f"{type(error).__name__}: "
+        print(f"{service}: {kind}{error}", file=sys.stderr)
         return 1
 
 

@@ -15,7 +15,7 @@ import structlog
 from prometheus_client import Gauge, disable_created_metrics, start_http_server
 
 from tidemill.errors import FatalError
-from tidemill.rpc.server import check_exposure
+from tidemill.rpc.server import check_exposure, why_not_bound
 from tidemill.rpc.settings import ServerSettings
 
 
@@ -117,5 +117,6 @@ def serve_metrics(settings: ServerSettings, *, place: int = 0) -> str:
     try:
         server, _thread = start_http_server(port, addr=host)
     except OSError as error:
-        raise FatalError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
+        why = why_not_bound(f"{host}:{port}", "server.metrics_address")
+        raise FatalError(f"cannot serve metrics on {host}:{port}: {why}, or an empty address for no metrics") from error
     return f"{host}:{server.server_port}"

@@ -79,7 +79,7 @@ class _Seed:
         plan = self._plan
         options = {"config": plan.config_file, "run.root": plan.root, "run.name": self._folder.name}
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        command = [*_CLI, "train", *words, "--run.seed", str(self._seed), "--again"]
+        command = [*_CLI, "train", *words, "--run.seed", str(self._seed), "--fresh"]
         code = self._processes.run(command, self._log, self._limit_s)
         if code is None:
             _say(f"seed {self._seed}: stopped after {self._limit_s:g} s")

@@ -21,14 +21,14 @@ def draw_curve(scores: Sequence[Score], file: Path, *, title: str, target: float
         title: Above the plot.
         target: Drawn as a line, if there is one.
     """
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     _draw(left, [score.env_steps for score in scores], scores, target)
     _draw(right, [score.wall_s for score in scores], scores, target)
     left.set_xlabel("agent decisions")
     right.set_xlabel("training time (s)")
     left.set_ylabel("return of an episode")
-    left.legend(loc="lower right")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)  # beside the curves
     figure.suptitle(title)
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_name(f".{file.name}")

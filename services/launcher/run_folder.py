@@ -39,20 +39,20 @@ class RunFolder:
             ) from error
 
     @classmethod
-    def create(cls, config: RunConfig, *, again: bool) -> RunFolder:
+    def create(cls, config: RunConfig, *, fresh: bool) -> RunFolder:
         """Make the folder of a new run, or take over that of one that never trained, and write its config.yaml.
 
         Args:
             config: Resolved settings.
-            again: Whether an earlier run of this name is moved to NAME-1 (or the next free number).
+            fresh: Whether an earlier run of this name is moved to NAME-1 (or the next free number).
 
         Raises:
-            AlreadyExists: there is such a run, it has trained, and `again` is not set.
+            AlreadyExists: there is such a run, it has trained, and `fresh` is not set.
             FailedPrecondition: that run is still running.
             ConfigError: the folder cannot be made.
         """
         path = config.run.folder
-        check_free(path, again=again)
+        check_free(path, fresh=fresh)
         if (path / "config.yaml").exists() and has_trained(path):
             _move_aside(path)
         try:
@@ -125,17 +125,17 @@ class RunFolder:
         self.close()
 
 
-def check_free(path: Path, *, again: bool) -> None:
+def check_free(path: Path, *, fresh: bool) -> None:
     """Check that a new run may be kept at `path`.
 
     Raises:
-        AlreadyExists: there is a run that has trained, and it shall not be moved aside (`again`).
+        AlreadyExists: there is a run that has trained, and it shall not be moved aside (`fresh`).
     """
-    if again or not (path / "config.yaml").exists() or not has_trained(path):
+    if fresh or not (path / "config.yaml").exists() or not has_trained(path):
         return
     raise AlreadyExists(
         f"{path} holds a run already; go on with it: `{command_name()} resume {path}`, move it aside to "
-        f"{_free_name(path)} and start anew: --again, or choose another --run.name"
+        f"{_free_name(path)} and start anew: --fresh, or choose another --run.name"
     )
 
 

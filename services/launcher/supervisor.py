@@ -177,7 +177,11 @@ class Supervisor:
         """Ctrl-C or SIGTERM: end the processes in order; when asked again, at once."""
         if self._outcome is None:
             return self._end(Outcome(0, "stopped as asked"), now_s)
-        return [Action(Verb.KILL, name) for name, process in self._processes.items() if process.is_alive]
+        self._outcome = Outcome(1, "ended at once, as asked twice: what was not saved is lost")
+        alive = {name: process for name, process in self._processes.items() if process.is_alive}
+        for process in alive.values():
+            process.phase, process.deadline_s = Phase.STOPPING, None
+        return [Action(Verb.KILL, name) for name in alive]
 
     def next_timer_s(self) -> float | None:
         """Return when `on_timer` is due; None if nothing is."""

@@ -34,7 +34,7 @@ _TRAIN = """Run a whole cluster on this machine: replay, parameter server, learn
 Each is a process. The run ends at run.target_return, at run.max_env_steps, max_learner_steps or max_wall_s,
 or on Ctrl-C; its folder ROOT/NAME then holds the result, scores, curve, video, parameters and logs.
 
-  --again   if there is a run of this name, move its folder to NAME-1 and start anew (nothing is deleted)
+  --fresh   if there is a run of this name, move its folder to NAME-1 and start anew (nothing is deleted)
 
 The folder of a run that ended before it trained is taken over."""
 
@@ -46,13 +46,15 @@ RUN is its folder. Its own config.yaml is read; the options below change setting
 def train(argv: Sequence[str]) -> int:
     """Start a new run; return the exit code."""
     arguments = list(argv)
-    again = "--again" in arguments
-    if again:
-        arguments.remove("--again")
+    if "--again" in arguments:
+        raise ConfigError("option --again is called --fresh now")
+    fresh = "--fresh" in arguments
+    if fresh:
+        arguments.remove("--fresh")
     config = load(RunConfig, arguments, prog="tidemill train", description=_TRAIN)
-    check_free(config.run.folder, again=again)
+    check_free(config.run.folder, fresh=fresh)
     _check(config)
-    with RunFolder.create(config, again=again) as folder:
+    with RunFolder.create(config, fresh=fresh) as folder:
         return run(config, folder)
 
 

@@ -60,7 +60,7 @@ class Scene:
 
     def __init__(self, path: Path, sockets: Path) -> None:
         """Make the run's folder below `path`."""
-        self.folder = RunFolder.create(RunConfig(run=RunSettings(root=str(path), name="scene")), again=False)
+        self.folder = RunFolder.create(RunConfig(run=RunSettings(root=str(path), name="scene")), fresh=False)
         self.journal = path / "journal"
         self.journal.touch()
         self._sockets = sockets

@@ -15,7 +15,7 @@ from tidemill.config.renamed import check_option_names
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.nearest import nearest
-from tidemill.rl.agents.registry import config_class
+from tidemill.rl.agents.registry import algorithms, config_class
 
 _T = TypeVar("_T")
 
@@ -41,6 +41,7 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
     document = read_document(Path(path)) if path else {}
     algorithm, rest = _take_option(rest, "--agent.algorithm")
     settings = from_document(config, document, algorithm)
+    _check_algorithms_options(rest, settings)
     about = f"{description}\n\nSettings come from --config FILE.yaml, then from the options below."
     return tyro.cli(config, prog=prog, description=about, args=rest, default=settings)
 
@@ -88,7 +89,7 @@ def read_document(path: Path) -> dict[str, Any]:
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read --config {str(path)!r}: {error.strerror}") from error
+        raise ConfigError(f"cannot read --config {str(path)!r}: {error.strerror}{_nearest_config(path)}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"--config {str(path)!r} is not valid YAML: {error}") from error
     if not isinstance(document, dict):
@@ -99,6 +100,36 @@ def read_document(path: Path) -> dict[str, Any]:
 def write_document(settings: object, path: Path) -> None:
     """Write settings as YAML that `load` reads back."""
     path.write_text(yaml.safe_dump(to_document(settings), sort_keys=False), encoding="utf-8")
+
+
+def _check_algorithms_options(arguments: Sequence[str], settings: object) -> None:
+    """Raise ConfigError for an option of an algorithm that is not this run's, naming whose it is."""
+    agent = getattr(settings, "agent", None)
+    for argument in arguments:
+        option = argument.partition("=")[0]
+        if agent is None or not option.startswith("--agent."):
+            continue
+        name = option.removeprefix("--agent.").replace("-", "_").removeprefix("no_")
+        owners = [each for each in algorithms() if _has_setting(config_class(each)(), name)]
+        if owners and not _has_setting(agent, name):
+            whose = " and ".join(owners)
+            raise ConfigError(f"option {option} belongs to {whose}, and agent.algorithm is {agent.algorithm!r}")
+
+
+def _has_setting(settings: object, name: str) -> bool:
+    """Return whether a dataclass has a setting of this dotted name."""
+    first, _, rest = name.partition(".")
+    if first not in {field.name for field in dataclasses.fields(settings)}:  # type: ignore[arg-type]
+        return False
+    return not rest or _has_setting(getattr(settings, first), rest)
+
+
+def _nearest_config(path: Path) -> str:
+    """Return a hint at the config file that was probably meant; an empty string if there is none like it."""
+    folders = dict.fromkeys((path.parent, Path("configs")))
+    files = [str(file) for folder in folders for file in sorted(folder.glob("*.yaml"))]
+    hint = nearest(str(path), files)
+    return hint or nearest(str(Path("configs") / path.name), files)
 
 
 def _take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]:

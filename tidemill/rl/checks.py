@@ -5,6 +5,9 @@ from __future__ import annotations
 from tidemill.errors import ConfigError
 from tidemill.types import EnvSpec
 
+_ALGORITHMS = {True: ("dqn", "r2d2"), False: ("sac", "td3", "ddpg", "d4pg")}
+"""Those that come with the project, by whether their actions are discrete."""
+
 
 def require(condition: bool, field: str, value: object, allowed: str) -> None:
     """Raise ConfigError that names the field, its value and what is allowed, unless `condition` holds."""
@@ -30,4 +33,7 @@ def require_actions(algorithm: str, env_spec: EnvSpec, *, discrete: bool) -> Non
     """Raise ConfigError unless the environment's actions are of the kind that the algorithm chooses."""
     if env_spec.is_discrete != discrete:
         kind = "discrete" if env_spec.is_discrete else "continuous"
-        raise ConfigError(f"algorithm is {algorithm!r}, but the environment's actions are {kind}")
+        fitting = " or ".join(_ALGORITHMS[env_spec.is_discrete])
+        raise ConfigError(
+            f"algorithm is {algorithm!r}, but the environment's actions are {kind}: set agent.algorithm to {fitting}"
+        )

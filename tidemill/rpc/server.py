@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import socket
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -15,6 +17,7 @@ from tidemill.rpc.options import server_options
 from tidemill.rpc.settings import ServerSettings
 
 _HEALTH = "grpc.health.v1.Health"
+_LAST_PORT = 65535
 
 
 class RpcServer:
@@ -56,10 +59,7 @@ class RpcServer:
         try:
             port = self.grpc.add_insecure_port(address)
         except RuntimeError as error:
-            raise FatalError(
-                f"{self._service}: cannot listen on {address}: is another process using it? "
-                "Choose another server.address, or port 0 for a free one."
-            ) from error
+            raise FatalError(f"cannot listen on {address}: {why_not_bound(address)}") from error
         await self.grpc.start()
         return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
 
@@ -86,11 +86,39 @@ def check_exposure(address: str, *, insecure: bool) -> None:
     host, separator, port = address.rpartition(":")
     if not separator or not port.isdigit():
         raise ConfigError(f"address must be host:port or unix:///path, got {address!r}")
+    if int(port) > _LAST_PORT:  # gRPC would take the remainder by 65,536
+        raise ConfigError(f"address {address!r} has port {port}, allowed: 0 (a free one) to {_LAST_PORT}")
     if not (insecure or _is_loopback(host.strip("[]"))):
         raise ConfigError(
             f"address {address!r} can be reached from other machines without authentication; "
             "use 127.0.0.1, or set server.insecure if the network is trusted"
         )
+
+
+def why_not_bound(address: str, setting: str = "server.address") -> str:
+    """Return why a server could not listen on an address, and what to do.
+
+    Args:
+        address: `host:port` or `unix:///path`.
+        setting: Where it is set.
+    """
+    another = f"choose another {setting}"
+    if address.startswith("unix:"):
+        return f"is its folder there and writable, and no other process listening? If not, {another}"
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        return f"the host {host!r} is not known ({error.strerror}); use 127.0.0.1 or an address of this machine"
+    try:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(target)
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            return f"{host} is no address of this machine; use 127.0.0.1 or one that is"
+        if error.errno == errno.EACCES:
+            return f"port {port} needs privileges; {another}, with a port from 1024 up"
+    return f"another process listens there; {another}, or port 0 for a free one"
 
 
 def _is_loopback(host: str) -> bool:

@@ -99,7 +99,7 @@ def test_train_refuses_a_name_that_is_taken(tmp_path: Path, capsys: pytest.Captu
     assert cli.main(["train", "--run.root", str(tmp_path), "--run.name", "old"]) == 1
     said = capsys.readouterr().err
     assert "tidemill resume" in said
-    assert "--again" in said
+    assert "--fresh" in said
     assert "--run.name" in said
 
 

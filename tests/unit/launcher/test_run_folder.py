@@ -24,7 +24,7 @@ def _trained(folder: Path) -> None:
 
 def test_folder_holds_settings_that_load_back_and_the_versions(tmp_path: Path) -> None:
     """config.yaml repeats the run; the versions it ran with are comments."""
-    with RunFolder.create(_config(tmp_path), again=False) as folder:
+    with RunFolder.create(_config(tmp_path), fresh=False) as folder:
         assert from_document(RunConfig, read_document(folder.config_file)) == _config(tmp_path)
         assert "# python 3." in folder.config_file.read_text()
         loaded = load(RunConfig, ["--config", str(folder.config_file)], prog="x", description="x")
@@ -33,31 +33,31 @@ def test_folder_holds_settings_that_load_back_and_the_versions(tmp_path: Path) -
 
 def test_folder_of_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
     """The message says what to do instead."""
-    with RunFolder.create(_config(tmp_path), again=False) as folder:
+    with RunFolder.create(_config(tmp_path), fresh=False) as folder:
         _trained(folder.path)
     with pytest.raises(AlreadyExists, match="tidemill resume"):
-        RunFolder.create(_config(tmp_path), again=False)
+        RunFolder.create(_config(tmp_path), fresh=False)
 
 
 def test_folder_of_an_earlier_run_is_moved_aside_when_asked(tmp_path: Path) -> None:
     """Twice again: lander-1 is the oldest, lander-2 the next, lander the newest; nothing is lost."""
     for mark in ("first", "second", "third"):
-        with RunFolder.create(_config(tmp_path), again=True) as folder:
+        with RunFolder.create(_config(tmp_path), fresh=True) as folder:
             (folder.path / "mark").write_text(mark)
             _trained(folder.path)
     marks = {path.name: (path / "mark").read_text() for path in tmp_path.iterdir()}
     assert marks == {"lander-1": "first", "lander-2": "second", "lander": "third"}
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_folder_of_a_run_that_never_trained_is_taken_over(tmp_path: Path, again: bool) -> None:
+@pytest.mark.parametrize("fresh", [False, True])
+def test_folder_of_a_run_that_never_trained_is_taken_over(tmp_path: Path, fresh: bool) -> None:
     """A first version of the parameters, an empty log and a failed start's logs are nobody's work: they go."""
-    with RunFolder.create(_config(tmp_path), again=False) as folder:
+    with RunFolder.create(_config(tmp_path), fresh=False) as folder:
         for name in ("params/0000000001.json", "replay/0/00000001.log", "logs/actor-0.log", "scores.csv"):
             (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
             (folder.path / name).write_text("the only line")
     corrected = replace(_config(tmp_path), run=replace(_config(tmp_path).run, seed=8))
-    with RunFolder.create(corrected, again=again) as folder:
+    with RunFolder.create(corrected, fresh=fresh) as folder:
         assert from_document(RunConfig, read_document(folder.config_file)).run.seed == 8
         left = {path.name for path in folder.path.rglob("*")}
     assert left == {".lock", "config.yaml", "logs"}
@@ -76,25 +76,25 @@ def test_folder_of_a_run_that_never_trained_is_taken_over(tmp_path: Path, again:
 )
 def test_folder_that_holds_something_to_go_on_with_is_kept(tmp_path: Path, name: str, text: str) -> None:
     """A result, a score, a checkpoint, a version after the first, or two MB of experience."""
-    with RunFolder.create(_config(tmp_path), again=False) as folder:
+    with RunFolder.create(_config(tmp_path), fresh=False) as folder:
         (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
         (folder.path / name).write_text(text)
     with pytest.raises(AlreadyExists, match="holds a run already"):
-        RunFolder.create(_config(tmp_path), again=False)
+        RunFolder.create(_config(tmp_path), fresh=False)
     assert (tmp_path / "lander" / name).read_text() == text
 
 
 def test_folder_is_held_by_one_launcher_at_a_time(tmp_path: Path) -> None:
     """A second launcher is refused, also when it would move the folder away; afterwards it is free."""
-    folder = RunFolder.create(_config(tmp_path), again=False)
+    folder = RunFolder.create(_config(tmp_path), fresh=False)
     assert is_running(folder.path)
     with pytest.raises(FailedPrecondition, match="is running"):
         RunFolder.open(folder.path)
     with pytest.raises(FailedPrecondition, match="is running"):
-        RunFolder.create(_config(tmp_path), again=False)
+        RunFolder.create(_config(tmp_path), fresh=False)
     _trained(folder.path)
     with pytest.raises(FailedPrecondition, match="is running"):
-        RunFolder.create(_config(tmp_path), again=True)
+        RunFolder.create(_config(tmp_path), fresh=True)
     folder.close()
     assert not is_running(folder.path)
     RunFolder.open(folder.path).close()
@@ -102,7 +102,7 @@ def test_folder_is_held_by_one_launcher_at_a_time(tmp_path: Path) -> None:
 
 def test_folder_says_where_the_services_are_only_while_they_run(tmp_path: Path) -> None:
     """cluster.yaml is there while the folder is held, and can be given to an actor as --config."""
-    with RunFolder.create(_config(tmp_path), again=False) as folder:
+    with RunFolder.create(_config(tmp_path), fresh=False) as folder:
         folder.write_cluster(_config(tmp_path))
         assert from_document(RunConfig, read_document(folder.cluster_file)).run.name == "lander"
     assert not folder.cluster_file.exists()
@@ -110,7 +110,7 @@ def test_folder_says_where_the_services_are_only_while_they_run(tmp_path: Path) 
 
 def test_result_of_an_earlier_end_is_kept_when_a_run_goes_on(tmp_path: Path) -> None:
     """Each end keeps its result under a number."""
-    with RunFolder.create(_config(tmp_path), again=False) as folder:
+    with RunFolder.create(_config(tmp_path), fresh=False) as folder:
         for text in ("one", "two"):
             (folder.path / "result.json").write_text(text)
             folder.set_result_aside()

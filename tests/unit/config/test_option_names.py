@@ -1,0 +1,45 @@
+"""A mistyped option or file is answered with what was probably meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidemill.config.load import load
+from tidemill.config.sections import RunConfig
+from tidemill.errors import ConfigError
+
+
+def _load(*arguments: str) -> RunConfig:
+    return load(RunConfig, arguments, prog="tidemill train", description="")
+
+
+def test_option_of_another_algorithm_names_whose_it_is() -> None:
+    """The default algorithm is SAC, which has no distribution."""
+    with pytest.raises(ConfigError, match=r"--agent\.distribution belongs to dqn, and agent\.algorithm is 'sac'"):
+        _load("--agent.distribution", "c51")
+
+
+def test_unknown_option_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever else is on the command line."""
+    with pytest.raises(SystemExit, match="2"):
+        _load("--run.name", "x", "--run.sed", "3")
+    assert "--run.seed" in capsys.readouterr().err
+
+
+def test_options_that_exist_pass() -> None:
+    """Dashes or underscores, flags off, values after an equals sign, and arguments of the environment."""
+    config = _load("--env.num-envs=3", "--env.max_episode_steps", "9", "--env.no-flatten", "--env.kwargs", "a", "1")
+    assert (config.env.num_envs, config.env.max_episode_steps, config.env.flatten) == (3, 9, False)
+    assert dict(config.env.kwargs) == {"a": 1}
+
+
+def test_mistyped_file_names_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those beside it, or in configs/."""
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "quickstart.yaml").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    for wrong in ("configs/quikstart.yaml", "quickstart.yml"):
+        with pytest.raises(ConfigError, match=r"did you mean 'configs/quickstart\.yaml'"):
+            _load("--config", wrong)

@@ -1,0 +1,51 @@
+"""An address that cannot be served is answered with the reason and the remedy."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tidemill.errors import ConfigError, FatalError
+from tidemill.rpc.server import check_exposure, why_not_bound
+from tidemill.rpc.settings import ServerSettings
+from tidemill.telemetry import serve_metrics
+
+
+def test_port_beyond_the_last_is_refused() -> None:
+    """GRPC would listen on the remainder by 65,536."""
+    with pytest.raises(ConfigError, match=r"has port 99999, allowed: 0 .* to 65535"):
+        check_exposure("127.0.0.1:99999", insecure=False)
+    check_exposure("127.0.0.1:65535", insecure=False)
+
+
+def test_reason_is_told_apart() -> None:
+    """A host that is not known, an address of another machine, a port that is taken."""
+    assert "'no.such.host.invalid' is not known" in why_not_bound("no.such.host.invalid:7000")
+    assert "no address of this machine" in why_not_bound("192.0.2.1:7000")  # TEST-NET-1 belongs to nobody
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "another process listens there" in why_not_bound(f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+def test_metrics_on_a_taken_port_say_what_to_do() -> None:
+    """The setting is named, and that it can be empty."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = ServerSettings(metrics_address=f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(FatalError, match=r"choose another server\.metrics_address.*empty address for no metrics"):
+            serve_metrics(settings)
+
+
+def test_process_on_a_taken_port_ends_with_one_line() -> None:
+    """Its name once, no class of the error, and no line of gRPC's own."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        command = [sys.executable, "-m", "services.replay", "--replay.server.address", address]
+        ended = subprocess.run(
+            [*command, "--replay.server.metrics-address", ""], capture_output=True, text=True, check=False, timeout=120
+        )
+    lines = [line for line in ended.stderr.splitlines() if "[info" not in line]
+    assert ended.returncode == 1
+    assert len(lines) == 1
+    assert lines[0].startswith(f"replay: cannot listen on {address}: another process listens there")
