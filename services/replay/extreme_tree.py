@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 from services.replay.levels import FAN_OUT, Levels
 
-
 _SIGN = np.uint64(1 << 63)
 _EMPTY = np.uint64(0)
 
