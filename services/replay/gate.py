@@ -1,4 +1,4 @@
-"""The one place where calls wait: for the rate limiter, in order of arrival."""
+"""The one place where calls wait: for the rate limiter and for memory, in order of arrival."""
 
 from __future__ import annotations
 
@@ -79,12 +79,25 @@ class Gate:
         tables = tuple(tables)
         return await self._pass("insert", tables, lambda: all(map(self._admits_insert, tables)), act)
 
+    def would_wait(self, tables: Sequence[Table]) -> bool:
+        """Return whether an insert into tables would have to wait."""
+        lines = self._lines["insert"]
+        return any(lines.get(table) for table in tables) or not all(map(self._admits_insert, tables))
+
     async def sample(
-        self, table: Table, batch_size: int, without_replacement: bool, act: Callable[[], T], *, limited: bool = True
+        self,
+        table: Table,
+        batch_size: int,
+        without_replacement: bool,
+        act: Callable[[], T],
+        *,
+        limited: bool = True,
+        has_room: Callable[[], bool] = lambda: True,
     ) -> T:
         """Run a sample of a table once it admits a batch of that size; return its result or raise its error.
 
-        A sample that is not `limited` waits for items only, not for the rate limiter.
+        A sample that is not `limited` waits for items only, not for the rate limiter. Whatever makes `has_room` true
+        again must be followed by `changed`.
         """
         admitted = table.can_sample if limited else table.has_draws
         demand = self._demands.setdefault((table, without_replacement), _Demand())
@@ -92,7 +105,9 @@ class Gate:
         try:
             if not table.has_draws(batch_size, without_replacement):
                 self.changed()  # an insert held back by the ratio may go on now that somebody waits for items
-            return await self._pass("sample", (table,), lambda: admitted(batch_size, without_replacement), act)
+            return await self._pass(
+                "sample", (table,), lambda: has_room() and admitted(batch_size, without_replacement), act
+            )
         finally:
             demand.remove(batch_size)
 
