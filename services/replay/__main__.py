@@ -17,6 +17,7 @@ import structlog
 from prometheus_client import REGISTRY
 
 from services.replay.gate import Gate
+from services.replay.machine_memory import default_budget_bytes
 from services.replay.memory_budget import MemoryBudget
 from services.replay.metrics import ReplayCollector
 from services.replay.recovered import Recovered, recover
@@ -53,7 +54,7 @@ async def _serve(config: ReplayConfig) -> None:
     settings = located(config)
     server = RpcServer(_SERVICE, settings.server)
     recovered = _recover(settings)
-    replay = recovered.replay if recovered is not None else _empty(settings, None)
+    replay = recovered.replay if recovered is not None else _empty(settings, _budget(settings))
     gate = Gate(time.monotonic)
     log = ReplayLog(recovered, settings.storage, gate.changed) if recovered is not None else None
     REGISTRY.register(ReplayCollector(replay, gate, log))
@@ -91,13 +92,19 @@ async def _until_stopped(log: ReplayLog | None) -> None:
         future.result()
 
 
-def _empty(settings: ReplaySettings, budget: MemoryBudget | None) -> Replay:
+def _budget(settings: ReplaySettings) -> MemoryBudget:
+    whole = settings.max_memory_mib * 2**20 or default_budget_bytes(settings.shards)
+    return MemoryBudget(whole // 2)
+
+
+def _empty(settings: ReplaySettings, budget: MemoryBudget) -> Replay:
     return Replay(
         max_tables=settings.max_tables,
         max_streams=settings.max_streams,
         first_epoch=first_epoch(time.time_ns() // 1_000_000, secrets.randbits(EPOCH_RANDOM_BITS)),
         rng=np.random.default_rng(),
         budget=budget,
+        durable=bool(settings.storage.folder),
     )
 
 
@@ -106,7 +113,7 @@ def _recover(settings: ReplaySettings) -> Recovered | None:
     storage = settings.storage
     if not storage.folder:
         return None
-    recovered = recover(Path(storage.folder), storage.max_memory_mib * 2**20, partial(_empty, settings))
+    recovered = recover(Path(storage.folder), _budget(settings), partial(_empty, settings))
     damage = recovered.damage
     report = _logger.warning if damage.records or recovered.dropped else _logger.info
     report(

@@ -114,8 +114,7 @@ def store(appending: Appending, planned: Plan) -> Stored:
             inserted.append((table, table.insert(_locate(epoch, batch, picked, slots))))
     touched = {chunk.env_index for chunk in planned.chunks}
     unreachable = [slot for env_index in touched for slot in epoch.trim(epoch.streams[env_index])]
-    if unreachable:
-        epoch.store.release(np.array(unreachable, dtype=np.int64))
+    epoch.let_go(unreachable)
     return Stored(new, blobs, inserted)
 
 
@@ -146,6 +145,7 @@ def _add_chunk(epoch: Epoch, chunk: Chunk) -> int:
             blocks=chunk.blocks,
         )
     )
+    epoch.tail_bytes += epoch.store.bytes_at(slot)
     if stream.tail == NONE:
         stream.tail, stream.tail_step = slot, chunk.first_step
     stream.last = slot

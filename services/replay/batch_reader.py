@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import structlog
 
+from services.replay.batch_room import BatchRoom
 from services.replay.cold_reader import ColdReader
 from services.replay.credit import Wanted
 from services.replay.drawn import Drawn, Sample
@@ -11,6 +12,7 @@ from services.replay.gate import Gate
 from services.replay.log_blocks import LogBlocks
 from services.replay.replay import Replay
 from services.replay.table import Table
+from tidemill.errors import ResourceExhausted
 
 _log = structlog.get_logger()
 
@@ -18,34 +20,51 @@ _log = structlog.get_logger()
 class BatchReader:
     """Draws batches, waiting for the table first and for the disk then."""
 
-    def __init__(self, replay: Replay, gate: Gate, cold: ColdReader | None) -> None:
-        """Draw from a state; `cold` reads what is not in memory, None if everything is."""
-        self._replay, self._gate, self._cold = replay, gate, cold
+    def __init__(self, replay: Replay, gate: Gate, cold: ColdReader | None, max_batch_bytes: int = 2**62) -> None:
+        """Draw from a state.
 
-    async def read(self, table: Table, wanted: Wanted, distinct: bool) -> Sample:
-        """Draw a batch once the table admits it, and return it with its blocks."""
-        items, limited = wanted.items, wanted.counted is None
-        if self._cold is None:
-            return await self._gate.sample(
-                table,
-                items,
-                distinct,
-                lambda: table.sample(items, distinct, wanted.counted_by(table.limiter)),
-                limited=limited,
-            )
+        Args:
+            replay: The state.
+            gate: Where draws wait.
+            cold: Reads what is not in memory; None if everything is.
+            max_batch_bytes: Most bytes of a batch.
+        """
+        self._replay, self._gate, self._cold, self._max_batch_bytes = replay, gate, cold, max_batch_bytes
+
+    async def read(self, table: Table, wanted: Wanted, distinct: bool, room: BatchRoom) -> Sample:
+        """Draw a batch once the table admits it and there is room, and return it with its blocks.
+
+        Raises:
+            ResourceExhausted: it is too large.
+        """
         held: list[Drawn] = []  # by the draw itself: a call that is cancelled just then must release it all the same
+
+        def draw() -> Drawn:
+            drawn = table.draw(wanted.items, distinct, wanted.counted_by(table.limiter))
+            held.append(drawn)
+            size = drawn.size_bytes(table.store)
+            self._check_size(len(drawn.keys), size, room)
+            room.take(size)
+            return drawn
+
         try:
             drawn = await self._gate.sample(
-                table,
-                items,
-                distinct,
-                lambda: _kept(held, table.draw(items, distinct, wanted.counted_by(table.limiter))),
-                limited=limited,
+                table, wanted.items, distinct, draw, limited=wanted.counted is None, has_room=room.is_free
             )
+            if self._cold is None:
+                return drawn.with_blocks(table.store.blocks.read(drawn.chunks, drawn.step_counts))
             return await self._complete(self._cold, table, drawn, distinct, held)
         finally:
             for part in held:
                 part.release(table.store)
+
+    def _check_size(self, items: int, size: int, room: BatchRoom) -> None:
+        for limit, what in (
+            (self._max_batch_bytes, "fit into a message: use a smaller batch_size or a greater max_message_bytes"),
+            (room.largest, "have room on their way: use a smaller batch_size or a greater max_memory_mib"),
+        ):
+            if limit and size > limit:
+                raise ResourceExhausted(f"a batch of {items} items has {size} bytes, at most {limit} {what}")
 
     async def _complete(
         self, cold: ColdReader, table: Table, drawn: Drawn, distinct: bool, held: list[Drawn]

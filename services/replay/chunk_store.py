@@ -15,6 +15,8 @@ Ints = NDArray[np.int64]
 NONE = -1
 _CHUNK_NUMBER_BITS = 32
 _FIRST_CAPACITY = 256
+RECORD_BYTES = 256
+"""Memory behind a chunk beside its bytes: columns and objects here, in tables and where its blocks are, rounded up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,19 @@ class ChunkStore:
 
     Holders are the tables (one hold for each chunk that any of a table's items needs) and the stream itself (for
     its newest chunks, which items yet to come may reach into). A chunk is freed with its last holder.
+
+    Attributes:
+        signature: Columns of the chunks.
+        size_bytes: Bytes of all chunks as stored.
+        tail_bytes: Bytes of those that streams hold, whether or not tables do.
+        count: Number of all chunks.
     """
 
     def __init__(self, signature: Signature, blocks: BlockStore | None = None) -> None:
         """Create an empty store; blocks are kept in memory unless told otherwise."""
         self.signature = signature
         self.size_bytes = 0
+        self.tail_bytes = 0
         self.count = 0
         self._blocks = blocks if blocks is not None else MemoryBlocks(signature)
         self._free: list[int] = []
@@ -100,6 +109,7 @@ class ChunkStore:
         self._order[slot] = chunk.stream << _CHUNK_NUMBER_BITS | chunk.number
         self._params_versions[slot] = chunk.params_version
         self.size_bytes += size
+        self.tail_bytes += size
         self.count += 1
         return slot
 
@@ -139,6 +149,25 @@ class ChunkStore:
         freed = slots[holds == 0]
         if len(freed):
             self._remove(freed)
+
+    def hold_tails(self, slots: Ints) -> int:
+        """Let streams hold restored chunks [N], as they do each that is added; return their bytes."""
+        self.hold(slots)
+        size = self.bytes_of(slots)
+        self.tail_bytes += size
+        return size
+
+    def release_tails(self, slots: Ints) -> int:
+        """Take their streams from the holders of chunks [N]; return their bytes."""
+        size = self.bytes_of(slots)
+        self.tail_bytes -= size
+        self.release(slots)
+        return size
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of memory behind all chunks beside their own."""
+        return RECORD_BYTES * self.count
 
     def next_slot(self, slot: int) -> int:
         """Return the chunk after this one in its stream, or `NONE`."""
@@ -193,6 +222,10 @@ class ChunkStore:
     def bytes_of(self, slots: Ints) -> int:
         """Return the bytes of chunks [N] as stored."""
         return int(self._sizes[slots].sum())
+
+    def bytes_at(self, slot: int) -> int:
+        """Return the bytes of a chunk as stored."""
+        return int(self._sizes[slot])
 
     def sizes_of(self, slots: Ints) -> Ints:
         """Return the bytes of each of chunks [N] as stored."""

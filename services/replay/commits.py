@@ -58,6 +58,11 @@ class Commits:
         self._release(self._waiting[False], progress.written)
         self._release(self._waiting[True], progress.synced)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the writer's queue has room for another record."""
+        return self._has_room.is_set()
+
     async def room(self) -> None:
         """Wait until the writer's queue has room for another record."""
         await self._has_room.wait()

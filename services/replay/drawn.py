@@ -13,6 +13,8 @@ from tidemill.replay.batch import Blocks
 
 Ints = NDArray[np.int64]
 
+_ITEM_BYTES = 32  # of the numbers of an item
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
@@ -70,6 +72,10 @@ class Drawn:
     params_versions: NDArray[np.uint64]
     table_items: int
     priority_mass: float
+
+    def size_bytes(self, store: ChunkStore) -> int:
+        """Return about how many bytes the batch has with its blocks, as a message."""
+        return store.bytes_of(self.chunks) + sum(map(len, self.payloads)) + _ITEM_BYTES * len(self.keys)
 
     def hold(self, store: ChunkStore) -> None:
         """Keep the chunks from being freed, whatever happens to the items."""

@@ -1,10 +1,12 @@
-"""The one place where calls wait: for the rate limiter, in order of arrival."""
+"""The one place where calls wait: for the rate limiter and for memory, in order of arrival."""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from services.replay.table import Table
@@ -32,25 +34,44 @@ class _Stopwatch:
     since: float = 0.0
 
 
-@dataclass
 class _Demand:
-    """Batches that calls wait for at one table: how many items, and whether without replacement."""
+    """Sizes of the batches that calls of one kind wait for at one table."""
 
-    batches: list[tuple[int, bool]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+        self._largest_first: list[int] = []  # a heap of negative sizes, each once, of which some may have gone
+
+    def add(self, size: int) -> None:
+        """Count a batch."""
+        if size not in self._counts:
+            heapq.heappush(self._largest_first, -size)
+        self._counts[size] += 1
+
+    def remove(self, size: int) -> None:
+        """Take back a batch."""
+        self._counts[size] -= 1
+        while self._largest_first and not self._counts[-self._largest_first[0]]:
+            del self._counts[-heapq.heappop(self._largest_first)]
+
+    @property
+    def largest(self) -> int:
+        """Size of the largest batch; 0 if there is none."""
+        return -self._largest_first[0] if self._largest_first else 0
 
 
 class Gate:
     """Runs inserts and samples when their tables admit them, and lets them wait until then.
 
     Whatever is admitted runs at once, within the event loop, so that nothing can come between the decision and the
-    deed. Every change of a table must be followed by `changed`.
+    deed. Every change of a table must be followed by `changed`. What that costs does not grow with the calls that wait:
+    of each table only the first in line is looked at.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """Create an open gate; `clock` returns seconds and never goes back."""
         self._clock = clock
-        self._waiting: dict[Side, list[_Waiting]] = {"insert": [], "sample": []}
-        self._demands: dict[Table, _Demand] = {}
+        self._lines: dict[Side, dict[Table, OrderedDict[_Waiting, None]]] = {"insert": {}, "sample": {}}
+        self._demands: dict[tuple[Table, bool], _Demand] = {}  # by table and whether without replacement
         self._watches: dict[tuple[Table, Side], _Stopwatch] = {}
 
     async def insert(self, tables: Sequence[Table], act: Callable[[], T]) -> T:
@@ -58,28 +79,46 @@ class Gate:
         tables = tuple(tables)
         return await self._pass("insert", tables, lambda: all(map(self._admits_insert, tables)), act)
 
+    def would_wait(self, tables: Sequence[Table]) -> bool:
+        """Return whether an insert into tables would have to wait."""
+        lines = self._lines["insert"]
+        return any(lines.get(table) for table in tables) or not all(map(self._admits_insert, tables))
+
     async def sample(
-        self, table: Table, batch_size: int, without_replacement: bool, act: Callable[[], T], *, limited: bool = True
+        self,
+        table: Table,
+        batch_size: int,
+        without_replacement: bool,
+        act: Callable[[], T],
+        *,
+        limited: bool = True,
+        has_room: Callable[[], bool] = lambda: True,
     ) -> T:
         """Run a sample of a table once it admits a batch of that size; return its result or raise its error.
 
-        A sample that is not `limited` waits for items only, not for the rate limiter.
+        A sample that is not `limited` waits for items only, not for the rate limiter. Whatever makes `has_room` true
+        again must be followed by `changed`.
         """
-        demand = (batch_size, without_replacement)
         admitted = table.can_sample if limited else table.has_draws
-        batches = self._demands.setdefault(table, _Demand()).batches
-        batches.append(demand)
+        demand = self._demands.setdefault((table, without_replacement), _Demand())
+        demand.add(batch_size)
         try:
-            if not table.has_draws(*demand):
+            if not table.has_draws(batch_size, without_replacement):
                 self.changed()  # an insert held back by the ratio may go on now that somebody waits for items
-            return await self._pass("sample", (table,), lambda: admitted(*demand), act)
+            return await self._pass(
+                "sample", (table,), lambda: has_room() and admitted(batch_size, without_replacement), act
+            )
         finally:
-            batches.remove(demand)
+            demand.remove(batch_size)
 
     def changed(self) -> None:
         """Let go on whoever may, after any change of a table."""
         while self._run_next("insert") or self._run_next("sample"):
             pass
+
+    def waiting(self, table: Table, side: Side) -> int:
+        """Return how many calls of a side wait at a table."""
+        return len(self._lines[side].get(table, ()))
 
     def blocked_s(self, table: Table, side: Side) -> float:
         """Return the time during which at least one call of a side waited at a table, in seconds."""
@@ -98,40 +137,51 @@ class Gate:
         Without the second rule an insert that waits for samples and a sample that waits for items could wait for
         each other, when items may be sampled only so often.
         """
-        demand = self._demands.get(table)
-        starving = demand is not None and any(not table.has_draws(*batch) for batch in demand.batches)
-        return starving or table.can_insert()
+        return table.can_insert() or any(self._starves(table, distinct) for distinct in (False, True))
+
+    def _starves(self, table: Table, without_replacement: bool) -> bool:
+        """Return whether a sample waits for more items; if any does, the one of the largest batch."""
+        demand = self._demands.get((table, without_replacement))
+        return demand is not None and demand.largest > 0 and not table.has_draws(demand.largest, without_replacement)
 
     async def _pass(
         self, side: Side, tables: tuple[Table, ...], admitted: Callable[[], bool], act: Callable[[], T]
     ) -> T:
-        queue = self._waiting[side]
-        ahead = any(not set(tables).isdisjoint(other.tables) for other in queue)
-        if not ahead and admitted():
+        lines = [self._lines[side].setdefault(table, OrderedDict()) for table in tables]
+        if not any(lines) and admitted():
             result = act()
             self.changed()
             return result
         waiting = _Waiting(admitted, act, tables, asyncio.get_running_loop().create_future())
-        queue.append(waiting)
+        for line in lines:
+            line[waiting] = None
         self._start(side, tables)
         try:
             return await waiting.future  # type: ignore[return-value]
         finally:
             self._stop(side, tables)
-            if waiting in queue:  # cancelled: others may be next now
-                queue.remove(waiting)
+            if self._leave(side, waiting):  # cancelled: others may be next now
                 self.changed()
 
     def _run_next(self, side: Side) -> bool:
-        """Run the first waiting call that is admitted, none before it sharing a table; return whether there was."""
-        passed: set[Table] = set()
-        for waiting in self._waiting[side]:
-            if passed.isdisjoint(waiting.tables) and not waiting.future.done() and waiting.admitted():
-                self._waiting[side].remove(waiting)
-                _settle(waiting)
+        """Run a waiting call that is first in line at all its tables and admitted; return whether there was one."""
+        lines = self._lines[side]
+        for line in lines.values():
+            first = next(iter(line), None)
+            if first is None or first.future.done():
+                continue
+            if all(next(iter(lines[table])) is first for table in first.tables) and first.admitted():
+                self._leave(side, first)
+                _settle(first)
                 return True
-            passed.update(waiting.tables)
         return False
+
+    def _leave(self, side: Side, waiting: _Waiting) -> bool:
+        """Take a call out of the lines it stands in; return whether it stood there."""
+        lines = [line for table in waiting.tables if waiting in (line := self._lines[side][table])]
+        for line in lines:
+            del line[waiting]
+        return bool(lines)
 
     def _start(self, side: Side, tables: tuple[Table, ...]) -> None:
         for table in tables:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,8 @@ Ints = NDArray[np.int64]
 
 _SLOT_MASK = np.uint64(2**32 - 1)
 _SLOT_BITS = np.uint64(32)
+_ITEM_BYTES = 64  # of the columns below and those of two selectors, rounded up
+_PAYLOAD_BYTES = 160  # of a payload's entry and object, beside its bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +92,7 @@ class Items:
         self.segments = np.zeros(capacity if durable else 0, dtype=np.int32)  # where the log has the item
         self._durable = durable
         self._payloads: dict[int, bytes] = {}
+        self.payload_bytes = 0
         self._free = np.zeros(capacity, dtype=np.int32)  # a stack of slots used before
         self._free_count = 0
         self._used = 0  # slots ever used
@@ -105,7 +109,7 @@ class Items:
         self.inserted += count
         if self._durable:
             self.priorities[slots] = new.priorities
-        self._payloads.update((slot, p) for slot, p in zip(slots.tolist(), new.payloads, strict=False) if p)
+        self._keep_payloads(slots, new.payloads)
         self.count += count
         return slots
 
@@ -118,7 +122,7 @@ class Items:
         self.count -= len(slots)
         if self._payloads:
             for slot in slots.tolist():
-                self._payloads.pop(slot, None)
+                self.payload_bytes -= len(self._payloads.pop(slot, b""))
 
     def keys(self, slots: Ints) -> NDArray[np.uint64]:
         """Return the keys of slots [N]."""
@@ -192,12 +196,27 @@ class Items:
         self.lengths[slots], self.times_sampled[slots] = new.lengths, items.times_sampled
         self._numbers[slots] = items.numbers
         self.priorities[slots], self.segments[slots] = new.priorities, items.segments
-        self._payloads.update((slot, p) for slot, p in zip(slots.tolist(), new.payloads, strict=False) if p)
+        self._keep_payloads(slots, new.payloads)
         self.count = len(slots)
         self._used = int(slots.max(initial=-1)) + 1
         free = np.flatnonzero(self.lengths[: self._used] == 0)[::-1]  # the lowest is taken first
         self._free[: len(free)] = free
         self._free_count = len(free)
+
+    def bytes_for(self, payloads: Sequence[bytes], count: int) -> int:
+        """Return by how much `memory_bytes` grows at most with so many items more, and their payloads."""
+        payload_bytes = sum(map(len, payloads)) + _PAYLOAD_BYTES * len(payloads)
+        return _ITEM_BYTES * max(count - self._free_count, 0) + payload_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory behind the items: their columns, their places in the selectors, and their payloads."""
+        return _ITEM_BYTES * self._used + _PAYLOAD_BYTES * len(self._payloads) + self.payload_bytes
+
+    def _keep_payloads(self, slots: Ints, payloads: tuple[bytes, ...]) -> None:
+        if payloads:
+            self._payloads.update((slot, p) for slot, p in zip(slots.tolist(), payloads, strict=True) if p)
+            self.payload_bytes += sum(map(len, payloads))
 
     def _take_free(self, count: int) -> Ints:
         reused = min(count, self._free_count)

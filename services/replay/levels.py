@@ -6,8 +6,10 @@ of NumPy calls; and since a node is always recomputed from its children, roundin
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 FAN_OUT = 16
 
@@ -16,41 +18,39 @@ class Levels:
     """Leaves, and above them levels of nodes that each combine 16 entries below.
 
     Attributes:
-        arrays: Leaves first; each float64 [blocks, 16], where entry i of level k + 1 combines block i of level k.
+        arrays: Leaves first; each [blocks, 16], where entry i of level k + 1 combines block i of level k.
     """
 
-    def __init__(self, capacity: int, combine: np.ufunc, empty: float, widest_top: int) -> None:
-        """Create a tree of empty leaves.
+    def __init__(self, capacity: int, combine: np.ufunc, dtype: DTypeLike, widest_top: int) -> None:
+        """Create a tree of empty leaves, whose value is 0; memory is taken only as leaves are set.
 
         Args:
             capacity: Number of leaves, at least 1; any number.
-            combine: `np.add`, `np.maximum` or `np.minimum`.
-            empty: Its neutral element, the value of an empty leaf.
+            combine: Has 0 as neutral element among the values of leaves: `np.add`, or `np.maximum` of none below 0.
+            dtype: Of the values.
             widest_top: Levels are added until the top has at most this many entries.
         """
         self._combine = combine
-        self.arrays: list[NDArray[np.float64]] = []
+        self.arrays: list[NDArray[Any]] = []
         entries = capacity
         while True:
             blocks = -(-entries // FAN_OUT)
-            # zeros are not backed by memory until they are written
-            level = np.zeros((blocks, FAN_OUT)) if empty == 0 else np.full((blocks, FAN_OUT), empty)
-            self.arrays.append(level)
+            self.arrays.append(np.zeros((blocks, FAN_OUT), dtype))  # not backed by memory until they are written
             if blocks * FAN_OUT <= max(widest_top, FAN_OUT):
                 break
             entries = blocks
 
     @property
-    def leaves(self) -> NDArray[np.float64]:
+    def leaves(self) -> NDArray[Any]:
         """All leaves as one flat view, padding included."""
         return self.arrays[0].reshape(-1)
 
     @property
-    def top(self) -> NDArray[np.float64]:
+    def top(self) -> NDArray[Any]:
         """All entries of the top level as one flat view."""
         return self.arrays[-1].reshape(-1)
 
-    def set(self, indices: NDArray[np.integer], values: NDArray[np.float64]) -> None:
+    def set(self, indices: NDArray[np.integer], values: NDArray[Any]) -> None:
         """Set leaves [N] to values [N] and recompute the nodes above; the last of repeated indices counts."""
         self.leaves[indices] = values
         for below, above in zip(self.arrays[:-1], self.arrays[1:], strict=True):

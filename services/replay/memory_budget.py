@@ -1,10 +1,12 @@
-"""How many bytes of chunks stay in memory, and which leave first."""
+"""How much memory a server takes for its callers, and which chunks leave it first."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
+
+from tidemill.errors import ResourceExhausted
 
 
 class Coolable(Protocol):
@@ -20,11 +22,26 @@ class Coolable(Protocol):
 
 
 class MemoryBudget:
-    """Counts the bytes of blobs in memory; beyond its limit the oldest leave, once the log has them."""
+    """Counts what is in memory: what is stored, and what is on its way to callers or waits to be stored.
 
-    def __init__(self, max_bytes: int) -> None:
-        """Create an empty budget; `max_bytes` of 0 means no limit."""
-        self._max_bytes = max_bytes
+    Of the whole a half is for what is stored: chunks, payloads, the columns of items, streams. Beyond it the oldest
+    blobs leave memory, once the log has them. Of the rest one half is for batches on their way, the other for messages
+    that wait. Chunks that streams alone keep in memory may fill half of what is stored.
+
+    Attributes:
+        stored_limit: Bytes that may be stored; 0 means no limit, here and of all the others.
+        share_limit: Bytes that batches may take, that messages may take, and that streams may keep: each as many.
+        size_bytes: Bytes of blobs in memory that a log has or will have.
+        beside_bytes: Bytes of all else that is stored.
+        batch_bytes: Bytes of batches on their way.
+        message_bytes: Bytes of messages that wait.
+    """
+
+    def __init__(self, stored_limit: int) -> None:
+        """Create an empty budget of twice as many bytes as may be stored."""
+        self.stored_limit = stored_limit
+        self.share_limit = stored_limit // 2
+        self.beside_bytes = self.batch_bytes = self.message_bytes = 0
         self._written = 0
         self._queue: deque[tuple[Coolable, int, int, int]] = deque()  # store, slot, chunk, sequence; oldest first
         self._sweep_at = _FIRST_SWEEP
@@ -32,8 +49,30 @@ class MemoryBudget:
 
     @property
     def room_bytes(self) -> int:
-        """Bytes that may still come into memory."""
-        return self._max_bytes - self.size_bytes if self._max_bytes else _NO_LIMIT
+        """Bytes that may still be stored in memory."""
+        return self.stored_limit - self.size_bytes - self.beside_bytes if self.stored_limit else _NO_LIMIT
+
+    def excess_bytes(self, coming: int) -> int:
+        """Return how many bytes too many are stored, blobs aside, with those that come; 0 if there is room for them."""
+        return max(self.beside_bytes + coming - self.stored_limit, 0) if self.stored_limit else 0
+
+    @property
+    def has_room_for_batch(self) -> bool:
+        """Whether another batch may be put together; it may itself go beyond the limit."""
+        return not self.share_limit or self.batch_bytes < self.share_limit
+
+    def hold_message(self, size_bytes: int) -> None:
+        """Count a message that waits; the caller takes it back from `message_bytes`.
+
+        Raises:
+            ResourceExhausted: with those that wait already it is too much.
+        """
+        if self.share_limit and self.message_bytes and self.message_bytes + size_bytes > self.share_limit:
+            raise ResourceExhausted(
+                f"a message of {size_bytes} bytes would have to wait beside others of {self.message_bytes}, at most "
+                f"{self.share_limit} may wait (a quarter of max_memory_mib)"
+            )
+        self.message_bytes += size_bytes
 
     def came(self, size_bytes: int) -> None:
         """Count a blob that came into memory."""
@@ -45,7 +84,7 @@ class MemoryBudget:
 
     def may_cool(self, store: Coolable, slots: Sequence[int], chunk_ids: Sequence[int], sequence: int) -> None:
         """Note that blobs in memory may leave it once the log has record `sequence`."""
-        if self._max_bytes:
+        if self.stored_limit:
             self._queue.extend((store, *chunk, sequence) for chunk in zip(slots, chunk_ids, strict=True))
             self._shrink()
 

@@ -29,13 +29,18 @@ class ReplayCollector:
         """Yield every metric."""
         tables = self._replay.tables
         yield _gauge("items", "Items in the table.", [(t, t.size) for t in tables])
-        yield _gauge("held_bytes", "Chunk bytes that items of the table need.", [(t, t.held_bytes) for t in tables])
+        yield _gauge(
+            "held_bytes",
+            "Bytes of chunks and payloads that items of the table need.",
+            [(t, t.held_bytes) for t in tables],
+        )
         leads = [(t, t.limiter.lead) for t in tables]
         yield _gauge("limiter_lead", "How far inserts are ahead by the rate limiter, in samples.", leads)
         yield _gauge("priority_mass", "Sum of sampler weights.", [(t, t.priority_mass) for t in tables])
         for name, about in _COUNTERS.items():
             yield _counter(name, about, [(t, getattr(t.counters, name)) for t in tables])
         yield self._blocked()
+        yield self._waiting()
         yield from self._totals()
         if self._log is not None:
             yield from _log_metrics(self._log)
@@ -48,10 +53,26 @@ class ReplayCollector:
                 family.add_metric((table.config.name, side), self._gate.blocked_s(table, side))
         return family
 
+    def _waiting(self) -> Metric:
+        family = GaugeMetricFamily(f"{_PREFIX}_waiting", "Calls of this side that wait.", labels=("table", "side"))
+        for table in self._replay.tables:
+            for side in ("insert", "sample"):
+                family.add_metric((table.config.name, side), self._gate.waiting(table, side))
+        return family
+
     def _totals(self) -> Iterator[Metric]:
-        replay = self._replay
+        replay, budget = self._replay, self._replay.budget
         yield GaugeMetricFamily(f"{_PREFIX}_chunk_bytes", "Bytes of all chunks as stored.", value=replay.chunk_bytes)
         yield GaugeMetricFamily(f"{_PREFIX}_chunks", "Chunks of all tables.", value=replay.chunks)
+        for name, (about, value) in {
+            "stored_bytes": ("Bytes of memory behind all that is stored.", budget.size_bytes + budget.beside_bytes),
+            "stored_limit_bytes": ("Most of them, half of the budget; 0 means no limit.", budget.stored_limit),
+            "batch_bytes": ("Bytes of memory behind batches that their callers have not taken.", budget.batch_bytes),
+            "message_bytes": ("Bytes of memory behind messages that wait to be stored.", budget.message_bytes),
+        }.items():
+            yield GaugeMetricFamily(f"{_PREFIX}_{name}", about, value=value)
+        about = "Items removed because memory had no room for what came."
+        yield CounterMetricFamily(f"{_PREFIX}_memory_evictions", about, value=replay.memory.evictions)
         yield GaugeMetricFamily(f"{_PREFIX}_streams", "Streams known.", value=replay.streams.count)
         yield CounterMetricFamily(f"{_PREFIX}_env_steps", "Agent decisions stored.", value=replay.env_steps)
 

@@ -48,12 +48,12 @@ class Recovered:
     took_s: float
 
 
-def recover(path: Path, max_memory_bytes: int, make_replay: Callable[[MemoryBudget], Replay]) -> Recovered:
+def recover(path: Path, budget: MemoryBudget, make_replay: Callable[[MemoryBudget], Replay]) -> Recovered:
     """Read a log, or begin one where there is none.
 
     Args:
         path: Its folder.
-        max_memory_bytes: Most bytes of chunks in memory; 0 means no limit.
+        budget: Memory for all that is stored.
         make_replay: Returns an empty state.
 
     Raises:
@@ -65,9 +65,9 @@ def recover(path: Path, max_memory_bytes: int, make_replay: Callable[[MemoryBudg
         contents = read_log(folder)
         snapshots = SnapshotFiles(folder)
         snapshot = snapshots.load()
-        budget = MemoryBudget(max_memory_bytes)
         replay = make_replay(budget)
         next_chunk = restore(replay, contents, snapshot)
+        replay.memory.count()
         files = BlobFiles(folder)
         warm_up(replay, files, budget)
         files.close()

@@ -18,6 +18,7 @@ from services.replay.log_blocks import LogBlocks
 from services.replay.log_frame import Kind
 from services.replay.log_state import describe_epoch, describe_state
 from services.replay.memory_budget import MemoryBudget
+from services.replay.stored_memory import StoredMemory
 from services.replay.streams import Epoch, StreamRegistry
 from services.replay.table import Table
 from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
@@ -47,6 +48,7 @@ class Replay:
         first_epoch: int,
         rng: np.random.Generator,
         budget: MemoryBudget | None = None,
+        durable: bool = False,
     ) -> None:
         """Create a server without tables.
 
@@ -55,11 +57,13 @@ class Replay:
             max_streams: Most streams; see `StreamRegistry`.
             first_epoch: Number of the first epoch; see `StreamRegistry`. It names the history as well.
             rng: Source of all random picks.
-            budget: Memory for chunks that a log has as well; None if there is no log and all is kept in memory.
+            budget: Memory for all that is stored; None means no limit.
+            durable: Whether there is a log, which has the chunks as well.
         """
         self._max_tables = max_tables
         self._rng = rng
-        self._budget = budget
+        self.budget = budget or MemoryBudget(0)
+        self._durable = durable
         self._journal: Journal | None = None
         self._unconfirmed: set[str] = set()  # restored tables that nobody has asked for yet
         self._tables: dict[str, Table] = {}
@@ -70,6 +74,7 @@ class Replay:
         self.history = first_epoch
         self.env_steps = 0
         self.damaged_chunks = 0
+        self.memory = StoredMemory(self.budget, self._tables, self._stores, self.streams, durable=durable)
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -127,7 +132,7 @@ class Replay:
             raise ResourceExhausted(f"table {config.name!r} would be one more than max_tables ({self._max_tables})")
         store = self._stores.get(config.signature) or self._make_store(config.signature, number)
         try:
-            table = Table(config, store, self._rng, durable=self._budget is not None)
+            table = Table(config, store, self._rng, durable=self._durable)
         except MemoryError as error:
             raise ResourceExhausted(f"max_items is {config.max_items}, too many for the server's memory") from error
         self._stores[config.signature] = store
@@ -213,9 +218,10 @@ class Replay:
         self._begin()
         next_epoch = self.streams.next_epoch
         opened = self.streams.open(actor_id, epoch, env_count, found[0].store, chunk_length, tail_steps)
-        if self._journal is not None and self.streams.next_epoch != next_epoch:
-            document = {"epoch": describe_epoch(opened), "closed": self.streams.take_closed()}
-            self._journal.tell(Kind.EPOCH, document)
+        if self.streams.next_epoch != next_epoch:
+            closed = self.streams.take_closed()
+            if self._journal is not None:
+                self._journal.tell(Kind.EPOCH, {"epoch": describe_epoch(opened), "closed": closed})
         opened.connections += 1
         return Appending(opened, found, block_sizes(signature))
 
@@ -226,16 +232,23 @@ class Replay:
     def append(self, appending: Appending, planned: Plan, chunks: Sequence[Chunk], items: Sequence[ItemBatch]) -> None:
         """Store a message; it is planned anew if the streams changed since.
 
+        Items of its tables are evicted where memory has no room for it.
+
         Raises:
             FailedPrecondition: the streams changed in a way that leaves no place for it.
+            ResourceExhausted: there is no room for it.
         """
         if planned.revision != appending.epoch.revision:
             planned = plan(appending, chunks, items)
         self._begin()
+        pressed = self.memory.make_room(appending, planned)
         stored = store(appending, planned)
         self.env_steps += planned.decisions
+        self.memory.count()
         if len(stored.slots) or stored.inserted:
-            self._tell_changes(NewChunks(appending.epoch.store, stored.slots, stored.blobs), stored.inserted)
+            inserted = {table for table, _ in stored.inserted}
+            tables = (*stored.inserted, *((table, _NO_SLOTS) for table in pressed if table not in inserted))
+            self._tell_changes(NewChunks(appending.epoch.store, stored.slots, stored.blobs), tables)
 
     def tell_removed(self) -> None:
         """Tell the log which items left because they were sampled often enough; all else is told at once."""
@@ -266,7 +279,7 @@ class Replay:
         self._tell_changes(None, [(table, table.items.oldest_first())])
 
     def _make_store(self, signature: Signature, number: int) -> ChunkStore:
-        blocks = LogBlocks(signature, number, self._budget) if self._budget is not None else None
+        blocks = LogBlocks(signature, number, self.budget) if self._durable else None
         return ChunkStore(signature, blocks)
 
 

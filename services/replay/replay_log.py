@@ -20,6 +20,7 @@ from tidemill.config.storage import StorageSettings
 from tidemill.errors import FatalError, ResourceExhausted
 
 _CLEAN_EVERY_S = 0.5
+_NO_LIMIT = 2**62
 
 
 class ReplayLog:
@@ -44,7 +45,7 @@ class ReplayLog:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.commits = Commits(
             wait_for_sync=settings.ack == "fsync",
-            max_pending_bytes=settings.max_queue_mib * 2**20,
+            max_pending_bytes=min(settings.max_queue_mib * 2**20, recovered.budget.share_limit or _NO_LIMIT),
             env_steps=self._replay.env_steps,
         )
         self._loop = asyncio.get_running_loop()

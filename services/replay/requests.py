@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
+from services.replay.outgoing import Outgoing
 from tidemill.errors import InvalidArgument
 from tidemill.replay.limits import MAX_DRAWS, MAX_KEYS, MAX_MESSAGE_BLOCKS, MAX_MESSAGE_CHUNKS, MAX_MESSAGE_ITEMS
 from tidemill.replay.table_config import MAX_COLUMNS
@@ -177,8 +178,8 @@ def _as_sent(raw: bytes) -> bytes:
     return raw
 
 
-def _serialized(message: Message) -> bytes:
-    return message.SerializeToString()
+def _serialized(answer: Message | Outgoing) -> bytes:
+    return answer.take() if isinstance(answer, Outgoing) else answer.SerializeToString()
 
 
 _KINDS: dict[tuple[bool, bool], Callable[..., Any]] = {

@@ -122,7 +122,7 @@ def _hold_tails(epoch: Epoch) -> None:
             slot = epoch.store.previous_slot(slot)
         if stream.tail == NONE:
             stream.last = NONE
-    epoch.store.hold(np.array(held, dtype=np.int64))
+    epoch.tail_bytes += epoch.store.hold_tails(np.array(held, dtype=np.int64))
 
 
 def _restore_tables(

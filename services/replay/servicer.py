@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import grpc.aio
 import numpy as np
+import structlog
 
 from services.replay.append import Appending, plan
 from services.replay.batch_reader import BatchReader
+from services.replay.batch_room import BatchRoom
 from services.replay.calls import Calls
 from services.replay.credit import Credit, Wanted
 from services.replay.description import describe
 from services.replay.drawn import Sample as SampledItems
 from services.replay.gate import Gate
+from services.replay.outgoing import Outgoing
 from services.replay.replay import Replay
 from services.replay.replay_log import ReplayLog
 from services.replay.requests import add_handlers, read, read_each
 from services.replay.table import Table
 from services.replay.unacknowledged import when_durable
-from tidemill.errors import InvalidArgument, ResourceExhausted, TidemillError, Unimplemented
+from tidemill.errors import InvalidArgument, TidemillError, Unimplemented
 from tidemill.replay.chunk import check_priorities
 from tidemill.replay.limits import MAX_KEYS
 from tidemill.replay.table_config import check_signature
@@ -29,12 +33,16 @@ from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import pack_description, unpack_append, unpack_config, unpack_signature
 from tidemill.rpc.server import RpcServer
 
+_log = structlog.get_logger()
+
 Context = grpc.aio.ServicerContext[Any, Any]
 
 SERVICE = "tidemill.replay.v1.ReplayService"
 _MAX_BATCH_SIZE = 65_536
+_MAX_BATCH_STEPS = 2**22  # where a batch lies is looked up chunk by chunk before its size is known
 _MESSAGE_MARGIN = 0.9  # of a message may be blocks
 _KEYS_AT_ONCE = 2**13  # between two of them others get their turn
+_COPIES = 3  # a message that waits is in memory as it came, parsed and unpacked
 
 
 class ReplayServicer:
@@ -52,9 +60,10 @@ class ReplayServicer:
         self._replay = replay
         self._gate = gate
         self._log = log
-        self._batches = BatchReader(replay, gate, log.cold if log is not None else None)
-        self._max_batch_bytes = int(max_message_bytes * _MESSAGE_MARGIN)
+        cold = log.cold if log is not None else None
+        self._batches = BatchReader(replay, gate, cold, int(max_message_bytes * _MESSAGE_MARGIN))
         self._calls = Calls()
+        self._told_of_evictions = False
 
     def add_to(self, server: RpcServer) -> None:
         """Let a server answer with this servicer."""
@@ -153,9 +162,7 @@ class ReplayServicer:
         finally:
             self._replay.close_streams(appending.epoch)
 
-    async def Sample(
-        self, request_iterator: AsyncIterator[bytes], context: Context
-    ) -> AsyncIterator[pb.SampleResponse]:
+    async def Sample(self, request_iterator: AsyncIterator[bytes], context: Context) -> AsyncIterator[Outgoing]:
         """Draw batches as credit and the rate limiter allow."""
         requests = read_each(pb.SampleRequest, request_iterator)
         first = await anext(requests, None)
@@ -165,16 +172,20 @@ class ReplayServicer:
         credit = Credit(batch_size)
         _grant(credit, first)
         reading = asyncio.create_task(_read_credit(requests, credit))
+        room = BatchRoom(self._replay.budget, self._gate.changed)
         try:
             with self._calls.running():
                 while (wanted := await credit.take()) is not None:
-                    yield await self._draw(table, wanted, distinct)
+                    yield Outgoing(await self._draw(table, wanted, distinct, room))
+                    room.release()
         finally:
             reading.cancel()
+            room.release()
 
-    async def _draw(self, table: Table, wanted: Wanted, distinct: bool) -> pb.SampleResponse:
+    async def _draw(self, table: Table, wanted: Wanted, distinct: bool, room: BatchRoom) -> pb.SampleResponse:
         if wanted.items:
-            return self._pack(await self._batches.read(table, wanted, distinct), table.limiter.lead)
+            sample = await self._batches.read(table, wanted, distinct, room)
+            return _pack_sample(sample, self._env_steps, table.limiter.lead, self._replay.history)
         table.limiter.sampled(wanted.counted_by(table.limiter) or 0)
         self._gate.changed()
         return pb.SampleResponse(
@@ -203,15 +214,30 @@ class ReplayServicer:
             raise InvalidArgument("every message of Append after the first must be `data`")
         chunks, items = unpack_append(request.data)
         planned = plan(appending, chunks, items)
-        await self._gate.insert(planned.tables, lambda: self._replay.append(appending, planned, chunks, items))
+        with self._held(request) if self._gate.would_wait(planned.tables) else contextlib.nullcontext():
+            await self._gate.insert(planned.tables, lambda: self._replay.append(appending, planned, chunks, items))
+        if self._replay.memory.evictions and not self._told_of_evictions:
+            self._told_of_evictions = True
+            _log.warning("memory is full: tables give up items", remedy="raise max_memory_mib or lower max_items")
+
+    @contextlib.contextmanager
+    def _held(self, request: pb.AppendRequest) -> Iterator[None]:
+        """Count a message while it waits. ResourceExhausted: too much waits already."""
+        size, budget = _COPIES * request.ByteSize(), self._replay.budget
+        budget.hold_message(size)
+        try:
+            yield
+        finally:
+            budget.message_bytes -= size
 
     async def _store(
         self, appending: Appending, requests: AsyncIterator[pb.AppendRequest]
     ) -> AsyncIterator[tuple[int, pb.AppendResponse]]:
         """Store messages as they come; yield the log's record and the acknowledgement of each."""
         async for request in requests:
-            if self._log is not None:
-                await self._log.commits.room()
+            if self._log is not None and not self._log.commits.has_room:
+                with self._held(request):
+                    await self._log.commits.room()
             await self._append(appending, request)
             if self._log is not None:
                 self._log.commits.stored(self._replay.sequence, self._replay.env_steps)
@@ -243,17 +269,14 @@ class ReplayServicer:
         if not 1 <= opening.batch_size <= _MAX_BATCH_SIZE:
             raise InvalidArgument(f"batch_size is {opening.batch_size}, must be 1 .. {_MAX_BATCH_SIZE}")
         table = self._replay.find(opening.table)
+        steps = opening.batch_size * table.config.max_item_steps
+        if steps > _MAX_BATCH_STEPS:
+            raise InvalidArgument(
+                f"batch_size is {opening.batch_size}, for items of up to {table.config.max_item_steps} steps "
+                f"it must be at most {_MAX_BATCH_STEPS // table.config.max_item_steps}"
+            )
         table.check_batch_size(opening.batch_size, opening.without_replacement)
         return table, opening.batch_size, opening.without_replacement
-
-    def _pack(self, sample: SampledItems, limiter_lead: float) -> pb.SampleResponse:
-        size = sum(len(column.data) for column in sample.blocks)
-        if size > self._max_batch_bytes:
-            raise ResourceExhausted(
-                f"a batch of {len(sample.keys)} items has {size} bytes, at most {self._max_batch_bytes} fit into a "
-                "message: use a smaller batch_size or a greater max_message_bytes"
-            )
-        return _pack_sample(sample, self._env_steps, limiter_lead, self._replay.history)
 
 
 def _grant(credit: Credit, request: pb.SampleRequest) -> None:

@@ -12,6 +12,8 @@ from tidemill.errors import FailedPrecondition, InvalidArgument, ResourceExhaust
 
 EPOCH_RANDOM_BITS = 20
 """Bits of a server's first epoch that are chance."""
+_STREAM_BYTES = 256  # of a stream's object and numbers, rounded up
+_EPOCH_BYTES = 1024
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class Epoch:
         store: Where its chunks are.
         streams: One for each environment.
         tail_steps: How many of the newest steps an item of the next chunk may reach back over.
+        tail_bytes: Bytes of the chunks that the streams hold for that.
         current: False once a newer epoch of the actor, or a lack of room, has taken its place.
         connections: Calls that append to it now.
         revision: Grows with every change; a plan made at another revision is out of date.
@@ -62,6 +65,7 @@ class Epoch:
     connections: int = 0
     revision: int = 0
     superseded: int = 0
+    tail_bytes: int = 0
 
     def next_steps(self) -> list[int]:
         """Return the step wanted next for each environment."""
@@ -76,7 +80,7 @@ class Epoch:
             )
 
     def trim(self, stream: Stream) -> list[int]:
-        """Return the chunks that no item yet to come can reach; the caller releases them."""
+        """Return the chunks that no item yet to come can reach; the caller lets go of them."""
         if stream.ended:
             return self._take_all(stream)
         slots = []
@@ -86,6 +90,11 @@ class Epoch:
             stream.tail = self.store.next_slot(stream.tail)
             stream.tail_step += self.chunk_length
         return slots
+
+    def let_go(self, slots: Sequence[int]) -> None:
+        """Hold chunks no longer for items yet to come."""
+        if slots:
+            self.tail_bytes -= self.store.release_tails(np.array(slots, dtype=np.int64))
 
     def forget_chunk(self, chunk: int) -> None:
         """Let go of a chunk, if it is among the newest of a stream, and of those before it: no item may reach it."""
@@ -103,14 +112,13 @@ class Epoch:
             stream.tail_step += len(slots) * self.chunk_length
             if stream.tail == NONE:
                 stream.last = NONE
-            self.store.release(np.array(slots, dtype=np.int64))
+            self.let_go(slots)
 
     def close(self) -> None:
         """Let go of every chunk and refuse what still comes."""
         self.current = False
         self.revision += 1
-        slots = [slot for stream in self.streams for slot in self._take_all(stream)]
-        self.store.release(np.array(slots, dtype=np.int64))
+        self.let_go([slot for stream in self.streams for slot in self._take_all(stream)])
 
     def _take_all(self, stream: Stream) -> list[int]:
         slots = []
@@ -146,6 +154,16 @@ class StreamRegistry:
         """The newest epoch of every actor, the longest idle first."""
         return tuple(self._epochs.values())
 
+    @property
+    def actors(self) -> int:
+        """Number of actors whose streams are known."""
+        return len(self._epochs)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory behind the streams, beside the chunks they hold."""
+        return _STREAM_BYTES * self.count + _EPOCH_BYTES * len(self._epochs)
+
     def take_closed(self) -> list[int]:
         """Return the numbers of the epochs that were closed since this was last asked."""
         closed, self._closed = self._closed, []
@@ -180,6 +198,14 @@ class StreamRegistry:
         self._epochs[actor_id] = self._epochs.pop(actor_id)
         return known
 
+    def forget_idle(self) -> bool:
+        """Forget the streams of an actor that is not connected, the longest idle; return whether there was one."""
+        for epoch in self._epochs.values():
+            if not epoch.connections:
+                self._close(epoch)
+                return True
+        return False
+
     def disconnected(self, epoch: Epoch) -> None:
         """Count one call less that appends to an epoch."""
         epoch.connections -= 1
@@ -210,10 +236,13 @@ class StreamRegistry:
                 )
             leaving.append(idle.pop(0))
         for epoch in leaving:
-            epoch.close()
-            self._closed.append(epoch.number)
-            self.count -= len(epoch.streams)
-            del self._epochs[epoch.actor_id]
+            self._close(epoch)
+
+    def _close(self, epoch: Epoch) -> None:
+        epoch.close()
+        self._closed.append(epoch.number)
+        self.count -= len(epoch.streams)
+        del self._epochs[epoch.actor_id]
 
 
 def first_epoch(now_ms: int, chance: int) -> int:

@@ -20,7 +20,7 @@ class SumTree:
 
     def __init__(self, capacity: int) -> None:
         """Create a tree of zero weights for slots 0 .. capacity - 1; any capacity of at least 1."""
-        self._levels = Levels(capacity, np.add, 0.0, _WIDEST_TOP)
+        self._levels = Levels(capacity, np.add, np.float64, _WIDEST_TOP)
 
     @property
     def total(self) -> float:

@@ -55,8 +55,8 @@ class Table:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the chunks that items of this table need."""
-        return self._holdings.size_bytes
+        """Bytes of the chunks that items of this table need, and of their payloads."""
+        return self._holdings.size_bytes + self.items.payload_bytes
 
     @property
     def priority_mass(self) -> float:
@@ -134,6 +134,12 @@ class Table:
             self._selectors.remove_from_remover(exhausted)
             self._forget(exhausted)
         return drawn
+
+    def give_up(self, size_bytes: int) -> int:
+        """Evict, of a table that is not empty, about so many bytes of chunks and payloads; return how many items."""
+        evicted = max(1, int(min(size_bytes / max(self.held_bytes, 1), 1.0) * self.size))
+        self._evict(evicted)
+        return evicted
 
     def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> int:
         """Set priorities [N] of items by key [N]; the last of a repeated key counts. Return how many were found."""
@@ -287,8 +293,7 @@ class Table:
     def _shrink_to_bytes(self) -> None:
         limit = self.config.max_bytes
         while limit and self.held_bytes > limit and self.size:
-            excess = self.held_bytes - limit
-            self._evict(max(1, int(excess / self.held_bytes * self.size)))
+            self.give_up(self.held_bytes - limit)
 
     def _spans(self, slots: Ints) -> Ints:
         items = self.items

@@ -30,6 +30,10 @@ class ReplaySettings:
     """Most tables it keeps."""
     max_streams: int = 65_536
     """Most streams it keeps, over all actors."""
+    max_memory_mib: int = 0
+    """Most MiB of memory it takes for its callers: a half for what is stored, a quarter for batches on their way, a
+    quarter for messages that wait. Beyond it chunks are read from the log, or without one tables evict items. 0: three
+    quarters of its container's memory, or without a container half the machine's, divided by `shards`."""
     storage: StorageSettings = field(default_factory=StorageSettings)
     """Its log on disk."""
 
@@ -38,6 +42,7 @@ class ReplaySettings:
         check(0 <= self.shard < self.shards, "replay.shard", self.shard, f"below replay.shards ({self.shards})")
         check(self.max_tables >= 1, "replay.max_tables", self.max_tables, "at least 1")
         check(self.max_streams >= 1, "replay.max_streams", self.max_streams, "at least 1")
+        check(self.max_memory_mib >= 0, "replay.max_memory_mib", self.max_memory_mib, "0 or more")
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,6 @@ class StorageSettings:
     """Size at which a file of the log ends, in MiB."""
     max_queue_mib: int = 64
     """Most MiB that wait to be written before appends wait."""
-    max_memory_mib: int = 0
-    """Most MiB of chunks kept in memory, as compressed; older ones are read from the log. 0: no limit."""
     snapshot_every_s: float = 60.0
     """Seconds between two snapshots of priorities and counters; 0: only on request and at the end."""
 
@@ -35,5 +33,4 @@ class StorageSettings:
         check(self.fsync_interval_ms > 0, "replay.storage.fsync_interval_ms", self.fsync_interval_ms, "more than 0")
         for name in ("segment_mib", "max_queue_mib"):
             check(getattr(self, name) >= 1, f"replay.storage.{name}", getattr(self, name), "at least 1")
-        for name in ("max_memory_mib", "snapshot_every_s"):
-            check(getattr(self, name) >= 0, f"replay.storage.{name}", getattr(self, name), "0 or more")
+        check(self.snapshot_every_s >= 0, "replay.storage.snapshot_every_s", self.snapshot_every_s, "0 or more")

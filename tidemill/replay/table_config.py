@@ -112,7 +112,7 @@ class TableConfig:
         remover: Picks the item that leaves when the table is full.
         rate_limiter: When inserts and samples wait.
         max_times_sampled: An item is removed after it was sampled this often; 0 means never for that reason.
-        max_bytes: Most bytes of chunks the table's items may hold alive; 0 means no such limit.
+        max_bytes: Most bytes of chunks and payloads the table's items may hold alive; 0 means no such limit.
         payload_bytes: Bytes of every item's payload; 0 means items have none.
     """
 
@@ -160,7 +160,7 @@ class TableDescription:
         sample_blocked_s: Time during which at least one sample waited, in seconds.
         env_steps: Agent decisions in all chunks the server ever stored.
         priority_mass: Sum of sampler weights.
-        held_bytes: Bytes of the chunks that items of this table need, as stored.
+        held_bytes: Bytes of the chunks that items of this table need, as stored, and of their payloads.
         limiter_lead: How far inserts are ahead, in samples; 0 without a ratio.
         mean_sampled_age: Items inserted after an item when it was sampled, on average over all samples.
         corrupt_items: Items dropped because bytes they need were damaged on disk.

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from services.replay.gate import Gate
+from services.replay.memory_budget import MemoryBudget
 from services.replay.replay import Replay
 from services.replay.servicer import ReplayServicer
 from tests.unit.replay.streams_for_tests import SIGNATURE
@@ -38,10 +39,11 @@ class LocalServer:
 
 
 @contextmanager
-def local_server(max_message_bytes: int = 64 * MEBIBYTE) -> Iterator[LocalServer]:
-    """Serve an empty state on a free port."""
+def local_server(max_message_bytes: int = 64 * MEBIBYTE, stored_limit: int = 0) -> Iterator[LocalServer]:
+    """Serve an empty state on a free port, which stores so many bytes; 0 means no limit."""
     settings = ServerSettings(grace_s=0.2, max_message_bytes=max_message_bytes)
-    replay = Replay(max_tables=4, max_streams=64, first_epoch=1, rng=np.random.default_rng(0))
+    budget = MemoryBudget(stored_limit)
+    replay = Replay(max_tables=4, max_streams=64, first_epoch=1, rng=np.random.default_rng(0), budget=budget)
     gate = Gate(time.monotonic)
     with BackgroundServer("replay", settings) as background:
         servicer = ReplayServicer(replay, gate, max_message_bytes)

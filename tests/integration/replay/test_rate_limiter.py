@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,9 @@ from tidemill.replay.appender import StreamAppender
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sample_stream import SampleStream
 from tidemill.replay.table_config import RateLimiterConfig
+from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.replay.v1 import replay_pb2_grpc
+from tidemill.rpc.channel import open_channel
 
 
 def test_sample_blocks_below_min_size_and_goes_on_at_once(server: LocalServer, client: ReplayClient) -> None:
@@ -72,3 +76,34 @@ def test_stopped_owner_does_not_wait(server: LocalServer) -> None:
         threading.Timer(0.1, stop.set).start()
         assert not appender.append([make_chunk(0, 0, 4, 4)])
         assert appender.unacknowledged_chunks == 1
+
+
+def test_thousand_waiting_samplers_are_not_looked_at_by_each_append(
+    server: LocalServer, client: ReplayClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An append looks at the first in line only, however many samplers the rate limiter holds back."""
+    config = make_config(limiter=RateLimiterConfig(1, samples_per_insert=0.001, error_buffer=1.0), max_items=10_000)
+    client.create_table(config)
+    table = server.replay.find("t")
+    has_draws, looks = table.has_draws, []
+
+    def counted(*batch: Any) -> bool:  # noqa: ANN401 - the method's arguments
+        looks.append(batch)
+        return has_draws(*batch)
+
+    monkeypatch.setattr(table, "has_draws", counted)
+    with open_appender(server.address) as appender, open_channel(server.address) as channel:
+        write(appender, range(4))
+        assert appender.flush(WAIT_S)
+        opening = pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=4), credit=1)
+        stub = replay_pb2_grpc.ReplayServiceStub(channel)
+        calls = [stub.Sample(iter([opening])) for _ in range(1001)]
+        wait_until(lambda: server.gate.waiting(table, "sample") == 1000, "a thousand samplers to wait")
+        looks.clear()
+        for first in range(4, 44, 4):
+            write(appender, range(first, first + 4))
+            assert appender.flush(WAIT_S)
+        assert len(looks) <= 10 * 4
+        for call in calls:
+            call.cancel()
+        wait_until(lambda: server.gate.waiting(table, "sample") == 0, "the samplers to leave")

@@ -180,6 +180,9 @@ def test_stop_asked_twice_kills_everything() -> None:
     supervisor = _running()
     supervisor.on_stop_requested(10.0)
     assert set(_names(supervisor.on_stop_requested(10.5), Verb.KILL)) == set(supervisor.processes)
+    assert supervisor.outcome is not None
+    assert supervisor.outcome.exit_code == 1  # what was not saved is lost
+    assert {process.phase for process in supervisor.processes.values()} == {Phase.STOPPING}  # their ends are expected
 
 
 def test_stop_does_not_start_what_was_waiting_to_be_started() -> None:

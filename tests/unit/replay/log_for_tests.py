@@ -34,6 +34,19 @@ class AtOnce:
         """Return."""
 
 
+class BlobBudget(MemoryBudget):
+    """Memory for blobs alone, of which a few small ones fill it."""
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes that may still come into memory."""
+        return super().room_bytes + self.beside_bytes
+
+    def excess_bytes(self, coming: int) -> int:
+        """Return 0."""
+        return 0
+
+
 @dataclass
 class Log:
     """A state and its log in a folder."""
@@ -78,7 +91,7 @@ class Log:
 
 def open_log(path: Path, segment_bytes: int = 2**20, max_memory_bytes: int = 0) -> Log:
     """Open a log as a server does."""
-    recovered = recover(path, max_memory_bytes, empty_replay)
+    recovered = recover(path, BlobBudget(max_memory_bytes), empty_replay)
     journal = Journal(
         lambda command: carry_out(recovered.folder, recovered.budget, command),
         segment_bytes,
@@ -93,7 +106,9 @@ def open_log(path: Path, segment_bytes: int = 2**20, max_memory_bytes: int = 0) 
 
 def empty_replay(budget: MemoryBudget) -> Replay:
     """Return a state without tables."""
-    return Replay(max_tables=16, max_streams=1000, first_epoch=1, rng=np.random.default_rng(3), budget=budget)
+    return Replay(
+        max_tables=16, max_streams=1000, first_epoch=1, rng=np.random.default_rng(3), budget=budget, durable=True
+    )
 
 
 def carry_out(folder: LogFolder, budget: MemoryBudget, command: Command) -> None:

@@ -168,6 +168,18 @@ def test_item_that_reaches_into_freed_steps_is_refused() -> None:
     assert steps_of(replay.find("long").sample(1)) == [(0, *range(16, 24))]
 
 
+def test_table_added_later_keeps_its_longer_steps_for_items_to_come() -> None:
+    """Once an epoch is resumed with a table of longer items, its streams hold as many steps as those need."""
+    replay = make_replay(make_config(max_item_steps=2))
+    opened = open_streams(replay)
+    replay.create_table(make_config("long", max_item_steps=20))
+    resumed = open_streams(replay, epoch=opened.epoch.number, tables=("t", "long"))
+    for first in range(0, 20, 4):
+        append(replay, resumed, [make_chunk(0, 0, first, 4)])
+    append(replay, resumed, [make_chunk(0, 0, 20, 4)], [make_items(1, [(0, 3, 20)])])
+    assert steps_of(replay.find("long").sample(1)) == [(0, *range(4, 24))]
+
+
 def test_repeated_chunk_is_skipped_with_its_items(replay: Replay, opened: Appending) -> None:
     """A message sent again changes nothing; one that repeats and continues stores only what is new."""
     before = snapshot(replay, opened)
@@ -227,6 +239,15 @@ def test_known_epoch_is_resumed(replay: Replay, opened: Appending) -> None:
 def test_unknown_epoch_begins_anew(replay: Replay) -> None:
     """An epoch of an earlier life of the server is answered with a new one."""
     assert open_streams(replay, epoch=99).epoch.number == 1
+
+
+def test_epoch_never_given_to_a_known_actor_begins_anew(replay: Replay, opened: Appending) -> None:
+    """An epoch above the newest is that of an earlier life of the server: its steps are not those stored now."""
+    later = open_streams(replay, epoch=opened.epoch.number + 1000, env_count=2)
+    assert later.epoch.number == opened.epoch.number + 1
+    assert later.epoch.next_steps() == [0, 0]
+    with pytest.raises(FailedPrecondition, match="superseded"):
+        append(replay, opened, [GOOD])
 
 
 def test_wrong_opening_is_refused(replay: Replay) -> None:

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from services.replay.batch_reader import BatchReader
+from services.replay.batch_room import BatchRoom
 from services.replay.blob_files import BlobFiles
 from services.replay.cold_reader import ColdReader
 from services.replay.credit import Wanted
 from services.replay.drawn import Sample
 from services.replay.gate import Gate
 from services.replay.log_blocks import LogBlocks
+from services.replay.memory_budget import MemoryBudget
 from tests.unit.replay.log_for_tests import Log, open_log
 from tests.unit.replay.streams_for_tests import append, make_chunk, make_config, make_items, open_streams, steps_of
 from tidemill.replay.table_config import RateLimiterConfig
@@ -46,11 +48,16 @@ def read(log: Log, count: int, distinct: bool, counted: int | None = None) -> Sa
         cold = ColdReader(BlobFiles(log.recovered.folder))
         try:
             batches = BatchReader(log.replay, Gate(lambda: 0.0), cold)
-            return await batches.read(log.replay.find("t"), Wanted(count, counted), distinct)
+            return await batches.read(log.replay.find("t"), Wanted(count, counted), distinct, room())
         finally:
             cold.close()
 
     return asyncio.run(draw())
+
+
+def room() -> BatchRoom:
+    """Return room for the batches of one call."""
+    return BatchRoom(MemoryBudget(0), lambda: None)
 
 
 def blocks_of(log: Log) -> LogBlocks:
@@ -99,7 +106,7 @@ def test_nothing_is_held_after_a_call_was_cancelled_at_any_moment(log: Log) -> N
     async def cancelled_after(turns: int) -> None:
         cold = ColdReader(BlobFiles(log.recovered.folder))
         batches = BatchReader(log.replay, Gate(lambda: 0.0), cold)
-        reading = asyncio.ensure_future(batches.read(log.replay.find("t"), Wanted(50), False))
+        reading = asyncio.ensure_future(batches.read(log.replay.find("t"), Wanted(50), False, room()))
         for _ in range(turns):
             await asyncio.sleep(0)
         reading.cancel()
@@ -120,7 +127,7 @@ def test_draw_that_was_admitted_late_is_released_when_its_call_is_gone(log: Log)
 
     async def cancel_at_the_draw() -> None:
         gate, cold = Gate(lambda: 0.0), ColdReader(BlobFiles(log.recovered.folder))
-        reading = asyncio.ensure_future(BatchReader(log.replay, gate, cold).read(table, Wanted(3), False))
+        reading = asyncio.ensure_future(BatchReader(log.replay, gate, cold).read(table, Wanted(3), False, room()))
         await asyncio.sleep(0)
         appending = open_streams(log.replay, epoch=1)
         items = [(0, i, 1) for i in range(4)]

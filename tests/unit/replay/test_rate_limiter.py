@@ -49,6 +49,16 @@ def test_batch_that_passes_min_size_counts_only_what_lies_beyond() -> None:
     assert limiter.lead == 10
 
 
+def test_table_emptied_below_min_size_is_filled_again() -> None:
+    """Inserts that are far ahead of the samples go on all the same while the table holds less than min_size."""
+    limiter = RateLimiter(RateLimiterConfig(min_size=3, samples_per_insert=1.0, error_buffer=2.0))
+    limiter.inserted(10, 10)
+    assert not limiter.can_insert(10)
+    assert limiter.can_insert(2)
+    assert limiter.can_insert(0)
+    assert not limiter.can_insert(3)
+
+
 def test_queue_blocks_inserts_at_its_size() -> None:
     """A queue of 2 admits an insert at 1 item and none at 2."""
     limiter = RateLimiter(RateLimiterConfig(queue_size=2))

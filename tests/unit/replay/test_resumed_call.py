@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from services.replay.gate import Gate
+from services.replay.memory_budget import MemoryBudget
 from services.replay.recovered import recover
 from services.replay.replay_log import ReplayLog
 from services.replay.segment_file import SegmentFile
 from services.replay.servicer import ReplayServicer
 from tests.integration.replay.messages import opening
 from tests.unit.replay.log_for_tests import empty_replay
-from tests.unit.replay.streams_for_tests import append, make_chunk, make_config, open_streams
+from tests.unit.replay.streams_for_tests import append, make_chunk, make_config, make_replay, open_streams
 from tidemill.config.storage import StorageSettings
 from tidemill.errors import Unavailable
 
@@ -44,7 +45,7 @@ async def resuming(epoch: int) -> AsyncIterator[bytes]:
 
 async def told_while_another_stores(folder: Path) -> tuple[list[int], list[int]]:
     """Resume an epoch, store a chunk of it before the disk goes on; return the answer and what was stored then."""
-    recovered = recover(folder, 0, empty_replay)
+    recovered = recover(folder, MemoryBudget(0), empty_replay)
     replay = recovered.replay
     Held.disk.set()
     log = ReplayLog(recovered, StorageSettings(folder=str(folder)), lambda: None, Held)
@@ -74,8 +75,7 @@ def test_resumed_call_is_told_of_durable_steps_only(tmp_path: Path) -> None:
 
 async def two_calls_of_one_epoch() -> list[int]:
     """Open an epoch twice in a server without a log; return what the second is told."""
-    replay = empty_replay(None)  # type: ignore[arg-type]
-    replay.create_table(make_config())
+    replay = make_replay(make_config())
     servicer = ReplayServicer(replay, Gate(asyncio.get_running_loop().time), 2**20)
 
     async def converse(epoch: int, told: asyncio.Queue[Any]) -> None:

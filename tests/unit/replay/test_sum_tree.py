@@ -43,6 +43,31 @@ def test_find_never_returns_a_slot_of_weight_zero(weights: list[float], seed: in
     assert (array[tree.find(fractions * tree.total)] > 0).all()
 
 
+@pytest.mark.parametrize("capacity", [5000, 65_537])
+def test_leaf_of_weight_zero_at_the_start_of_a_node_is_passed_over(capacity: int) -> None:
+    """A target that falls on the very start of a node, of few levels or of many, finds its first leaf with weight."""
+    tree = SumTree(capacity)
+    tree.set(np.array([3, 16 + 5]), np.array([1.0, 2.0]))
+    assert tree.find(np.array([0.0, 1.0])).tolist() == [3, 16 + 5]
+
+
+def test_target_that_rounding_puts_before_its_node_finds_a_leaf_with_a_weight() -> None:
+    """What is left of 0.1 in the second node is 0.1 - (0.30000000000000004 - 0.2) < 0: its first leaf has none."""
+    tree = SumTree(5000)
+    tree.set(np.array([0, 16 + 5]), np.array([0.1, 0.2]))
+    assert tree.find(np.array([0.1])).tolist() == [16 + 5]
+
+
+def test_target_that_rounding_puts_behind_its_node_finds_a_leaf_with_a_weight() -> None:
+    """A node's children, added up in another order, may give less than the node: the target stays below them."""
+    rng = np.random.default_rng(4)
+    tree = SumTree(5000)
+    for _ in range(500):
+        weights = np.append(0.0, rng.random(15))
+        tree.set(np.arange(16), weights)
+        assert weights[tree.find(np.array([np.nextafter(tree.total, 0)]))] > 0
+
+
 @pytest.mark.parametrize("capacity", [1000, 65_537, 1_000_000])
 def test_total_does_not_drift_over_millions_of_random_updates(capacity: int) -> None:
     """After ten million updates over many magnitudes the total is the sum of the leaves up to one rounding."""

@@ -218,7 +218,9 @@ class TableConfig(_message.Message):
     max_items: _builtins.int
     """Most items the table holds, at least 1."""
     max_bytes: _builtins.int
-    """Most bytes of chunks the table's items may hold alive; 0 means no such limit."""
+    """Most bytes of chunks and payloads that the table's items may hold alive; 0 means no such limit. Where the server's
+    memory is full, items are removed before, as if the table were.
+    """
     max_times_sampled: _builtins.int
     """An item is removed after it was sampled this often; 0 means never for that reason."""
     max_item_steps: _builtins.int
@@ -447,7 +449,7 @@ class TableDescription(_message.Message):
     samples_per_insert: _builtins.float
     """`samples / inserts`, 0 before the first insert."""
     evictions: _builtins.int
-    """Items removed because the table was full."""
+    """Items removed because the table, or the server's memory, was full."""
     priority_updates: _builtins.int
     """Priorities set by UpdatePriorities."""
     unknown_keys: _builtins.int
@@ -465,7 +467,7 @@ class TableDescription(_message.Message):
     priority_mass: _builtins.float
     """Sum of priorities to the power of the sampler's exponent; the number of items for other samplers."""
     held_bytes: _builtins.int
-    """Bytes of the chunks that items of this table need, compressed as stored."""
+    """Bytes of the chunks that items of this table need, compressed as stored, and of their payloads."""
     limiter_lead: _builtins.float
     """How far inserts are ahead, in samples, see RateLimiter; 0 without a ratio."""
     mean_sampled_age: _builtins.float
@@ -906,7 +908,7 @@ class SampleOpen(_message.Message):
     table: _builtins.str
     """Name of the table."""
     batch_size: _builtins.int
-    """Items in each batch, 1 .. 65536."""
+    """Items in each batch, 1 .. 65536; times the table's `max_item_steps` at most 4,194,304."""
     without_replacement: _builtins.bool
     """Whether no item may come twice in a batch; the batch then waits until the table has as many items."""
     def __init__(

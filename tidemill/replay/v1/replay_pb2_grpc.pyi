@@ -82,7 +82,8 @@ class ReplayServiceStub:
     NOT_FOUND: a named table does not exist (yet; trying again later is right).
     FAILED_PRECONDITION: a chunk leaves a gap after the stream's last step, the signature is not the
     table's, or the epoch was superseded by a newer one of the same actor.
-    RESOURCE_EXHAUSTED: too many streams.
+    RESOURCE_EXHAUSTED: too many streams, or the server's memory has no room for the message, nothing of which is stored
+    (trying again later is right).
     A retry is a new call with the epoch of the first response. It ends a call that still appends to that epoch with
     UNAVAILABLE.
     """
@@ -90,12 +91,12 @@ class ReplayServiceStub:
     """Samples batches of items.
 
     The first request must be `open`; every request may grant credit. The server sends one response a batch
-    as the rate limiter allows, never more than the credit granted. Several servers are sampled as one table by `draws`
+    as the rate limiter and its memory allow, never more than the credit granted. Several servers are sampled as one table by `draws`
     in place of credit, which wait for items only. It ends the stream with OK when the
     caller half-closes and all granted batches were sent.
 
     INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table. RESOURCE_EXHAUSTED: a batch does not
-    fit into a message. A retry is a new call; batches sent but not received count as sampled.
+    fit into a message, or has no room in the server's memory; it is not put together. A retry is a new call; batches sent but not received count as sampled.
     """
     UpdatePriorities: _grpc.UnaryUnaryMultiCallable[_replay_pb2.UpdatePrioritiesRequest, _replay_pb2.UpdatePrioritiesResponse]
     """Sets the priorities of items. Unknown keys (already removed) are counted, not an error.
@@ -154,7 +155,8 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     NOT_FOUND: a named table does not exist (yet; trying again later is right).
     FAILED_PRECONDITION: a chunk leaves a gap after the stream's last step, the signature is not the
     table's, or the epoch was superseded by a newer one of the same actor.
-    RESOURCE_EXHAUSTED: too many streams.
+    RESOURCE_EXHAUSTED: too many streams, or the server's memory has no room for the message, nothing of which is stored
+    (trying again later is right).
     A retry is a new call with the epoch of the first response. It ends a call that still appends to that epoch with
     UNAVAILABLE.
     """
@@ -162,12 +164,12 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     """Samples batches of items.
 
     The first request must be `open`; every request may grant credit. The server sends one response a batch
-    as the rate limiter allows, never more than the credit granted. Several servers are sampled as one table by `draws`
+    as the rate limiter and its memory allow, never more than the credit granted. Several servers are sampled as one table by `draws`
     in place of credit, which wait for items only. It ends the stream with OK when the
     caller half-closes and all granted batches were sent.
 
     INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table. RESOURCE_EXHAUSTED: a batch does not
-    fit into a message. A retry is a new call; batches sent but not received count as sampled.
+    fit into a message, or has no room in the server's memory; it is not put together. A retry is a new call; batches sent but not received count as sampled.
     """
     UpdatePriorities: _aio.UnaryUnaryMultiCallable[_replay_pb2.UpdatePrioritiesRequest, _replay_pb2.UpdatePrioritiesResponse]  # type: ignore[assignment]
     """Sets the priorities of items. Unknown keys (already removed) are counted, not an error.
@@ -248,7 +250,8 @@ class ReplayServiceServicer:
         NOT_FOUND: a named table does not exist (yet; trying again later is right).
         FAILED_PRECONDITION: a chunk leaves a gap after the stream's last step, the signature is not the
         table's, or the epoch was superseded by a newer one of the same actor.
-        RESOURCE_EXHAUSTED: too many streams.
+        RESOURCE_EXHAUSTED: too many streams, or the server's memory has no room for the message, nothing of which is stored
+        (trying again later is right).
         A retry is a new call with the epoch of the first response. It ends a call that still appends to that epoch with
         UNAVAILABLE.
         """
@@ -261,12 +264,12 @@ class ReplayServiceServicer:
         """Samples batches of items.
 
         The first request must be `open`; every request may grant credit. The server sends one response a batch
-        as the rate limiter allows, never more than the credit granted. Several servers are sampled as one table by `draws`
+        as the rate limiter and its memory allow, never more than the credit granted. Several servers are sampled as one table by `draws`
         in place of credit, which wait for items only. It ends the stream with OK when the
         caller half-closes and all granted batches were sent.
 
         INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table. RESOURCE_EXHAUSTED: a batch does not
-        fit into a message. A retry is a new call; batches sent but not received count as sampled.
+        fit into a message, or has no room in the server's memory; it is not put together. A retry is a new call; batches sent but not received count as sampled.
         """
 
     def UpdatePriorities(

@@ -1,0 +1,145 @@
+"""How much of its memory a state takes, and what it gives up when that is full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.replay.append import Appending
+from services.replay.credit import Credit, Wanted
+from services.replay.machine_memory import default_budget_bytes
+from services.replay.memory_budget import MemoryBudget
+from services.replay.replay import Replay
+from tests.unit.replay.log_for_tests import open_log
+from tests.unit.replay.streams_for_tests import append, make_chunk, make_config, make_items, open_streams
+from tidemill.errors import ResourceExhausted
+from tidemill.replay.table_config import TableConfig
+
+
+def replay_of(stored_limit: int, *tables: TableConfig) -> Replay:
+    """Return a state that may store so many bytes."""
+    budget = MemoryBudget(stored_limit)
+    replay = Replay(max_tables=4, max_streams=1000, first_epoch=1, rng=np.random.default_rng(3), budget=budget)
+    for table in tables:
+        replay.create_table(table)
+    return replay
+
+
+def write(replay: Replay, opened: Appending, chunks: int, payload: bytes = b"", first: int = 0) -> None:
+    """Append chunks of four steps with an item in each, a message for each."""
+    for step in range(first, first + 4 * chunks, 4):
+        items = make_items(0, [(0, 3, 1)], payloads=[payload] if payload else [])
+        append(replay, opened, [make_chunk(0, 0, step, 4)], [items])
+
+
+def test_memory_stays_within_what_may_be_stored() -> None:
+    """Whatever comes, items leave for it, oldest first, and the account is that of what is there."""
+    replay = replay_of(50_000, make_config(max_items=1000))
+    opened = open_streams(replay)
+    write(replay, opened, 300)
+    table = replay.find("t")
+    assert 40_000 < replay.budget.beside_bytes <= 50_000
+    assert replay.memory.evictions == table.counters.evictions == 300 - table.size
+    assert table.items.ages(table.items.live()).max() == table.size - 1
+    replay.reset(table)
+    replay.memory.count()
+    assert replay.budget.beside_bytes < 3000  # the stream and its newest chunks
+
+
+def test_payloads_are_counted_as_they_come_and_go() -> None:
+    """A table's bytes have those of its payloads: evicted, deleted or reset ones do not count."""
+    replay = replay_of(0, make_config(max_items=8, max_bytes=10_000, payload_bytes=1000))
+    table, opened = replay.find("t"), open_streams(replay)
+    write(replay, opened, 4, b"p" * 1000)
+    assert table.items.payload_bytes == 4000
+    write(replay, opened, 10, b"q" * 1000, first=16)
+    assert 5000 < table.held_bytes <= 10_000
+    assert table.items.payload_bytes == 1000 * table.size
+    table.delete(table.items.keys(table.items.live()[:1]))
+    assert table.items.payload_bytes == 1000 * table.size
+    table.reset()
+    assert table.items.payload_bytes == 0
+
+
+def test_payloads_of_a_restored_table_are_counted(tmp_path: Path) -> None:
+    """After a restart the account is that of before."""
+    log = open_log(tmp_path)
+    log.replay.create_table(make_config(payload_bytes=100))
+    write(log.replay, open_streams(log.replay), 5, b"p" * 100)
+    before = log.replay.budget.beside_bytes
+    log.crash()
+    again = open_log(tmp_path)
+    assert again.replay.find("t").items.payload_bytes == 500
+    assert again.replay.budget.beside_bytes == before
+    assert again.replay.find("t").store.tail_bytes == log.replay.find("t").store.tail_bytes
+    again.crash()
+
+
+def test_message_is_refused_where_nothing_of_its_tables_can_leave() -> None:
+    """Memory full of another table's items: the call is refused and nothing has changed."""
+    replay = replay_of(50_000, make_config("full", max_items=1000), make_config())
+    other = open_streams(replay, "two")
+    write(replay, open_streams(replay, "one", tables=("full",)), 300)
+    size = replay.find("full").size
+    chunks = [make_chunk(0, 0, step, 4) for step in range(0, 40, 4)]
+    with pytest.raises(ResourceExhausted, match="max_memory_mib"):
+        append(replay, other, chunks)
+    assert replay.find("full").size == size
+    assert replay.budget.beside_bytes <= 50_000
+
+
+def test_newest_chunks_of_streams_have_a_share_of_their_own() -> None:
+    """Idle actors are forgotten first; then whoever holds more than its part is refused, and no other."""
+    replay = replay_of(10**6, make_config(max_item_steps=4000))
+    replay.budget.share_limit = 10_000
+    idle = open_streams(replay, "idle")
+    write(replay, idle, 20)
+    replay.close_streams(idle.epoch)
+    greedy, modest = open_streams(replay, "greedy"), open_streams(replay, "modest")
+    with pytest.raises(ResourceExhausted, match="the newest chunks of all streams"):
+        write(replay, greedy, 200)
+    assert not idle.epoch.current
+    assert replay.find("t").store.tail_bytes == greedy.epoch.tail_bytes
+    assert 9_000 < greedy.epoch.tail_bytes <= 10_000
+    write(replay, modest, 10)
+    assert replay.find("t").size
+    greedy.epoch.close()
+    modest.epoch.close()
+    assert replay.find("t").store.tail_bytes == 0
+
+
+def test_message_larger_than_all_that_may_wait_waits_alone() -> None:
+    """A single message is never refused for its size; a second one beside it is."""
+    budget = MemoryBudget(1000)
+    budget.hold_message(5000)
+    with pytest.raises(ResourceExhausted, match="may wait"):
+        budget.hold_message(1)
+    budget.message_bytes -= 5000
+    budget.hold_message(400)
+    budget.hold_message(100)
+
+
+def test_budget_is_that_of_the_container_or_a_part_of_the_machine(tmp_path: Path) -> None:
+    """Three quarters of a container's limit; without one, half of the machine divided by the shards on it."""
+    limit = tmp_path / "memory.max"
+    limit.write_text("1073741824\n")
+    assert default_budget_bytes(4, limit) == 805_306_368
+    limit.write_text("max\n")
+    whole = default_budget_bytes(1, limit)
+    assert default_budget_bytes(1, tmp_path / "none") == whole > 2**28
+    assert default_budget_bytes(4, limit) == whole // 4
+
+
+async def test_credit_that_comes_in_many_messages_is_one_entry() -> None:
+    """What a caller grants without taking is added up: memory holds the sum, and draws stay where they were."""
+    credit = Credit(8)
+    for _ in range(1000):
+        credit.grant(2)
+    credit.draw(3, 3)
+    credit.grant(1)
+    credit.close()
+    assert len(credit._waiting) == 3
+    taken = [await credit.take() for _ in range(2003)]
+    assert taken == [Wanted(8)] * 2000 + [Wanted(3, 3, 8), Wanted(8), None]
