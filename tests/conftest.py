@@ -7,6 +7,7 @@ import random
 import sys
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 
@@ -14,6 +15,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; child
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # rendering needs no screen
 
 SEED = 20240229
+
+# A property is bounded by its examples, not by the time of one of them on a busy machine.
+hypothesis.settings.register_profile("tidemill", deadline=None)
+hypothesis.settings.load_profile("tidemill")
 
 _MARKED_FOLDERS = ("process", "learning", "compose")
 
