@@ -139,7 +139,7 @@ def check_format(data: bytes | memoryview, where: object) -> None:
     if magic == MAGIC and found != FORMAT:
         raise FatalError(
             f"{where} has format {found}, this version of Tidemill reads format {FORMAT}: "
-            "use the version that wrote it, or start with another storage.folder"
+            "use the version that wrote it, start with another storage.folder, or empty this one"
         )
 
 
