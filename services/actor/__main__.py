@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_logging("actor", level=config.log.level, json=config.log.json)
         torch.set_num_threads(config.actor.threads)
         with BackgroundServer("actor", config.actor.server) as server:
-            address, metrics = server.start(), serve_metrics(config.actor.server)
+            address, metrics = server.start(), serve_metrics(config.actor.server, server.health)
             _log.info("listening", address=address, metrics=metrics)
             act(config, server, stop_event())
         return 0

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         torch.set_num_threads(config.evaluator.threads)
         stop, finish = stop_event(), signal_event(signal.SIGUSR1)
         with BackgroundServer("evaluator", config.evaluator.server) as server:
-            address, metrics = server.start(), serve_metrics(config.evaluator.server)
+            address, metrics = server.start(), serve_metrics(config.evaluator.server, server.health)
             _log.info("listening", address=address, metrics=metrics)
             evaluate(config, server, stop, finish)
         return 0

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         with BackgroundServer("learner", config.learner.server) as server:
             learner.add_to(server.server)
-            address, metrics = server.start(), serve_metrics(config.learner.server)
+            address, metrics = server.start(), serve_metrics(config.learner.server, server.health)
             _log.info("listening", address=address, metrics=metrics)
             learner.run(server.set_serving)
         return 0

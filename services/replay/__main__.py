@@ -58,7 +58,7 @@ async def _serve(config: ReplayConfig) -> None:
     servicer.add_to(server)
     if settings.storage.folder:
         watch_disk(Path(settings.storage.folder))
-    metrics_address = serve_metrics(settings.server)
+    metrics_address = serve_metrics(settings.server, server.health)
     _logger.info("serving", address=await server.start(), metrics=metrics_address)
     await server.set_serving(True)
     await _until_stopped(log)
