@@ -3,7 +3,8 @@
 RANKS is a number, or `gpu`: one for each GPU of the machine.
 
 It does what `torchrun --standalone --nproc-per-node=RANKS --max-restarts=RESTARTS -m services.learner ...` does, and
-besides ends with its launcher, ends with 0 when it was asked to end, and explains a failure in one line.
+besides listens on loopback alone, ends with its launcher, leaves as a learner without torchrun does, and explains a
+failure in one line.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import parse_args
 from torch.distributed.run import run as run_ranks
 
+from services.learner.one_box import BACKEND, register
 from services.learner.ranks import Place
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import ConfigError, FatalError
 from tidemill.process import PARENT_VARIABLE, run
+from tidemill.rest import leave
 
 _LOOPBACK = "lo"
 
@@ -36,8 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load(LearnerConfig, arguments, prog="tidemill learner", description="")
         Place(0, ranks).share_of(config.agent.batch_size)
         _prepare_environment(config)
-        options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
-        return _run([*options, "-m", "services.learner", *arguments])
+        options = [f"--rdzv-backend={BACKEND}", "--local-addr=127.0.0.1"]
+        options += [f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
+        is_over = _run([*options, "-m", "services.learner", *arguments])
+        return leave("learner", config.run, config.learner.server, is_over=is_over)
 
     return run("learner", body)
 
@@ -55,17 +60,19 @@ def _prepare_environment(config: LearnerConfig) -> None:
         os.environ.setdefault(name, _LOOPBACK)
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str]) -> bool:
+    """Run the ranks to their end; return whether they came to it by themselves."""
+    register()
     try:
         run_ranks(parse_args(arguments))
     except SignalException:  # the ranks were told, and have ended
-        return 0
+        return False
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if failure.exitcode == 2:
             raise ConfigError(f"rank {rank} refused its settings") from error
         raise FatalError(f"rank {rank} ended with {failure.exitcode} and there are no restarts left") from error
-    return 0
+    return True
 
 
 if __name__ == "__main__":

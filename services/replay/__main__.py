@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY
 
 from services.replay.gate import Gate
 from services.replay.memory_budget import MemoryBudget
-from services.replay.metrics import ReplayCollector
+from services.replay.metrics import EXPECTED, ReplayCollector
 from services.replay.recovered import Recovered, recover
 from services.replay.replay import Replay
 from services.replay.replay_log import ReplayLog
@@ -53,6 +53,7 @@ async def _serve(config: ReplayConfig) -> None:
     replay = recovered.replay if recovered is not None else _empty(settings, None)
     gate = Gate(time.monotonic)
     log = ReplayLog(recovered, settings.storage, gate.changed) if recovered is not None else None
+    EXPECTED.set(settings.shards)
     REGISTRY.register(ReplayCollector(replay, gate, log))
     servicer = ReplayServicer(replay, gate, settings.server.max_message_bytes, log)
     servicer.add_to(server)
