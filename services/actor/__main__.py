@@ -76,7 +76,9 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
             loop = ActingLoop(env, policy, params, writer, ActorMetrics(settings.log_every_s), pace)
             if params.wait(stop):
                 server.set_serving(True)
-                _log.info("acting starts", actor_id=actor_id, num_envs=num_envs, params_version=params.version)
+                _log.info(
+                    "acting starts", actor_id=actor_id, index=index, num_envs=num_envs, params_version=params.version
+                )
                 loop.run(seed, stop)
             server.set_serving(False)
             appender.flush(_FLUSH_S)

@@ -22,6 +22,7 @@ from services.learner.control import Control
 from services.learner.counters import Counters
 from services.learner.decoder import Decoder
 from services.learner.digest import config_digest
+from services.learner.gpu_metrics import watch_gpu
 from services.learner.peers import wait_for_peer, wait_for_shard
 from services.learner.priorities import PriorityWriter
 from services.learner.progress import Progress
@@ -107,6 +108,7 @@ class Learner:
             torch.set_num_threads(config.learner.threads)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # so that the training thread's stream is this device's
+            watch_gpu(device)
         seed_rng(config.run.seed)
         spec = spec_of(config.env)
         agent = build_agent(config.agent, spec, str(device), config.run.seed)
