@@ -15,7 +15,8 @@ import torch
 from services.actor.appending import start_appending
 from services.actor.loop import ActingLoop, PolicyParams, pace_of
 from services.actor.metrics import EXPECTED, ActorMetrics, watch_appender
-from services.actor.replica import actor_index, own_dns_name
+from services.actor.replica import actor_index
+from services.actor.reverse_dns import own_dns_name
 from services.actor.writer import StreamWriter
 from tidemill.allocator import keep_freed_memory
 from tidemill.config.load import load

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-import socket
 import zlib
 
 import structlog
-
-from tidemill.errors import ConfigError
 
 _NUMBERED = re.compile(r"[-_](\d+)$")
 
@@ -33,11 +30,3 @@ def actor_index(index: int | None, actor_id: str, dns_name: str = "") -> int:
     if dns_name:
         _log.warning("the container's name has no number; the actor draws its own", name=dns_name)
     return zlib.crc32(actor_id.encode())
-
-
-def own_dns_name() -> str:
-    """Return what DNS calls this host's own address; raises ConfigError if it has no name for it."""
-    try:
-        return socket.gethostbyaddr(socket.gethostbyname(socket.gethostname()))[0]
-    except OSError as error:
-        raise ConfigError(f"actor.index_from_dns is set, but DNS has no name for this host: {error}") from error

@@ -17,10 +17,10 @@ import pytest
 
 from tests.compose.breakages import (
     append_nonsense,
+    can_read_metrics,
     damage_newest_version,
     in_volume,
     publish_as_another,
-    read_metrics,
 )
 from tests.compose.dashboards import panel_queries, rule_queries, rules
 from tests.compose.engine import NoEngine, running_engine
@@ -88,8 +88,7 @@ def test_actors_share_out_the_ladder(stack: Stack) -> None:
 def test_services_cannot_be_reached_from_this_machine(stack: Stack) -> None:
     """Without a credential only containers of the network may talk to a service; this machine has no way there."""
     for service in OURS:
-        with pytest.raises(OSError, match="."):
-            read_metrics(stack.address(service))
+        assert not can_read_metrics(stack.address(service)), service
     fetch = f"import urllib.request as r; r.urlopen('http://{stack.address('replay-0')}:9400/metrics', timeout=10)"
     stack.compose("exec", "-T", "paramserver", "python", "-c", fetch)
 
@@ -223,8 +222,8 @@ def test_learner_that_crashes_resumes(stack: Stack) -> None:
 def test_crash_loops_raise_alerts(stack: Stack) -> None:
     """One shard of two and one actor of five that never last are missed, though DNS and `up` know nothing of them.
 
-    Meanwhile an actor that comes back each time, a learner whose disk refuses checkpoints, an actor that sends nonsense,
-    a second learner and damaged parameters are reported, too.
+    Meanwhile an actor that comes back each time, a disk that refuses checkpoints, an actor that sends nonsense, a second
+    learner and damaged parameters are reported, too.
     """
     looping, restarting = stack.containers("actor")[-1], stack.containers("actor")[0]
     names = [looping["Name"].strip("/"), stack.containers("replay-1")[0]["Name"].strip("/")]
@@ -322,7 +321,7 @@ def test_run_moves_to_another_box(stack: Stack) -> None:
 
 
 def test_run_ends_by_itself_and_stays_ended(stack: Stack) -> None:
-    """At the target learner and evaluator rest, and neither trains when the engine starts it again; a new target does."""
+    """At the target learner and evaluator rest, also when the engine starts them again; with a new target they go on."""
     stack.configure(TIDEMILL_RUN_ARGS="--run.target-return -2000")  # any policy has more
     stack.up(actors=2)
     stack.until_above('sum(tidemill_resting{job=~"learner|evaluator"})', 1.0)
