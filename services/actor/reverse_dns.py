@@ -1,7 +1,7 @@
 """What DNS calls this host's own address (RFC 1035).
 
-`socket.gethostbyaddr` asks /etc/hosts first, where an engine writes a container's id: the name that tells replicas apart
-has to be asked for.
+`socket.gethostbyaddr` asks /etc/hosts first, where an engine writes a container's id: the name that tells replicas
+apart has to be asked for.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.compose.engine import Engine
+from tests.compose.engine import Engine, NoEngine
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 180.0
@@ -42,6 +42,9 @@ class Stack:
         Args:
             engine: Where it runs.
             settings: Variables of .env.example beside those that every test stack has.
+
+        Raises:
+            NoEngine: There is no Compose.
         """
         self.engine = engine
         self.project = f"tidemill-test-{os.getpid()}"
@@ -56,6 +59,8 @@ class Stack:
             "TIDEMILL_TENSORBOARD_PORT": str(tensorboard_port),
         }
         has_v1 = shutil.which("docker-compose", path=engine.environment["PATH"])
+        if not has_v1 and not engine.succeeds("docker", "compose", "version"):
+            raise NoEngine("there is neither docker-compose nor the compose plugin of docker")
         self._compose = ("docker-compose",) if has_v1 else ("docker", "compose")
 
     def configure(self, **variables: str) -> None:

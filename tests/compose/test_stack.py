@@ -123,7 +123,8 @@ def test_service_needs_no_shell(stack: Stack) -> None:
     name = f"{stack.project}-shell-less"
     shells = [word for shell in ("dash", "bash") for word in ("--volume", f"/dev/null:/usr/bin/{shell}:ro")]
     options = ["--rm", "--detach", "--name", name, "--read-only", "--cap-drop", "ALL", "--network", "none", *shells]
-    stack.engine.docker("run", *options, stack.image("replay"), "--replay.server.address", "127.0.0.1:7401")
+    addresses = ["--replay.server.address", "127.0.0.1:7401", "--replay.server.metrics-address", "127.0.0.1:9400"]
+    stack.engine.docker("run", *options, stack.image("replay"), *addresses)
     health = ["inspect", "--format", "{{.State.Health.Status}}", name]
     try:
         until(lambda: stack.engine.docker(*health).strip() == "healthy", "healthy without a shell")
@@ -222,8 +223,8 @@ def test_learner_that_crashes_resumes(stack: Stack) -> None:
 def test_crash_loops_raise_alerts(stack: Stack) -> None:
     """One shard of two and one actor of five that never last are missed, though DNS and `up` know nothing of them.
 
-    Meanwhile an actor that comes back each time, a disk that refuses checkpoints, an actor that sends nonsense, a second
-    learner and damaged parameters are reported, too.
+    Meanwhile an actor that comes back each time, a disk that refuses checkpoints, messages that make no sense, a
+    second learner and damaged parameters are reported, too.
     """
     looping, restarting = stack.containers("actor")[-1], stack.containers("actor")[0]
     names = [looping["Name"].strip("/"), stack.containers("replay-1")[0]["Name"].strip("/")]
@@ -321,7 +322,7 @@ def test_run_moves_to_another_box(stack: Stack) -> None:
 
 
 def test_run_ends_by_itself_and_stays_ended(stack: Stack) -> None:
-    """At the target learner and evaluator rest, also when the engine starts them again; with a new target they go on."""
+    """At the target learner and evaluator rest, also when the engine starts them anew; another target wakes them."""
     stack.configure(TIDEMILL_RUN_ARGS="--run.target-return -2000")  # any policy has more
     stack.up(actors=2)
     stack.until_above('sum(tidemill_resting{job=~"learner|evaluator"})', 1.0)
