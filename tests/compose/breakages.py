@@ -25,9 +25,9 @@ import pathlib
 from tidemill.errors import TidemillError
 from tidemill.params.client import ParamsClient
 client = ParamsClient("127.0.0.1:7402")
-number = client.list_versions().versions[-1].version
+number = client.list_versions().versions[-3].version  # the newest may be in memory
 client.set_tag("damaged", number)  # so that it is kept
-(file,) = pathlib.Path("/runs/short/params").rglob(f"*{number}.full.safetensors")
+(file,) = pathlib.Path("/runs/short/params").rglob(f"{number:010d}.full.safetensors")
 data = bytearray(file.read_bytes())
 data[-1] ^= 1
 file.write_bytes(data)
@@ -58,8 +58,8 @@ def append_nonsense(stack: Stack) -> None:
     _execute(stack, "replay-0", _NONSENSE)
 
 
-def damage_newest_version(stack: Stack) -> None:
-    """Flip a bit of the newest parameters on the disk, and have them read."""
+def damage_version(stack: Stack) -> None:
+    """Flip a bit of stored parameters on the disk, and have them read."""
     _execute(stack, "paramserver", _DAMAGE)
 
 

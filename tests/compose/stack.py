@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -202,6 +203,11 @@ class Stack:
         """Return the one number a query answers, or NaN if there is none yet."""
         samples = self.query(expression)
         return float(samples[0]["value"][1]) if samples else float("nan")
+
+    def numbers(self, expression: str) -> list[float]:
+        """Return the numbers a query answers, without those that are none, such as a quantile of nothing."""
+        values = [float(sample["value"][1]) for sample in self.query(expression)]
+        return [value for value in values if not math.isnan(value)]
 
     def until_above(self, expression: str, value: float) -> float:
         """Wait until a query answers more than a number; return what it answers."""

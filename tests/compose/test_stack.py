@@ -6,7 +6,6 @@ The tests are the chapters of that life, in this order; each leaves the cluster 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import subprocess
@@ -18,7 +17,7 @@ import pytest
 from tests.compose.breakages import (
     append_nonsense,
     can_read_metrics,
-    damage_newest_version,
+    damage_version,
     in_volume,
     publish_as_another,
 )
@@ -161,7 +160,7 @@ def test_every_panel_shows_something(stack: Stack) -> None:
     assert len(empty) > 60
 
     def all_answer() -> bool:
-        empty[:] = [query for query in empty if math.isnan(stack.value(query.expression))]
+        empty[:] = [query for query in empty if not stack.numbers(query.expression)]
         return not empty
 
     until(all_answer, "every panel has data", lambda: "\n".join(f"{q.owner}: {q.expression}" for q in empty))
@@ -231,7 +230,7 @@ def test_crash_loops_raise_alerts(stack: Stack) -> None:
     stack.until_above("min(tidemill_learner_shard_live)", 0.0)
     with stack.crash_loop(*names):
         in_volume(stack, "chmod", "a-w", "/runs/short/checkpoints")
-        damage_newest_version(stack)
+        damage_version(stack)
         stack.until_firing(("TidemillCheckpointFailed", "learner"), ("TidemillDamagedParameters", "paramserver"))
         in_volume(stack, "chmod", "u+w", "/runs/short/checkpoints")
         for _ in range(5):
@@ -258,10 +257,11 @@ def test_crash_loops_raise_alerts(stack: Stack) -> None:
 
 def test_standstill_raises_alerts(stack: Stack) -> None:
     """Actors that hang, a parameter server that is gone and a learner without data are each reported."""
+    stack.until_healthy()
     actors = [container["Id"] for container in stack.containers("actor")]
-    stack.engine.docker("pause", *actors)
-    stack.compose("stop", "paramserver")
     try:
+        stack.engine.docker("pause", *actors)
+        stack.compose("stop", "paramserver")
         stack.until_firing(
             ("TidemillTargetDown", "actor"),
             ("TidemillServiceMissing", "paramserver"),
