@@ -20,7 +20,7 @@ from services.replay import inspect_log
 from services.replay.gate import Gate
 from services.replay.machine_memory import default_budget_bytes
 from services.replay.memory_budget import MemoryBudget
-from services.replay.metrics import ReplayCollector
+from services.replay.metrics import EXPECTED, ReplayCollector
 from services.replay.recovered import Recovered, recover
 from services.replay.replay import Replay
 from services.replay.replay_log import ReplayLog
@@ -63,12 +63,13 @@ async def _serve(config: ReplayConfig) -> None:
     replay = recovered.replay if recovered is not None else _empty(settings, _budget(settings))
     gate = Gate(time.monotonic)
     log = ReplayLog(recovered, settings.storage, gate.changed) if recovered is not None else None
+    EXPECTED.set(settings.shards)
     REGISTRY.register(ReplayCollector(replay, gate, log))
     servicer = ReplayServicer(replay, gate, settings.server.max_message_bytes, log)
     servicer.add_to(server)
     if settings.storage.folder:
         watch_disk(Path(settings.storage.folder))
-    metrics_address = serve_metrics(settings.server)
+    metrics_address = serve_metrics(settings.server, server.health)
     _logger.info("serving", address=await server.start(), metrics=metrics_address)
     await server.set_serving(True)
     await _until_stopped(log)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from prometheus_client import Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from services.replay.gate import Gate
@@ -14,6 +15,8 @@ from services.replay.replay_log import ReplayLog
 from services.replay.table import Table
 
 _PREFIX = "tidemill_replay"
+
+EXPECTED = Gauge(f"{_PREFIX}_expected", "Shards the table is divided over, this one included.")
 
 
 class ReplayCollector:
