@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import platform
 import shutil
 import sys
 from functools import cache, partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TextIO, cast
 
 import structlog
-from prometheus_client import Gauge, disable_created_metrics, start_http_server
+from prometheus_client import Gauge, disable_created_metrics
 
 from tidemill.errors import FatalError
+from tidemill.http_endpoint import start_http_endpoint
+from tidemill.rpc.health import Health
 from tidemill.rpc.server import check_exposure, why_not_bound
 from tidemill.rpc.settings import ServerSettings
 
@@ -96,11 +100,12 @@ def _disk_bytes(folder: Path, what: str) -> float:
     return float(getattr(shutil.disk_usage(made), what))
 
 
-def serve_metrics(settings: ServerSettings, *, place: int = 0) -> str:
-    """Serve /metrics in a daemon thread; return its `host:port`, or an empty string when it is turned off.
+def serve_metrics(settings: ServerSettings, health: Health | None = None, *, place: int = 0) -> str:
+    """Serve /metrics and /healthz in daemon threads; return their `host:port`, or nothing when they are turned off.
 
     Args:
         settings: Where to serve them.
+        health: What /healthz says; without it a process is well as long as it answers.
         place: Number of this process among those of the machine that share the settings, from 0; each has a port of
             its own, in order. Port 0 takes a free one for each.
 
@@ -114,9 +119,15 @@ def serve_metrics(settings: ServerSettings, *, place: int = 0) -> str:
     host, _, first_port = settings.metrics_address.rpartition(":")
     port = int(first_port) and int(first_port) + place
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nothing reads
+    _build_info().labels(version("tidemill"), platform.python_version()).set(1)
     try:
-        server, _thread = start_http_server(port, addr=host)
+        taken = start_http_endpoint(host, port, health)
     except OSError as error:
         why = why_not_bound(f"{host}:{port}", "server.metrics_address")
         raise FatalError(f"cannot serve metrics on {host}:{port}: {why}, or an empty address for no metrics") from error
-    return f"{host}:{server.server_port}"
+    return f"{host}:{taken}"
+
+
+@cache
+def _build_info() -> Gauge:
+    return Gauge("tidemill_build_info", "1 for the build that runs, told by its labels.", ["version", "python"])

@@ -6,7 +6,6 @@ import os
 import socket
 import sys
 import threading
-import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
@@ -14,7 +13,9 @@ import structlog
 import torch
 
 from services.actor.loop import ActingLoop, PolicyParams, make_throttle
-from services.actor.metrics import ActorMetrics, watch_appender
+from services.actor.metrics import EXPECTED, ActorMetrics, watch_appender
+from services.actor.replica import actor_index
+from services.actor.reverse_dns import own_dns_name
 from tidemill.allocator import keep_freed_memory
 from tidemill.config.load import load
 from tidemill.config.sections import ActorConfig
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_logging("actor", level=config.log.level, json=config.log.json)
         torch.set_num_threads(config.actor.threads)
         with BackgroundServer("actor", config.actor.server) as server:
-            address, metrics = server.start(), serve_metrics(config.actor.server)
+            address, metrics = server.start(), serve_metrics(config.actor.server, server.health)
             _log.info("listening", address=address, metrics=metrics)
             act(config, server, stop_event())
         return 0
@@ -58,7 +59,8 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
     """Put the parts of one actor together and act until `stop` is set."""
     settings, num_envs = config.actor, config.env.num_envs
     actor_id = settings.id or f"{socket.gethostname()}-{os.getpid()}"
-    index = actor_index(settings.index, actor_id)
+    index = actor_index(settings.index, actor_id, own_dns_name() if settings.index_from_dns else "")
+    EXPECTED.set(settings.count)
     slot = ActorSlot(index, num_envs, settings.count)
     with closing(make_env(config.env, num_envs, training=True)) as env:
         window = config.agent.window(env.spec.frame_stack)
@@ -77,7 +79,12 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
             if params.wait(stop):
                 server.set_serving(True)
                 _log.info(
-                    "acting starts", actor_id=actor_id, num_envs=num_envs, seed=seed, params_version=params.version
+                    "acting starts",
+                    actor_id=actor_id,
+                    index=index,
+                    num_envs=num_envs,
+                    seed=seed,
+                    params_version=params.version,
                 )
                 loop.run(seed, stop)
             server.set_serving(False)
@@ -100,15 +107,6 @@ def connect_appender(
         max_in_flight_chunks=config.actor.max_in_flight_chunks * num_envs,
         stop=stop,
     )
-
-
-def actor_index(index: int | None, actor_id: str) -> int:
-    """Return the number of an actor: as set, or one drawn from its name.
-
-    Replicas of one container differ in their host name alone; without numbers of their own they would all play the
-    same episodes.
-    """
-    return zlib.crc32(actor_id.encode()) if index is None else index
 
 
 def earlier_epoch(appender: ShardedAppender, stop: threading.Event) -> int:

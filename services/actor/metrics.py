@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from tidemill.envs.interface import VectorStep
 from tidemill.replay.shards.appender import ShardedAppender
 
+EXPECTED = Gauge("tidemill_actor_expected", "Actors that this one shares the exploration ladder with, itself included.")
 _STEPS = Counter("tidemill_actor_env_steps_total", "Decisions of the agent, all environments together.")
 _EPISODES = Counter("tidemill_actor_episodes_total", "Real episodes that ended.")
 _RETURN = Summary("tidemill_actor_episode_return", "Return of an episode as the environment gave it.")

@@ -7,7 +7,8 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
+from pathlib import Path
 
 import structlog
 import torch
@@ -17,10 +18,13 @@ from services.evaluator.examiner import Examiner
 from services.evaluator.params_source import ParamsSource
 from services.evaluator.records import Records
 from services.evaluator.report import write_report
+from services.evaluator.result import RESULT, set_result_aside
 from tidemill.allocator import keep_freed_memory
 from tidemill.config.load import load
 from tidemill.config.sections import EvaluatorConfig
+from tidemill.params.run_end import RunEnd
 from tidemill.process import run, signal_event, stop_event
+from tidemill.rest import leave
 from tidemill.rpc.background import BackgroundServer
 from tidemill.telemetry import configure_logging, serve_metrics
 
@@ -42,10 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         torch.set_num_threads(config.evaluator.threads)
         stop, finish = stop_event(), signal_event(signal.SIGUSR1)
         with BackgroundServer("evaluator", config.evaluator.server) as server:
-            address, metrics = server.start(), serve_metrics(config.evaluator.server)
+            address, metrics = server.start(), serve_metrics(config.evaluator.server, server.health)
             _log.info("listening", address=address, metrics=metrics)
             evaluate(config, server, stop, finish)
-        return 0
+        return leave("evaluator", config.run, config.evaluator.server, is_over=not stop.is_set())
 
     return run("evaluator", body)
 
@@ -55,14 +59,36 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
     records = Records(config.run, time.monotonic)
     timeout_s = config.cluster.connect_timeout_s
     source = ParamsSource(config.cluster.params, stop, connect_timeout_s=timeout_s)
-    with closing(records), closing(source), closing(Examiner(config)) as examiner:
+    with closing(records), closing(source), closing(Examiner(config)) as examiner, ExitStack() as stack:
         source.connect()
+        end = None if config.run.supervisor == "launcher" else _run_end(config, finish, stack)
         server.set_serving(True)
-        ending = Evaluator(config, source, examiner, records, stop=stop, finish=finish).run()
-        if ending is not None:
-            write_report(ending, config, source, examiner, records)
+        if end is None or not _has_ended(end, config.run.folder):
+            ending = Evaluator(config, source, examiner, records, stop=stop, finish=finish).run()
+            if ending is not None:
+                if end is not None:  # before the report: the learner shall not train on meanwhile
+                    end.mark(timeout_s, ending.version)
+                write_report(ending, config, source, examiner, records)
         server.set_serving(False)
     _log.info("stopped")
+
+
+def _run_end(config: EvaluatorConfig, finish: threading.Event, stack: ExitStack) -> RunEnd:
+    """Return the end of the run; another process that marks it sets `finish`."""
+    end = stack.enter_context(closing(RunEnd(config.cluster.params, config.run.end_tag)))
+    end.watch(finish.set)
+    return end
+
+
+def _has_ended(end: RunEnd, folder: Path) -> bool:
+    """Return whether the run is over and its result written; a result of an earlier end is kept under another name."""
+    if not end.is_marked():
+        set_result_aside(folder)
+        return False
+    is_written = (folder / RESULT).exists()
+    if is_written:
+        _log.info("the run has reached its target or a limit; with others it would go on")
+    return is_written
 
 
 if __name__ == "__main__":

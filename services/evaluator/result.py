@@ -8,6 +8,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+RESULT = "result.json"
+
 
 @dataclass(frozen=True)
 class Result:
@@ -66,4 +68,11 @@ def write_result(result: Result, folder: Path) -> None:
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())
-    draft.replace(folder / "result.json")
+    draft.replace(folder / RESULT)
+
+
+def set_result_aside(folder: Path) -> None:
+    """Keep the result of an earlier end as result-1.json, or the next free number: the run goes on."""
+    if (folder / RESULT).exists():
+        number = 1 + len(list(folder.glob("result-*.json")))
+        (folder / RESULT).rename(folder / f"result-{number}.json")

@@ -137,7 +137,7 @@ class Adviser:
         if seen and blocked_s < seen[-1][1]:  # another server answers, or it began anew
             seen.clear()
         seen.append((now_s, blocked_s))
-        while seen[0][0] < now_s - _LASTING_S:
+        while len(seen) > 2 and seen[1][0] <= now_s - _LASTING_S:  # two are left, however seldom one looks
             seen.popleft()
         elapsed_s = now_s - seen[0][0]
         return min((blocked_s - seen[0][1]) / elapsed_s, 1.0) if elapsed_s > 0 else 0.0

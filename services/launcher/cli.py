@@ -78,7 +78,7 @@ COMMANDS: dict[str, Entry] = {
     "evaluate": Entry("test a trained policy", _module("services.evaluator.offline")),
     "status": Entry("show what a running cluster is doing", _status),
     "ctl": Entry("control a running cluster", _ctl),
-    "replay": Entry("start one replay service", _module("services.replay")),
+    "replay": Entry("start one replay service; `replay inspect FOLDER` checks a log", _module("services.replay")),
     "paramserver": Entry("start one parameter server", _module("services.paramserver")),
     "learner": Entry("start one learner", _module("services.learner")),
     "actor": Entry("start one actor; it joins a running cluster", _module("services.actor")),

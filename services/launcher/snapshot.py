@@ -21,7 +21,7 @@ from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.scores import Score, read_scores
 
-_RATE_WINDOW_S = 30.0
+_RATE_WINDOW_S = 10.0
 _STATUS_DEADLINE_S = 1.0
 _MANY_WAITS = 0.2
 

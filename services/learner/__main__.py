@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -14,6 +15,7 @@ from tidemill.allocator import keep_freed_memory
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.process import die_with_parent, run, stop_event
+from tidemill.rest import leave
 from tidemill.rpc.background import BackgroundServer
 from tidemill.telemetry import configure_logging, serve_metrics, watch_disk
 
@@ -37,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = "learner" if place.is_first else f"learner-{place.index}"
         configure_logging(name, level=config.log.level, json=config.log.json)
         watch_disk(config.run.folder)
-        learner = Learner(config, stop_event(), place)
+        stop = stop_event()
+        learner = Learner(config, stop, place)
         if not place.is_first:  # it is asked for nothing: what it does the first rank decides
             leave_out_what_rank_0_does()
             _log.info("listening", metrics=serve_metrics(config.learner.server, place=place.local_index))
@@ -45,10 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         with BackgroundServer("learner", config.learner.server) as server:
             learner.add_to(server.server)
-            address, metrics = server.start(), serve_metrics(config.learner.server)
+            address, metrics = server.start(), serve_metrics(config.learner.server, server.health)
             _log.info("listening", address=address, metrics=metrics)
             learner.run(server.set_serving)
-        return 0
+        if "WORLD_SIZE" in os.environ:  # under torchrun, which is then the process that ends or rests
+            return 0
+        return leave("learner", config.run, config.learner.server, is_over=not stop.is_set())
 
     return run("learner", body)
 

@@ -24,6 +24,7 @@ from services.learner.damaged_items import DamagedItems
 from services.learner.decoder import Decoder
 from services.learner.digest import config_digest
 from services.learner.fence import Fence
+from services.learner.gpu_metrics import watch_gpu
 from services.learner.judged import Judged
 from services.learner.peers import wait_for_peer, wait_for_shard
 from services.learner.priorities import PriorityWriter
@@ -42,6 +43,7 @@ from tidemill.config.sections import LearnerConfig
 from tidemill.envs.make import spec_of
 from tidemill.params.client import ParamsClient
 from tidemill.params.publisher import ParamsPublisher
+from tidemill.params.run_end import RunEnd
 from tidemill.params.version import ParamsMetadata
 from tidemill.replay.sampler import ReplaySampler
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded
@@ -82,6 +84,7 @@ class Learner:
             self._control, self._counters, self._progress, max_learner_steps=config.run.max_learner_steps
         )
         self._digest = config_digest(config)
+        self._end: RunEnd | None = None
 
     def add_to(self, server: RpcServer) -> None:
         """Add the control service to a server that is not started yet."""
@@ -102,7 +105,7 @@ class Learner:
         try:
             with ExitStack() as stack:
                 directory = self._directory(stack)
-                if self._peers_are_ready(directory):
+                if self._peers_are_ready(directory) and not self._has_ended(stack):
                     self._train(agent, table, device, directory, set_serving, stack)
         finally:
             self._control.close()
@@ -113,6 +116,7 @@ class Learner:
             torch.set_num_threads(config.learner.threads)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # so that the training thread's stream is this device's
+            watch_gpu(device)
         seed_rng(config.run.seed)
         spec = spec_of(config.env)
         agent = build_agent(config.agent, spec, str(device), config.run.seed)
@@ -132,6 +136,17 @@ class Learner:
         if not self._place.is_first:
             return is_ready
         return is_ready and wait_for_peer("cluster.params", cluster.params, timeout_s, self._stop)
+
+    def _has_ended(self, stack: ExitStack) -> bool:
+        """Return whether the run is over and this is all of the learner; have it end when it becomes so."""
+        if self._config.run.supervisor == "launcher" or not self._place.is_first:
+            return False
+        self._end = stack.enter_context(closing(RunEnd(self._config.cluster.params, self._config.run.end_tag)))
+        is_over = self._end.is_marked()
+        self._end.watch(partial(self._control.stop, "the run is over"))
+        if is_over:
+            _log.info("the run has reached its target or a limit; with others it would go on")
+        return is_over and self._place.size == 1  # other ranks are told when they have joined
 
     def _train(
         self,
@@ -196,6 +211,8 @@ class Learner:
             checkpointer.finish()
         if publisher is not None and not publisher.flush(_LAST_PUBLISH_S):
             _log.warning("the last parameters were not acknowledged", timeout_s=_LAST_PUBLISH_S)
+        if self._end is not None and self._limits().reached(self._counters):
+            self._end.mark(self._config.cluster.connect_timeout_s)
         _log.info("stopped", reason=self._control.stop_reason, learner_steps=self._counters.learner_steps)
 
     def _resumable(self, agent: Agent) -> Resumable:

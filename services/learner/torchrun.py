@@ -3,9 +3,9 @@
 RANKS is a number, or `gpu`: one for each GPU of the machine. On several machines torchrun's own options come first, as
 in `python -m services.learner.torchrun --nnodes=2 ... -m services.learner ...`.
 
-It does what `torchrun` does (for one machine with `--standalone --nproc-per-node=RANKS --max-restarts=RESTARTS`), and
-besides ends with its launcher, ends with 0 when it was asked to end, explains a failure in one line, and joins the
-other machines anew when the one where they meet was lost.
+It does what `torchrun` does (for one machine with `--nproc-per-node=RANKS --max-restarts=RESTARTS`). Besides it ends
+with its launcher, leaves as a learner without torchrun does, explains a failure in one line, listens on loopback alone
+if there is one machine, and joins other machines again when the one where they meet was lost.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import parse_args
 from torch.distributed.run import run as run_ranks
 
+from services.learner.one_box import BACKEND, register
 from services.learner.ranks import Place
 from tidemill.child import PARENT_VARIABLE
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import ConfigError, FatalError, Unavailable
 from tidemill.process import run, signal_event
+from tidemill.rest import INTERRUPTED, leave
 
 _LEARNER = "services.learner"
 _CHILD = "tidemill.child"  # through which ranks are started, so that they end with this process from the first moment
@@ -52,9 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             Place(0, int(options.nproc_per_node)).share_of(config.agent.batch_size)
         options.training_script, options.training_script_args = _CHILD, [_LEARNER, *options.training_script_args]
         _prepare_environment(config, one_machine=one_machine)
+        interrupted = INTERRUPTED if config.run.supervisor == "job" else 0
         for number in (signal.SIGTERM, signal.SIGINT):
-            threading.Thread(target=_end_without_ranks, args=(signal_event(number),), daemon=True).start()
-        return _run(options, words, environ)
+            arguments = (signal_event(number), interrupted)
+            threading.Thread(target=_end_without_ranks, args=arguments, daemon=True).start()
+        is_over = _run(options, words, environ)
+        return leave("learner", config.run, config.learner.server, is_over=is_over)
 
     return run("learner", body)
 
@@ -66,7 +71,7 @@ def rank_count(wanted: str) -> int:
 
 def _options_of_one_machine(wanted: str, restarts: str) -> list[str]:
     ranks = f"--nproc-per-node={rank_count(wanted)}"
-    return ["--standalone", "--local-addr=127.0.0.1", ranks, f"--max-restarts={restarts}", "-m", _LEARNER]
+    return [f"--rdzv-backend={BACKEND}", "--local-addr=127.0.0.1", ranks, f"--max-restarts={restarts}", "-m", _LEARNER]
 
 
 def _config_of(options: argparse.Namespace) -> LearnerConfig:
@@ -87,29 +92,31 @@ def _prepare_environment(config: LearnerConfig, *, one_machine: bool) -> None:
             os.environ.setdefault(name, _LOOPBACK)
 
 
-def _run(options: argparse.Namespace, words: list[str], environ: dict[str, str]) -> int:
+def _run(options: argparse.Namespace, words: list[str], environ: dict[str, str]) -> bool:
+    """Run the ranks to their end; return whether they came to it by themselves."""
+    register()
     try:
         try:
             run_ranks(options)
         except (DistError, RendezvousError) as error:
             _join_anew(error, options.max_restarts, words, environ)
     except SignalException:  # the ranks were told, and have ended
-        return 0
+        return False
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if failure.exitcode == 2:
             raise ConfigError(f"rank {rank} refused its settings") from error
         raise FatalError(f"rank {rank} ended with {failure.exitcode} and there are no restarts left") from error
-    return 0
+    return True
 
 
-def _end_without_ranks(asked: threading.Event) -> None:
-    """End with 0 if asked to while no rank runs: torch is deaf as long as it waits for other machines."""
+def _end_without_ranks(asked: threading.Event, exit_code: int) -> None:
+    """End if asked to while no rank runs: torch is deaf as long as it waits for other machines."""
     asked.wait()
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        os._exit(0)
+        os._exit(exit_code)
 
 
 def _join_anew(error: Exception, limit: int, words: list[str], environ: dict[str, str]) -> None:

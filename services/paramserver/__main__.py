@@ -55,7 +55,7 @@ async def _serve(config: ParamServerConfig) -> None:
     servicer = ParamServicer(store, writer, announcer, metrics, max_fetch_bytes=settings.max_fetch_bytes)
     servicer.add_to(server)
     watch_disk(config.run.folder)
-    metrics_address = serve_metrics(settings.server)
+    metrics_address = serve_metrics(settings.server, server.health)
     log = structlog.get_logger()
     log.info("serving", address=await server.start(), metrics=metrics_address)
     await server.set_serving(True)

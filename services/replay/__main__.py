@@ -16,10 +16,11 @@ import numpy.ma  # np.unique would do so when first called, and every caller wou
 import structlog
 from prometheus_client import REGISTRY
 
+from services.replay import inspect_log
 from services.replay.gate import Gate
 from services.replay.machine_memory import default_budget_bytes
 from services.replay.memory_budget import MemoryBudget
-from services.replay.metrics import ReplayCollector
+from services.replay.metrics import EXPECTED, ReplayCollector
 from services.replay.recovered import Recovered, recover
 from services.replay.replay import Replay
 from services.replay.replay_log import ReplayLog
@@ -37,13 +38,18 @@ _logger = structlog.get_logger()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the replay server until it is asked to stop; return its exit code."""
+    """Run the replay server until it is asked to stop, or inspect its log; return the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] == ["inspect"]:
+        return process.run("tidemill replay inspect", partial(inspect_log.main, arguments[1:]))
     return process.run(_SERVICE, partial(_start, arguments))
 
 
 def _start(arguments: Sequence[str]) -> int:
-    description = "Stores the streams of actors and hands samples of them to learners."
+    description = (
+        "Stores the streams of actors and hands samples of them to learners. "
+        "`tidemill replay inspect FOLDER` says what is in the log of one that is stopped."
+    )
     config = load(ReplayConfig, arguments, prog=f"tidemill {_SERVICE}", description=description)
     configure_logging(_SERVICE, level=config.log.level, json=config.log.json)
     asyncio.run(_serve(config))
@@ -57,12 +63,13 @@ async def _serve(config: ReplayConfig) -> None:
     replay = recovered.replay if recovered is not None else _empty(settings, _budget(settings))
     gate = Gate(time.monotonic)
     log = ReplayLog(recovered, settings.storage, gate.changed) if recovered is not None else None
+    EXPECTED.set(settings.shards)
     REGISTRY.register(ReplayCollector(replay, gate, log))
     servicer = ReplayServicer(replay, gate, settings.server.max_message_bytes, log)
     servicer.add_to(server)
     if settings.storage.folder:
         watch_disk(Path(settings.storage.folder))
-    metrics_address = serve_metrics(settings.server)
+    metrics_address = serve_metrics(settings.server, server.health)
     _logger.info("serving", address=await server.start(), metrics=metrics_address)
     await server.set_serving(True)
     await _until_stopped(log)
@@ -115,7 +122,8 @@ def _recover(settings: ReplaySettings) -> Recovered | None:
         return None
     recovered = recover(Path(storage.folder), _budget(settings), partial(_empty, settings))
     damage = recovered.damage
-    report = _logger.warning if damage.records or recovered.dropped else _logger.info
+    is_whole = not (damage.is_any or recovered.dropped)
+    report = _logger.info if is_whole else _logger.warning
     report(
         "restored" if recovered.segment_sizes else "new log",
         folder=storage.folder,
@@ -125,7 +133,10 @@ def _recover(settings: ReplaySettings) -> Recovered | None:
         took_s=round(recovered.took_s, 3),
         torn_bytes=damage.torn_bytes,
         corrupt_records=damage.records,
+        missing_records=damage.missing_records,
+        missing_segments=len(damage.missing_segments),
         dropped_items=recovered.dropped,
+        **({} if is_whole else {"details": f"stop this service and run: tidemill replay inspect {storage.folder}"}),
     )
     return recovered
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 
 from services.replay.chunk_store import ChunkStore
 from services.replay.log_blocks import Locations, LogBlocks
-from services.replay.log_changes import CHUNK, ITEM, ChunkColumns, ItemColumns, TableChanges, encode_changes
+from services.replay.log_changes import (
+    CHUNK,
+    ITEM,
+    ChunkColumns,
+    ItemColumns,
+    TableChanges,
+    encode_changes,
+    encode_leaving,
+)
 from services.replay.log_frame import CRC_BYTES, HEADER_BYTES, Blob, Kind, Record
 from services.replay.log_writer import Command, Delete, Write
 from services.replay.table import Table
@@ -29,12 +37,14 @@ class LogPosition:
         offset: Where in it; 0 in one that has not begun.
         sequence: Number of the newest record.
         next_chunk: Identity of the next chunk.
+        removed: Slots of each table that were ever told to be emptied, by its number.
     """
 
     segment: int = 1
     offset: int = 0
     sequence: int = 0
     next_chunk: int = 1
+    removed: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +83,8 @@ class Journal:
         self._submit, self._segment_bytes, self._describe = submit, segment_bytes, describe_state
         self._position = position
         self._table_numbers: dict[str, int] = {}
-        self.segment_sizes: dict[int, int] = {}  # bytes, the oldest segment first
+        self._sizes: dict[int, int] = {}  # items of each table as last told
+        self.segment_sizes: dict[int, int] = {}  # bytes, copies included, the oldest segment first
         self.submitted_bytes = 0
 
     @property
@@ -96,9 +107,10 @@ class Journal:
         """Bytes of all segments."""
         return sum(self.segment_sizes.values())
 
-    def know_table(self, name: str, number: int) -> None:
-        """Note the number that the log has for a table."""
+    def know_table(self, name: str, number: int, size: int = 0) -> None:
+        """Note the number that the log has for a table, and how many items there are if it was not known before."""
         self._table_numbers[name] = number
+        self._sizes.setdefault(number, size)
 
     def begin(self) -> None:
         """Begin another segment if this one is full. To be called before a change is made that is then told.
@@ -111,11 +123,14 @@ class Journal:
             return
         if position.offset:
             position.segment, position.offset = position.segment + 1, 0
-        self._write(Kind.SEGMENT, json.dumps({**self._describe(), "next_chunk": self.next_chunk}).encode())
+        told = [[number, size, position.removed.get(number, 0)] for number, size in self._sizes.items()]
+        document = {**self._describe(), "segment": position.segment, "next_chunk": self.next_chunk, "told": told}
+        self.tell(Kind.SEGMENT, document)
 
     def tell(self, kind: Kind, document: object) -> int:
-        """Write a record of its own kind; return its sequence number."""
-        self._write(kind, json.dumps(document).encode())
+        """Write a record of its own kind, and all of it once more as a copy; return its sequence number."""
+        meta = json.dumps(document).encode()
+        self._write(kind, meta, copy=meta)
         return self.sequence
 
     def tell_changes(self, env_steps: int, chunks: NewChunks | None, tables: Sequence[tuple[Table, Ints]]) -> int:
@@ -134,7 +149,7 @@ class Journal:
         sections = [self._table_changes(table, slots) for table, slots in tables]
         meta = encode_changes(env_steps, columns, sections)
         blobs = list(zip(where.ids.tolist(), chunks.blobs, strict=True)) if chunks is not None and where else []
-        start = self._write(Kind.CHANGES, meta, blobs)
+        start = self._write(Kind.CHANGES, meta, blobs, encode_leaving(sections))
         if chunks is not None and where is not None:
             offsets = where.offsets + start + HEADER_BYTES + len(meta)
             _blocks(chunks.store).locate(
@@ -149,7 +164,8 @@ class Journal:
         ids = _blocks(chunks.store).ids[chunks.slots]
         meta = encode_changes(env_steps, self._chunk_columns(chunks, ids), [])
         where = self._places(ids, chunks.blobs)
-        start = self._write(Kind.CHANGES, meta, list(zip(ids.tolist(), chunks.blobs, strict=True)))
+        blobs = list(zip(ids.tolist(), chunks.blobs, strict=True))
+        start = self._write(Kind.CHANGES, meta, blobs, encode_leaving([]))
         return Locations(ids, where.segments, where.offsets + start + HEADER_BYTES + len(meta), where.sizes)
 
     def delete(self, segment: int) -> None:
@@ -181,23 +197,30 @@ class Journal:
         return ChunkColumns(blocks.table, columns, blocks.packed_sizes[slots].astype(np.int64))
 
     def _table_changes(self, table: Table, slots: Ints) -> TableChanges:
+        number, removed = self._table_numbers[table.config.name], table.take_removed()
+        removed_so_far = self._position.removed.get(number, 0) + len(removed)
+        self._position.removed[number] = removed_so_far
+        self._sizes[number] = table.size
         return TableChanges(
-            table=self._table_numbers[table.config.name],
+            table=number,
             stats=table.stats.to_array(),
-            removed=table.take_removed(),
+            removed=removed,
             inserted=_item_columns(table, slots),
+            size=table.size,
+            removed_so_far=removed_so_far,
         )
 
-    def _write(self, kind: Kind, meta: bytes, blobs: Sequence[Blob] = ()) -> int:
+    def _write(self, kind: Kind, meta: bytes, blobs: Sequence[Blob] = (), copy: bytes | None = None) -> int:
         """Submit a record; return where it starts."""
         position = self._position
         position.sequence += 1
-        record = Record(kind, position.sequence, meta, blobs)
+        record = Record(kind, position.sequence, meta, blobs, copy)
         start = position.offset
         self._submit(Write(position.segment, start, record))
         position.offset += record.size
-        self.submitted_bytes += record.size
-        self.segment_sizes[position.segment] = position.offset
+        size = record.size + record.copy_size
+        self.submitted_bytes += size
+        self.segment_sizes[position.segment] = self.segment_sizes.get(position.segment, 0) + size
         return start
 
 

@@ -42,7 +42,9 @@ SIZE = np.dtype("<u4")
 STAT = np.dtype("<i8")
 
 _PREFIX = struct.Struct("<QHHIH")  # env_steps, table that names the chunks' signature, packed columns, chunks, tables
-_SECTION = struct.Struct("<HIIQ")  # table, removed, items, bytes of payloads
+_SECTION = struct.Struct("<HIIQIQ")  # table, removed, items, bytes of payloads, size, removed so far
+_COUNT = struct.Struct("<H")
+_LEAVING = struct.Struct("<HIIQ")  # table, removed, size, removed so far
 _STATS_BYTES = STATS_FIELDS * STAT.itemsize
 
 Records = NDArray[np.void]
@@ -71,12 +73,16 @@ class TableChanges:
         stats: Its counters afterwards, int64 [STATS_FIELDS].
         removed: Slots that were emptied, [R].
         inserted: Items that came and are still there.
+        size: Items in the table afterwards.
+        removed_so_far: Slots that were ever told to be emptied, these included.
     """
 
     table: int
     stats: Ints
     removed: Ints
     inserted: ItemColumns
+    size: int = 0
+    removed_so_far: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,9 +111,19 @@ def encode_changes(env_steps: int, chunks: ChunkColumns | None, tables: Sequence
     for changes in tables:
         payloads = b"".join(changes.inserted.payloads)
         items = changes.inserted.items
-        pieces.append(_SECTION.pack(changes.table, len(changes.removed), len(items), len(payloads)))
+        counts = (len(changes.removed), len(items), len(payloads), changes.size, changes.removed_so_far)
+        pieces.append(_SECTION.pack(changes.table, *counts))
         pieces.append(changes.stats.astype(STAT).tobytes())
         pieces += [changes.removed.astype(SLOT).tobytes(), items.tobytes(), payloads]
+    return b"".join(pieces)
+
+
+def encode_leaving(tables: Sequence[TableChanges]) -> bytes:
+    """Return the copy of a record: what went, without which the items of earlier records could not be trusted."""
+    pieces = [_COUNT.pack(len(tables))]
+    for changes in tables:
+        pieces.append(_LEAVING.pack(changes.table, len(changes.removed), changes.size, changes.removed_so_far))
+        pieces.append(changes.removed.astype(SLOT).tobytes())
     return b"".join(pieces)
 
 
@@ -117,7 +133,9 @@ class RawSection:
 
     Attributes:
         table: Number of the table.
-        stats: Bytes of its counters.
+        size: Items in the table afterwards.
+        removed_so_far: Slots that were ever told to be emptied, these included.
+        stats: Bytes of its counters; none in a copy.
         removed_count: Number of slots in `removed`.
         removed: Bytes of `SLOT`.
         item_count: Number of items in `items`.
@@ -126,6 +144,8 @@ class RawSection:
     """
 
     table: int
+    size: int
+    removed_so_far: int
     stats: memoryview
     removed_count: int
     removed: memoryview
@@ -170,8 +190,22 @@ def cut_changes(meta: memoryview) -> RawChanges:
     return RawChanges(env_steps, table, width, chunk_count, chunks, packed_sizes, tuple(sections))
 
 
+def cut_leaving(copy: memoryview) -> tuple[RawSection, ...]:
+    """Cut the copy of a record into what went of each table; no items came."""
+    nothing = copy[:0]
+    position = _COUNT.size
+    sections = []
+    for _ in range(_COUNT.unpack_from(copy)[0]):
+        table, removed_count, size, removed_so_far = _LEAVING.unpack_from(copy, position)
+        start = position + _LEAVING.size
+        position = start + removed_count * SLOT.itemsize
+        removed = copy[start:position]
+        sections.append(RawSection(table, size, removed_so_far, nothing, removed_count, removed, 0, nothing, nothing))
+    return tuple(sections)
+
+
 def _cut_section(meta: memoryview, start: int) -> tuple[RawSection, int]:
-    table, removed_count, item_count, payload_bytes = _SECTION.unpack_from(meta, start)
+    table, removed_count, item_count, payload_bytes, size, removed_so_far = _SECTION.unpack_from(meta, start)
     stats_at = start + _SECTION.size
     removed_at = stats_at + _STATS_BYTES
     items_at = removed_at + removed_count * SLOT.itemsize
@@ -179,6 +213,8 @@ def _cut_section(meta: memoryview, start: int) -> tuple[RawSection, int]:
     end = payloads_at + payload_bytes
     section = RawSection(
         table,
+        size,
+        removed_so_far,
         meta[stats_at:removed_at],
         removed_count,
         meta[removed_at:items_at],

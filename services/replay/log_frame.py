@@ -1,8 +1,11 @@
 """How records lie in a file of the log: framed with length, kind and checksums. No I/O here.
 
-A frame is a header, a *meta* part and a *body*. The header and the meta part have a CRC-32 each. The body holds blobs,
-each after a CRC-32 of its own that starts from the blob's identity, so that bytes of another blob are not mistaken for
-it. All numbers are little-endian.
+A file begins with a preamble that names the format and the log's *mark*: random bytes that no actor knows, with which
+every frame of the log begins, so that bytes of an actor's are never taken for a frame. A frame is a header, a *meta*
+part and a *body*. The header and the meta part have a CRC-32 each. The body holds blobs, each after a CRC-32 of its own
+that starts from the blob's identity, so that bytes of another blob are not mistaken for it. A header repeats the
+checksum of the header of the record before, its *link*. A record may have a *copy*, a frame of the same number in
+another file: what must not be lost with the record. All numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -13,9 +16,18 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tidemill.errors import FatalError
+
 MAGIC = b"TMLR"
-_HEADER = struct.Struct("<4sB3xQIQI")  # magic, kind, sequence, bytes of meta, bytes of body, checksum of meta
+FORMAT = 2
+"""Version of the files; a server reads only its own."""
+
+MARK_BYTES = 8
+_PREAMBLE = struct.Struct("<4sI8s")  # magic, format, mark
+# mark, kind, whether it is a copy, sequence, link, bytes of meta, bytes of body, checksum of meta
+_HEADER = struct.Struct("<8sB?2xQIIQI")
 _CRC = struct.Struct("<I")
+PREAMBLE_BYTES = _PREAMBLE.size
 HEADER_BYTES = _HEADER.size + _CRC.size
 CRC_BYTES = _CRC.size
 _CRC_MASK = 0xFFFFFFFF
@@ -40,6 +52,7 @@ class Kind(enum.IntEnum):
 
 
 _KINDS = frozenset(Kind)
+_FIRST_IN_FILE = (Kind.SEGMENT, Kind.SNAPSHOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +64,83 @@ class Record:
         sequence: Its number among all records ever written to the log.
         meta: The part that is read at a restart.
         blobs: The body.
+        copy: What is written to another file as well, for the case that it is damaged; None if nothing is.
     """
 
     kind: Kind
     sequence: int
     meta: bytes
     blobs: Sequence[Blob] = ()
+    copy: bytes | None = None
 
     @property
     def size(self) -> int:
-        """Bytes of its frame."""
-        return HEADER_BYTES + len(self.meta) + self.body_size
+        """Bytes of its frame, and of the preamble where it is the first in a file."""
+        return self._preamble_size + HEADER_BYTES + len(self.meta) + self.body_size
+
+    @property
+    def copy_size(self) -> int:
+        """Bytes of its copy's frame, and of the preamble where it is the first in a file."""
+        return self._preamble_size + HEADER_BYTES + len(self.copy) if self.copy is not None else 0
 
     @property
     def body_size(self) -> int:
         """Bytes of its body."""
         return sum([CRC_BYTES + len(data) for _, data in self.blobs])
 
-    def frame(self) -> list[bytes]:
-        """Return the frame's bytes in pieces; checksums are computed here."""
-        header = _HEADER.pack(MAGIC, self.kind, self.sequence, len(self.meta), self.body_size, zlib.crc32(self.meta))
-        pieces = [header, _CRC.pack(zlib.crc32(header)), self.meta]
-        for identity, data in self.blobs:
+    @property
+    def _preamble_size(self) -> int:
+        return PREAMBLE_BYTES if self.kind in _FIRST_IN_FILE else 0
+
+
+@dataclass(slots=True)
+class Chain:
+    """Frames records one after another, so that each names the one before.
+
+    Attributes:
+        mark: Of the log.
+        link: Checksum of the header of the newest record, 0 before the first.
+    """
+
+    mark: bytes
+    link: int = 0
+
+    def frame(self, record: Record) -> list[bytes]:
+        """Return a record's bytes in pieces; checksums are computed here."""
+        pieces = self._head(record, record.meta, record.body_size, is_copy=False)
+        self.link = _CRC.unpack(pieces[-2])[0]
+        for identity, data in record.blobs:
             pieces.append(_CRC.pack(blob_checksum(identity, data)))
             pieces.append(data)
         return pieces
+
+    def copy(self, record: Record) -> list[bytes]:
+        """Return the bytes of a record's copy in pieces; to be called after `frame` of the same record."""
+        return self._head(record, record.copy, 0, is_copy=True) if record.copy is not None else []
+
+    def _head(self, record: Record, meta: bytes, body_bytes: int, *, is_copy: bool) -> list[bytes]:
+        header = _HEADER.pack(
+            self.mark, record.kind, is_copy, record.sequence, self.link, len(meta), body_bytes, zlib.crc32(meta)
+        )
+        first = [preamble(self.mark)] if record.kind in _FIRST_IN_FILE else []
+        return [*first, header, _CRC.pack(zlib.crc32(header)), meta]
+
+
+def preamble(mark: bytes) -> bytes:
+    """Return the first bytes of a file."""
+    return _PREAMBLE.pack(MAGIC, FORMAT, mark)
+
+
+def check_format(data: bytes | memoryview, where: object) -> None:
+    """Raise FatalError if a file in which no frame was found has another format than this server reads."""
+    if len(data) < PREAMBLE_BYTES:
+        return
+    magic, found, _ = _PREAMBLE.unpack_from(data)
+    if magic == MAGIC and found != FORMAT:
+        raise FatalError(
+            f"{where} has format {found}, this version of Tidemill reads format {FORMAT}: "
+            "use the version that wrote it, start with another storage.folder, or empty this one"
+        )
 
 
 def blob_checksum(identity: int, data: bytes | memoryview) -> int:
@@ -92,11 +157,14 @@ def blob_is_intact(identity: int, stored: bytes | memoryview) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A record found in a file, its header and meta part checked.
+    """A record, or a copy, found in a file, its header and meta part checked.
 
     Attributes:
         kind: What it tells.
+        is_copy: Whether it is the copy of a record.
         sequence: Its number.
+        link: Checksum of the header of the record before it; for a copy, of its own record.
+        checksum: Of its header.
         meta: Its meta part.
         start: Where its frame starts in the file.
         body: Where its body starts.
@@ -104,7 +172,10 @@ class Frame:
     """
 
     kind: Kind
+    is_copy: bool
     sequence: int
+    link: int
+    checksum: int
     meta: memoryview
     start: int
     body: int
@@ -117,46 +188,39 @@ class Scan:
 
     Attributes:
         frames: The intact frames in order.
-        damaged: Complete records whose checksum is wrong, and stretches in which no record starts.
-        damaged_bytes: Their bytes.
-        damaged_tail: Whether no record starts where the last one ends, although bytes were written there.
+        damaged: Start and end of complete frames whose checksum is wrong, and of stretches in which no frame starts.
+        damaged_tail: Whether no frame starts where the last one ends, although bytes were written there.
         end: Where the last complete frame ends; what follows is a frame that was not written to its end.
     """
 
     frames: list[Frame] = field(default_factory=list)
-    damaged: int = 0
-    damaged_bytes: int = 0
+    damaged: list[tuple[int, int]] = field(default_factory=list)
     damaged_tail: bool = False
     end: int = 0
 
 
-def scan(data: memoryview) -> Scan:
-    """Find every intact frame of a file."""
+def scan(data: memoryview, mark: bytes) -> Scan:
+    """Find every intact frame of a file of the log that has a mark."""
     found = Scan()
-    position = 0
+    position = PREAMBLE_BYTES if data[:PREAMBLE_BYTES] == preamble(mark) else 0
     while len(data) - position >= HEADER_BYTES:
-        header = _read_header(data, position)
+        header = _read_header(data, position, mark)
         if header is None:
-            following = _next_header(data, position + 1)
+            following = _next_header(data, position + 1, mark)
             if following is None:
                 found.damaged_tail = any(data[position:])
                 break
-            found.damaged += 1
-            found.damaged_bytes += following - position
+            found.damaged.append((position, following))
             position = following
             continue
-        kind, sequence, meta_bytes, body_bytes, meta_crc = header
-        body = position + HEADER_BYTES + meta_bytes
-        end = body + body_bytes
-        if end > len(data):
+        frame, meta_crc = header
+        if frame.end > len(data):
             break
-        meta = data[position + HEADER_BYTES : body]
-        if zlib.crc32(meta) == meta_crc:
-            found.frames.append(Frame(Kind(kind), sequence, meta, position, body, end))
+        if zlib.crc32(frame.meta) == meta_crc:
+            found.frames.append(frame)
         else:
-            found.damaged += 1
-            found.damaged_bytes += end - position
-        position = found.end = end
+            found.damaged.append((position, frame.end))
+        position = found.end = frame.end
     return found
 
 
@@ -168,26 +232,32 @@ def split_body(data: memoryview, frame: Frame, sizes: Sequence[int]) -> Iterator
         start += CRC_BYTES + size
 
 
-def _read_header(data: memoryview, start: int) -> tuple[int, int, int, int, int] | None:
-    """Return kind, sequence, sizes of meta and body and the checksum of meta; None if no intact header is there."""
+def _read_header(data: memoryview, start: int, mark: bytes) -> tuple[Frame, int] | None:
+    """Return the frame of which an intact header is here, and the checksum its meta part must have."""
     end = start + _HEADER.size
-    if data[start : start + len(MAGIC)] != MAGIC or end + CRC_BYTES > len(data):
+    if data[start : start + MARK_BYTES] != mark or end + CRC_BYTES > len(data):
         return None
-    if zlib.crc32(data[start:end]) != _CRC.unpack_from(data, end)[0]:
+    checksum = zlib.crc32(data[start:end])
+    if checksum != _CRC.unpack_from(data, end)[0]:
         return None
-    _, kind, sequence, meta_bytes, body_bytes, meta_crc = _HEADER.unpack_from(data, start)
-    return (kind, sequence, meta_bytes, body_bytes, meta_crc) if kind in _KINDS else None
+    _, kind, is_copy, sequence, link, meta_bytes, body_bytes, meta_crc = _HEADER.unpack_from(data, start)
+    if kind not in _KINDS:
+        return None
+    meta = start + HEADER_BYTES
+    body = meta + meta_bytes
+    frame = Frame(Kind(kind), is_copy, sequence, link, checksum, data[meta:body], start, body, end=body + body_bytes)
+    return frame, meta_crc
 
 
-def _next_header(data: memoryview, start: int) -> int | None:
+def _next_header(data: memoryview, start: int, mark: bytes) -> int | None:
     """Return where the next intact header starts."""
     window = 2**20
     while start < len(data):
-        piece = bytes(data[start : start + window + len(MAGIC) - 1])
-        at = piece.find(MAGIC)
+        piece = bytes(data[start : start + window + MARK_BYTES - 1])
+        at = piece.find(mark)
         while at >= 0:
-            if _read_header(data, start + at) is not None:
+            if _read_header(data, start + at, mark) is not None:
                 return start + at
-            at = piece.find(MAGIC, at + 1)
+            at = piece.find(mark, at + 1)
         start += window
     return None

@@ -1,10 +1,12 @@
-"""Reads the segments of a log and sorts what they tell by table, without looking at a single chunk or item."""
+"""Reads the segments of a log and sorts what they tell by table, without looking at a single chunk or item.
+
+Nothing is written here: what the files need before the log goes on is noted as repairs.
+"""
 
 from __future__ import annotations
 
 import json
 import mmap
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,15 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.log_changes import CHUNK, SIZE, STAT, RawChanges, cut_changes
-from services.replay.log_frame import MAGIC, Frame, Kind, Scan, blob_is_intact, scan, split_body
-from services.replay.log_state import check_format
+from services.replay.continuity import Continuity
+from services.replay.log_changes import CHUNK, SIZE, STAT, RawChanges, RawSection, cut_changes, cut_leaving
+from services.replay.log_damage import Damage, Mend, Repair
+from services.replay.log_frame import Frame, Kind, Scan, blob_is_intact, check_format, scan, split_body
+from services.replay.newest_segment import NewestSegment
 from services.replay.segment_file import LogFolder
+from services.replay.snapshot import Snapshot
 
 Json = dict[str, Any]
-
-UNREADABLE = ".unreadable"
-"""Suffix of files that are set aside because no record is in them."""
 
 
 @dataclass(slots=True)
@@ -56,6 +58,7 @@ class TablePieces:
         item_counts: Items in each.
         payloads: Their payloads, joined.
         segments: Segment of each.
+        sequences: Number of each record.
     """
 
     removed: list[memoryview] = field(default_factory=list)
@@ -64,21 +67,7 @@ class TablePieces:
     item_counts: list[int] = field(default_factory=list)
     payloads: list[memoryview] = field(default_factory=list)
     segments: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Damage:
-    """What was found broken.
-
-    Attributes:
-        records: Complete records whose checksum is wrong, and stretches in which no record starts.
-        record_bytes: Their bytes.
-        torn_bytes: Bytes at the end of the last segment that were not written to their end, and were cut.
-    """
-
-    records: int = 0
-    record_bytes: int = 0
-    torn_bytes: int = 0
+    sequences: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -92,14 +81,19 @@ class LogContents:
         epochs: Streams of each actor, by the epoch's number, in the order they were opened.
         chunks: By number of a table with their signature.
         tables: By number.
-        history: Names what `env_steps` counts; 0 in logs of before there were histories.
+        history: Names what `env_steps` counts; 0 if nothing tells it.
         env_steps: Agent decisions stored.
         next_epoch: Number of the next epoch.
         next_stream: Number of the next stream.
         next_chunk: Least identity of the next chunk.
-        sequence: Newest record.
+        next_segment: Number of the next segment.
+        chain: How the records hang together.
+        end_is_lost: Whether the newest records are missing.
         segment_sizes: Bytes of each segment, the oldest first.
+        segment_records: Records in each, the damaged ones left out.
+        lost_records: Records of which only the copies are there, and these do not tell all.
         damage: What was broken.
+        repairs: What the files need before the log goes on.
     """
 
     configs: dict[int, Json] = field(default_factory=dict)
@@ -113,47 +107,78 @@ class LogContents:
     next_epoch: int = 1
     next_stream: int = 0
     next_chunk: int = 1
-    sequence: int = 0
+    next_segment: int = 1
+    chain: Continuity = field(default_factory=Continuity)
+    end_is_lost: bool = False
     segment_sizes: dict[int, int] = field(default_factory=dict)
+    segment_records: dict[int, int] = field(default_factory=dict)
+    lost_records: int = 0
     damage: Damage = field(default_factory=Damage)
+    repairs: list[Repair] = field(default_factory=list)
 
 
-def read_log(folder: LogFolder) -> LogContents:
-    """Read every segment; what was not written to its end is cut off.
+def read_log(folder: LogFolder, mark: bytes, newest: NewestSegment | None, snapshot: Snapshot | None) -> LogContents:
+    """Read every segment of the log that has a mark.
+
+    Args:
+        folder: Where they lie.
+        mark: Of the log.
+        newest: What is noted of the newest segment.
+        snapshot: The newest snapshot; it names the newest record of its time.
 
     Raises:
-        FatalError: the files have another format.
+        FatalError: a file has another format.
     """
     contents = LogContents()
     numbers = folder.segments()
+    empty = 0
     for number in numbers:
-        size = _read_segment(contents, folder.segment(number), number, is_last=number == numbers[-1])
-        if size:
-            contents.segment_sizes[number] = size
-        else:
-            folder.remove(number)
+        is_last = number == numbers[-1]
+        records = _scan(contents, folder.segment(number), mark, number, is_last=is_last)
+        copies = _scan(contents, folder.copies(number), mark, number, is_last=is_last)
+        if records.frames or copies.frames:
+            _take_segment(contents, records, copies, number)
+        elif is_last and folder.segment(number).exists() and not (records.damaged or records.damaged_tail):
+            empty = number  # begun, and nothing written to its end
+    _close(contents, {*contents.segment_records, empty} - {0}, newest, snapshot)
+    noted = newest.segment if newest is not None else 0
+    seen = snapshot.segment if snapshot is not None else 0
+    contents.next_segment = max([0, *({*numbers, noted, seen} - {empty})]) + 1
     return contents
 
 
-def _read_segment(contents: LogContents, path: Path, number: int, *, is_last: bool) -> int:
-    """Take up what one segment tells; return its size, 0 if there is nothing in it."""
+def _scan(contents: LogContents, path: Path, mark: bytes, number: int, *, is_last: bool) -> Scan:
+    """Return what is in a file, nothing if it is none of this log; damage and what to do about it are noted."""
+    if not path.exists():
+        return Scan()
     data = _map(path)
-    found = scan(data)
-    contents.damage.records += found.damaged + found.damaged_tail
-    contents.damage.record_bytes += found.damaged_bytes
+    found = scan(data, mark)
+    if not found.frames:
+        check_format(data, path)
+    damage = contents.damage
+    for start, end in found.damaged:
+        damage.add(f"{path.name}: {end - start} bytes at {start} are damaged", size_bytes=end - start)
+    named = next((json.loads(bytes(f.meta))["segment"] for f in found.frames if f.kind is Kind.SEGMENT), number)
+    is_foreign = not found.frames and (found.damaged_tail or found.damaged)
+    if named != number or is_foreign:
+        what = "no record of this log is in it" if is_foreign else f"it is segment {named} under another name"
+        damage.add(f"{path.name}: {what}; it is set aside")
+        contents.repairs.append(Repair(path, Mend.SET_ASIDE))
+        return Scan(damaged_tail=True)
     if is_last:
-        _drop_torn_record(contents, data, found)
-    for frame in found.frames:
-        _take(contents, frame, number, path)
-    if not found.frames and found.damaged_tail and bytes(data[: len(MAGIC)]) != MAGIC:
-        path.replace(path.with_name(path.name + UNREADABLE))  # not written by this program, as far as one can tell
-    elif is_last:
-        contents.damage.torn_bytes += len(data) - found.end
-        os.truncate(path, found.end)
-    elif found.end < len(data):
-        contents.damage.records += not found.damaged_tail
-        contents.damage.record_bytes += len(data) - found.end
-    return found.end
+        _drop_torn_record(contents, data, found, path)
+    rest = len(data) - found.end
+    if found.damaged_tail or (rest and not is_last):
+        damage.add(f"{path.name}: {rest} bytes at its end are damaged", size_bytes=rest)
+    if is_last:
+        damage.torn_bytes += rest
+        contents.repairs.append(Repair(path, Mend.CUT, found.end))
+    elif not found.frames:
+        contents.repairs.append(Repair(path, Mend.REMOVE))
+    in_order = sorted(found.frames, key=lambda frame: frame.sequence)
+    if in_order != found.frames:
+        damage.add(f"{path.name}: its records are out of order")
+    return found
 
 
 def _map(path: Path) -> memoryview:
@@ -163,16 +188,30 @@ def _map(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def _drop_torn_record(contents: LogContents, data: memoryview, found: Scan) -> None:
+def _take_segment(contents: LogContents, records: Scan, copies: Scan, number: int) -> None:
+    """Take up what one segment tells: its records, and copies where records are lost."""
+    contents.segment_sizes[number] = records.end + copies.end
+    contents.segment_records[number] = 0
+    for frame in sorted([*records.frames, *copies.frames], key=lambda frame: (frame.sequence, frame.is_copy)):
+        before = contents.chain.sequence
+        if contents.chain.follows(frame):
+            contents.segment_records[number] += not frame.is_copy
+            contents.lost_records += frame.is_copy and frame.kind is Kind.CHANGES
+            _take(contents, frame, number)
+        elif not (frame.is_copy and frame.sequence == before):
+            contents.damage.add(f"segment {number}: record {frame.sequence} is there again or out of order")
+
+
+def _drop_torn_record(contents: LogContents, data: memoryview, found: Scan, path: Path) -> None:
     """Leave the last record out if its body is broken: it was not written to its end."""
-    if not found.frames or found.frames[-1].end != found.end:
+    if not found.frames or found.frames[-1].end != found.end or found.frames[-1].is_copy:
         return
     frame = found.frames[-1]
     if frame.kind is not Kind.CHANGES or _body_is_intact(data, frame, cut_changes(frame.meta)):
         return
     found.frames.pop()
     found.end = frame.start
-    contents.damage.records += 1
+    contents.damage.add(f"{path.name}: the body of its last record, {frame.sequence}, is damaged")
 
 
 def _body_is_intact(data: memoryview, frame: Frame, changes: RawChanges) -> bool:
@@ -181,17 +220,45 @@ def _body_is_intact(data: memoryview, frame: Frame, changes: RawChanges) -> bool
     return all(blob_is_intact(identity, blob) for identity, blob in zip(chunks["id"].tolist(), blobs, strict=True))
 
 
-def _take(contents: LogContents, frame: Frame, segment: int, path: Path) -> None:
-    contents.sequence = max(contents.sequence, frame.sequence)
+def _close(contents: LogContents, present: set[int], newest: NewestSegment | None, snapshot: Snapshot | None) -> None:
+    """Compare the end of the log with what is known of it from elsewhere."""
+    chain, damage = contents.chain, contents.damage
+    seen = snapshot if snapshot is not None else Snapshot(0, ())
+    noted = newest if newest is not None else NewestSegment(b"", 0, 0)
+    known = max(noted.segment, seen.segment)
+    numbers = range(min(present, default=known), max({*present, known}, default=0) + 1)
+    there = {number for number in present if contents.segment_records.get(number, 1)}
+    damage.missing_segments = [number for number in numbers if number and number not in there]
+    reached = max(seen.sequence, noted.sequence - 1)  # what came before the newest segment was synced
+    if known > max(present, default=0) and not (seen.is_last and seen.segment == known):
+        reached = max(reached, chain.sequence, noted.sequence) + 1  # nobody knows how many records were in it
+    if reached > chain.sequence:
+        contents.end_is_lost = True
+        chain.gap(reached)
+    chain.end()
+    damage.missing_records = chain.missing_records + contents.lost_records
+    damage.notes += [f"segment {number} is missing" for number in damage.missing_segments]
+    damage.notes += [f"records {gap.first} to {gap.last} are missing" for gap in chain.gaps]
+    if contents.lost_records:
+        damage.notes.append(f"{contents.lost_records} records are lost but for what they said was removed")
+    if newest is None and contents.segment_sizes:
+        damage.add("the file that names the newest segment is missing or damaged")
+
+
+def _take(contents: LogContents, frame: Frame, segment: int) -> None:
     if frame.kind is Kind.CHANGES:
-        _take_changes(contents, frame, segment)
+        if frame.is_copy:
+            _take_sections(contents, cut_leaving(frame.meta), frame, segment)
+        else:
+            _take_changes(contents, frame, segment)
         return
     document: Json = json.loads(bytes(frame.meta))
     if frame.kind is Kind.SEGMENT:
-        check_format(document["format"], path)
         _take_state(contents, document, frame.sequence)
     elif frame.kind is Kind.TABLE:
         contents.configs[document["number"]] = document["config"]
+        if document["number"] not in contents.chain.told:
+            contents.chain.tell(document["number"], 0, 0, 0)
     elif frame.kind is Kind.EPOCH:
         for closed in document["closed"]:
             contents.epochs.pop(closed, None)
@@ -201,11 +268,13 @@ def _take(contents: LogContents, frame: Frame, segment: int, path: Path) -> None
 def _take_state(contents: LogContents, document: Json, sequence: int) -> None:
     for name in ("env_steps", "next_epoch", "next_stream", "next_chunk"):
         setattr(contents, name, max(getattr(contents, name), document[name]))
-    contents.history = document.get("history", 0)
+    contents.history = document["history"]
     for table in document["tables"]:
         contents.configs[table["number"]] = table["config"]
         contents.stats[table["number"]] = np.array(table["stats"], dtype=np.int64)
         contents.stats_sequences[table["number"]] = sequence
+    for number, size, removed in document["told"]:
+        contents.chain.tell(number, size, removed, removed)
     contents.epochs.clear()
     _take_epochs(contents, document["epochs"])
 
@@ -227,7 +296,11 @@ def _take_changes(contents: LogContents, frame: Frame, segment: int) -> None:
         pieces.counts.append(changes.chunk_count)
         pieces.segments.append(segment)
         pieces.bodies.append(frame.body)
-    for section in changes.sections:
+    _take_sections(contents, changes.sections, frame, segment)
+
+
+def _take_sections(contents: LogContents, sections: Sequence[RawSection], frame: Frame, segment: int) -> None:
+    for section in sections:
         table = contents.tables.setdefault(section.table, TablePieces())
         table.removed.append(section.removed)
         table.removed_counts.append(section.removed_count)
@@ -235,8 +308,12 @@ def _take_changes(contents: LogContents, frame: Frame, segment: int) -> None:
         table.item_counts.append(section.item_count)
         table.payloads.append(section.payloads)
         table.segments.append(segment)
-        contents.stats[section.table] = np.frombuffer(section.stats, dtype=STAT)
-        contents.stats_sequences[section.table] = frame.sequence
+        table.sequences.append(frame.sequence)
+        before = section.removed_so_far - section.removed_count
+        contents.chain.tell(section.table, section.size, before, section.removed_so_far)
+        if section.stats:
+            contents.stats[section.table] = np.frombuffer(section.stats, dtype=STAT)
+            contents.stats_sequences[section.table] = frame.sequence
 
 
 def join_sizes(pieces: ChunkPieces) -> NDArray[np.int64]:

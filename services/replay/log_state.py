@@ -8,11 +8,7 @@ from typing import Any
 from services.replay.log_blocks import LogBlocks
 from services.replay.streams import Epoch, StreamRegistry
 from services.replay.table import Table
-from tidemill.errors import FatalError
 from tidemill.replay.wire import config_to_json
-
-FORMAT = 1
-"""Version of the files; a server reads only its own."""
 
 
 def describe_state(
@@ -27,7 +23,6 @@ def describe_state(
         env_steps: Agent decisions stored.
     """
     return {
-        "format": FORMAT,
         "history": history,
         "env_steps": env_steps,
         "next_epoch": streams.next_epoch,
@@ -54,12 +49,3 @@ def describe_epoch(epoch: Epoch) -> dict[str, Any]:
         "next_steps": epoch.next_steps(),
         "ended": [int(stream.ended) for stream in epoch.streams],
     }
-
-
-def check_format(found: object, where: object) -> None:
-    """Raise FatalError unless files have the version this server reads."""
-    if found != FORMAT:
-        raise FatalError(
-            f"{where} has format {found}, this version of Tidemill reads format {FORMAT}: "
-            "use the version that wrote it, or start with another storage.folder"
-        )

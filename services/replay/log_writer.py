@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import structlog
 
 from services.replay.latency import Latency
-from services.replay.log_frame import Record
+from services.replay.log_frame import Chain, Record
+from services.replay.newest_segment import NewestSegment
 from services.replay.segment_file import LogFolder, SegmentFile, is_full
+from services.replay.segment_pair import SegmentPair
 from services.replay.syncer import Syncer
 
 _MAX_GROUP_BYTES = 8 * 2**20
@@ -64,6 +66,7 @@ class LogWriter:
     def __init__(
         self,
         folder: LogFolder,
+        chain: Chain,
         fsync_interval_s: float,
         report: Callable[[Progress], None],
         open_file: Callable[..., SegmentFile] = SegmentFile,
@@ -72,15 +75,16 @@ class LogWriter:
 
         Args:
             folder: Where the segments lie.
+            chain: Frames records behind the newest there.
             fsync_interval_s: Longest time between a write and its sync; 0 syncs after every group.
             report: Called by the thread after each group, and when it ends with an error.
             open_file: Opens the file at a path.
         """
         self._folder, self._interval_s, self._report, self._open = folder, fsync_interval_s, report, open_file
+        self._chain = chain
         self._syncer = Syncer(self._note_synced, self._tell)
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
-        self._file: SegmentFile | None = None
-        self._segment = 0
+        self._files: SegmentPair | None = None
         self._written = self._synced = 0
         self._sync_due: float | None = None
         self._full = self._gave_up = False
@@ -117,8 +121,8 @@ class LogWriter:
             self._tell(error)
         finally:
             self._syncer.close()
-            if self._file is not None:
-                self._file.close()
+            if self._files is not None:
+                self._files.close()
 
     def _take(self) -> list[Command | None]:
         """Wait for commands, or until a sync is due."""
@@ -148,10 +152,14 @@ class LogWriter:
     def _write(self, segment: int, group: list[Write]) -> None:
         if self._gave_up:
             return
-        data = b"".join(itertools.chain.from_iterable(command.record.frame() for command in group))
+        pieces, copies = [], []
+        for command in group:
+            pieces += self._chain.frame(command.record)
+            copies += self._chain.copy(command.record)
+        data, copied = b"".join(pieces), b"".join(copies)
         while True:
             try:
-                self._file_of(segment).write(group[0].offset, data)
+                self._files_of(segment, group[0].record.sequence).write(group[0].offset, data, copied)
                 break
             except OSError as error:
                 if not is_full(error):
@@ -175,27 +183,28 @@ class LogWriter:
         self._tell()
         self._closing.wait(_RETRY_S)
 
-    def _file_of(self, segment: int) -> SegmentFile:
-        if self._file is None or segment != self._segment:
-            if self._file is not None:
+    def _files_of(self, segment: int, sequence: int) -> SegmentPair:
+        """Return the files of a segment; a record of that number begins it if it is not the one that grows."""
+        if self._files is None or segment != self._files.number:
+            if self._files is not None:
                 self._sync(wait=True)
-                self._file.close()
-                self._file = None
-            self._file = self._open(self._folder.segment(segment))
-            self._segment = segment
-            self._folder.sync()
-        return self._file
+                self._files.sync_copies()
+                self._files.close()
+                self._files = None
+            newest = NewestSegment(self._chain.mark, segment, sequence)
+            self._files = SegmentPair(self._folder, newest, self._open)
+        return self._files
 
     def _sync(self, *, wait: bool) -> None:
         """Sync what is written; without `wait` in the background, later if a sync is under way."""
-        assert self._file is not None, "a sync is due only after a write"
+        assert self._files is not None, "a sync is due only after a write"
         if wait:
-            self._syncer.sync(self._file, self._written)
+            self._syncer.sync(self._files, self._written)
             self._sync_due = None
         elif self._syncer.is_busy:
             self._sync_due = time.monotonic() + self._interval_s
         else:
-            self._syncer.start(self._file, self._written)
+            self._syncer.start(self._files, self._written)
             self._sync_due = None
 
     def _note_synced(self, sequence: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from prometheus_client import Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from services.replay.gate import Gate
@@ -14,6 +15,8 @@ from services.replay.replay_log import ReplayLog
 from services.replay.table import Table
 
 _PREFIX = "tidemill_replay"
+
+EXPECTED = Gauge(f"{_PREFIX}_expected", "Shards the table is divided over, this one included.")
 
 
 class ReplayCollector:
@@ -90,7 +93,8 @@ def _log_metrics(log: ReplayLog) -> Iterator[Metric]:
     for name, (about, value) in gauges.items():
         yield GaugeMetricFamily(f"{_PREFIX}_{name}", about, value=value)
     counters = {
-        "corrupt_records": ("Records and chunks found damaged on disk.", log.corrupt_records),
+        "corrupt_records": ("Records and chunks found damaged or missing on disk.", log.corrupt_records),
+        "missing_records": ("Records missing from the log at the last start.", recovered.damage.missing_records),
         "cold_reads": ("Chunks read from the log because memory had them no more.", cold.reads),
         "cold_read_bytes": ("Their bytes.", cold.read_bytes),
         "snapshots": ("Snapshots taken.", log.snapshots.taken),
@@ -109,7 +113,7 @@ _COUNTERS = {
     "sampled_age": "Sum over sampled items of the items inserted after them; by samples, their mean age in items.",
     "evictions": "Items removed because the table was full.",
     "priority_updates": "Priorities set.",
-    "corrupt_items": "Items dropped because bytes they need were damaged on disk.",
+    "corrupt_items": "Items dropped because bytes they need were damaged or missing on disk.",
     "unknown_keys": "Keys of updates and deletions that were not in the table.",
 }
 

@@ -9,14 +9,58 @@ from pathlib import Path
 
 from services.replay.blob_files import BlobFiles
 from services.replay.journal import LogPosition
-from services.replay.log_reader import Damage, read_log
+from services.replay.log_damage import Damage, carry_out
+from services.replay.log_frame import Chain
+from services.replay.log_mark import find_mark, new_mark
+from services.replay.log_reader import LogContents, read_log
 from services.replay.memory_budget import MemoryBudget
+from services.replay.newest_segment import read_newest
 from services.replay.replay import Replay
 from services.replay.restore import restore
 from services.replay.segment_file import LogFolder
-from services.replay.snapshot import SnapshotFiles
+from services.replay.snapshot import Snapshot, SnapshotFiles, snapshot_paths
 from services.replay.warm_up import warm_up
 from tidemill.errors import FatalError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """What is in the folder of a log.
+
+    Attributes:
+        mark: Of the log; a new one if there is none.
+        contents: What its segments tell.
+        files: Its snapshots.
+        snapshot: The newest that is intact.
+    """
+
+    mark: bytes
+    contents: LogContents
+    files: SnapshotFiles
+    snapshot: Snapshot | None
+
+
+def look(folder: LogFolder) -> Found:
+    """Read the folder of a log and change nothing in it.
+
+    Raises:
+        FatalError: it has files of another format.
+    """
+    numbers = folder.segments()
+    paths = [path for n in numbers for path in (folder.segment(n), folder.copies(n)) if path.exists()]
+    newest, damaged_notes = read_newest(folder.path)
+    mark = find_mark(folder.path, [*paths, *snapshot_paths(folder.path)]) or new_mark()
+    files = SnapshotFiles(folder, mark)
+    snapshot = files.load()
+    contents = read_log(folder, mark, newest, snapshot)
+    for _ in range(damaged_notes):
+        contents.damage.add("the file that names the newest segment is damaged")
+    for name in files.damaged:
+        contents.damage.add(f"{name} is damaged")
+    if not contents.chain.sequence and newest is None:  # nothing of this log: its mark was only guessed
+        mark = new_mark()
+        files = SnapshotFiles(folder, mark)
+    return Found(mark, contents, files, snapshot)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,10 +73,11 @@ class Recovered:
         budget: Memory for its chunks.
         snapshots: The snapshots in the folder.
         position: Where the log goes on.
+        chain: What the next record is linked to.
         segment_sizes: Bytes of each segment, the oldest first.
         damage: What was broken, damaged chunks included.
         items: Items that are there again.
-        dropped: Items that are not, because bytes they need are damaged.
+        dropped: Items that are not, because bytes they need are damaged or missing, or told that they might be gone.
         took_s: How long it took, in seconds.
     """
 
@@ -41,6 +86,7 @@ class Recovered:
     budget: MemoryBudget
     snapshots: SnapshotFiles
     position: LogPosition
+    chain: Chain
     segment_sizes: dict[int, int]
     damage: Damage
     items: int
@@ -62,14 +108,15 @@ def recover(path: Path, budget: MemoryBudget, make_replay: Callable[[MemoryBudge
     started = time.monotonic()
     folder = LogFolder(path)
     try:
-        contents = read_log(folder)
-        snapshots = SnapshotFiles(folder)
-        snapshot = snapshots.load()
+        found = look(folder)
+        contents = found.contents
+        found.files.remove_drafts()
+        carry_out(contents.repairs)
         replay = make_replay(budget)
-        next_chunk = restore(replay, contents, snapshot)
+        next_chunk, lost = restore(replay, contents, found.snapshot)
         replay.memory.count()
         files = BlobFiles(folder)
-        warm_up(replay, files, budget)
+        dropped = sum(lost.values()) + warm_up(replay, files, budget)
         files.close()
     except OSError as error:
         folder.close()
@@ -77,23 +124,21 @@ def recover(path: Path, budget: MemoryBudget, make_replay: Callable[[MemoryBudge
     except BaseException:
         folder.close()
         raise
-    damage = contents.damage
-    damage.records += replay.damaged_chunks + snapshots.damaged
+    damage, chain = contents.damage, contents.chain
+    damage.records += replay.damaged_chunks
     replay.damaged_chunks = 0  # those are counted now
-    position = LogPosition(
-        segment=max(contents.segment_sizes, default=0) + 1,
-        sequence=max(contents.sequence, snapshot.sequence if snapshot is not None else 0),
-        next_chunk=next_chunk,
-    )
+    removed = {number: told.removed_so_far + contents.end_is_lost for number, told in chain.told.items()}
+    position = LogPosition(contents.next_segment, 0, chain.sequence, next_chunk, removed)
     return Recovered(
         folder=folder,
         replay=replay,
         budget=budget,
-        snapshots=snapshots,
+        snapshots=found.files,
         position=position,
+        chain=Chain(found.mark, chain.link),
         segment_sizes=contents.segment_sizes,
         damage=damage,
         items=sum(table.size for table in replay.tables),
-        dropped=sum(table.counters.corrupt_items for table in replay.tables),
+        dropped=dropped,
         took_s=time.monotonic() - started,
     )

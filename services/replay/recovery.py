@@ -38,11 +38,13 @@ class KnownItems:
     Attributes:
         columns: `ITEM` [N].
         segments: Segment that has each, [N].
+        sequences: Number of the record that has each, [N].
         payloads: Payload of each, or empty when none has one.
     """
 
     columns: Records
     segments: Ints
+    sequences: Ints
     payloads: tuple[bytes, ...]
 
 
@@ -79,7 +81,8 @@ def known_items(pieces: TablePieces) -> KnownItems:
     np.maximum.at(newest, items["slot"], when_came)
     live = np.flatnonzero(newest[items["slot"]] == when_came)
     segments = np.repeat(np.array(pieces.segments, dtype=np.int64), item_counts)
-    return KnownItems(items[live], segments[live], _payloads(pieces, items["payload"], live))
+    sequences = np.repeat(np.array(pieces.sequences, dtype=np.int64), item_counts)
+    return KnownItems(items[live], segments[live], sequences[live], _payloads(pieces, items["payload"], live))
 
 
 def _last_of_each(values: NDArray[np.generic]) -> Ints:

@@ -96,12 +96,17 @@ class Replay:
         """Number of the newest record of the log; 0 without one."""
         return self._journal.sequence if self._journal is not None else 0
 
+    @property
+    def segment(self) -> int:
+        """Number of the segment of the log that grows; 0 without one."""
+        return self._journal.segment if self._journal is not None else 0
+
     def attach(self, journal: Journal) -> None:
         """Tell a log every change from now on; tables that are there were restored from it."""
         self._journal = journal
         self._unconfirmed = set(self._tables)
-        for name in self._tables:
-            journal.know_table(name, self._numbers[name])
+        for name, table in self._tables.items():
+            journal.know_table(name, self._numbers[name], table.size)
 
     def create_table(self, config: TableConfig) -> bool:
         """Create a table; return False if there is one: equal, or restored and not asked for since.
@@ -112,6 +117,7 @@ class Replay:
         """
         existing = self._tables.get(config.name)
         if existing is None:
+            self._begin()
             self.add_table(config, self.next_table)
             self._tell_table(config)
             return True
@@ -269,14 +275,14 @@ class Replay:
         if self._journal is not None:
             number = self._numbers[config.name]
             self._journal.know_table(config.name, number)
-            self._journal.begin()
             self._journal.tell(Kind.TABLE, {"number": number, "config": config_to_json(config)})
 
     def _reconfigure(self, table: Table, config: TableConfig) -> None:
         self._begin()
         table.reconfigure(config)
         self._tell_table(config)
-        self._tell_changes(None, [(table, table.items.oldest_first())])
+        for _ in range(2):  # all items in one record: damage to it must not cost them all
+            self._tell_changes(None, [(table, table.items.oldest_first())])
 
     def _make_store(self, signature: Signature, number: int) -> ChunkStore:
         blocks = LogBlocks(signature, number, self.budget) if self._durable else None

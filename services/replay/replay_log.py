@@ -51,6 +51,7 @@ class ReplayLog:
         self._loop = asyncio.get_running_loop()
         self._writer = LogWriter(
             recovered.folder,
+            recovered.chain,
             0.0 if settings.ack == "fsync" else settings.fsync_interval_ms / 1000,
             self._report,
             open_file,
@@ -63,6 +64,7 @@ class ReplayLog:
         self._cleaner = Cleaner(self._replay, self.journal, self.commits, self.cold, segment_bytes, changed)
         self.snapshots = Snapshotter(self._replay, recovered.snapshots)
         self.journal.begin()
+        self._replay.tell_removed()  # what damage has cost, so that it does not come back
         self._tasks = [
             asyncio.create_task(self._clean_for_ever()),
             asyncio.create_task(self.snapshots.take_every(settings.snapshot_every_s)),
@@ -83,8 +85,9 @@ class ReplayLog:
 
     @property
     def corrupt_records(self) -> int:
-        """Records and chunks found damaged on disk, at the start and since."""
-        return self.recovered.damage.records + self._replay.damaged_chunks
+        """Records and chunks found damaged or missing on disk, at the start and since."""
+        damage = self.recovered.damage
+        return damage.records + damage.missing_records + self._replay.damaged_chunks
 
     @property
     def fsync(self) -> Latency:
@@ -103,7 +106,7 @@ class ReplayLog:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if not self.commits.progress.full and not self.failed.done():
             with contextlib.suppress(OSError):
-                await self.snapshots.take()
+                await self.snapshots.take(is_last=True)
         await asyncio.to_thread(self._writer.close)
         self.cold.close()
         self.recovered.folder.close()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from services.replay.chunk_store import NONE, ChunkStore, StoredChunks
 from services.replay.items import NewItems, RestoredItems
 from services.replay.log_blocks import LogBlocks
-from services.replay.log_reader import LogContents
+from services.replay.log_reader import LogContents, TablePieces
 from services.replay.recovery import KnownChunks, KnownItems, known_chunks, known_items
 from services.replay.replay import Replay
 from services.replay.snapshot import Snapshot, TableSnapshot
@@ -23,14 +23,16 @@ from tidemill.replay.wire import config_from_json
 Ints = NDArray[np.int64]
 
 
-def restore(replay: Replay, contents: LogContents, snapshot: Snapshot | None) -> int:
+def restore(replay: Replay, contents: LogContents, snapshot: Snapshot | None) -> tuple[int, dict[int, int]]:
     """Fill an empty state; blobs stay in the log until `warm_up` reads them.
 
-    Items whose chunks the log has lost are left out and counted.
+    Items are left out whose chunks the log has lost, and those of which it cannot be told whether they went.
 
     Returns:
-        The identity of the next chunk.
+        The identity of the next chunk, and how many items of each table were lost, by the table's number.
     """
+    for table in snapshot.tables if snapshot is not None else ():
+        contents.configs.setdefault(table.number, table.config)
     tables = {
         number: replay.add_table(config_from_json(contents.configs[number]), number)
         for number in sorted(contents.configs)
@@ -46,7 +48,7 @@ def restore(replay: Replay, contents: LogContents, snapshot: Snapshot | None) ->
     ]
     for number, found in chunks.items():
         _advance_streams([epoch for epoch in epochs if epoch.store is tables[number].store], found)
-    _restore_tables(tables, chunks, contents, snapshot)
+    lost = _restore_tables(tables, chunks, contents, snapshot)
     for epoch in epochs:
         _hold_tails(epoch)
     # numbers of which only chunks and items tell must not be given again: a damaged record may have named them
@@ -56,9 +58,8 @@ def restore(replay: Replay, contents: LogContents, snapshot: Snapshot | None) ->
     for store in {id(table.store): table.store for table in tables.values()}.values():
         store.remove_unheld()
     replay.env_steps = contents.env_steps
-    if contents.segment_sizes:
-        replay.history = contents.history
-    return max([contents.next_chunk, *(int(found.where.ids.max()) + 1 for found in known.values())])
+    replay.history = contents.history or replay.history
+    return max([contents.next_chunk, *(int(found.where.ids.max()) + 1 for found in known.values())]), lost
 
 
 def _restore_chunks(store: ChunkStore, found: KnownChunks) -> None:
@@ -127,32 +128,57 @@ def _hold_tails(epoch: Epoch) -> None:
 
 def _restore_tables(
     tables: dict[int, Table], chunks: dict[int, KnownChunks], contents: LogContents, snapshot: Snapshot | None
-) -> None:
+) -> dict[int, int]:
+    """Fill the tables; return how many items of each were lost, also of those that nothing describes."""
     snapshots = {table.number: table for table in snapshot.tables} if snapshot is not None else {}
     stores = {id(tables[number].store): found for number, found in chunks.items()}
+    told = contents.chain.told
+    lost = {number: told[number].size for number in told.keys() - tables.keys()}
     for number, table in tables.items():
         stats = contents.stats.get(number, np.zeros(STATS_FIELDS, dtype=np.int64))
         taken = snapshots.get(number)
         if taken is not None and snapshot is not None and snapshot.sequence >= contents.stats_sequences.get(number, 0):
             stats = np.array(taken.stats)
         pieces, known = contents.tables.get(number), stores.get(id(table.store))
-        if pieces is not None and known is not None:
-            _restore_table(table, TableStats.from_array(stats), known_items(pieces), known.where.ids, taken)
-        else:
-            table.restore(TableStats.from_array(stats), _nothing(), same_limiter=True)
+        found = known_items(pieces if pieces is not None else TablePieces())
+        trusted = _trusted(found, contents.chain.breaks.get(number, 0), snapshot, taken)
+        trusted &= found.sequences >= contents.chain.fork
+        kept = _restore_table(table, TableStats.from_array(stats), found, trusted, known, taken)
+        lost[number] = max(_size(number, contents, snapshot, taken) - kept, 0)
+        table.counters.corrupt_items += lost[number]
+    return lost
+
+
+def _size(number: int, contents: LogContents, snapshot: Snapshot | None, taken: TableSnapshot | None) -> int:
+    """Return how many items a table had, by whatever told it last."""
+    told = contents.chain.told.get(number)
+    if taken is not None and snapshot is not None and (told is None or told.sequence < snapshot.sequence):
+        return taken.size
+    return told.size if told is not None else 0
+
+
+def _trusted(found: KnownItems, end: int, snapshot: Snapshot | None, taken: TableSnapshot | None) -> NDArray[np.bool_]:
+    """Return which items have certainly not gone in records that are missing, the last of which is `end`."""
+    trusted: NDArray[np.bool_] = found.sequences >= end
+    if taken is not None and snapshot is not None and snapshot.sequence >= end:
+        trusted |= taken.knows(found.columns["slot"], found.columns["number"])
+    return trusted
 
 
 def _restore_table(
-    table: Table, stats: TableStats, found: KnownItems, chunk_ids: Ints, snapshot: TableSnapshot | None
-) -> None:
+    table: Table,
+    stats: TableStats,
+    found: KnownItems,
+    trusted: NDArray[np.bool_],
+    chunks: KnownChunks | None,
+    snapshot: TableSnapshot | None,
+) -> int:
+    """Fill a table with the items that are trusted and whole; return how many these are."""
     columns = found.columns
     slots = columns["slot"].astype(np.int64)
-    by_id = np.argsort(chunk_ids)
-    wanted = columns["first_chunk"].astype(np.int64)
-    places = np.minimum(np.searchsorted(chunk_ids, wanted, sorter=by_id), len(chunk_ids) - 1)
-    first = by_id[places]
     ends = columns["offset"].astype(np.int64) + columns["length"]
-    whole = (chunk_ids[first] == wanted) & (slots < table.config.max_items)
+    first, whole = _first_chunks(columns, chunks)
+    whole &= trusted & (slots < table.config.max_items)
     whole[whole] = table.store.reaches(first[whole], ends[whole])
     priorities, times = columns["priority"].copy(), columns["times_sampled"].copy()
     if snapshot is not None:
@@ -168,10 +194,22 @@ def _restore_table(
         tuple(found.payloads[i] for i in order.tolist()) if found.payloads else (),
     )
     segments = found.segments[order].astype(np.int32)
-    stats.counters.corrupt_items += int(np.count_nonzero(~whole))
     restored = RestoredItems(new, slots[order], columns["number"][order], times[order], segments)
     table.restore(stats, restored, same_limiter=True)
     table.note_removed(slots[~whole])
+    return len(order)
+
+
+def _first_chunks(columns: NDArray[np.void], chunks: KnownChunks | None) -> tuple[Ints, NDArray[np.bool_]]:
+    """Return the slot of the chunk with each item's first step, [N], and for which there is one, [N]."""
+    if chunks is None:
+        return np.zeros(len(columns), dtype=np.int64), np.zeros(len(columns), dtype=np.bool_)
+    wanted = columns["first_chunk"].astype(np.int64)
+    ids = chunks.where.ids
+    by_id = np.argsort(ids)
+    places = np.minimum(np.searchsorted(ids, wanted, sorter=by_id), len(ids) - 1)
+    first = by_id[places]
+    return first, ids[first] == wanted
 
 
 def _overlay(
@@ -191,9 +229,3 @@ def _overlay(
         same = (at != NONE) & (columns["number"][at] == known["number"])
         priorities[at[same]] = known["priority"][same]
         times_sampled[at[same]] = known["times_sampled"][same]
-
-
-def _nothing() -> RestoredItems:
-    ints = np.empty(0, dtype=np.int64)
-    new = NewItems(ints, ints, ints, np.empty(0))
-    return RestoredItems(new, ints, ints.astype(np.uint32), ints.astype(np.uint32), ints.astype(np.int32))

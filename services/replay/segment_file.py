@@ -9,9 +9,10 @@ import os
 import re
 from pathlib import Path
 
+from services.replay.newest_segment import NAME, NewestSegment, write_newest
 from tidemill.errors import FatalError
 
-_SEGMENT = re.compile(r"(\d{8,})\.log")
+_SEGMENT = re.compile(r"(\d{8,})\.(log|copies)")
 _LOCK = ".lock"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -47,8 +48,12 @@ class SegmentFile:
 class LogFolder:
     """The folder of a log, locked for as long as this object is open."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, advice: str = "give this one another storage.folder") -> None:
         """Make the folder if it is not there, and lock it.
+
+        Args:
+            path: Where it is.
+            advice: What to do if another process uses it.
 
         Raises:
             FatalError: it cannot be made, or another process uses it.
@@ -63,23 +68,41 @@ class LogFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._lock)
-            raise FatalError(
-                f"another replay service uses the log in {path}; give this one another storage.folder"
-            ) from error
+            raise FatalError(f"another replay service uses the log in {path}; {advice}") from error
+
+    @property
+    def has_log(self) -> bool:
+        """Whether any file of a log is there, be it only the note of its newest segment."""
+        return bool(self.segments()) or (self.path / NAME).exists()
 
     def segment(self, number: int) -> Path:
         """Return the path of a segment."""
         return self.path / f"{number:08d}.log"
 
+    def copies(self, number: int) -> Path:
+        """Return the path of the copies of a segment's records."""
+        return self.path / f"{number:08d}.copies"
+
     def segments(self) -> list[int]:
-        """Return the numbers of the segments there are, in order."""
+        """Return the numbers of the segments of which any file is there, in order."""
         found = (_SEGMENT.fullmatch(path.name) for path in self.path.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        return sorted({int(match[1]) for match in found if match})
+
+    def begin(self, newest: NewestSegment) -> None:
+        """Wait until the disk has the name of a new segment, and note it as the newest.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        self.sync()
+        if write_newest(self.path, newest):
+            self.sync()
 
     def remove(self, number: int) -> None:
-        """Delete a segment if it is there."""
-        with contextlib.suppress(FileNotFoundError):
-            self.segment(number).unlink()
+        """Delete what is there of a segment."""
+        for path in (self.segment(number), self.copies(number)):
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
 
     def sync(self) -> None:
         """Wait until the disk has the names of new files."""

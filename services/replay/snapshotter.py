@@ -10,6 +10,7 @@ import structlog
 from services.replay.replay import Replay
 from services.replay.snapshot import Snapshot, SnapshotFiles, States, TableSnapshot, item_states
 from services.replay.table import Table
+from tidemill.replay.wire import config_to_json
 
 _SLICE = 32_768
 
@@ -26,18 +27,25 @@ class Snapshotter:
         self.taken = 0
         self._newest: list[bytes] = []  # counters of the tables when the newest was taken
 
-    async def take(self) -> int:
+    async def take(self, *, is_last: bool = False) -> int:
         """Write a snapshot; return its number.
+
+        Args:
+            is_last: Whether no record is written after it.
 
         Raises:
             OSError: the disk refused.
         """
         async with self._lock:
             self._replay.tell_removed()
-            sequence = self._replay.sequence
+            sequence, segment = self._replay.sequence, self._replay.segment
             tables = [(self._replay.number_of(table), table, table.stats.to_array()) for table in self._replay.tables]
-            copies = [TableSnapshot(number, stats, await _copy(table)) for number, table, stats in tables]
-            number = await asyncio.to_thread(self._files.write, Snapshot(sequence, copies))
+            copies = [
+                TableSnapshot(number, stats, await _copy(table), config_to_json(table.config))
+                for number, table, stats in tables
+            ]
+            snapshot = Snapshot(sequence, copies, segment, is_last)
+            number = await asyncio.to_thread(self._files.write, snapshot)
             self.taken += 1
             self._newest = self._state()
             return number

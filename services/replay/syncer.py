@@ -7,11 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from services.replay.latency import Latency
-from services.replay.segment_file import SegmentFile
+from services.replay.segment_pair import SegmentPair
 
 
 class Syncer:
-    """Syncs one file at a time. Its methods are called by one thread."""
+    """Syncs one segment at a time. Its methods are called by one thread."""
 
     def __init__(self, synced: Callable[[int], None], failed: Callable[[BaseException], None]) -> None:
         """Start nothing yet.
@@ -30,19 +30,19 @@ class Syncer:
         """Whether a sync is under way."""
         return self._underway is not None and not self._underway.done()
 
-    def start(self, file: SegmentFile, sequence: int) -> None:
-        """Sync a file that is written up to a record; none may be under way."""
+    def start(self, files: SegmentPair, sequence: int) -> None:
+        """Sync a segment that is written up to a record; none may be under way."""
         self.wait()
-        self._underway = self._thread.submit(self._sync_or_tell, file, sequence)
+        self._underway = self._thread.submit(self._sync_or_tell, files, sequence)
 
-    def sync(self, file: SegmentFile, sequence: int) -> None:
-        """Sync a file that is written up to a record, after what is under way, and wait for it.
+    def sync(self, files: SegmentPair, sequence: int) -> None:
+        """Sync a segment that is written up to a record, after what is under way, and wait for it.
 
         Raises:
             OSError: the disk refused.
         """
         self.wait()
-        self._sync(file, sequence)
+        self._sync(files, sequence)
 
     def wait(self) -> None:
         """Wait for what is under way. OSError: the disk refused."""
@@ -53,15 +53,15 @@ class Syncer:
         """End the thread after what is under way."""
         self._thread.shutdown()
 
-    def _sync_or_tell(self, file: SegmentFile, sequence: int) -> None:
+    def _sync_or_tell(self, files: SegmentPair, sequence: int) -> None:
         try:
-            self._sync(file, sequence)
+            self._sync(files, sequence)
         except BaseException as error:
             self._failed(error)
             raise
 
-    def _sync(self, file: SegmentFile, sequence: int) -> None:
+    def _sync(self, files: SegmentPair, sequence: int) -> None:
         started = time.monotonic()
-        file.sync()
+        files.sync()
         self.latency.observe(time.monotonic() - started)
         self._synced(sequence)

@@ -13,11 +13,13 @@ from services.replay.replay import Replay
 _BATCH = 1024
 
 
-def warm_up(replay: Replay, files: BlobFiles, budget: MemoryBudget) -> None:
-    """Fill memory with blobs. Chunks beyond the budget are checked when they are first read."""
-    for store in replay.stores:
-        for chunk in _read_newest(store, files, budget):
-            replay.drop_chunk(store, chunk)
+def warm_up(replay: Replay, files: BlobFiles, budget: MemoryBudget) -> int:
+    """Fill memory with blobs; return how many items were dropped because a chunk of theirs is damaged.
+
+    Chunks beyond the budget are checked when they are first read.
+    """
+    damaged = [(store, chunk) for store in replay.stores for chunk in _read_newest(store, files, budget)]
+    return sum(replay.drop_chunk(store, chunk) for store, chunk in damaged)
 
 
 def _read_newest(store: ChunkStore, files: BlobFiles, budget: MemoryBudget) -> list[int]:

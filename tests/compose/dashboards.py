@@ -26,6 +26,11 @@ class Query:
     owner: str
     expression: str
 
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether it has an answer only where a learner has a GPU."""
+        return "_gpu_" in self.expression
+
 
 def load(dashboard: Path) -> dict[str, Any]:
     """Return a dashboard's document."""

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _START_S = 60.0
+_STOP_S = 120.0
 _POLL_S = 0.2
 
 
@@ -24,9 +25,15 @@ class NoEngine(Exception):
 class Engine:
     """Commands to a running engine."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        """Talk to the engine that an environment's DOCKER_HOST names."""
+    def __init__(self, environment: Mapping[str, str], daemon: Daemon | None = None) -> None:
+        """Talk to the engine that an environment's DOCKER_HOST names.
+
+        Args:
+            environment: Of every command.
+            daemon: The engine's process, if the tests have started it.
+        """
         self.environment = dict(environment)
+        self.daemon = daemon
 
     def run(self, *command: str, bound_s: float = 120.0, variables: Mapping[str, str] | None = None) -> str:
         """Run a command; return what it printed.
@@ -76,8 +83,12 @@ def running_engine() -> Iterator[Engine]:
     if os.geteuid() != 0 or not shutil.which("dockerd"):
         raise NoEngine("no Docker engine answers, and none can be started: that takes root and dockerd")
     scratch = tempfile.TemporaryDirectory(prefix="tidemill-engine-", dir="/var/tmp", ignore_cleanup_errors=True)
-    with scratch as folder, _started(Path(folder), environment) as engine:
-        yield engine
+    with scratch as folder:
+        daemon = Daemon(Path(folder), environment)
+        try:
+            yield daemon.engine
+        finally:
+            daemon.stop()
 
 
 def _environment() -> dict[str, str]:
@@ -86,27 +97,42 @@ def _environment() -> dict[str, str]:
     return os.environ | {"PATH": path, "DOCKER_BUILDKIT": "1", "COMPOSE_DOCKER_CLI_BUILD": "1"}
 
 
-@contextmanager
-def _started(folder: Path, environment: Mapping[str, str]) -> Iterator[Engine]:
-    host = f"unix://{folder}/docker.sock"
-    command = ["dockerd", "--host", host, "--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec"]
-    command += ["--pidfile", f"{folder}/docker.pid"]
-    log = folder / "dockerd.log"
-    with log.open("w") as output:
-        daemon = subprocess.Popen(command, env=dict(environment), stdout=output, stderr=output, start_new_session=True)
-        try:
-            engine = Engine(dict(environment) | {"DOCKER_HOST": host})
-            _wait_for(engine, daemon, log)
-            yield engine
-        finally:
-            daemon.send_signal(signal.SIGTERM)
-            daemon.wait(_START_S)
+class Daemon:
+    """A `dockerd` of the tests' own, with all that it keeps in one folder."""
 
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        """Start it.
 
-def _wait_for(engine: Engine, daemon: subprocess.Popen[bytes], log: Path) -> None:
-    deadline_s = time.monotonic() + _START_S
-    while not engine.succeeds("docker", "info"):
-        if daemon.poll() is not None or time.monotonic() > deadline_s:
-            last: Sequence[str] = log.read_text().splitlines()[-5:]
-            raise NoEngine("dockerd does not start: " + " / ".join(last))
-        threading.Event().wait(_POLL_S)
+        Raises:
+            NoEngine: It does not come up.
+        """
+        self._host = f"unix://{folder}/docker.sock"
+        self._command = ["dockerd", "--host", self._host, "--data-root", f"{folder}/data"]
+        self._command += ["--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/docker.pid"]
+        self._log, self._environment = folder / "dockerd.log", dict(environment)
+        self.engine = Engine(self._environment | {"DOCKER_HOST": self._host}, self)
+        self._process = self._start()
+
+    def restart(self) -> None:
+        """End it as a reboot or an upgrade does, and start it again."""
+        self.stop()
+        self._process = self._start()
+
+    def stop(self) -> None:
+        """End it; it ends its containers first."""
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(_STOP_S)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self._log.open("a") as output:
+            process = subprocess.Popen(
+                self._command, env=self._environment, stdout=output, stderr=output, start_new_session=True
+            )
+        deadline_s = time.monotonic() + _START_S
+        while not self.engine.succeeds("docker", "info"):
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                process.kill()
+                last: Sequence[str] = self._log.read_text().splitlines()[-5:]
+                raise NoEngine("dockerd does not start: " + " / ".join(last))
+            threading.Event().wait(_POLL_S)
+        return process

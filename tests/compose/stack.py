@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -12,14 +13,18 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.compose.engine import Engine
+from tests.compose.engine import Engine, NoEngine
 
 ROOT = Path(__file__).resolve().parents[2]
-BOUND_S = 120.0
+BOUND_S = 180.0
+ALERT_BOUND_S = 600.0
+"""Alerts wait three minutes before they fire, so that an upgrade sets none off."""
+
 SERVICES = ("replay-0", "replay-1", "paramserver", "learner", "actor", "evaluator", "tensorboard", "prometheus")
 """What is started: everything but Grafana, whose image only a registry has."""
 
@@ -38,6 +43,9 @@ class Stack:
         Args:
             engine: Where it runs.
             settings: Variables of .env.example beside those that every test stack has.
+
+        Raises:
+            NoEngine: There is no Compose.
         """
         self.engine = engine
         self.project = f"tidemill-test-{os.getpid()}"
@@ -52,7 +60,13 @@ class Stack:
             "TIDEMILL_TENSORBOARD_PORT": str(tensorboard_port),
         }
         has_v1 = shutil.which("docker-compose", path=engine.environment["PATH"])
+        if not has_v1 and not engine.succeeds("docker", "compose", "version"):
+            raise NoEngine("there is neither docker-compose nor the compose plugin of docker")
         self._compose = ("docker-compose",) if has_v1 else ("docker", "compose")
+
+    def configure(self, **variables: str) -> None:
+        """Set variables of .env.example for the commands to come."""
+        self._variables |= variables
 
     def compose(self, *arguments: str, bound_s: float = BOUND_S) -> str:
         """Run a compose command on the shipped file; return what it printed."""
@@ -74,7 +88,8 @@ class Stack:
         return self.engine.pipe(*self._compose, "-f", file, *command, data=data, variables=self._variables)
 
     def up(self, actors: int) -> None:
-        """Start every service, or bring them to `actors` actors."""
+        """Start every service, or bring them to `actors` actors, which is also how many are expected."""
+        self.configure(TIDEMILL_ACTORS=str(actors))
         self.compose("up", "-d", "--no-build", "--scale", f"actor={actors}", *SERVICES)
 
     def image(self, service: str) -> str:
@@ -106,9 +121,15 @@ class Stack:
             found[container["Name"].strip("/")] = state["Health"]["Status"] if is_running else state["Status"]
         return found
 
-    def crash(self, service: str) -> None:
-        """Kill the process of a service's first container as a fault would, not as an operator's `kill`."""
-        container = self.containers(service)[0]
+    def crash(self, service: str, name: str = "") -> None:
+        """Kill the process of a service's container as a fault would, not as an operator's `kill`.
+
+        Args:
+            service: The service.
+            name: The container's name; the first one if not given.
+        """
+        found = {container["Name"].strip("/"): container for container in self.containers(service)}
+        container = found[name] if name else next(iter(found.values()))
         started, pid = container["State"]["StartedAt"], container["State"]["Pid"]
         os.kill(pid, signal.SIGKILL)
         name = container["Name"].strip("/")
@@ -118,6 +139,45 @@ class Stack:
             return bool(state["StartedAt"] != started and state["Status"] == "running")
 
         until(has_come_back, f"{name} is started again")
+
+    def address(self, service: str) -> str:
+        """Return the IP address of a service's first container on the network of the cluster."""
+        networks = self.containers(service)[0]["NetworkSettings"]["Networks"]
+        address: str = networks[f"{self.project}_cluster"]["IPAddress"]
+        return address
+
+    @contextmanager
+    def crash_loop(self, *names: str) -> Iterator[None]:
+        """Let the processes of some containers die as soon as they are started, again and again."""
+        ended = threading.Event()
+
+        def crash() -> None:
+            while not ended.wait(_POLL_S):
+                for container in self.containers():
+                    if container["Name"].strip("/") in names and (pid := container["State"]["Pid"]):
+                        with suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
+
+        thread = threading.Thread(target=crash)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def firing(self) -> set[tuple[str, str]]:
+        """Return the alerts that fire, by their names and the jobs they are about."""
+        labels = [alert["metric"] for alert in self.query('ALERTS{alertstate="firing"}')]
+        return {(alert["alertname"], alert.get("job", "")) for alert in labels}
+
+    def until_firing(self, *alerts: tuple[str, str]) -> None:
+        """Wait until alerts fire, each by its name and its job."""
+
+        def describe() -> str:
+            return f"firing: {self.firing()}\n{self.describe()}"
+
+        until(lambda: set(alerts) <= self.firing(), f"{alerts} fire", describe, ALERT_BOUND_S)
 
     def until_healthy(self) -> None:
         """Wait until every container says that it is healthy."""
@@ -144,6 +204,11 @@ class Stack:
         samples = self.query(expression)
         return float(samples[0]["value"][1]) if samples else float("nan")
 
+    def numbers(self, expression: str) -> list[float]:
+        """Return the numbers a query answers, without those that are none, such as a quantile of nothing."""
+        values = [float(sample["value"][1]) for sample in self.query(expression)]
+        return [value for value in values if not math.isnan(value)]
+
     def until_above(self, expression: str, value: float) -> float:
         """Wait until a query answers more than a number; return what it answers."""
         until(lambda: self.value(expression) > value, f"{expression} > {value}", self.describe)
@@ -169,11 +234,11 @@ class Stack:
         return document
 
 
-def until(is_true: Callable[[], bool], what: str, describe: Callable[[], str] = str) -> None:
+def until(is_true: Callable[[], bool], what: str, describe: Callable[[], str] = str, bound_s: float = BOUND_S) -> None:
     """Wait until something outside of this process holds; there is no event to wait on."""
-    deadline_s = time.monotonic() + BOUND_S
+    deadline_s = time.monotonic() + bound_s
     while not is_true():
-        assert time.monotonic() < deadline_s, f"not within {BOUND_S:g} s: {what}\n{describe()}"
+        assert time.monotonic() < deadline_s, f"not within {bound_s:g} s: {what}\n{describe()}"
         threading.Event().wait(_POLL_S)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from scripts.kubernetes_rules import prometheus_rule
 from tests.compose.dashboards import DASHBOARDS, RULES, load, rules
 from tidemill.config.load import load as load_settings
 from tidemill.config.sections import ActorConfig, EvaluatorConfig, LearnerConfig, ParamServerConfig, ReplayConfig
@@ -24,6 +26,7 @@ COMPOSE = (ROOT / "docker-compose.yml", ROOT / "docker-compose.gpu.yml")
 VARIABLE = re.compile(r"\$\{(TIDEMILL_[A-Z_]+):-((?:[^{}]|\$\{[^}]*\})*)\}")
 KNOB = re.compile(r"^#((?:TIDEMILL|COMPOSE)_[A-Z_]+)=(.*)$", re.MULTILINE)
 KUBERNETES = ROOT / "deploy/kubernetes"
+HEALTH_PATH = "/healthz"
 KUSTOMIZATIONS = ("base", "overlays/single-node", "overlays/multi-node")
 CONFIGS: dict[str, type[Any]] = {
     "replay": ReplayConfig,
@@ -32,7 +35,11 @@ CONFIGS: dict[str, type[Any]] = {
     "actor": ActorConfig,
     "evaluator": EvaluatorConfig,
 }
-CUSTOM_KINDS = {"PodMonitor": "monitoring.coreos.com/v1", "ScaledObject": "keda.sh/v1alpha1"}
+CUSTOM_KINDS = {
+    "PodMonitor": "monitoring.coreos.com/v1",
+    "PrometheusRule": "monitoring.coreos.com/v1",
+    "ScaledObject": "keda.sh/v1alpha1",
+}
 
 
 def run(*command: str) -> str:
@@ -42,6 +49,17 @@ def run(*command: str) -> str:
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
+
+
+def compose_command() -> list[str]:
+    """Return the command that is Docker Compose. The test is skipped where there is none."""
+    if shutil.which("docker-compose"):
+        return ["docker-compose"]
+    plugin = ["docker", "compose"]
+    has_docker = shutil.which("docker") is not None
+    if not has_docker or subprocess.run([*plugin, "version"], capture_output=True, check=False).returncode:
+        pytest.skip("there is neither docker-compose nor the compose plugin of docker")
+    return plugin
 
 
 def services() -> dict[str, Any]:
@@ -70,8 +88,7 @@ def objects(kustomization: str) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("files", [COMPOSE[:1], COMPOSE], ids=["cpu", "gpu"])
 def test_compose_file_is_valid(files: tuple[Path, ...]) -> None:
     """Compose accepts the file alone and with the one for GPUs on top."""
-    command = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
-    run(*command, *(word for file in files for word in ("-f", str(file))), "config", "-q")
+    run(*compose_command(), *(word for file in files for word in ("-f", str(file))), "config", "-q")
 
 
 def test_every_knob_is_documented_with_its_default() -> None:
@@ -89,7 +106,10 @@ def test_only_what_a_person_opens_is_published() -> None:
     published = {name: service["ports"] for name, service in services().items() if "ports" in service}
     assert published.keys() == {"tensorboard", "prometheus", "grafana"}
     assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
-    assert yaml.safe_load(COMPOSE[0].read_text())["networks"]["cluster"] == {"internal": True}
+    assert yaml.safe_load(COMPOSE[0].read_text())["networks"]["cluster"] == {
+        "internal": True,
+        "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"},
+    }
     for name in ("replay-0", "replay-1", "paramserver", "learner", "actor", "evaluator"):
         assert list(services()[name]["networks"]) == ["cluster"], name
 
@@ -101,7 +121,8 @@ def test_every_service_is_confined() -> None:
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert service["mem_limit"], name
-        assert service["restart"] in ("unless-stopped", "on-failure"), name
+        # `on-failure` forgets what ended well because the engine did, and starts what a person has stopped
+        assert service["restart"] == "unless-stopped", name
         assert "container_name" not in service, name
 
 
@@ -112,12 +133,26 @@ def test_compose_command_is_understood(name: str, monkeypatch: pytest.MonkeyPatc
     own = service.get("entrypoint", [])[3:]
     config = load_as(name.partition("-")[0], [*own, *shlex.split(with_defaults(service["command"]))], monkeypatch)
     assert config.run.root == "/runs"
+    if name in ("learner", "evaluator"):
+        assert config.run.supervisor == "engine"
+    if name == "actor":
+        assert config.actor.count == int(with_defaults(str(service["scale"])))
+        assert config.actor.index_from_dns
     if name.startswith("replay"):
         assert f"replay-{config.replay.shard}" == name
         assert config.replay.shards == 2
     elif name != "paramserver":
         assert config.cluster.params == "paramserver:7402"
         assert name == "evaluator" or config.cluster.replay == ("replay-0:7401", "replay-1:7401")
+
+
+def test_images_are_asked_for_their_health_cheaply_and_alike() -> None:
+    """One script, run by Python without its packages, asks every process of ours for /healthz beside its metrics."""
+    dockerfile = (ROOT / "deploy/Dockerfile").read_text()
+    probe = ["python", "-I", "-S", "/opt/health_probe.py"]
+    checks = [json.loads(words) for words in re.findall(r"HEALTHCHECK [^\n]*\n  CMD (\[.*\])", dockerfile)]
+    assert checks == [[*probe, f"127.0.0.1:9400{HEALTH_PATH}"]] * 5
+    assert services()["tensorboard"]["healthcheck"]["test"][:5] == ["CMD", *probe]
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
@@ -157,7 +192,8 @@ def test_every_alert_is_explained_and_tested() -> None:
     for rule in alerts:
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
         assert f"### {rule['alert']}\n" in guide
-        assert rule["annotations"]["runbook"] == f"docs/operations.md#{rule['alert'].lower()}"
+        chapter = f"{{{{ $externalLabels.docs }}}}/operations.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook_url"] == chapter
     assert fired == {rule["alert"] for rule in alerts}
 
 
@@ -171,10 +207,13 @@ def test_kubernetes_objects_are_valid(kustomization: str) -> None:
             assert item["apiVersion"] == CUSTOM_KINDS[item["kind"]]
         else:
             kubernetes_validate.validate(item, "1.31", strict=True)
-    assert {"StatefulSet", "Deployment", "Job", "PodDisruptionBudget", "NetworkPolicy"} <= kinds
+    assert {"StatefulSet", "Job", "PodDisruptionBudget", "NetworkPolicy"} <= kinds
 
 
-@pytest.mark.parametrize("component, kind", [("podmonitor", "PodMonitor"), ("keda", "ScaledObject"), ("hpa", "Horiz")])
+COMPONENTS = [("podmonitor", "PodMonitor"), ("prometheusrule", "PrometheusRule"), ("keda", "Scaled"), ("hpa", "Horiz")]
+
+
+@pytest.mark.parametrize("component, kind", COMPONENTS)
 def test_kubernetes_component_adds_to_any_overlay(component: str, kind: str, tmp_path: Path) -> None:
     """A component is added by one line; what scales actors names their Deployment."""
     base, added = (os.path.relpath(KUBERNETES / part, tmp_path) for part in ("base", f"components/{component}"))
@@ -183,12 +222,40 @@ def test_kubernetes_component_adds_to_any_overlay(component: str, kind: str, tmp
     found = [item for item in objects(str(tmp_path)) if item["kind"].startswith(kind)]
     assert [item["metadata"]["namespace"] for item in found] == ["tidemill"]
     if target := found[0]["spec"].get("scaleTargetRef"):
-        assert target["name"] == "actor"
+        assert (target["kind"], target["name"]) == ("StatefulSet", "actor")
+        told = next(item for item in objects("base") if item["kind"] == "ConfigMap")["data"]
+        spec = found[0]["spec"]
+        assert (spec.get("minReplicas") or spec.get("minReplicaCount")) == int(told["ACTORS"])
+
+
+def test_kubernetes_has_the_rules_of_prometheus() -> None:
+    """The operator's object holds every recording rule and alert as the files for Prometheus itself have them."""
+    written = yaml.safe_load((KUBERNETES / "components/prometheusrule/prometheusrule.yaml").read_text())
+    assert written == prometheus_rule(), "python -m scripts.kubernetes_rules writes it anew"
+
+
+def test_adapter_serves_what_the_autoscaler_asks_for() -> None:
+    """The adapter's rule has the autoscaler's name for a recording rule that exists, with the label it selects by."""
+    (config_map,) = objects("adapter")
+    kubernetes_validate.validate(config_map, "1.31", strict=True)
+    (rule,) = yaml.safe_load(config_map["data"]["config.yaml"])["externalRules"]
+    autoscaler = yaml.safe_load((KUBERNETES / "components/hpa/hpa.yaml").read_text())
+    wanted = autoscaler["spec"]["metrics"][0]["external"]["metric"]
+    assert rule["name"]["as"] == wanted["name"]
+    recorded = {recording["record"]: recording["expr"] for recording in rules() if "record" in recording}
+    assert "by (what)" in recorded[rule["seriesQuery"]]
+    assert wanted["selector"]["matchLabels"].keys() == {"what"}
+    query = (
+        rule["metricsQuery"].replace("<<.Series>>", rule["seriesQuery"]).replace("<<.LabelMatchers>>", 'what="data"')
+    )
+    assert query == 'max(what:tidemill_learner_wait:ratio_rate1m{what="data"})'
+    keda = yaml.safe_load((KUBERNETES / "components/keda/scaledobject.yaml").read_text())
+    assert keda["spec"]["triggers"][0]["metadata"]["query"] == query
 
 
 @pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)
 def test_kubernetes_pods_are_confined_and_probed(kustomization: str) -> None:
-    """Every pod runs as a user, on a read-only root, with a memory limit; every server is probed over gRPC."""
+    """Every pod runs as a user, on a read-only root, with a memory limit; every process is asked as Docker asks it."""
     found = [item for item in objects(kustomization) if "template" in item.get("spec", {})]
     assert len(found) == 5
     for item in found:
@@ -201,7 +268,9 @@ def test_kubernetes_pods_are_confined_and_probed(kustomization: str) -> None:
             assert confined["capabilities"] == {"drop": ["ALL"]}
             assert container["resources"]["limits"]["memory"]
             if container["name"] != "learner":  # torchrun starts it again itself, and a pod has several
-                assert "grpc" in container["readinessProbe"]
+                health = {"path": HEALTH_PATH, "port": "metrics"}
+                assert container["startupProbe"]["httpGet"] == container["readinessProbe"]["httpGet"] == health
+                assert {"name": "metrics", "containerPort": 9400} in container["ports"]
 
 
 @pytest.mark.parametrize("kustomization, learners", list(zip(KUSTOMIZATIONS, (1, 4, 16), strict=True)))
@@ -210,6 +279,7 @@ def test_kubernetes_counts_agree(kustomization: str, learners: int) -> None:
     found = {(item["kind"], item["metadata"]["name"].partition("run-")[0]): item for item in objects(kustomization)}
     told = {name: int(value) for name, value in found["ConfigMap", "tidemill-"]["data"].items() if value.isdigit()}
     assert found["StatefulSet", "replay"]["spec"]["replicas"] == told["REPLAY_SHARDS"]
+    assert found["StatefulSet", "actor"]["spec"].get("replicas", told["ACTORS"]) == told["ACTORS"]
     job = found["Job", "learner"]["spec"]
     assert job["completions"] == job["parallelism"] == told["LEARNER_NODES"]
     container = job["template"]["spec"]["containers"][0]
@@ -244,13 +314,17 @@ def test_every_learner_of_a_pod_is_scraped(kustomization: str) -> None:
 def test_kubernetes_command_is_understood(kustomization: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each service accepts its command line, with the values of the ConfigMap in their places."""
     found = list(objects(kustomization))
-    values = next(item["data"] for item in found if item["kind"] == "ConfigMap") | {"SHARD": "0"}
+    values = next(item["data"] for item in found if item["kind"] == "ConfigMap") | {"SHARD": "0", "INDEX": "3"}
     pods = [item for item in found if "template" in item.get("spec", {})]
     for item in pods:
         container = item["spec"]["template"]["spec"]["containers"][0]
         words = [re.sub(r"\$\((\w+)\)", lambda match: values.get(match[1], "0"), word) for word in container["args"]]
         words = words[words.index("services.learner") + 1 :] if "services.learner" in words else words
         config = load_as(container["name"], words, monkeypatch)
+        if container["name"] in ("learner", "evaluator"):
+            assert config.run.supervisor == "job"
+        if container["name"] == "actor":
+            assert (config.actor.index, config.actor.count) == (3, int(values["ACTORS"]))
         if container["name"] in ("learner", "actor"):
             assert config.cluster.replay == ("dns:///replay:7401",)
             assert config.cluster.replay_shards == int(values["REPLAY_SHARDS"])

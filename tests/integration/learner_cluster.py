@@ -67,6 +67,11 @@ class Process:
         """Its process id."""
         return self._child.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._child.poll() is None
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""
         self._child.send_signal(number)
@@ -162,11 +167,11 @@ class LearnerCluster:
         self, *overrides: str, module: str = "services.learner", before: Sequence[str] = ()
     ) -> Process:
         """Start a learner process, of another module and with words before its settings if given; not waited for."""
-        return self._start(module, [*before, *self._learner_arguments(), *overrides])
+        return self.start(module, [*before, *self._learner_arguments(), *overrides])
 
     def start_actor(self, *overrides: str) -> Process:
         """Start an actor process for the learner of these settings; not waited for."""
-        return self._start("services.actor", [*self._common_arguments(), *overrides])
+        return self.start("services.actor", [*self._common_arguments(), *overrides])
 
     def _learner_arguments(self) -> list[str]:
         settings = {
@@ -248,13 +253,14 @@ class LearnerCluster:
         for each in reversed(self._opened):
             each.close()
 
-    def _start(self, module: str, arguments: list[str]) -> Process:
+    def start(self, module: str, arguments: list[str]) -> Process:
+        """Start a process of any service; it is not waited for."""
         self._count += 1
         log = self.folder / f"{module}-{self._count}.log"
         return self._keep(Process(module, arguments, log))
 
     def _serving(self, module: str, section: str, address: str, arguments: list[str]) -> Process:
-        process = self._start(module, [f"--{section}.server.address", address, *arguments])
+        process = self.start(module, [f"--{section}.server.address", address, *arguments])
         wait_until(lambda: is_serving(address), f"{module} serves")
         return process
 

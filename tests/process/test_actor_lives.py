@@ -6,7 +6,8 @@ import re
 import signal
 from pathlib import Path
 
-from services.actor.__main__ import actor_index, training_seed
+from services.actor.__main__ import training_seed
+from services.actor.replica import actor_index
 from tests.integration.learner_cluster import LearnerCluster, learner_cluster, wait_until
 
 _SEED = re.compile(r"acting starts.* seed=(\d+)")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from tests.integration.learner_cluster import LearnerCluster, Process, learner_c
 from tidemill.learner.status import LearnerState
 
 _RANKS = 2
+_LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
+_BYTE_STEP = -1 if sys.byteorder == "little" else 1
 
 
 @pytest.fixture
@@ -116,3 +120,30 @@ def test_ranks_that_cannot_share_the_batch_are_refused(cluster: LearnerCluster) 
     assert learner.wait() == 2
     assert "agent.batch_size is 33, which 2 learners cannot share evenly" in learner.text()
     wait_until(lambda: not cluster.checkpoints.exists(), "no checkpoint")
+
+
+def test_ranks_of_one_machine_listen_on_loopback_alone(cluster: LearnerCluster) -> None:
+    """Neither torchrun's store nor what carries the gradients can be reached from another machine."""
+    learner = _start(cluster)
+    cluster.wait_for_status(lambda s: s.learner_steps > 0, "a gradient step of both ranks")
+    addresses = _listening([learner.pid, *_workers(learner.pid)])
+    assert len(addresses) >= 3  # the store, what carries gradients, the control service
+    assert [address for address in addresses if not address.is_loopback] == []
+    learner.signal(signal.SIGTERM)
+    assert learner.wait() == 0, learner.text()
+
+
+def _listening(pids: list[int]) -> list[IPv4Address | IPv6Address]:
+    """Return the addresses at which processes listen for TCP connections."""
+    links = [link for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
+    own = {os.readlink(link) for link in links}
+    found: list[IPv4Address | IPv6Address] = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text(encoding="ascii").splitlines()[1:]:
+            local, state, inode = (line.split()[place] for place in (1, 3, 9))
+            if state == _LISTENS and f"socket:[{inode}]" in own:
+                # words of 32 bits, each as the machine keeps it
+                words = bytes.fromhex(local.partition(":")[0])
+                address = b"".join(words[i : i + 4][::_BYTE_STEP] for i in range(0, len(words), 4))
+                found.append(ip_address(address))
+    return found

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import socket
 import subprocess
 import sys
 import urllib.request
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -64,3 +66,10 @@ def test_metrics_beyond_this_machine_are_refused_unless_told_otherwise() -> None
     """Metrics have no authentication either."""
     with pytest.raises(ConfigError, match="can be reached from other machines"):
         serve_metrics(ServerSettings(metrics_address="0.0.0.0:0"))
+
+
+def test_metrics_say_which_build_runs() -> None:
+    """A dashboard can show what runs where, and whether all of a cluster is of one version."""
+    serve_metrics(ServerSettings())
+    labels = {"version": version("tidemill"), "python": platform.python_version()}
+    assert REGISTRY.get_sample_value("tidemill_build_info", labels) == 1

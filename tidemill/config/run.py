@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -30,6 +31,14 @@ class RunSettings:
 
     An evaluation that is under way then is broken off, and the newest parameters are evaluated once more.
     """
+    supervisor: Literal["launcher", "engine", "job"] = "launcher"
+    """Who keeps learner and evaluator running.
+
+    `launcher`: `tidemill train`, which also ends them; both end with 0. With the other two they tell each other through
+    the parameter server that the run is over, and one that is started again after that does nothing. `engine`: a
+    container engine that starts whatever ends: with the run's end they rest until they are stopped. `job`: one that
+    starts what fails: they end with 0 at the run's end, and with 143 when they were interrupted.
+    """
 
     def __post_init__(self) -> None:
         check(matches(self.name), "run.name", self.name, "letters, digits, `_`, `-`, `.`; at most 128")
@@ -42,6 +51,12 @@ class RunSettings:
     def folder(self) -> Path:
         """The run's folder."""
         return Path(self.root) / self.name
+
+    @property
+    def end_tag(self) -> str:
+        """Tag at the parameter server that says that the run is over, with this target and these limits."""
+        ends = (self.target_return, self.max_env_steps, self.max_learner_steps, self.max_wall_s)
+        return f"ended-{hashlib.sha256(repr(ends).encode()).hexdigest()[:16]}"
 
 
 @dataclass(frozen=True)

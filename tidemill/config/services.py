@@ -128,6 +128,8 @@ class ActorSettings:
     """Name of the actor, unique in the cluster; empty takes host name and process id."""
     index: int | None = None
     """Number of this actor among `count`, for the exploration ladder and for seeds; none takes one from its name."""
+    index_from_dns: bool = False
+    """Whether the number ends the name that DNS has for this host's address, as of a replica of Docker Compose."""
     count: int = 1
     """Number of actors the exploration ladder is spread over, at least 1."""
     threads: int = 1

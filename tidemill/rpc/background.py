@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from tidemill.rpc.health import Health
 from tidemill.rpc.server import RpcServer
 from tidemill.rpc.settings import ServerSettings
 
@@ -36,6 +37,11 @@ class BackgroundServer:
         except BaseException:
             self._end_loop()
             raise
+
+    @property
+    def health(self) -> Health:
+        """Whether the process is well, for its `/healthz`."""
+        return self.server.health
 
     def start(self) -> str:
         """Bind and start; return the bound address."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
 import socket
@@ -12,6 +13,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from tidemill.errors import ConfigError, FatalError
+from tidemill.rpc.health import BEAT_S, Health
 from tidemill.rpc.interceptors import CallInterceptor
 from tidemill.rpc.options import server_options
 from tidemill.rpc.settings import ServerSettings
@@ -37,6 +39,9 @@ class RpcServer:
         self._service, self._settings = service, settings
         self._names = [_HEALTH]
         self._health = HealthServicer()
+        self.health = Health()
+        """The same for those who ask without gRPC."""
+        self._heart: asyncio.Task[None] | None = None
         self.grpc = grpc.aio.server(
             interceptors=[CallInterceptor()],
             options=server_options(settings.max_message_bytes, settings.request_limit_bytes),
@@ -61,6 +66,7 @@ class RpcServer:
         except RuntimeError as error:
             raise FatalError(f"cannot listen on {address}: {why_not_bound(address)}") from error
         await self.grpc.start()
+        self._heart = asyncio.create_task(self._beat())
         return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
 
     async def set_serving(self, serving: bool) -> None:
@@ -68,11 +74,20 @@ class RpcServer:
         states = health_pb2.HealthCheckResponse
         for name in ("", *self._names):
             await self._health.set(name, states.SERVING if serving else states.NOT_SERVING)
+        self.health.serving = serving
 
     async def stop(self) -> None:
         """Report NOT_SERVING, let calls in progress end within the grace period, then stop."""
+        self.health.serving = False
+        if self._heart is not None:
+            self._heart.cancel()
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(self._settings.grace_s)
+
+    async def _beat(self) -> None:
+        while True:
+            self.health.beat()
+            await asyncio.sleep(BEAT_S)
 
 
 def check_exposure(address: str, *, insecure: bool) -> None:

@@ -55,8 +55,9 @@ def local_server(
     max_blob_bytes: int = 64 * 2**20,
     max_fetch_bytes: int = 64 * 2**20,
     stall_s: float = 10.0,
+    address: str = "127.0.0.1:0",
 ) -> Iterator[LocalServer]:
-    """Serve a folder on a free port."""
+    """Serve a folder, on a free port unless an address is given."""
     store = VersionStore(
         folder,
         keep_versions=keep_versions,
@@ -68,7 +69,7 @@ def local_server(
     writer = Writer(store, announcer, clock=lambda: datetime.datetime.now(datetime.UTC), stall_s=stall_s)
     metrics = Metrics(lambda: store.catalog, registry)
     try:
-        with BackgroundServer("paramserver", ServerSettings(grace_s=0.2)) as background:
+        with BackgroundServer("paramserver", ServerSettings(address, grace_s=0.2)) as background:
             servicer = ParamServicer(store, writer, announcer, metrics, max_fetch_bytes=max_fetch_bytes)
             servicer.add_to(background.server)
             yield LocalServer(background.start(), store, registry)

@@ -144,3 +144,28 @@ def check_log_figures(described: TableDescription, metrics: dict[str, float]) ->
     assert 1 <= sum(described.fsync_counts) <= count == metrics['tidemill_replay_fsync_seconds_bucket{le="+Inf"}']
     assert metrics['tidemill_replay_corrupt_items_total{table="t"}'] == 0
     assert metrics["tidemill_replay_snapshots_total"] == 3
+
+
+def test_server_on_a_damaged_log_says_in_one_line_what_is_lost(tmp_path: Path) -> None:
+    """Half a segment cut off while it was down: its items are counted in the log line and the metrics."""
+    arguments = options(tmp_path, segment_mib=1)
+    with server_process("127.0.0.1:0", *arguments) as server, ReplayClient(server.address) as client:
+        client.create_table(RANKED)
+        with open_appender(server.address) as appender:
+            for step in range(0, 400, 4):
+                write(appender, step)
+            assert appender.flush(WAIT_S)
+        kill(server)
+    segment = tmp_path / "00000001.log"
+    segment.write_bytes(segment.read_bytes()[: segment.stat().st_size // 2])
+    with server_process("127.0.0.1:0", *arguments) as again, ReplayClient(again.address) as client:
+        (line,) = [line for line in again.before_serving.splitlines() if "restored" in line]
+        found = len(everything(again.address, RANKED))
+        assert 0 < found < 400
+        assert f"items={found} " in line
+        assert f"dropped_items={400 - found} " in line
+        assert f"tidemill replay inspect {tmp_path}" in line
+        metrics = scrape(again)
+        assert metrics["tidemill_replay_missing_records_total"] > 0
+        assert metrics["tidemill_replay_corrupt_records_total"] >= metrics["tidemill_replay_missing_records_total"]
+        assert metrics['tidemill_replay_corrupt_items_total{table="t"}'] == 400 - found

@@ -100,9 +100,7 @@ def test_samplers_that_never_read_take_no_more_than_their_share(server: ServerPr
         stack.enter_context(ReplayClient(server.address)).create_table(wide_table())
         fill(stub, 12)
         before = resident_mib(server)
-        asked = pb.SampleRequest(
-            open=pb.SampleOpen(table="t", batch_size=12, without_replacement=True), max_in_flight_batches=8
-        )
+        asked = pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=12, without_replacement=True), credit=8)
         calls = [stub.Sample(iter([asked])) for _ in range(24)]
         wait_until(lambda: scrape(server)[waiting] >= 20, "most of them to wait")
         assert resident_mib(server) - before < BUDGET_MIB / 4 + SLACK_MIB
@@ -168,9 +166,7 @@ def test_batch_too_large_is_refused_before_it_is_put_together(monkeypatch: pytes
         fill(stub, 8)
         reads: list[object] = []
         monkeypatch.setattr(server.replay.find("t").store.blocks, "read", lambda *chunks: reads.append(chunks))
-        asked = pb.SampleRequest(
-            open=pb.SampleOpen(table="t", batch_size=8, without_replacement=True), max_in_flight_batches=1
-        )
+        asked = pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=8, without_replacement=True), credit=1)
         with pytest.raises(grpc.RpcError, match="use a smaller batch_size"):
             next(stub.Sample(iter([asked]), timeout=WAIT_S))
         assert not reads
@@ -180,7 +176,7 @@ def test_batch_of_more_steps_than_are_looked_up_is_refused(server: ServerProcess
     """Finding where a batch lies takes memory for each of its chunks: the call is refused before any is found."""
     with open_channel(server.address) as channel, ReplayClient(server.address) as client:
         client.create_table(make_config("t", max_items=100, max_item_steps=65_535))
-        asked = pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=65), max_in_flight_batches=1)
+        asked = pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=65), credit=1)
         with pytest.raises(grpc.RpcError, match=r"batch_size is 65, for items of up to 65535 steps .* at most 64"):
             next(replay_pb2_grpc.ReplayServiceStub(channel).Sample(iter([asked]), timeout=WAIT_S))
 

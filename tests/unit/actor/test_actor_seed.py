@@ -1,10 +1,15 @@
-"""Which episodes an actor plays."""
+"""Which episodes an actor plays, and how much it explores in them."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-from services.actor.__main__ import actor_index, training_seed
+import numpy as np
+import pytest
+
+from services.actor.__main__ import training_seed
+from services.actor.replica import actor_index
+from tidemill.rl.exploration import ActorSlot, epsilon_ladder
 
 
 def test_index_that_was_set_is_kept() -> None:
@@ -29,3 +34,21 @@ def test_restarted_actor_plays_other_episodes() -> None:
     assert min(later - earlier for earlier, later in pairwise(firsts)) >= 1_000  # room for as many environments
     assert all(100_000_000 <= seed < 2**31 - 10_000 for seed in seeds)
     assert training_seed(1, 3, 0) == training_seed(1, 3)
+
+
+@pytest.mark.parametrize(
+    "name", ["tidemill-actor-{}.tidemill_cluster", "tidemill_actor_{}.tidemill_cluster"], ids=["compose-2", "compose-1"]
+)
+def test_replicas_share_out_the_ladder_as_the_launchers_actors_do(name: str) -> None:
+    """Four containers of three environments have the twelve epsilons of one ladder; a fifth begins anew."""
+    places = [actor_index(None, "a1b2-7", name.format(number)) for number in range(1, 6)]
+    ladders = [epsilon_ladder(ActorSlot(place, 3, 4), base=0.4, alpha=7.0) for place in places]
+    whole = epsilon_ladder(ActorSlot(0, 12, 1), base=0.4, alpha=7.0)
+    np.testing.assert_allclose(np.concatenate(ladders[:4]), whole)
+    np.testing.assert_allclose(ladders[4], ladders[0])
+    assert len({training_seed(1, place) for place in places}) == 5
+
+
+def test_container_without_a_number_in_its_name_draws_one() -> None:
+    """A container started by hand has any name; its episodes are its own all the same."""
+    assert actor_index(None, "a1b2-7", "explorer.tidemill_cluster") == actor_index(None, "a1b2-7")

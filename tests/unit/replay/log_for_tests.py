@@ -17,11 +17,13 @@ from services.replay.journal import Journal
 from services.replay.log_blocks import LogBlocks
 from services.replay.log_writer import Command, Delete
 from services.replay.memory_budget import MemoryBudget
+from services.replay.newest_segment import NewestSegment
 from services.replay.recovered import Recovered, recover
 from services.replay.replay import Replay
-from services.replay.segment_file import LogFolder, SegmentFile
+from services.replay.segment_file import SegmentFile
 from services.replay.snapshot import Snapshot, TableSnapshot, item_states
 from services.replay.table import Table
+from tidemill.replay.wire import config_to_json
 
 
 class AtOnce:
@@ -66,6 +68,12 @@ class Log:
         folder = self.recovered.folder
         return [folder.segment(number) for number in folder.segments()]
 
+    @property
+    def copies(self) -> list[Path]:
+        """The files of copies, the oldest first."""
+        folder = self.recovered.folder
+        return [folder.copies(number) for number in folder.segments()]
+
     def clean(self) -> None:
         """Delete and move what the cleaner would."""
         cold = ColdReader(BlobFiles(self.recovered.folder))
@@ -73,16 +81,19 @@ class Log:
         asyncio.run(cleaner.clean())
         cold.close()
 
-    def snapshot(self) -> None:
-        """Take a snapshot."""
+    def snapshot(self, *, is_last: bool = False) -> None:
+        """Take a snapshot; with `is_last` as a server does that stops."""
         self.replay.tell_removed()
         tables = [
             TableSnapshot(
-                self.replay.number_of(table), table.stats.to_array(), [item_states(table.items, table.items.live())]
+                self.replay.number_of(table),
+                table.stats.to_array(),
+                [item_states(table.items, table.items.live())],
+                config_to_json(table.config),
             )
             for table in self.replay.tables
         ]
-        self.recovered.snapshots.write(Snapshot(self.replay.sequence, tables))
+        self.recovered.snapshots.write(Snapshot(self.replay.sequence, tables, self.replay.segment, is_last))
 
     def crash(self) -> None:
         """Forget the state; the files stay."""
@@ -93,7 +104,7 @@ def open_log(path: Path, segment_bytes: int = 2**20, max_memory_bytes: int = 0) 
     """Open a log as a server does."""
     recovered = recover(path, BlobBudget(max_memory_bytes), empty_replay)
     journal = Journal(
-        lambda command: carry_out(recovered.folder, recovered.budget, command),
+        lambda command: carry_out(recovered, command),
         segment_bytes,
         recovered.position,
         recovered.replay.describe_state,
@@ -101,6 +112,7 @@ def open_log(path: Path, segment_bytes: int = 2**20, max_memory_bytes: int = 0) 
     journal.segment_sizes.update(recovered.segment_sizes)
     recovered.replay.attach(journal)
     journal.begin()
+    recovered.replay.tell_removed()
     return Log(recovered, journal, segment_bytes)
 
 
@@ -111,15 +123,22 @@ def empty_replay(budget: MemoryBudget) -> Replay:
     )
 
 
-def carry_out(folder: LogFolder, budget: MemoryBudget, command: Command) -> None:
+def carry_out(recovered: Recovered, command: Command) -> None:
     """Do at once what the writer would do."""
+    folder, chain = recovered.folder, recovered.chain
     if isinstance(command, Delete):
         folder.remove(command.segment)
         return
+    copies = SegmentFile(folder.copies(command.segment))
+    end = folder.copies(command.segment).stat().st_size
     file = SegmentFile(folder.segment(command.segment))
-    file.write(command.offset, b"".join(command.record.frame()))
+    if not command.offset:
+        folder.begin(NewestSegment(chain.mark, command.segment, command.record.sequence))
+    file.write(command.offset, b"".join(chain.frame(command.record)))
+    copies.write(end, b"".join(chain.copy(command.record)))
     file.close()
-    budget.written(command.record.sequence)
+    copies.close()
+    recovered.budget.written(command.record.sequence)
 
 
 def sample_all(log: Log, table: Table) -> Sample:

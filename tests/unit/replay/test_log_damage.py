@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from services.replay.append import Appending
+from services.replay.log_frame import HEADER_BYTES, Kind, scan
+from services.replay.newest_segment import NAME as NEWEST
+from services.replay.newest_segment import NewestSegment
 from tests.unit.replay.log_for_tests import Log, open_log, sample_all
 from tests.unit.replay.streams_for_tests import (
+    SIGNATURE,
     append,
     make_chunk,
     make_config,
@@ -19,7 +24,10 @@ from tests.unit.replay.streams_for_tests import (
 )
 from tidemill.errors import AlreadyExists, FatalError
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
+from tidemill.types import Codec
 
+SEGMENT = "00000001.log"
+COPIES = "00000001.copies"
 RANKED = SelectorConfig(SelectorKind.PRIORITIZED, 1.0)
 
 
@@ -50,23 +58,38 @@ def expected(steps: int) -> list[tuple[int, ...]]:
     return [(0, step - 1, step) for step in range(1, steps)]
 
 
+def put(folder: Path, files: dict[str, bytes]) -> None:
+    """Make a folder hold these files and no others."""
+    for path in folder.iterdir():
+        if path.is_file():
+            path.unlink()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Return the files in a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def flipped(data: bytes, position: int, bits: int = 0x10) -> bytes:
+    """Return data with bits of one byte turned."""
+    return data[:position] + bytes([data[position] ^ bits]) + data[position + 1 :]
+
+
 def test_tail_torn_at_any_byte_of_the_last_record_costs_that_record_alone(tmp_path: Path) -> None:
     """Everything before is there, the stream asks for the lost steps, and they can be stored again."""
-    log = filled(tmp_path)
-    file, size_before = log.files[-1], 0
-    whole = file.read_bytes()
+    log = filled(tmp_path, chunks=3)
+    before = files_of(tmp_path)
+    write(log, open_streams(log.replay, epoch=1), 12)
+    whole = files_of(tmp_path)[SEGMENT]
     log.crash()
-    shorter = filled(tmp_path / "shorter", chunks=3)
-    size_before = shorter.files[-1].stat().st_size
-    shorter.crash()
-    for cut in range(size_before, len(whole)):
-        for path in tmp_path.glob("*.log"):
-            path.unlink()
-        file.write_bytes(whole[:cut])
+    for cut in range(len(before[SEGMENT]), len(whole)):  # the copy is written after the record
+        put(tmp_path, before | {SEGMENT: whole[:cut]})
         torn = open_log(tmp_path)
         assert contents(torn) == expected(12)
-        assert torn.recovered.damage.records == 0
-        assert torn.recovered.damage.torn_bytes == cut - size_before
+        assert not torn.recovered.damage.is_any
+        assert torn.recovered.damage.torn_bytes == cut - len(before[SEGMENT])
         appending = open_streams(torn.replay, epoch=1)
         assert appending.epoch.next_steps() == [12]
         write(torn, appending, 12)
@@ -74,20 +97,79 @@ def test_tail_torn_at_any_byte_of_the_last_record_costs_that_record_alone(tmp_pa
         torn.crash()
 
 
-def test_flipped_bit_anywhere_is_found_and_never_served(tmp_path: Path) -> None:
-    """Whatever byte of the log is damaged, what is served was written, and the damage is counted."""
+@pytest.mark.parametrize("name", [SEGMENT, COPIES, NEWEST])
+def test_flipped_bit_anywhere_costs_at_most_the_record_it_is_in(tmp_path: Path, name: str) -> None:
+    """Whatever byte is damaged, table and all other items are there, each lost one is counted, and so is the bit."""
     log = filled(tmp_path)
-    file = log.files[-1]
-    whole = file.read_bytes()
+    whole = files_of(tmp_path)
     log.crash()
-    for position in range(0, len(whole), 3):
-        for path in tmp_path.glob("*.log"):
-            path.unlink()
-        file.write_bytes(whole[:position] + bytes([whole[position] ^ 0x10]) + whole[position + 1 :])
+    step = 3 if name == SEGMENT else 1
+    for position in range(0, len(whole[name]), step):
+        put(tmp_path, whole | {name: flipped(whole[name], position)})
         damaged = open_log(tmp_path)
+        lost = set(expected(16)) - set(contents(damaged))
         assert damaged.recovered.damage.records >= 1, position
-        if damaged.replay.tables:
-            assert set(contents(damaged)) <= set(expected(16)), position
+        assert set(contents(damaged)) <= set(expected(16)), position
+        assert len(lost) <= (5 if name == SEGMENT else 0), position  # an item reaches back into the chunk before
+        assert damaged.recovered.dropped == len(lost), position
+        damaged.crash()
+
+
+def test_flipped_bit_in_the_table_record_costs_no_item(tmp_path: Path) -> None:
+    """A table is described twice in a log of one segment, so that all of its items come back."""
+    log = filled(tmp_path, chunks=25)
+    data = files_of(tmp_path)[SEGMENT]
+    log.crash()
+    (tmp_path / SEGMENT).write_bytes(flipped(data, data.index(b'"max_items"')))
+    damaged = open_log(tmp_path)
+    assert contents(damaged) == expected(100)
+    assert (damaged.recovered.damage.records, damaged.recovered.dropped) == (1, 0)
+    damaged.crash()
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_table_that_nothing_describes_costs_its_items_unless_a_snapshot_does(tmp_path: Path, taken: bool) -> None:
+    """Both records of a table damaged: a snapshot describes it too; without one each of its items counts as lost."""
+    log = filled(tmp_path)
+    if taken:
+        log.snapshot()
+    whole = files_of(tmp_path)
+    log.crash()
+    for name in (SEGMENT, COPIES):
+        (tmp_path / name).write_bytes(flipped(whole[name], whole[name].index(b'"max_items"')))
+    damaged = open_log(tmp_path)
+    assert damaged.recovered.dropped == (0 if taken else 15)
+    damaged.replay.create_table(make_config())
+    assert contents(damaged) == (expected(16) if taken else [])
+    damaged.crash()
+
+
+def test_frame_hidden_in_a_column_is_not_found(tmp_path: Path) -> None:
+    """Behind a damaged header bytes of an actor's are no record, even those that an actor copied from another log."""
+    other = filled(tmp_path / "other", chunks=1)
+    data = files_of(tmp_path / "other")[SEGMENT]
+    frame = scan(memoryview(data), other.recovered.chain.mark).frames[-1]
+    other.crash()
+    log = filled(tmp_path)
+    appending = open_streams(log.replay, "b", chunk_length=64)
+    chunk = make_chunk(1, 0, 0, 64)
+    hidden = data[frame.start : frame.end]
+    column = chunk.blocks[1]
+    assert SIGNATURE[1].codec is Codec.RAW
+    assert len(hidden) < len(column)
+    blocks = (chunk.blocks[0], hidden + column[len(hidden) :], chunk.blocks[2])
+    append(log.replay, appending, [replace(chunk, blocks=blocks)])
+    env_steps = log.replay.env_steps
+    write(log, open_streams(log.replay, epoch=1), 16)
+    saved = files_of(tmp_path)
+    whole = saved[SEGMENT]
+    log.crash()
+    start = whole.rindex(log.recovered.chain.mark, 0, whole.index(hidden))
+    for position in range(start, start + HEADER_BYTES):
+        put(tmp_path, saved | {SEGMENT: flipped(whole, position)})
+        damaged = open_log(tmp_path)
+        assert contents(damaged) == expected(20)
+        assert damaged.replay.env_steps == env_steps + 4
         damaged.crash()
 
 
@@ -177,16 +259,13 @@ def test_folder_in_use_is_refused(tmp_path: Path) -> None:
     log.crash()
 
 
-def test_log_of_another_format_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server says what it reads and what it found, and touches nothing."""
-    monkeypatch.setattr("services.replay.log_state.FORMAT", 2)
-    log = filled(tmp_path)
-    file = log.files[-1]
-    log.crash()
-    file.write_bytes(file.read_bytes() + b"TMLR and then something new")
+@pytest.mark.parametrize("number", [1, 3])
+def test_log_of_another_format_is_refused_by_name(tmp_path: Path, number: int) -> None:
+    """A server says what it reads, what it found and what to do, and touches nothing."""
+    file = tmp_path / SEGMENT
+    file.write_bytes(b"TMLR" + struct.pack("<I", number) + bytes(range(1, 200)))
     whole = file.read_bytes()
-    monkeypatch.undo()
-    with pytest.raises(FatalError, match="has format 2, this version of Tidemill reads format 1"):
+    with pytest.raises(FatalError, match=f"has format {number}, this version of Tidemill reads format 2: use the ver"):
         open_log(tmp_path)
     assert file.read_bytes() == whole
 
@@ -198,23 +277,54 @@ def test_empty_or_foreign_files_are_no_log(tmp_path: Path) -> None:
     (tmp_path / "00000002.log").write_bytes(b"no record of ours" * 10)
     log = open_log(tmp_path)
     assert log.replay.tables == ()
+    assert not (tmp_path / "00000001.log").exists()
     assert (tmp_path / "00000002.log.unreadable").read_bytes() == b"no record of ours" * 10
     assert log.recovered.damage.records == 1
+    assert log.journal.segment == 3
     assert (tmp_path / "notes.txt").read_text() == "mine"
     log.crash()
+
+
+def test_server_killed_as_it_begins_a_segment_has_lost_nothing(tmp_path: Path) -> None:
+    """The file is there and empty: nothing is missing, and its number is used again."""
+    log = filled(tmp_path)
+    log.recovered.folder.begin(NewestSegment(log.recovered.chain.mark, 2, log.journal.sequence + 1))
+    log.crash()
+    for name in ("00000002.log", "00000002.copies"):
+        (tmp_path / name).touch()
+    again = open_log(tmp_path)
+    assert contents(again) == expected(16)
+    assert not again.recovered.damage.is_any
+    assert again.journal.segment == 2
+    again.crash()
 
 
 def test_table_whose_record_is_damaged_lends_nobody_its_number(tmp_path: Path) -> None:
     """A new table must not find the chunks and items of one that the log no longer names."""
     log = filled(tmp_path)
     log.crash()
-    file = log.files[-1]
-    data = bytearray(file.read_bytes())
-    at = data.index(b'"max_items"')
-    data[at] ^= 1
-    file.write_bytes(data)
+    for name in (SEGMENT, COPIES):
+        data = files_of(tmp_path)[name]
+        (tmp_path / name).write_bytes(flipped(data, data.index(b'"max_items"')))
     for _ in range(2):
         log = open_log(tmp_path)
         log.replay.create_table(make_config())
         assert contents(log) == []
         log.crash()
+
+
+def test_record_of_a_changed_capacity_may_be_damaged(tmp_path: Path) -> None:
+    """A table that takes another capacity is written anew, twice: either record may be lost."""
+    filled(tmp_path).crash()
+    log = open_log(tmp_path)
+    log.replay.create_table(replace(make_config(), max_items=10))
+    log.crash()
+    whole = files_of(tmp_path)
+    name = log.files[-1].name
+    frames = scan(memoryview(whole[name]), log.recovered.chain.mark).frames
+    for frame in [frame for frame in frames if frame.kind is Kind.CHANGES]:
+        put(tmp_path, whole | {name: flipped(whole[name], frame.start + HEADER_BYTES)})
+        again = open_log(tmp_path)
+        assert contents(again) == expected(16)[-10:]
+        assert again.recovered.dropped == 0
+        again.crash()

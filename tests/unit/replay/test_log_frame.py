@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.replay.log_frame import Kind, Record, blob_is_intact, scan, split_body
+from services.replay.log_frame import PREAMBLE_BYTES, Chain, Kind, Record, blob_is_intact, scan, split_body
 
 blobs = st.lists(st.tuples(st.integers(0, 2**63 - 1), st.binary(max_size=50)), max_size=4)
-records = st.builds(Record, st.sampled_from(Kind), st.integers(0, 2**64 - 1), st.binary(max_size=60), blobs)
+MARK = b"\x93sync\x00\xffk"
+kinds = st.sampled_from([Kind.TABLE, Kind.EPOCH, Kind.CHANGES])  # those that may stand anywhere in a file
+records = st.builds(Record, kinds, st.integers(0, 2**64 - 1), st.binary(max_size=60), blobs)
 
 
 def written(frames: list[Record]) -> bytes:
     """Return the bytes of a file of records."""
-    return b"".join(piece for record in frames for piece in record.frame())
+    chain = Chain(MARK)
+    return b"".join(piece for record in frames for piece in chain.frame(record))
 
 
 def read(data: bytes, expected: list[Record]) -> list[Record]:
@@ -21,7 +25,7 @@ def read(data: bytes, expected: list[Record]) -> list[Record]:
     view = memoryview(data)
     shapes = {record.sequence: record for record in expected}
     found = []
-    for frame in scan(view).frames:
+    for frame in scan(view, MARK).frames:
         written_blobs = shapes[frame.sequence].blobs
         sizes = [len(blob) for _, blob in written_blobs]
         pieces = list(split_body(view, frame, sizes))
@@ -37,8 +41,8 @@ def test_records_come_back_as_they_were_written(frames: list[Record]) -> None:
     data = written(frames)
     assert len(data) == sum(record.size for record in frames)
     assert read(data, frames) == frames
-    found = scan(memoryview(data))
-    assert (found.damaged, found.end) == (0, len(data))
+    found = scan(memoryview(data), MARK)
+    assert (found.damaged, found.end) == ([], len(data))
 
 
 @given(st.lists(records, min_size=1, max_size=3, unique_by=lambda record: record.sequence), st.data())
@@ -49,8 +53,8 @@ def test_file_cut_anywhere_gives_the_records_before_the_cut(frames: list[Record]
     ends = [sum(record.size for record in frames[: i + 1]) for i in range(len(frames))]
     complete = [record for record, end in zip(frames, ends, strict=True) if end <= cut]
     assert read(whole[:cut], frames) == complete
-    found = scan(memoryview(whole[:cut]))
-    assert (found.damaged, found.end) == (0, ends[len(complete) - 1] if complete else 0)
+    found = scan(memoryview(whole[:cut]), MARK)
+    assert (found.damaged, found.end) == ([], ends[len(complete) - 1] if complete else 0)
 
 
 @given(st.lists(records, min_size=1, max_size=3, unique_by=lambda record: record.sequence), st.data())
@@ -62,7 +66,7 @@ def test_flipped_bit_costs_at_most_the_record_it_is_in(frames: list[Record], dat
     ends = [sum(record.size for record in frames[: i + 1]) for i in range(len(frames))]
     hit = next(i for i, end in enumerate(ends) if position < end)
     view = memoryview(bytes(whole))
-    found = scan(view)
+    found = scan(view, MARK)
     others = [record.sequence for i, record in enumerate(frames) if i != hit]
     sequences = [frame.sequence for frame in found.frames]
     assert [sequence for sequence in sequences if sequence != frames[hit].sequence] == others
@@ -82,7 +86,7 @@ def test_blob_of_another_identity_is_not_mistaken_for_it() -> None:
     """The checksum starts from the identity: reading the right size at a wrong place is noticed."""
     record = Record(Kind.CHANGES, 1, b"", [(7, b"observation")])
     data = memoryview(written([record]))
-    (piece,) = split_body(data, scan(data).frames[0], [len(b"observation")])
+    (piece,) = split_body(data, scan(data, MARK).frames[0], [len(b"observation")])
     assert blob_is_intact(7, piece)
     assert not blob_is_intact(8, piece)
 
@@ -90,7 +94,44 @@ def test_blob_of_another_identity_is_not_mistaken_for_it() -> None:
 def test_stretch_without_a_record_is_skipped_and_counted() -> None:
     """Bytes that are no record, between two that are, count as one damage and hide neither."""
     first, second = Record(Kind.TABLE, 1, b"first"), Record(Kind.TABLE, 2, b"second")
-    data = written([first]) + b"TMLR" + bytes(100) + written([second])
-    found = scan(memoryview(data))
+    data = written([first]) + MARK + bytes(100) + written([second])
+    found = scan(memoryview(data), MARK)
     assert [bytes(frame.meta) for frame in found.frames] == [b"first", b"second"]
-    assert (found.damaged, found.damaged_bytes, found.end) == (1, 104, len(data))
+    start = len(written([first]))
+    assert (found.damaged, found.end) == ([(start, start + 108)], len(data))
+
+
+def test_each_record_names_the_one_before_and_its_copy_names_it() -> None:
+    """The link is the checksum of the header before, so that another record of the same number does not fit."""
+    chain = Chain(MARK)
+    first, second = (Record(Kind.TABLE, number, b"meta", copy=b"copy") for number in (1, 2))
+    records, copies = chain.frame(first), chain.copy(first)
+    records += chain.frame(second)
+    copies += chain.copy(second)
+    one, two = scan(memoryview(b"".join(records)), MARK).frames
+    of_one, of_two = scan(memoryview(b"".join(copies)), MARK).frames
+    assert (one.link, two.link) == (0, one.checksum)
+    assert (of_one.link, of_two.link) == (one.checksum, two.checksum)
+    assert [(frame.is_copy, bytes(frame.meta)) for frame in (one, of_two)] == [(False, b"meta"), (True, b"copy")]
+    assert (first.size, first.copy_size) == (len(b"".join(records)) // 2, len(b"".join(copies)) // 2)
+
+
+@pytest.mark.parametrize("kind", [Kind.SEGMENT, Kind.SNAPSHOT])
+def test_first_record_of_a_file_brings_the_preamble(kind: Kind) -> None:
+    """A flipped bit in it is damage, and the records behind it are found."""
+    record = Record(kind, 1, b"meta", copy=b"copy")
+    data = b"".join(Chain(MARK).frame(record))
+    assert len(data) == record.size
+    assert scan(memoryview(data), MARK).damaged == []
+    for position in range(PREAMBLE_BYTES):
+        flipped = data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :]
+        found = scan(memoryview(flipped), MARK)
+        assert (len(found.frames), found.damaged) == (1, [(0, PREAMBLE_BYTES)]), position
+
+
+def test_frame_of_another_mark_is_no_frame() -> None:
+    """What an actor put into a blob, without knowing the log's mark, is not found behind a damaged header."""
+    hidden = b"".join(Chain(b"guessed!").frame(Record(Kind.CHANGES, 3, b"forged")))
+    data = bytearray(written([Record(Kind.CHANGES, 1, b"meta", [(1, hidden)]), Record(Kind.TABLE, 2, b"next")]))
+    data[10] ^= 1
+    assert [bytes(frame.meta) for frame in scan(memoryview(data), MARK).frames] == [b"next"]

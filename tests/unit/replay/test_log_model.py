@@ -50,7 +50,7 @@ class LogMachine(ReplayMachine):
         self.log.crash()
         self.log = open_log(self.folder, self.SEGMENT_BYTES, self.MEMORY_BYTES)
         self.replay = self.log.replay
-        assert self.log.recovered.damage.records == 0
+        assert not self.log.recovered.damage.is_any
         assert self.log.recovered.dropped == 0
         assert torn or self.log.recovered.damage.torn_bytes == 0
         for actor in self.actors.values():
@@ -73,10 +73,10 @@ class LogMachine(ReplayMachine):
         chunk = make_chunk(actor.names[env_index], env_index, actor.next_steps[env_index], actor.chunk_length)
         items = [(0, offset, 1) for offset in range(actor.chunk_length)] * data.draw(st.integers(0, 6))
         append(self.replay, actor.appending, [chunk], [make_items(0, items)])
-        path = self.log.files[-1]
-        whole = path.read_bytes()
-        record = scan(memoryview(whole)).frames[-1]
-        path.write_bytes(whole[: data.draw(st.integers(record.start, record.end - 1))])
+        for path, is_begun in ((self.log.files[-1], True), (self.log.copies[-1], False)):  # copies are written last
+            whole = path.read_bytes()
+            last = scan(memoryview(whole), self.log.recovered.chain.mark).frames[-1]
+            path.write_bytes(whole[: data.draw(st.integers(last.start, last.end - 1)) if is_begun else last.start])
         self.crash(torn=True)
 
     def priorities(self) -> dict[tuple[str, int], float]:
@@ -98,7 +98,7 @@ class LogMachine(ReplayMachine):
     def clean(self) -> None:
         """Delete what nobody needs and move what little is left of old segments."""
         self.log.clean()
-        total = sum(path.stat().st_size for path in self.log.files)
+        total = sum(path.stat().st_size for path in (*self.log.files, *self.log.copies))
         assert total == self.log.journal.size_bytes
 
     def teardown(self) -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from services.replay.log_frame import Kind, Record, scan
+from services.replay.log_frame import Chain, Kind, Record, scan
 from services.replay.log_writer import Delete, LogWriter, Progress, Write
 from services.replay.segment_file import LogFolder, SegmentFile, is_full
 
 WAIT_S = 120.0
+MARK = b"12345678"
 
 
 class Disk:
@@ -52,13 +53,13 @@ class Log:
     def __init__(self, folder: Path, fsync_interval_s: float = 0.01) -> None:
         self.folder, self.disk = LogFolder(folder), Disk()
         self.reports: queue.SimpleQueue[Progress] = queue.SimpleQueue()
-        self.writer = LogWriter(self.folder, fsync_interval_s, self.reports.put, self.disk.open)
+        self.writer = LogWriter(self.folder, Chain(MARK), fsync_interval_s, self.reports.put, self.disk.open)
         self._sequence = self._offset = 0
 
     def submit(self, segment: int = 1, meta: bytes = b"meta") -> int:
         """Submit a record; return its sequence number."""
         self._sequence += 1
-        record = Record(Kind.TABLE, self._sequence, meta)
+        record = Record(Kind.TABLE, self._sequence, meta, copy=meta)
         self.writer.submit(Write(segment, self._offset, record))
         self._offset += record.size
         return self._sequence
@@ -71,8 +72,11 @@ class Log:
                 return progress
 
     def records(self, segment: int = 1) -> list[int]:
-        """Return the sequence numbers in a segment."""
-        return [frame.sequence for frame in scan(memoryview(self.folder.segment(segment).read_bytes())).frames]
+        """Return the sequence numbers in a segment, of which there is a copy each."""
+        paths = self.folder.segment(segment), self.folder.copies(segment)
+        records, copies = ([f.sequence for f in scan(memoryview(p.read_bytes()), MARK).frames] for p in paths)
+        assert records == copies
+        return records
 
 
 @pytest.fixture

@@ -1,0 +1,73 @@
+"""What the tests do to the services of a stack, and ask of them, from outside and from within."""
+
+from __future__ import annotations
+
+import urllib.request
+
+from tests.compose.stack import Stack
+
+_SECOND_PUBLISHER = """
+from tidemill.params.client import ParamsClient
+ParamsClient("127.0.0.1:7402").open_generation("another learner")
+"""
+_NONSENSE = """
+import grpc
+from tidemill.replay.v1 import replay_pb2 as pb, replay_pb2_grpc
+stub = replay_pb2_grpc.ReplayServiceStub(grpc.insecure_channel("127.0.0.1:7401"))
+try:
+    list(stub.Append(iter([pb.AppendRequest()]), timeout=10))
+    raise SystemExit("nonsense was accepted")
+except grpc.RpcError as error:
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error
+"""
+_DAMAGE = """
+import pathlib
+from tidemill.errors import TidemillError
+from tidemill.params.client import ParamsClient
+client = ParamsClient("127.0.0.1:7402")
+number = client.list_versions().versions[-3].version  # the newest may be in memory
+client.set_tag("damaged", number)  # so that it is kept
+(file,) = pathlib.Path("/runs/short/params").rglob(f"{number:010d}.full.safetensors")
+data = bytearray(file.read_bytes())
+data[-1] ^= 1
+file.write_bytes(data)
+try:
+    client.fetch(number)
+    raise SystemExit("the damage was not noticed")
+except TidemillError as error:
+    print(error)
+"""
+
+
+def can_read_metrics(address: str) -> bool:
+    """Return whether a process of ours at an address shows its metrics to this machine."""
+    try:
+        with urllib.request.urlopen(f"http://{address}:9400/metrics", timeout=5) as answer:
+            return b"tidemill_build_info" in answer.read()
+    except OSError:  # nothing answers, or one of those that answer for every address
+        return False
+
+
+def publish_as_another(stack: Stack) -> None:
+    """Take the parameter server over from the learner, as a second one would."""
+    _execute(stack, "paramserver", _SECOND_PUBLISHER)
+
+
+def append_nonsense(stack: Stack) -> None:
+    """Send a replay shard a message that it must refuse, as an actor of another version might."""
+    _execute(stack, "replay-0", _NONSENSE)
+
+
+def damage_version(stack: Stack) -> None:
+    """Flip a bit of stored parameters on the disk, and have them read."""
+    _execute(stack, "paramserver", _DAMAGE)
+
+
+def in_volume(stack: Stack, *command: str) -> None:
+    """Run a command as root on the volume of the run."""
+    mounted = ["--rm", "--user", "0", "--network", "none", "--volume", f"{stack.project}_runs:/runs"]
+    stack.engine.docker("run", *mounted, "--entrypoint", command[0], stack.image("evaluator"), *command[1:])
+
+
+def _execute(stack: Stack, service: str, code: str) -> None:
+    stack.compose("exec", "-T", service, "python", "-c", code)

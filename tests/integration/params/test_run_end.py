@@ -1,0 +1,73 @@
+"""The mark that a run is over, kept by a real parameter server."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.integration.params.service import WAIT_S, LocalServer, local_server, publish
+from tidemill.config.run import RunSettings
+from tidemill.errors import NotFound
+from tidemill.params.client import ParamsClient
+from tidemill.params.run_end import RunEnd
+
+TAG = RunSettings(target_return=200.0).end_tag
+
+
+def test_mark_is_heard_by_who_watched_before_and_who_comes_later(client: ParamsClient, server: LocalServer) -> None:
+    """The learner that trains hears of the end, and one that is started after it, too."""
+    publish(client, b"first")
+    publish(client, b"second")
+    before, after = threading.Event(), threading.Event()
+    with RunEnd(server.address, TAG) as evaluator, RunEnd(server.address, TAG) as learner:
+        learner.watch(before.set)
+        assert not learner.is_marked()
+        evaluator.mark(WAIT_S, 1)
+        assert before.wait(WAIT_S)
+        assert learner.is_marked()
+        learner.mark(WAIT_S)  # as one that reaches a limit just then: the verdict stays what it was
+    with RunEnd(server.address, TAG) as restarted:
+        restarted.watch(after.set)
+        assert after.wait(WAIT_S)
+    assert client.list_versions().tags[TAG] == 1
+
+
+def test_mark_without_a_version_takes_the_newest(client: ParamsClient, server: LocalServer) -> None:
+    """A learner at its limit ends with what it has published last; without anything published there is no end."""
+    with RunEnd(server.address, TAG) as learner:
+        with pytest.raises(NotFound, match="keeps no version"):
+            learner.mark(0.0)
+        publish(client, b"first")
+        publish(client, b"second")
+        learner.mark(0.0)
+    assert client.list_versions().tags[TAG] == 2
+
+
+def test_mark_is_heard_after_a_restart_of_the_server(tmp_path: Path) -> None:
+    """A watch that the server's end broke off is taken up again with its next life, which knows the mark."""
+    heard = threading.Event()
+    with local_server(tmp_path) as server:
+        address = server.address
+        with ParamsClient(address) as client, RunEnd(address, TAG) as evaluator:
+            publish(client, b"first")
+            evaluator.mark(WAIT_S)
+    with RunEnd(address, TAG) as learner:  # nobody listens there now
+        learner.watch(heard.set)
+        with local_server(tmp_path, address=address):
+            assert heard.wait(WAIT_S)
+
+
+def test_end_holds_for_one_target_and_one_set_of_limits() -> None:
+    """Whoever raises target or limit goes on with the run; name, seed and folder have nothing to do with its end."""
+    ended = RunSettings(target_return=200.0, max_env_steps=1000)
+    assert ended.end_tag == RunSettings(name="other", seed=7, target_return=200.0, max_env_steps=1000).end_tag
+    others = [
+        RunSettings(target_return=250.0, max_env_steps=1000),
+        RunSettings(target_return=None, max_env_steps=1000),
+        RunSettings(target_return=200.0, max_env_steps=2000),
+        RunSettings(target_return=200.0, max_env_steps=1000, max_wall_s=60),
+        RunSettings(target_return=200.0, max_env_steps=1000, max_learner_steps=10),
+    ]
+    assert len({run.end_tag for run in (ended, *others)}) == 6

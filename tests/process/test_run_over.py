@@ -1,0 +1,140 @@
+"""Learner and evaluator where something else than `tidemill train` keeps them running: an engine, or Kubernetes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.learner_cluster import LearnerCluster, Process, learner_cluster, wait_until
+from tidemill.rest import INTERRUPTED
+
+_WAIT_S = 120.0
+
+pytestmark = pytest.mark.timeout(300)  # each starts some processes that import torch
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
+    """A cluster that is fed, with no learner yet."""
+    with learner_cluster(tmp_path) as cluster:
+        cluster.start_replay()
+        cluster.start_params()
+        cluster.feed()
+        yield cluster
+
+
+def _newest(cluster: LearnerCluster) -> int:
+    return cluster.params_client().list_versions().versions[-1].version
+
+
+def _metrics_address() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def _page(address: str, path: str) -> str:
+    try:
+        with urllib.request.urlopen(f"http://{address}/{path}", timeout=10) as answer:
+            text: str = answer.read().decode()
+            return text
+    except OSError:
+        return ""
+
+
+def _wait_for_rest(address: str, process: Process) -> None:
+    def rests() -> bool:
+        assert process.is_running, process.text()
+        return "tidemill_resting 1.0" in _page(address, "metrics")
+
+    wait_until(rests, "rest", _WAIT_S)
+    assert _page(address, "healthz") == "SERVING\n"
+
+
+def test_learner_of_a_job_ends_with_zero_only_at_the_end_of_its_run(cluster: LearnerCluster) -> None:
+    """Kubernetes takes 0 for the end of the Job: a pod that is moved must not say so, and one at its limit must."""
+    job = ("--run.supervisor", "job", "--run.max-learner-steps", "1000000")
+    learner = cluster.start_learner_process(*job)
+    cluster.wait_for_status(lambda s: s.learner_steps > 0, "a gradient step")
+    learner.signal(signal.SIGTERM)
+    assert learner.wait() == INTERRUPTED, learner.text()
+    assert cluster.start_learner_process("--run.supervisor", "job", "--run.max-learner-steps", "1").wait(_WAIT_S) == 0
+    tags = cluster.params_client().list_versions().tags
+    assert [tag for tag in tags if tag.startswith("ended-")]
+
+
+def test_learner_that_an_engine_starts_again_after_its_run_rests(cluster: LearnerCluster) -> None:
+    """At its limit it rests, in good health; started again it does nothing, unless the limit is another one."""
+    address = _metrics_address()
+    engine = ("--run.supervisor", "engine", "--learner.server.metrics-address", address)
+    newest = set()
+    for _ in range(2):
+        learner = cluster.start_learner_process(*engine, "--run.max-learner-steps", "100")
+        _wait_for_rest(address, learner)
+        assert "tidemill_learner_steps_total" not in _page(address, "metrics")  # the memory is given back, too
+        newest.add(_newest(cluster))
+        learner.signal(signal.SIGTERM)
+        assert learner.wait() == 0, learner.text()
+    assert len(newest) == 1
+    learner = cluster.start_learner_process(*engine, "--run.max-learner-steps", "200")
+    _wait_for_rest(address, learner)
+    assert _newest(cluster) > max(newest)
+
+
+def _start_evaluator(cluster: LearnerCluster, address: str, *words: str) -> Process:
+    own = {
+        "--run.root": str(cluster.folder),
+        "--run.name": "test",
+        "--run.supervisor": "engine",
+        "--cluster.params": cluster.params,
+        "--agent.algorithm": "dqn",
+        "--agent.network": "mlp",
+        "--agent.hidden-sizes": "16",
+        "--env.id": "CartPole-v1",
+        "--evaluator.episodes": "1",
+        "--evaluator.confirm-episodes": "0",
+        "--evaluator.server.metrics-address": address,
+    }
+    arguments = [word for pair in own.items() for word in pair]
+    return cluster.start("services.evaluator", [*arguments, "--evaluator.no-video", *words])
+
+
+def test_verdict_of_the_evaluator_ends_the_learner(cluster: LearnerCluster) -> None:
+    """When the target is reached learner and evaluator rest without anybody's help, and stay so when started again."""
+    target, addresses = ("--run.target-return", "1"), (_metrics_address(), _metrics_address())
+    settings = ("--run.supervisor", "engine", "--learner.server.metrics-address", addresses[0], *target)
+    learner = cluster.start_learner_process(*settings)
+    result, written = cluster.folder / "test" / "result.json", set()
+    for _ in range(2):
+        evaluator = _start_evaluator(cluster, addresses[1], *target)
+        _wait_for_rest(addresses[1], evaluator)
+        assert json.loads(result.read_text())["solved"] is True
+        written.add(result.stat().st_mtime_ns)
+        evaluator.signal(signal.SIGTERM)
+        assert evaluator.wait() == 0, evaluator.text()
+    assert len(written) == 1
+    _wait_for_rest(addresses[0], learner)
+    assert "the run is over" in learner.text()
+
+
+def test_limit_of_the_learner_ends_the_evaluator(cluster: LearnerCluster) -> None:
+    """The evaluator measures the last version, writes the result and rests; a run that goes on keeps it aside."""
+    addresses = _metrics_address(), _metrics_address()
+    settings = ("--run.supervisor", "engine", "--learner.server.metrics-address", addresses[0])
+    for steps in ("100", "200"):
+        limit = ("--run.max-learner-steps", steps)
+        learner = cluster.start_learner_process(*settings, *limit)
+        evaluator = _start_evaluator(cluster, addresses[1], *limit)
+        for address, process in zip(addresses, (learner, evaluator), strict=True):
+            _wait_for_rest(address, process)
+            process.signal(signal.SIGTERM)
+            assert process.wait() == 0, process.text()
+    results = [json.loads((cluster.folder / "test" / name).read_text()) for name in ("result-1.json", "result.json")]
+    assert [result["learner_steps"] for result in results] == [100, 200]
+    assert results[0]["reason"] == "run.max_learner_steps (100) reached"

@@ -1,0 +1,126 @@
+"""`tidemill replay inspect`: says what is in a log and what is damaged, and changes nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.replay import inspect_log
+from services.replay.log_blocks import LogBlocks
+from tests.unit.replay.log_for_tests import Log, open_log
+from tests.unit.replay.streams_for_tests import append, make_chunk, make_config, make_items, open_streams
+from tidemill.errors import FatalError
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    """A log of 30 chunks and 120 items in several segments."""
+    log = open_log(tmp_path / "log", segment_bytes=3000)
+    log.replay.create_table(make_config(max_items=1000))
+    appending = open_streams(log.replay)
+    for first in range(0, 120, 4):
+        append(log.replay, appending, [make_chunk(0, 0, first, 4)], [make_items(0, [(0, i, 1) for i in range(4)])])
+    return log
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Return the files in a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def inspect(log: Log, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+    """Return the exit code and the lines of an inspection, which changes no file."""
+    folder = log.recovered.folder.path
+    before = files_of(folder)
+    code = inspect_log.main([str(folder)])
+    assert files_of(folder) == before
+    return code, capsys.readouterr().out.splitlines()
+
+
+def numbers(lines: list[str], first: str) -> list[str]:
+    """Return the other words of the line that begins with a word."""
+    return next(line.split()[1:] for line in lines if line.split()[:1] == [first])
+
+
+def test_whole_log_is_described_and_exits_0(log: Log, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tables with items, segments with records, chunks and items in use; a torn end is told and is no damage."""
+    log.snapshot()
+    log.crash()
+    with log.files[-1].open("ab") as file:
+        file.write(b"torn")
+    code, lines = inspect(log, capsys)
+    assert code == 0
+    assert lines[-1] == "whole"
+    assert numbers(lines, "t") == ["120", "0"]
+    segments = [line.split() for line in lines if line[:8].strip().isdigit()]
+    assert [int(segment[0]) for segment in segments] == list(range(1, len(log.files) + 1))
+    assert sum(int(segment[2]) for segment in segments) == log.journal.sequence
+    assert [sum(int(segment[column]) for segment in segments) for column in (3, 4)] == [30, 120]
+    assert any("last 4 bytes" in line for line in lines)
+
+
+def test_damaged_log_is_described_and_exits_1(log: Log, capsys: pytest.CaptureFixture[str]) -> None:
+    """A missing segment, a flipped bit in a record and one in a chunk are each named, and the lost items counted."""
+    table = log.replay.find("t")
+    blocks = table.store.blocks
+    assert isinstance(blocks, LogBlocks)
+    oldest = blocks.locations(table.store.held()[:1])
+    log.crash()
+    data = bytearray(log.files[0].read_bytes())
+    data[int(oldest.offsets[0]) + 8] ^= 1
+    data[data.index(b'"max_items"')] ^= 1
+    log.files[0].write_bytes(data)
+    missing = log.files[2]
+    missing.unlink()
+    code, lines = inspect(log, capsys)
+    assert code == 1
+    assert any(line.startswith("00000001.log: ") and line.endswith("are damaged") for line in lines)
+    assert "segment 3 is missing" in lines
+    restored, lost = map(int, numbers(lines, "t"))
+    assert restored + lost == 120
+    assert lines[-1].startswith("DAMAGED: 1 records damaged, ")
+    assert lines[-1].endswith(f"1 segments missing, 1 chunks damaged, {lost} items lost")
+    again = open_log(log.recovered.folder.path)
+    assert (again.replay.find("t").size, again.recovered.dropped) == (restored, lost)
+    again.crash()
+
+
+def test_folder_without_a_log_is_refused(tmp_path: Path) -> None:
+    """What is no folder, or has no log in it, is answered with what to give."""
+    with pytest.raises(FatalError, match="is no folder; give the one of a replay log"):
+        inspect_log.main([str(tmp_path / "nothing")])
+    with pytest.raises(FatalError, match="no replay log is in"):
+        inspect_log.main([str(tmp_path)])
+
+
+def test_log_in_use_is_refused(log: Log) -> None:
+    """A log that a server writes is not read meanwhile."""
+    with pytest.raises(FatalError, match=r"another replay service uses the log in .*; stop it first"):
+        inspect_log.main([str(log.recovered.folder.path)])
+    log.crash()
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_command_inspects_the_log(log: Log, damaged: bool) -> None:
+    """`tidemill replay inspect FOLDER` prints what is there; damage is the exit code."""
+    log.crash()
+    if damaged:
+        log.files[1].unlink()
+    command = [sys.executable, "-m", "services.launcher", "replay", "inspect", str(log.recovered.folder.path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == damaged
+    assert ("DAMAGED" if damaged else "whole") in done.stdout.splitlines()[-1]
+    assert done.stderr == ""
+
+
+def test_help_says_what_it_does_and_how_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit codes are documented."""
+    with pytest.raises(SystemExit) as ended:
+        inspect_log.main(["--help"])
+    assert ended.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "usage: tidemill replay inspect" in shown
+    assert "The exit code is 0 for a whole log, 1 for one with damage" in shown

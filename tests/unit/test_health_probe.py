@@ -1,0 +1,73 @@
+"""`/healthz` of a process, and the probe that a container's healthcheck asks it with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tidemill.health_probe
+from tidemill.http_endpoint import start_http_endpoint
+from tidemill.rpc.background import BackgroundServer
+from tidemill.rpc.health import Health
+from tidemill.rpc.settings import ServerSettings
+from tidemill.telemetry import serve_metrics
+
+
+def probe(target: str) -> tuple[int, str]:
+    """Run the probe as a container does; return its exit code and what it says."""
+    script = str(Path(tidemill.health_probe.__file__))
+    ended = subprocess.run(
+        [sys.executable, "-I", "-S", script, target], capture_output=True, text=True, check=False, timeout=60
+    )
+    return ended.returncode, ended.stderr
+
+
+def test_probe_follows_the_health_of_the_service() -> None:
+    """It fails while the service prepares, succeeds once it serves, and fails again when it stops."""
+    with BackgroundServer("test", ServerSettings(grace_s=0.1)) as server:
+        server.start()
+        target = f"{serve_metrics(ServerSettings(), server.health)}/healthz"
+        assert probe(target) == (1, f"{target}: HTTP/1.0 503 Service Unavailable\n")
+        server.set_serving(True)
+        assert probe(target) == (0, "")
+    assert probe(target)[0] == 1
+
+
+def test_probe_of_a_service_that_is_not_there_says_why() -> None:
+    """Nobody listens: the probe fails and says why."""
+    assert probe("127.0.0.1:1/healthz") == (1, "127.0.0.1:1/healthz: [Errno 111] Connection refused\n")
+
+
+def test_probe_loads_no_package() -> None:
+    """It is run every few seconds in every container, so it loads the socket and nothing else."""
+    code = (
+        "import sys; before = set(sys.modules)\n"
+        f"exec(open({tidemill.health_probe.__file__!r}).read(), {{'__name__': 'probe'}})\n"
+        "print(sorted(set(sys.modules) - before))"
+    )
+    loaded = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout in ("['_socket']\n", "[]\n")  # some builds of Python have it built in
+
+
+def test_health_of_a_loop_that_stands_still_is_bad() -> None:
+    """A server whose event loop hangs answers no call, though its thread for /healthz still runs."""
+    now_s = 0.0
+    health = Health(clock=lambda: now_s)
+    health.serving = True
+    assert health.complaint() == ""
+    health.beat()
+    now_s = 5.0
+    assert health.complaint() == ""
+    now_s = 7.0
+    assert health.complaint() == "the event loop has not turned for 7 s"
+    health.beat()
+    assert health.complaint() == ""
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_endpoint_listens_on_either_kind_of_address(host: str) -> None:
+    """IPv4, IPv6, or a name for one of them; port 0 takes a free one."""
+    assert start_http_endpoint(host, 0, None) > 0

@@ -1,0 +1,108 @@
+"""The end of a run as the parameter server keeps it: a tag, set by whoever finds the run over, heard by the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from tidemill.backoff import Backoff
+from tidemill.errors import NotFound, TidemillError
+from tidemill.params.client import ParamsClient
+
+_JOIN_S = 10.0
+
+_log = structlog.get_logger()
+
+
+class RunEnd:
+    """Marks a run as over, and hears of it when another process does.
+
+    The mark outlives every process: one that is started again after the end finds it. It holds for the target and the
+    limits the run had (`RunSettings.end_tag`); with others the run goes on.
+    """
+
+    def __init__(self, address: str, tag: str) -> None:
+        """Prepare; nothing is contacted yet.
+
+        Args:
+            address: Address of the parameter server.
+            tag: Name of the mark.
+        """
+        self._client, self._tag = ParamsClient(address), tag
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def is_marked(self) -> bool:
+        """Return whether the run is over; raises Unavailable if the parameter server does not answer."""
+        return self._tag in self._client.list_versions().tags
+
+    def watch(self, heard: Callable[[], None]) -> None:
+        """Have a thread call `heard` once when the run is marked as over, also if it is already."""
+        self._thread = threading.Thread(target=self._watch, args=(heard,), name="run-end", daemon=True)
+        self._thread.start()
+
+    def mark(self, timeout_s: float, version: int | None = None) -> None:
+        """Mark the run as over; durable when it returns. A mark that is there stays as it is.
+
+        Args:
+            timeout_s: How long to try, in seconds.
+            version: Version the run ended with; the newest if not given.
+
+        Raises:
+            TidemillError: The parameter server was away for so long, or keeps no version.
+        """
+        backoff, waited_s = Backoff(), 0.0
+        while True:
+            try:
+                self._set(version)
+                return
+            except TidemillError as error:
+                if waited_s >= timeout_s or self._closing.is_set():
+                    raise
+                pause_s = backoff.next_s()
+                _log.warning("cannot mark the run as over", reason=str(error), retry_in_s=pause_s)
+                self._closing.wait(pause_s)
+                waited_s += pause_s
+
+    def close(self) -> None:
+        """End the thread. May be called twice."""
+        self._closing.set()
+        self._client.close()
+        if self._thread is not None:
+            self._thread.join(_JOIN_S)
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Close."""
+        self.close()
+
+    def _set(self, version: int | None) -> None:
+        listed = self._client.list_versions()
+        if self._tag in listed.tags:
+            return
+        if not listed.versions:
+            raise NotFound("the parameter server keeps no version that the run could have ended with")
+        newest = listed.versions[-1].version
+        self._client.set_tag(self._tag, newest if version is None else version)
+
+    def _watch(self, heard: Callable[[], None]) -> None:
+        backoff = Backoff()
+        while not self._closing.is_set():
+            try:
+                for _ in self._client.watch(self._tag):
+                    if not self._closing.is_set():
+                        heard()
+                    return
+            except (
+                TidemillError,
+                ValueError,
+            ) as error:  # away, or closed by `close`: asked again, for the mark is kept
+                _log.debug("the end of the run cannot be watched for now", reason=str(error))
+            self._closing.wait(backoff.next_s())

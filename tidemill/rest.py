@@ -1,0 +1,63 @@
+"""What a process does that has done its part of a run, by who keeps it running.
+
+`python -m tidemill.rest SERVICE METRICS_ADDRESS` is what a learner or an evaluator becomes where a container engine
+would start it again if it ended: it says that it is well, shows Prometheus that it rests, and waits to be stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import structlog
+from prometheus_client import Gauge
+
+from tidemill.config.run import RunSettings
+from tidemill.process import run, stop_event
+from tidemill.rpc.health import Health
+from tidemill.rpc.settings import ServerSettings
+from tidemill.telemetry import configure_logging, serve_metrics
+
+INTERRUPTED = 143
+"""Exit code of a process that was asked to end before its run was over: 128 + SIGTERM."""
+
+_log = structlog.get_logger()
+
+
+def leave(service: str, settings: RunSettings, server: ServerSettings, *, is_over: bool) -> int:
+    """Return the exit code of a process that has nothing more to do, or become one that rests.
+
+    Args:
+        service: Name of the process.
+        settings: Of the run; its supervisor decides.
+        server: Where the process showed its metrics.
+        is_over: Whether its part of the run is done; otherwise it was interrupted.
+    """
+    if settings.supervisor == "job" and not is_over:
+        return INTERRUPTED
+    if settings.supervisor == "engine" and is_over:
+        # A new program, so that the memory of networks and tables is given back and old metrics are gone.
+        os.execv(sys.executable, [sys.executable, "-m", "tidemill.rest", service, server.metrics_address])
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Rest until SIGTERM; return the exit code."""
+
+    def body() -> int:
+        service, address = sys.argv[1:] if argv is None else argv
+        configure_logging(service)
+        health, stop = Health(), stop_event()
+        Gauge("tidemill_resting", "1 for a process that has done its part of the run and waits to be stopped.").set(1)
+        health.serving = True
+        # The address is that of the process before, which was allowed to listen there.
+        _log.info("the run is over; resting", metrics=serve_metrics(ServerSettings("", address, True), health))
+        stop.wait()
+        return 0
+
+    return run("rest", body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
