@@ -106,6 +106,10 @@ learn-report: $(VENV)/.runtime $(VENV)-sb3/.installed ## the continuous results 
 learn-%: $(VENV)/.runtime $(if $(findstring --sb3,$(LEARN)),$(VENV)-sb3/.installed) ## a config's learning result: SEEDS="1 2 3"
 	$(BIN)/python -m benchmarks.learn configs/$(subst -,_,$*).yaml --seeds $(SEEDS) $(LEARN)
 
+.PHONY: release-rehearsal
+release-rehearsal: $(VENV)/.dev ## build sdist and wheel, install them cleanly, and use them from a folder of hostile names
+	$(BIN)/python -m scripts.release_rehearsal --dependencies-of $(VENV) --train --dist dist
+
 .PHONY: hooks
 hooks: $(VENV)/.dev ## run the quick checks at every commit
 	$(BIN)/pre-commit install

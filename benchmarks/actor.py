@@ -25,7 +25,6 @@ import numpy as np
 
 from benchmarks.rllib_turns import rllib_turns
 from benchmarks.rows import Row, row, write
-from services.learner.table import table_config
 from tidemill.config.load import from_document, read_document, write_document
 from tidemill.config.sections import RunConfig
 from tidemill.envs.make import make_env
@@ -34,6 +33,7 @@ from tidemill.params.client import ParamsClient
 from tidemill.params.version import ParamsMetadata, Precision
 from tidemill.replay.client import ReplayClient
 from tidemill.rl.agents.build import build_agent
+from tidemill.services.learner.table import table_config
 from tidemill.types import EnvSpec
 
 _START_S = 60.0
@@ -168,7 +168,17 @@ def _wait_for_steps(client: ReplayClient, table: str) -> None:
 
 @contextlib.contextmanager
 def _process(core: str, service: str, config: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = ["taskset", "-c", core, sys.executable, "-m", f"services.{service}", "--config", config, *options]
+    command = [
+        "taskset",
+        "-c",
+        core,
+        sys.executable,
+        "-m",
+        f"tidemill.services.{service}",
+        "--config",
+        config,
+        *options,
+    ]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         yield process

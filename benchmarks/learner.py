@@ -31,7 +31,6 @@ from torch import Tensor
 from benchmarks.learner_cases import CASES
 from benchmarks.learner_feed import START_S, process, processor_s, random_columns, servers
 from benchmarks.rows import Row, row, write
-from services.learner.table import table_config
 from tidemill.allocator import keep_freed_memory
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
@@ -40,6 +39,7 @@ from tidemill.learner.client import LearnerClient
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.services.learner.table import table_config
 
 _WARM_UP_S = 3.0
 _BATCHES = 8  # different batches of the updates alone
@@ -163,7 +163,7 @@ def _learner(path: str, options: list[str], seconds: float) -> tuple[float, dict
         address, metrics = f"unix://{folder}/l", f"127.0.0.1:{_free_port()}"
         own = ["--learner.server.address", address, "--learner.server.metrics-address", metrics, "--run.root", folder]
         own += ["--learner.updates-per-env-step", "0"]
-        with process("0", "services.learner", path, *own, *options) as pid, LearnerClient(address) as client:
+        with process("0", "tidemill.services.learner", path, *own, *options) as pid, LearnerClient(address) as client:
             _wait_for_training(client)
             time.sleep(_WARM_UP_S)
             before = _Reading.of(client, metrics, pid)

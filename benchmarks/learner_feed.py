@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from services.learner.table import table_config
 from tidemill import codec
 from tidemill.config.sections import RunConfig
 from tidemill.envs.make import spec_of
@@ -23,6 +22,7 @@ from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.build import build_agent
+from tidemill.services.learner.table import table_config
 from tidemill.types import ColumnSpec, EnvSpec
 
 START_S = 120.0
@@ -35,9 +35,9 @@ def servers(config: RunConfig, path: str, env_steps: int) -> Iterator[list[str]]
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tm-"))
         replay, params = f"unix://{folder}/r", f"unix://{folder}/p"
-        stack.enter_context(process("1", "services.replay", path, "--replay.server.address", replay))
+        stack.enter_context(process("1", "tidemill.services.replay", path, "--replay.server.address", replay))
         own = ["--paramserver.server.address", params, "--run.root", folder]
-        stack.enter_context(process("1", "services.paramserver", path, *own))
+        stack.enter_context(process("1", "tidemill.services.paramserver", path, *own))
         fill(config, replay, env_steps)
         yield ["--cluster.replay", replay, "--cluster.params", params]
 

@@ -61,7 +61,7 @@ class Tidemill:
     @contextlib.contextmanager
     def server(self) -> Iterator[Server]:
         """Run a server with an empty table."""
-        command = [sys.executable, "-m", "services.replay", "--replay.server.address", "127.0.0.1:0"]
+        command = [sys.executable, "-m", "tidemill.services.replay", "--replay.server.address", "127.0.0.1:0"]
         with _running([*command, *self._server_options], stderr=subprocess.PIPE) as process:
             assert process.stderr is not None
             found = next(filter(None, (re.search(r"address=(\S+)", line) for line in process.stderr)))

@@ -109,7 +109,7 @@ def running_cluster(config: str, actors: int, options: Mapping[str, str]) -> Ite
     with tempfile.TemporaryDirectory(prefix="tm-") as root:
         given = {"--config": config, "--run.root": root, "--launcher.actors": str(actors), **_FIXED, **options}
         words = [word for pair in given.items() for word in pair]
-        command = [sys.executable, "-m", "services.launcher", "train", *words]
+        command = [sys.executable, "-m", "tidemill.services.launcher", "train", *words]
         launcher = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             yield _started(launcher.pid, Path(root) / "benchmark", streams)
@@ -137,6 +137,6 @@ def _processor_s(launcher_pid: int) -> defaultdict[str, float]:
     for child in children:
         words = Path(f"/proc/{child}/cmdline").read_text(encoding="utf-8").split("\0")
         fields = Path(f"/proc/{child}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        service = words[words.index("-m") + 1].removeprefix("services.")
+        service = words[words.index("-m") + 1].removeprefix("tidemill.services.")
         found[service] += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return found

@@ -38,7 +38,7 @@ def leave(service: str, settings: RunSettings, server: ServerSettings, *, is_ove
         return INTERRUPTED
     if settings.supervisor == "engine" and is_over:
         # A new program, so that the memory of networks and tables is given back and old metrics are gone.
-        os.execv(sys.executable, [sys.executable, "-m", "tidemill.rest", service, server.metrics_address])
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "tidemill.rest", service, server.metrics_address])
     return 0
 
 

@@ -14,12 +14,12 @@ from benchmarks.learn.plan import Plan
 from benchmarks.learn.processes import Processes
 from benchmarks.learn.ran import versions_to_test
 from benchmarks.rows import machine
-from services.launcher.versions import versions
 from tidemill.errors import ConfigError
+from tidemill.services.launcher.versions import versions
 
 _GRACE_S = 600.0
 """What a run may take besides its own limit: start, last evaluation, confirmation, video."""
-_CLI = (sys.executable, "-m", "services.launcher")
+_CLI = (sys.executable, "-m", "tidemill.services.launcher")
 
 
 def carry_out(plan: Plan, seeds: Sequence[int], *, jobs: int, again: bool, limit_s: float) -> None:

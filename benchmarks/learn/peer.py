@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 
 from benchmarks.learn.atomic import write_json
 from benchmarks.learn.peer_course import Course
-from services.evaluator.protocol import Player, Protocol
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.envs.make import make_env
 from tidemill.errors import ConfigError
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
+from tidemill.services.evaluator.protocol import Player, Protocol
 
 ZOO = Path(__file__).with_name("sb3_zoo.yaml")
 _POINTS = 50

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learn.atomic import write_json, write_text
-from services.evaluator.ending import (
+from tidemill.config.sections import RunConfig
+from tidemill.scores import COLUMNS, Score
+from tidemill.services.evaluator.ending import (
     CONFIRMATION_SEED_OFFSET,
     confirmation_seeds,
     evaluation_seeds,
     reaches_target,
 )
-from services.evaluator.protocol import Evaluation
-from tidemill.config.sections import RunConfig
-from tidemill.scores import COLUMNS, Score
+from tidemill.services.evaluator.protocol import Evaluation
 
 State = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""One actor process: `python -m services.actor --config FILE`."""
+"""One actor process: `python -m tidemill.services.actor --config FILE`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,6 @@ from contextlib import ExitStack, closing
 import structlog
 import torch
 
-from services.actor.loop import ActingLoop, PolicyParams, make_throttle
-from services.actor.metrics import EXPECTED, ActorMetrics, watch_appender
-from services.actor.replica import actor_index
-from services.actor.reverse_dns import own_dns_name
 from tidemill.allocator import keep_freed_memory
 from tidemill.config.load import load
 from tidemill.config.sections import ActorConfig
@@ -28,6 +24,10 @@ from tidemill.replay.writer import ReplayWriter
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rpc.background import BackgroundServer
+from tidemill.services.actor.loop import ActingLoop, PolicyParams, make_throttle
+from tidemill.services.actor.metrics import EXPECTED, ActorMetrics, watch_appender
+from tidemill.services.actor.replica import actor_index
+from tidemill.services.actor.reverse_dns import own_dns_name
 from tidemill.telemetry import configure_logging, serve_metrics
 from tidemill.types import Signature, signature_of
 

@@ -12,13 +12,13 @@ import structlog
 import torch
 from numpy.typing import NDArray
 
-from services.actor.metrics import ActorMetrics
 from tidemill.envs.interface import VectorEnv, VectorStep
 from tidemill.params.blob import unpack
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.replay.writer import ReplayWriter
 from tidemill.rl.agents.interface import Policy
 from tidemill.rl.policy_io import PolicyInputBuilder
+from tidemill.services.actor.metrics import ActorMetrics
 
 _log = structlog.get_logger()
 

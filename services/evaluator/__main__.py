@@ -1,4 +1,4 @@
-"""One evaluator process: `python -m services.evaluator --config FILE`."""
+"""One evaluator process: `python -m tidemill.services.evaluator --config FILE`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,6 @@ from pathlib import Path
 import structlog
 import torch
 
-from services.evaluator.evaluator import Evaluator
-from services.evaluator.examiner import Examiner
-from services.evaluator.params_source import ParamsSource
-from services.evaluator.records import Records
-from services.evaluator.report import write_report
-from services.evaluator.result import RESULT, set_result_aside
 from tidemill.allocator import keep_freed_memory
 from tidemill.config.load import load
 from tidemill.config.sections import EvaluatorConfig
@@ -26,6 +20,12 @@ from tidemill.params.run_end import RunEnd
 from tidemill.process import run, signal_event, stop_event
 from tidemill.rest import leave
 from tidemill.rpc.background import BackgroundServer
+from tidemill.services.evaluator.evaluator import Evaluator
+from tidemill.services.evaluator.examiner import Examiner
+from tidemill.services.evaluator.params_source import ParamsSource
+from tidemill.services.evaluator.records import Records
+from tidemill.services.evaluator.report import write_report
+from tidemill.services.evaluator.result import RESULT, set_result_aside
 from tidemill.telemetry import configure_logging, serve_metrics
 
 _log = structlog.get_logger()

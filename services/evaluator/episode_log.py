@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from services.evaluator.protocol import Evaluation
+from tidemill.services.evaluator.protocol import Evaluation
 
 COLUMNS = "params_version,kind,seed,episode_return,length\n"
 

@@ -8,21 +8,21 @@ from collections.abc import Callable
 
 import structlog
 
-from services.evaluator import metrics
-from services.evaluator.ending import (
+from tidemill.config.sections import EvaluatorConfig
+from tidemill.params.version import BEST, EVALUATED, VERDICT, Params, ParamsMetadata
+from tidemill.scores import Score
+from tidemill.services.evaluator import metrics
+from tidemill.services.evaluator.ending import (
     Ending,
     confirmation_seeds,
     evaluation_seeds,
     limit_reached,
     reaches_target,
 )
-from services.evaluator.examiner import Examiner
-from services.evaluator.params_source import ParamsSource
-from services.evaluator.protocol import Evaluation
-from services.evaluator.records import Records
-from tidemill.config.sections import EvaluatorConfig
-from tidemill.params.version import BEST, EVALUATED, VERDICT, Params, ParamsMetadata
-from tidemill.scores import Score
+from tidemill.services.evaluator.examiner import Examiner
+from tidemill.services.evaluator.params_source import ParamsSource
+from tidemill.services.evaluator.protocol import Evaluation
+from tidemill.services.evaluator.records import Records
 
 _log = structlog.get_logger()
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from services.evaluator.protocol import Evaluation, Player, Protocol
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.interface import EpisodeSummary, VectorEnv
 from tidemill.envs.make import make_env, spec_of
@@ -15,6 +14,7 @@ from tidemill.errors import ConfigError, FatalError
 from tidemill.params.blob import unpack
 from tidemill.params.version import Params
 from tidemill.rl.agents.build import build_policy
+from tidemill.services.evaluator.protocol import Evaluation, Player, Protocol
 from tidemill.types import EnvSpec
 
 _PAST_SCHEDULES = 2**62

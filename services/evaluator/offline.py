@@ -12,15 +12,15 @@ from pathlib import Path
 
 import torch
 
-from services.evaluator.ending import CONFIRMATION_SEED_OFFSET
-from services.evaluator.examiner import Examiner
-from services.evaluator.outcome import outcome_of
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import ConfigError, NotFound
 from tidemill.params.stored import read_params
 from tidemill.params.version import BEST, LATEST, Params
 from tidemill.process import run, stop_event
+from tidemill.services.evaluator.ending import CONFIRMATION_SEED_OFFSET
+from tidemill.services.evaluator.examiner import Examiner
+from tidemill.services.evaluator.outcome import outcome_of
 
 _FRESH_SEED_OFFSET = 10 * CONFIRMATION_SEED_OFFSET
 """Far from every seed of the run's own evaluations and confirmations, and far below the training seeds."""
@@ -119,7 +119,7 @@ def _print_subject(config: EvaluatorConfig, params: Params, first: int) -> None:
 
 
 def _film(config: EvaluatorConfig, examiner: Examiner, params: Params, seed: int, file: Path) -> None:
-    from services.evaluator.video import record_video
+    from tidemill.services.evaluator.video import record_video
 
     record = partial(record_video, seed=seed, file=file, max_steps=config.evaluator.video_max_steps)
     summary = examiner.film(params, record)

@@ -8,11 +8,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.evaluator.examiner import epsilon_of
-from services.evaluator.protocol import Evaluation
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.atari_scores import human_normalised
 from tidemill.params.version import Version
+from tidemill.services.evaluator.examiner import epsilon_of
+from tidemill.services.evaluator.protocol import Evaluation
 
 
 @dataclass(frozen=True)

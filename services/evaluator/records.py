@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from services.evaluator.board import Board
-from services.evaluator.ending import reaches_target
-from services.evaluator.episode_log import EpisodeLog
-from services.evaluator.protocol import Evaluation
-from services.evaluator.score_log import ScoreLog, score_of
-from services.evaluator.wall_clock import WallClock, session_start_s
 from tidemill.config.run import RunSettings
 from tidemill.params.version import Version
 from tidemill.scores import Score
+from tidemill.services.evaluator.board import Board
+from tidemill.services.evaluator.ending import reaches_target
+from tidemill.services.evaluator.episode_log import EpisodeLog
+from tidemill.services.evaluator.protocol import Evaluation
+from tidemill.services.evaluator.score_log import ScoreLog, score_of
+from tidemill.services.evaluator.wall_clock import WallClock, session_start_s
 
 
 class Records:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import structlog
 
-from services.evaluator.ending import Ending
-from services.evaluator.examiner import Examiner
-from services.evaluator.params_source import ParamsSource
-from services.evaluator.records import Records
-from services.evaluator.result import Result, write_result
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import TidemillError
+from tidemill.services.evaluator.ending import Ending
+from tidemill.services.evaluator.examiner import Examiner
+from tidemill.services.evaluator.params_source import ParamsSource
+from tidemill.services.evaluator.records import Records
+from tidemill.services.evaluator.result import Result, write_result
 
 CURVE = Path("plots") / "learning_curve.png"
 VIDEO = Path("videos") / "best.mp4"
@@ -35,7 +35,7 @@ def write_report(
 
 def draw(config: EvaluatorConfig, records: Records) -> str | None:
     """Draw the learning curve; return its file in the run's folder, None if there is nothing to draw."""
-    from services.evaluator.curve import draw_curve  # matplotlib takes seconds to import
+    from tidemill.services.evaluator.curve import draw_curve  # matplotlib takes seconds to import
 
     scores, run = records.scores.rows, config.run
     if not scores:
@@ -51,7 +51,7 @@ def draw(config: EvaluatorConfig, records: Records) -> str | None:
 
 def film(config: EvaluatorConfig, source: ParamsSource, examiner: Examiner) -> str | None:
     """Record a video of the best policy; return its file in the run's folder, None if there is none."""
-    from services.evaluator.video import record_video
+    from tidemill.services.evaluator.video import record_video
 
     params = source.best()
     if params is None:

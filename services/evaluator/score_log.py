@@ -8,10 +8,10 @@ import io
 import os
 from pathlib import Path
 
-from services.evaluator.protocol import Evaluation
 from tidemill.envs.atari_scores import human_normalised
 from tidemill.params.version import Version
 from tidemill.scores import COLUMNS, Score, has_all_columns, read_scores
+from tidemill.services.evaluator.protocol import Evaluation
 
 
 class ScoreLog:

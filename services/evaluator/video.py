@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.evaluator.protocol import Player, Slot
 from tidemill.envs.interface import EpisodeSummary, VectorEnv
 from tidemill.errors import FatalError
+from tidemill.services.evaluator.protocol import Player, Slot
 
 FRAMES_PER_S = 30
 """Pictures a second, one picture a decision."""

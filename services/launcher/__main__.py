@@ -1,10 +1,10 @@
-"""`python -m services.launcher` is the `tidemill` command."""
+"""`python -m tidemill.services.launcher` is the `tidemill` command."""
 
 from __future__ import annotations
 
 import sys
 
-from services.launcher.cli import main
+from tidemill.services.launcher.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
-from services.launcher.service_spec import ServiceSpec
 from tidemill.child import PARENT_VARIABLE, WAIT
+from tidemill.services.launcher.service_spec import ServiceSpec
 
 _DEFAULTS = {
     # The video encoder is the only process that a service starts: gRPC need not survive in it, nor warn of it.
@@ -52,6 +52,7 @@ class Child:
         with log_file.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
+                "-P",  # nothing of the working directory stands in for a module of ours
                 "-m",
                 "tidemill.child",
                 *words,

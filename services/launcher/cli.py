@@ -26,37 +26,37 @@ class Entry:
 
 
 def _train() -> Command:
-    from services.launcher.train import train
+    from tidemill.services.launcher.train import train
 
     return train
 
 
 def _resume() -> Command:
-    from services.launcher.train import resume
+    from tidemill.services.launcher.train import resume
 
     return resume
 
 
 def _status() -> Command:
-    from services.launcher.control import status
+    from tidemill.services.launcher.control import status
 
     return status
 
 
 def _ctl() -> Command:
-    from services.launcher.control import ctl
+    from tidemill.services.launcher.control import ctl
 
     return ctl
 
 
 def _doctor() -> Command:
-    from services.launcher.doctor import doctor
+    from tidemill.services.launcher.doctor import doctor
 
     return doctor
 
 
 def _plan() -> Command:
-    from services.launcher.plan import plan
+    from tidemill.services.launcher.plan import plan
 
     return plan
 
@@ -65,7 +65,7 @@ def _module(name: str) -> Callable[[], Command]:
     """Return the loader of a command that another service's module carries out, in this process' place."""
 
     def load() -> Command:
-        from services.launcher.hand_over import hand_over_to
+        from tidemill.services.launcher.hand_over import hand_over_to
 
         return hand_over_to(name)
 
@@ -75,14 +75,16 @@ def _module(name: str) -> Callable[[], Command]:
 COMMANDS: dict[str, Entry] = {
     "train": Entry("run a whole cluster here", _train),
     "resume": Entry("go on with a run where it stopped", _resume),
-    "evaluate": Entry("test a trained policy", _module("services.evaluator.offline")),
+    "evaluate": Entry("test a trained policy", _module("tidemill.services.evaluator.offline")),
     "status": Entry("show what a running cluster is doing", _status),
     "ctl": Entry("control a running cluster", _ctl),
-    "replay": Entry("start one replay service; `replay inspect FOLDER` checks a log", _module("services.replay")),
-    "paramserver": Entry("start one parameter server", _module("services.paramserver")),
-    "learner": Entry("start one learner", _module("services.learner")),
-    "actor": Entry("start one actor; it joins a running cluster", _module("services.actor")),
-    "evaluator": Entry("start one evaluator", _module("services.evaluator")),
+    "replay": Entry(
+        "start one replay service; `replay inspect FOLDER` checks a log", _module("tidemill.services.replay")
+    ),
+    "paramserver": Entry("start one parameter server", _module("tidemill.services.paramserver")),
+    "learner": Entry("start one learner", _module("tidemill.services.learner")),
+    "actor": Entry("start one actor; it joins a running cluster", _module("tidemill.services.actor")),
+    "evaluator": Entry("start one evaluator", _module("tidemill.services.evaluator")),
     "plan": Entry("say how many processes of each kind fill a machine", _plan),
     "doctor": Entry("check the installation and say what to do", _doctor),
 }
@@ -135,7 +137,7 @@ def _run(name: str, rest: Sequence[str]) -> int:
 
 
 def _print_version() -> int:
-    from services.launcher.versions import versions
+    from tidemill.services.launcher.versions import versions
 
     print("\n".join(f"{name} {version}" for name, version in versions().items()))
     return 0

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from services.launcher.child import Child
-from services.launcher.health import CHECK_EVERY_S, Silence, silences, until_serving
-from services.launcher.reserve import Reserve
-from services.launcher.run_folder import RunFolder
-from services.launcher.service_spec import ServiceSpec
-from services.launcher.supervisor import Action, Outcome, Phase, Supervisor, Verb, describe_exit
 from tidemill.errors import TidemillError
+from tidemill.services.launcher.child import Child
+from tidemill.services.launcher.health import CHECK_EVERY_S, Silence, silences, until_serving
+from tidemill.services.launcher.reserve import Reserve
+from tidemill.services.launcher.run_folder import RunFolder
+from tidemill.services.launcher.service_spec import ServiceSpec
+from tidemill.services.launcher.supervisor import Action, Outcome, Phase, Supervisor, Verb, describe_exit
 
 SESSION_VARIABLE = "TIDEMILL_SESSION_START_S"
 """Tells the processes when the launcher started them, on the system's monotonic clock: training time counts

@@ -16,7 +16,7 @@ def command_name() -> str:
         return "tidemill"
     called = script if script.exists() else Path(sys.executable)
     path = min(str(called), os.path.relpath(called), key=len)
-    return path if script.exists() else f"{path} -m services.launcher"
+    return path if script.exists() else f"{path} -m tidemill.services.launcher"
 
 
 def activation() -> str:

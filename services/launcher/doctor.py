@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.launcher.command import activation, command_name
-from services.launcher.versions import versions
 from tidemill.config.sections import RunConfig
+from tidemill.services.launcher.command import activation, command_name
+from tidemill.services.launcher.versions import versions
 
 _MIN_FREE_BYTES = 5 * 1024**3
 _PROBE_TIMEOUT_S = 120.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from services.launcher.cluster import Cluster
-from services.launcher.snapshot import Observer
-from services.launcher.supervisor import Outcome
-from services.launcher.view import View
+from tidemill.services.launcher.cluster import Cluster
+from tidemill.services.launcher.snapshot import Observer
+from tidemill.services.launcher.supervisor import Outcome
+from tidemill.services.launcher.view import View
 
 
 async def run_shown(cluster: Cluster, observer: Observer, view: View, every_s: float) -> Outcome:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import tyro
 
-from services.launcher import rates
 from tidemill.config.check import check
+from tidemill.services.launcher import rates
 
 _ABOUT = """Say how many actors, learners, decoder threads and replay shards a machine should run, and what comes of it.
 

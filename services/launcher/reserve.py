@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from services.launcher.child import Child
+from tidemill.services.launcher.child import Child
 
 
 class Reserve:

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from services.launcher.command import command_name
-from services.launcher.holdings import clear, has_trained
-from services.launcher.versions import versions
 from tidemill.config.load import write_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition
+from tidemill.services.launcher.command import command_name
+from tidemill.services.launcher.holdings import clear, has_trained
+from tidemill.services.launcher.versions import versions
 
 _LOCK = ".lock"
 

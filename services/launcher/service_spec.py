@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.launcher.addresses import actor_address, shard_address
 from tidemill.config.sections import RunConfig
+from tidemill.services.launcher.addresses import actor_address, shard_address
 
 REPLAY, PARAMSERVER, LEARNER, EVALUATOR, ACTOR = "replay", "paramserver", "learner", "evaluator", "actor"
 
@@ -48,7 +48,7 @@ def cluster_specs(config: RunConfig, config_file: Path, sockets: Path) -> tuple[
 
     def spec(name: str, address: str, after: tuple[str, ...] = (), nice: int = 0) -> ServiceSpec:
         arguments = ("--config", str(config_file))
-        return ServiceSpec(name, name, f"services.{name}", arguments, address, after, nice)
+        return ServiceSpec(name, name, f"tidemill.services.{name}", arguments, address, after, nice)
 
     return (
         *(
@@ -69,9 +69,9 @@ def _learner_spec(config: RunConfig, config_file: Path) -> ServiceSpec:
     address, settings = config.learner.server.address, ("--config", str(config_file))
     if config.launcher.learners == 1:
         reserve = config.launcher.learner_reserve
-        return ServiceSpec(LEARNER, LEARNER, "services.learner", settings, address, has_reserve=reserve)
+        return ServiceSpec(LEARNER, LEARNER, "tidemill.services.learner", settings, address, has_reserve=reserve)
     ranks = (str(config.launcher.learners), str(config.launcher.max_restarts))
-    return ServiceSpec(LEARNER, LEARNER, "services.learner.torchrun", (*ranks, *settings), address)
+    return ServiceSpec(LEARNER, LEARNER, "tidemill.services.learner.torchrun", (*ranks, *settings), address)
 
 
 def _shard_spec(config: RunConfig, config_file: Path, sockets: Path, shard: int) -> ServiceSpec:
@@ -79,7 +79,7 @@ def _shard_spec(config: RunConfig, config_file: Path, sockets: Path, shard: int)
     arguments = ["--config", str(config_file), "--replay.shard", str(shard), "--replay.server.address", address]
     if folder and "{shard}" not in folder:  # a folder for all is divided, for no two may share one
         arguments += ["--replay.storage.folder", f"{folder}/{shard}"]
-    return ServiceSpec(f"replay-{shard}", REPLAY, "services.replay", tuple(arguments), address)
+    return ServiceSpec(f"replay-{shard}", REPLAY, "tidemill.services.replay", tuple(arguments), address)
 
 
 def _actor_spec(config: RunConfig, config_file: Path, sockets: Path, index: int) -> ServiceSpec:
@@ -93,4 +93,4 @@ def _actor_spec(config: RunConfig, config_file: Path, sockets: Path, index: int)
     }
     words = tuple(str(word) for pair in arguments.items() for word in pair)
     nice = config.launcher.actor_nice
-    return ServiceSpec(f"actor-{index}", ACTOR, "services.actor", words, address, (), nice)
+    return ServiceSpec(f"actor-{index}", ACTOR, "tidemill.services.actor", words, address, (), nice)

@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.launcher.advice import Adviser, Sight
-from services.launcher.supervisor import Phase, Supervisor
-from services.launcher.tables import Tables
-from services.launcher.usage import Usage, UsageMeter
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import TidemillError
 from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.scores import Score, read_scores
+from tidemill.services.launcher.advice import Adviser, Sight
+from tidemill.services.launcher.supervisor import Phase, Supervisor
+from tidemill.services.launcher.tables import Tables
+from tidemill.services.launcher.usage import Usage, UsageMeter
 
 _RATE_WINDOW_S = 10.0
 _STATUS_DEADLINE_S = 1.0

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from services.launcher.command import activation, command_name
-from services.launcher.holdings import has_trained
-from services.launcher.supervisor import Outcome
 from tidemill.learner.status import LearnerStatus
+from tidemill.services.launcher.command import activation, command_name
+from tidemill.services.launcher.holdings import has_trained
+from tidemill.services.launcher.supervisor import Outcome
 
 _FILES = (
     ("result.json", "final summary"),

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from services.launcher.service_spec import ACTOR, EVALUATOR, LEARNER, PARAMSERVER, REPLAY, ServiceSpec
 from tidemill.config.services import LauncherSettings
+from tidemill.services.launcher.service_spec import ACTOR, EVALUATOR, LEARNER, PARAMSERVER, REPLAY, ServiceSpec
 
 RESTART_WINDOW_S = 600.0
 """Restarts are counted over the last ten minutes."""

@@ -6,28 +6,28 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.launcher.addresses import (
+from tidemill.config.load import load, read_document
+from tidemill.config.sections import RunConfig
+from tidemill.errors import ConfigError
+from tidemill.learner.status import LearnerStatus
+from tidemill.services.launcher.addresses import (
     check_shards,
     make_socket_folder,
     remove_socket_folder,
     socket_folder_of,
     with_addresses,
 )
-from services.launcher.cluster import Cluster
-from services.launcher.monitor import run_shown
-from services.launcher.restored import describe_restored
-from services.launcher.run_folder import RunFolder, check_free, check_is_run, located
-from services.launcher.service_spec import cluster_specs
-from services.launcher.snapshot import Observer
-from services.launcher.storage import with_storage
-from services.launcher.summary import summarise
-from services.launcher.supervisor import Outcome, Supervisor
-from services.launcher.trial import try_environment
-from services.launcher.view import make_view
-from tidemill.config.load import load, read_document
-from tidemill.config.sections import RunConfig
-from tidemill.errors import ConfigError
-from tidemill.learner.status import LearnerStatus
+from tidemill.services.launcher.cluster import Cluster
+from tidemill.services.launcher.monitor import run_shown
+from tidemill.services.launcher.restored import describe_restored
+from tidemill.services.launcher.run_folder import RunFolder, check_free, check_is_run, located
+from tidemill.services.launcher.service_spec import cluster_specs
+from tidemill.services.launcher.snapshot import Observer
+from tidemill.services.launcher.storage import with_storage
+from tidemill.services.launcher.summary import summarise
+from tidemill.services.launcher.supervisor import Outcome, Supervisor
+from tidemill.services.launcher.trial import try_environment
+from tidemill.services.launcher.view import make_view
 
 _TRAIN = """Run a whole cluster on this machine: replay, parameter server, learner, actors and evaluator.
 

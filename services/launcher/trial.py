@@ -33,7 +33,7 @@ def try_environment(config: RunConfig) -> None:
         write_document(config, Path(folder) / _SETTINGS)
         try:
             ended = subprocess.run(
-                [sys.executable, "-m", "tidemill.child", "services.launcher.trial", folder],
+                [sys.executable, "-P", "-m", "tidemill.child", "tidemill.services.launcher.trial", folder],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 env=os.environ | {PARENT_VARIABLE: str(os.getpid()), "SDL_VIDEODRIVER": "dummy"},

@@ -15,13 +15,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from services.launcher.shard_lines import shards_away
-from services.launcher.snapshot import ProcessRow, Snapshot
-from services.launcher.supervisor import Phase
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.learner.status import LearnerStatus
 from tidemill.scores import Score
+from tidemill.services.launcher.shard_lines import shards_away
+from tidemill.services.launcher.snapshot import ProcessRow, Snapshot
+from tidemill.services.launcher.supervisor import Phase
 
 _PLAIN_EVERY_S = 10.0
 _EVENTS_SHOWN = 6

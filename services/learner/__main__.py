@@ -1,4 +1,4 @@
-"""One learner process: `python -m services.learner --config FILE`."""
+"""One learner process: `python -m tidemill.services.learner --config FILE`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 import structlog
 
-from services.learner.learner import Learner
-from services.learner.metrics import leave_out_what_rank_0_does
-from services.learner.ranks import place_of
 from tidemill.allocator import keep_freed_memory
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.process import die_with_parent, run, stop_event
 from tidemill.rest import leave
 from tidemill.rpc.background import BackgroundServer
+from tidemill.services.learner.learner import Learner
+from tidemill.services.learner.metrics import leave_out_what_rank_0_does
+from tidemill.services.learner.ranks import place_of
 from tidemill.telemetry import configure_logging, serve_metrics, watch_disk
 
 _log = structlog.get_logger()

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from services.learner.counters import Counters
-from services.learner.decoder import Batch
 from tidemill.replay.batch import SampledBatch
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.decoder import Batch
 
 _POLL_S = 0.2
 _JOIN_S = 5.0

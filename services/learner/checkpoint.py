@@ -17,9 +17,9 @@ from pathlib import Path
 
 import structlog
 
-from services.learner.checkpoint_format import Checkpoint, decode, encode
 from tidemill.errors import DataLoss, FatalError, ResourceExhausted, TidemillError
 from tidemill.params.publisher import StalePublisher
+from tidemill.services.learner.checkpoint_format import Checkpoint, decode, encode
 
 _NAME = re.compile(r"checkpoint-(?:(\d{6,})-)?(\d{8})\.safetensors")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -19,8 +19,8 @@ from typing import Any
 import safetensors.torch
 from safetensors import SafetensorError
 
-from services.learner.state_tree import Tree, flatten, unflatten
 from tidemill.errors import DataLoss, FatalError
+from tidemill.services.learner.state_tree import Tree, flatten, unflatten
 
 FORMAT_VERSION = 3
 """Raised with every change of what is written; older formats are read."""

@@ -10,13 +10,13 @@ from concurrent.futures import Future
 
 import structlog
 
-from services.learner import metrics
-from services.learner.checkpoint import CheckpointStore
-from services.learner.checkpoint_format import Checkpoint
-from services.learner.control import Control
 from tidemill.errors import TidemillError
 from tidemill.learner.status import SavedCheckpoint
 from tidemill.params.publisher import StalePublisher
+from tidemill.services.learner import metrics
+from tidemill.services.learner.checkpoint import CheckpointStore
+from tidemill.services.learner.checkpoint_format import Checkpoint
+from tidemill.services.learner.control import Control
 
 _CLOSE_S = 10.0
 

@@ -10,9 +10,9 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from services.learner import metrics
 from tidemill.errors import NotFound, Unavailable
 from tidemill.replay.batch import SampledBatch
+from tidemill.services.learner import metrics
 
 Delete = Callable[[NDArray[np.uint64]], object]
 """Removes items by key from the table; bounded in time."""

@@ -9,17 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.learner import metrics
-from services.learner.counters import Counters
-from services.learner.damaged_items import DamagedItems
-from services.learner.importance import importance_sampling_exponent, importance_weights, largest_weight
-from services.learner.recurrent_state import RECURRENT_STATE, recurrent_states, without_recurrent_state
-from services.learner.transfer import Transfer, Transferred
 from tidemill import codec
 from tidemill.config.table import TableSettings
 from tidemill.replay.batch import SampledBatch
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.transitions import FRAMES
+from tidemill.services.learner import metrics
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.damaged_items import DamagedItems
+from tidemill.services.learner.importance import importance_sampling_exponent, importance_weights, largest_weight
+from tidemill.services.learner.recurrent_state import RECURRENT_STATE, recurrent_states, without_recurrent_state
+from tidemill.services.learner.transfer import Transfer, Transferred
 from tidemill.types import Signature
 
 _WEIGHT = "importance_weight"

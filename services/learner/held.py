@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.learner.state_tree import flatten
+from tidemill.services.learner.state_tree import flatten
 
 _MAX_BYTES = 256 * 1024**2
 _LEAST, _MOST = 2, 64

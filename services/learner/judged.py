@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import structlog
 
-from services.learner.held import HeldStates
-from services.learner.publishing import PolicyPublisher
-from services.learner.resume import Resumable
-from services.learner.verdict import Verdicts
+from tidemill.services.learner.held import HeldStates
+from tidemill.services.learner.publishing import PolicyPublisher
+from tidemill.services.learner.resume import Resumable
+from tidemill.services.learner.verdict import Verdicts
 
 _PUBLISH_S = 5.0
 

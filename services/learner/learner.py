@@ -15,30 +15,6 @@ from importlib.metadata import version
 import structlog
 import torch
 
-from services.learner.batches import Batches
-from services.learner.checkpoint import CheckpointStore
-from services.learner.checkpointer import Checkpointer
-from services.learner.control import Control
-from services.learner.counters import Counters
-from services.learner.damaged_items import DamagedItems
-from services.learner.decoder import Decoder
-from services.learner.digest import config_digest
-from services.learner.fence import Fence
-from services.learner.gpu_metrics import watch_gpu
-from services.learner.judged import Judged
-from services.learner.peers import wait_for_peer, wait_for_shard
-from services.learner.priorities import PriorityWriter
-from services.learner.progress import Progress
-from services.learner.publishing import PolicyPublisher
-from services.learner.ranks import Place, Ranks, joined_ranks
-from services.learner.resume import Resumable
-from services.learner.rng import seed_rng
-from services.learner.sampling import create_tables, open_sampler
-from services.learner.servicer import LearnerServicer
-from services.learner.status import StatusBoard
-from services.learner.table import batches_per_sample, table_config
-from services.learner.trainer import Limits, Outlets, Trainer
-from services.learner.transfer import Transfer, device_of
 from tidemill.config.sections import LearnerConfig
 from tidemill.envs.make import spec_of
 from tidemill.params.client import ParamsClient
@@ -52,6 +28,30 @@ from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.optimizers import fallen
 from tidemill.rpc.server import RpcServer
+from tidemill.services.learner.batches import Batches
+from tidemill.services.learner.checkpoint import CheckpointStore
+from tidemill.services.learner.checkpointer import Checkpointer
+from tidemill.services.learner.control import Control
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.damaged_items import DamagedItems
+from tidemill.services.learner.decoder import Decoder
+from tidemill.services.learner.digest import config_digest
+from tidemill.services.learner.fence import Fence
+from tidemill.services.learner.gpu_metrics import watch_gpu
+from tidemill.services.learner.judged import Judged
+from tidemill.services.learner.peers import wait_for_peer, wait_for_shard
+from tidemill.services.learner.priorities import PriorityWriter
+from tidemill.services.learner.progress import Progress
+from tidemill.services.learner.publishing import PolicyPublisher
+from tidemill.services.learner.ranks import Place, Ranks, joined_ranks
+from tidemill.services.learner.resume import Resumable
+from tidemill.services.learner.rng import seed_rng
+from tidemill.services.learner.sampling import create_tables, open_sampler
+from tidemill.services.learner.servicer import LearnerServicer
+from tidemill.services.learner.status import StatusBoard
+from tidemill.services.learner.table import batches_per_sample, table_config
+from tidemill.services.learner.trainer import Limits, Outlets, Trainer
+from tidemill.services.learner.transfer import Transfer, device_of
 
 _LAST_PUBLISH_S = 5.0
 _FENCE_S = 1.0  # how old the parameter server's word may be that no newer learner took over, for priorities

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.learner import metrics
 from tidemill.errors import FatalError, NotFound, Unavailable
 from tidemill.replay.chunk import SMALLEST_PRIORITY
+from tidemill.services.learner import metrics
 
 Keys = NDArray[np.uint64]
 Send = Callable[[Keys, NDArray[np.float64]], object]

@@ -10,9 +10,9 @@ import structlog
 import torch
 from torch import Tensor
 
-from services.learner import metrics
-from services.learner.counters import Counters
 from tidemill.learner.status import LearnerState
+from tidemill.services.learner import metrics
+from tidemill.services.learner.counters import Counters
 
 _WINDOW_S = 5.0  # rates are over this many newest seconds
 _TICK_S = 1.0  # how often the device's metrics are read, which waits for the device

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from services.learner.roll_call import RollCall
 from tidemill.errors import ConfigError, Unavailable
 from tidemill.rl.process_group import ProcessGroup, SingleProcess
+from tidemill.services.learner.roll_call import RollCall
 
 _ROLL_CALL_S = 0.1  # between two looks at the store
 

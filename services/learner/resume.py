@@ -7,14 +7,14 @@ from pathlib import Path
 
 import structlog
 
-from services.learner.checkpoint import CheckpointStore, check_fits
-from services.learner.checkpoint_format import Checkpoint, decode, encode
-from services.learner.counters import Counters
-from services.learner.held import Held, copied
-from services.learner.rng import fits_devices, load_rng_state, rng_state
-from services.learner.state_tree import shapes_of, snapshot
 from tidemill.errors import FatalError, InvalidArgument
 from tidemill.rl.agents.interface import Agent
+from tidemill.services.learner.checkpoint import CheckpointStore, check_fits
+from tidemill.services.learner.checkpoint_format import Checkpoint, decode, encode
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.held import Held, copied
+from tidemill.services.learner.rng import fits_devices, load_rng_state, rng_state
+from tidemill.services.learner.state_tree import shapes_of, snapshot
 
 _RESTORED = "weights, targets, optimizers, schedules, counters and random generators are back"
 

@@ -8,8 +8,6 @@ from contextlib import ExitStack
 import structlog
 from prometheus_client import REGISTRY
 
-from services.learner.shard_metrics import ShardCollector
-from services.learner.table import create_table
 from tidemill.config.run import ClusterSettings
 from tidemill.errors import Unavailable
 from tidemill.replay.client import ReplayClient
@@ -17,6 +15,8 @@ from tidemill.replay.sampler import ReplaySampler
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.table import shard_config
 from tidemill.replay.table_config import TableConfig
+from tidemill.services.learner.shard_metrics import ShardCollector
+from tidemill.services.learner.table import create_table
 
 _CREATE_S = 5.0
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from services.learner.control import Control
-from services.learner.counters import Counters
-from services.learner.progress import Progress
 from tidemill.learner.status import LearnerState, LearnerStatus, ShardStatus
 from tidemill.replay.shards.shard import ShardReport
+from tidemill.services.learner.control import Control
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.progress import Progress
 
 
 class StatusBoard:

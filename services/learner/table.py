@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from services.learner.recurrent_state import STATE_DTYPE
 from tidemill.config.services import LearnerSettings
 from tidemill.config.table import TableSettings
 from tidemill.errors import AlreadyExists, ConfigError, FatalError
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
 from tidemill.rl.agents.interface import Agent
+from tidemill.services.learner.recurrent_state import STATE_DTYPE
 from tidemill.types import EnvSpec, Signature, signature_of
 
 _VECTORS, _IMAGES = 2048, 128

@@ -1,7 +1,7 @@
-"""Several learners that train together: `python -m services.learner.torchrun RANKS RESTARTS ...`.
+"""Several learners that train together: `python -m tidemill.services.learner.torchrun RANKS RESTARTS ...`.
 
 RANKS is a number, or `gpu`: one for each GPU of the machine. On several machines torchrun's own options come first, as
-in `python -m services.learner.torchrun --nnodes=2 ... -m services.learner ...`.
+in `python -m tidemill.services.learner.torchrun --nnodes=2 ... -m tidemill.services.learner ...`.
 
 It does what `torchrun` does (for one machine with `--nproc-per-node=RANKS --max-restarts=RESTARTS`). Besides it ends
 with its launcher, leaves as a learner without torchrun does, explains a failure in one line, listens on loopback alone
@@ -26,16 +26,16 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import parse_args
 from torch.distributed.run import run as run_ranks
 
-from services.learner.one_box import BACKEND, register
-from services.learner.ranks import Place
 from tidemill.child import PARENT_VARIABLE
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import ConfigError, FatalError, Unavailable
 from tidemill.process import run, signal_event
 from tidemill.rest import INTERRUPTED, leave
+from tidemill.services.learner.one_box import BACKEND, register
+from tidemill.services.learner.ranks import Place
 
-_LEARNER = "services.learner"
+_LEARNER = "tidemill.services.learner"
 _CHILD = "tidemill.child"  # through which ranks are started, so that they end with this process from the first moment
 _LOOPBACK = "lo"
 _JOINED_ANEW = "TIDEMILL_JOINED_ANEW"  # how often this process has
@@ -84,6 +84,7 @@ def _config_of(options: argparse.Namespace) -> LearnerConfig:
 def _prepare_environment(config: LearnerConfig, *, one_machine: bool) -> None:
     """Set what the ranks inherit: they end with this process, and those of one machine talk over loopback alone."""
     os.environ[PARENT_VARIABLE] = str(os.getpid())
+    os.environ["PYTHONSAFEPATH"] = "1"  # nothing of the working directory stands in for a module of ours
     os.environ.setdefault("OMP_NUM_THREADS", str(max(config.learner.threads, 1)))
     # An agent that keeps its store does not tell machines that come later where it is.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
@@ -127,7 +128,7 @@ def _join_anew(error: Exception, limit: int, words: list[str], environ: dict[str
         raise Unavailable(f"the other machines are lost, and there are no restarts left: {why}") from error
     print(f"learner: lost the other machines, joining them anew ({times} of {limit}): {why}", file=sys.stderr)
     time.sleep(_PAUSE_S)
-    command = [sys.executable, "-m", "services.learner.torchrun", *words]
+    command = [sys.executable, "-P", "-m", "tidemill.services.learner.torchrun", *words]
     os.execve(sys.executable, command, environ | {_JOINED_ANEW: str(times)})
 
 

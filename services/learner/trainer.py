@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.learner import metrics
-from services.learner.checkpointer import Checkpointer
-from services.learner.control import Control
-from services.learner.counters import Counters
-from services.learner.decoder import Batch
-from services.learner.progress import Progress
-from services.learner.ranks import OneRank, Ranks, Word
 from tidemill.rl.agents.interface import Agent
+from tidemill.services.learner import metrics
+from tidemill.services.learner.checkpointer import Checkpointer
+from tidemill.services.learner.control import Control
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.decoder import Batch
+from tidemill.services.learner.progress import Progress
+from tidemill.services.learner.ranks import OneRank, Ranks, Word
 
 _POLL_S = 0.2  # longest the thread is deaf to requests while there is no batch
 

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.learner.ranks import Place
 from tidemill.errors import ConfigError
+from tidemill.services.learner.ranks import Place
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,15 +10,15 @@ from functools import partial
 
 import structlog
 
-from services.paramserver.announcer import Announcer
-from services.paramserver.metrics import Metrics
-from services.paramserver.servicer import ParamServicer
-from services.paramserver.version_store import VersionStore
-from services.paramserver.writer import Writer
 from tidemill import process
 from tidemill.config.load import load
 from tidemill.config.sections import ParamServerConfig
 from tidemill.rpc.server import RpcServer
+from tidemill.services.paramserver.announcer import Announcer
+from tidemill.services.paramserver.metrics import Metrics
+from tidemill.services.paramserver.servicer import ParamServicer
+from tidemill.services.paramserver.version_store import VersionStore
+from tidemill.services.paramserver.writer import Writer
 from tidemill.telemetry import configure_logging, serve_metrics, watch_disk
 
 _SERVICE = "paramserver"

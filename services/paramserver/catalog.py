@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from services.paramserver.draft import Draft
 from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from tidemill.params.version import LATEST, Version, check_tag
+from tidemill.services.paramserver.draft import Draft
 
 _GREATEST_ABOVE = 2**62
 

@@ -7,10 +7,10 @@ import hashlib
 from pathlib import Path
 from typing import BinaryIO
 
-from services.paramserver.draft import Draft
-from services.paramserver.durable import full_disk_reported, remove, sync_file
 from tidemill.errors import DataLoss, InvalidArgument
 from tidemill.params.version import Encoding, Precision
+from tidemill.services.paramserver.draft import Draft
+from tidemill.services.paramserver.durable import full_disk_reported, remove, sync_file
 
 
 class Incoming:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from services.paramserver.catalog import Catalog
+from tidemill.services.paramserver.catalog import Catalog
 
 _PREFIX = "tidemill_paramserver"
 

@@ -12,12 +12,6 @@ from typing import Any
 import grpc.aio
 import structlog
 
-from services.paramserver.announcer import Announcer
-from services.paramserver.draft import Draft, check_text
-from services.paramserver.metrics import Metrics
-from services.paramserver.stored_blob import StoredBlob
-from services.paramserver.version_store import VersionStore
-from services.paramserver.writer import Writer
 from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, TidemillError, Unavailable
 from tidemill.params.codec import (
     MAX_PIECE_BYTES,
@@ -31,6 +25,12 @@ from tidemill.params.v1 import params_pb2 as pb
 from tidemill.params.v1 import params_pb2_grpc
 from tidemill.params.version import LATEST, Precision, Version, check_tag
 from tidemill.rpc.server import RpcServer
+from tidemill.services.paramserver.announcer import Announcer
+from tidemill.services.paramserver.draft import Draft, check_text
+from tidemill.services.paramserver.metrics import Metrics
+from tidemill.services.paramserver.stored_blob import StoredBlob
+from tidemill.services.paramserver.version_store import VersionStore
+from tidemill.services.paramserver.writer import Writer
 
 _FULL_NAME = pb.DESCRIPTOR.services_by_name["ParamService"].full_name
 

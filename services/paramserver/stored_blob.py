@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import BinaryIO
 
-from services.paramserver.version_files import verify
 from tidemill.errors import Unavailable
 from tidemill.params.version import Encoding
+from tidemill.services.paramserver.version_files import verify
 
 
 class StoredBlob:

@@ -12,10 +12,10 @@ from typing import BinaryIO
 
 import structlog
 
-from services.paramserver.durable import remove, sync_folder, write_whole
 from tidemill.errors import DataLoss, NotFound
 from tidemill.params.document import from_version, seal, to_version, unseal
 from tidemill.params.version import Encoding, Precision, Version
+from tidemill.services.paramserver.durable import remove, sync_folder, write_whole
 
 _NAME = re.compile(r"(\d{10,20})\.(json|copy\.json|removed|full\.safetensors|half\.safetensors)")
 _DESCRIPTIONS = ("json", "copy.json")

@@ -29,15 +29,15 @@ from typing import BinaryIO
 
 import structlog
 
-from services.paramserver.catalog import Catalog
-from services.paramserver.draft import Draft
-from services.paramserver.durable import TEMPORARY, full_disk_reported, remove, sync_folder, write_whole
-from services.paramserver.incoming import Incoming
-from services.paramserver.state_file import State, StateFile
-from services.paramserver.stored_blob import StoredBlob
-from services.paramserver.version_files import VersionFiles, verify
 from tidemill.errors import DataLoss, FatalError
 from tidemill.params.version import Encoding, Precision, Version
+from tidemill.services.paramserver.catalog import Catalog
+from tidemill.services.paramserver.draft import Draft
+from tidemill.services.paramserver.durable import TEMPORARY, full_disk_reported, remove, sync_folder, write_whole
+from tidemill.services.paramserver.incoming import Incoming
+from tidemill.services.paramserver.state_file import State, StateFile
+from tidemill.services.paramserver.stored_blob import StoredBlob
+from tidemill.services.paramserver.version_files import VersionFiles, verify
 
 _log = structlog.get_logger()
 

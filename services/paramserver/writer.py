@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from services.paramserver.announcer import Announcer
-from services.paramserver.catalog import Catalog
-from services.paramserver.draft import Draft
-from services.paramserver.incoming import Incoming
-from services.paramserver.version_store import VersionStore
 from tidemill.errors import Unavailable
 from tidemill.params.version import Version
+from tidemill.services.paramserver.announcer import Announcer
+from tidemill.services.paramserver.catalog import Catalog
+from tidemill.services.paramserver.draft import Draft
+from tidemill.services.paramserver.incoming import Incoming
+from tidemill.services.paramserver.version_store import VersionStore
 
 STALL_S = 10.0
 """How long a publisher may send nothing before it loses its turn, in seconds."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import structlog
 
-from services.replay.batch_room import BatchRoom
-from services.replay.cold_reader import ColdReader
-from services.replay.credit import Wanted
-from services.replay.drawn import Drawn, Sample
-from services.replay.gate import Gate
-from services.replay.log_blocks import LogBlocks
-from services.replay.replay import Replay
-from services.replay.table import Table
 from tidemill.errors import ResourceExhausted
+from tidemill.services.replay.batch_room import BatchRoom
+from tidemill.services.replay.cold_reader import ColdReader
+from tidemill.services.replay.credit import Wanted
+from tidemill.services.replay.drawn import Drawn, Sample
+from tidemill.services.replay.gate import Gate
+from tidemill.services.replay.log_blocks import LogBlocks
+from tidemill.services.replay.replay import Replay
+from tidemill.services.replay.table import Table
 
 _log = structlog.get_logger()
 

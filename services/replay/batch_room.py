@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from services.replay.memory_budget import MemoryBudget
+from tidemill.services.replay.memory_budget import MemoryBudget
 
 COPIES = 2
 """How often a batch is in memory while it waits for its caller: as bytes in Python and in gRPC's buffer."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 
-from services.replay.log_blocks import Locations
-from services.replay.log_frame import CRC_BYTES, blob_is_intact
-from services.replay.segment_file import LogFolder
+from tidemill.services.replay.log_blocks import Locations
+from tidemill.services.replay.log_frame import CRC_BYTES, blob_is_intact
+from tidemill.services.replay.segment_file import LogFolder
 
 _MAX_OPEN = 128
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.block_store import BlockStore, MemoryBlocks
+from tidemill.services.replay.block_store import BlockStore, MemoryBlocks
 from tidemill.types import Signature
 
 Ints = NDArray[np.int64]

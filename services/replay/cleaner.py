@@ -10,12 +10,12 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from services.replay.chunk_store import ChunkStore
-from services.replay.cold_reader import ColdReader
-from services.replay.garbage import Garbage, chunks_in, items_in
-from services.replay.journal import Journal, NewChunks
-from services.replay.log_blocks import LogBlocks
-from services.replay.replay import Replay
+from tidemill.services.replay.chunk_store import ChunkStore
+from tidemill.services.replay.cold_reader import ColdReader
+from tidemill.services.replay.garbage import Garbage, chunks_in, items_in
+from tidemill.services.replay.journal import Journal, NewChunks
+from tidemill.services.replay.log_blocks import LogBlocks
+from tidemill.services.replay.replay import Replay
 
 Ints = NDArray[np.int64]
 

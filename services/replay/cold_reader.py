@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.blob_files import BlobFiles
-from services.replay.log_blocks import LogBlocks
+from tidemill.services.replay.blob_files import BlobFiles
+from tidemill.services.replay.log_blocks import LogBlocks
 
 Ints = NDArray[np.int64]
 

@@ -7,7 +7,7 @@ import heapq
 import itertools
 from collections import deque
 
-from services.replay.log_writer import Progress
+from tidemill.services.replay.log_writer import Progress
 
 
 class Commits:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from services.replay.log_frame import Frame
+from tidemill.services.replay.log_frame import Frame
 
 
 @dataclass(slots=True)

@@ -6,9 +6,9 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
-from services.replay.rate_limiter import RateLimiter
 from tidemill.errors import InvalidArgument
 from tidemill.replay.limits import MAX_DRAWS
+from tidemill.services.replay.rate_limiter import RateLimiter
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.replay.gate import Gate
-from services.replay.latency import BOUNDS_S
-from services.replay.replay import Replay
-from services.replay.replay_log import ReplayLog
-from services.replay.table import Table
 from tidemill.replay.table_config import TableDescription
+from tidemill.services.replay.gate import Gate
+from tidemill.services.replay.latency import BOUNDS_S
+from tidemill.services.replay.replay import Replay
+from tidemill.services.replay.replay_log import ReplayLog
+from tidemill.services.replay.table import Table
 
 
 def describe(table: Table, replay: Replay, gate: Gate, log: ReplayLog | None) -> TableDescription:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.chunk_store import ChunkStore
-from services.replay.items import Items
 from tidemill.replay.batch import Blocks
+from tidemill.services.replay.chunk_store import ChunkStore
+from tidemill.services.replay.items import Items
 
 Ints = NDArray[np.int64]
 

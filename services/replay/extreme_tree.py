@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.levels import FAN_OUT, Levels
+from tidemill.services.replay.levels import FAN_OUT, Levels
 
 _SIGN = np.uint64(1 << 63)
 _EMPTY = np.uint64(0)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.chunk_store import ChunkStore
-from services.replay.journal import Journal
-from services.replay.log_blocks import LogBlocks
-from services.replay.log_changes import ITEM
-from services.replay.replay import Replay
-from services.replay.table import Table
+from tidemill.services.replay.chunk_store import ChunkStore
+from tidemill.services.replay.journal import Journal
+from tidemill.services.replay.log_blocks import LogBlocks
+from tidemill.services.replay.log_changes import ITEM
+from tidemill.services.replay.replay import Replay
+from tidemill.services.replay.table import Table
 
 Ints = NDArray[np.int64]
 

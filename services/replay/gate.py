@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from services.replay.table import Table
+from tidemill.services.replay.table import Table
 
 Side = Literal["insert", "sample"]
 T = TypeVar("T")

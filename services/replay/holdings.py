@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.chunk_store import ChunkStore
+from tidemill.services.replay.chunk_store import ChunkStore
 
 Ints = NDArray[np.int64]
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from services.replay.blob_files import BlobFiles
-from services.replay.chunk_store import ChunkStore
-from services.replay.log_blocks import LogBlocks
-from services.replay.log_frame import FORMAT
-from services.replay.memory_budget import MemoryBudget
-from services.replay.recovered import Found, look
-from services.replay.replay import Replay
-from services.replay.restore import restore
-from services.replay.segment_file import LogFolder
 from tidemill.errors import FatalError
+from tidemill.services.replay.blob_files import BlobFiles
+from tidemill.services.replay.chunk_store import ChunkStore
+from tidemill.services.replay.log_blocks import LogBlocks
+from tidemill.services.replay.log_frame import FORMAT
+from tidemill.services.replay.memory_budget import MemoryBudget
+from tidemill.services.replay.recovered import Found, look
+from tidemill.services.replay.replay import Replay
+from tidemill.services.replay.restore import restore
+from tidemill.services.replay.segment_file import LogFolder
 
 _BATCH = 1024
 _UNLIMITED = 2**31 - 1

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.chunk_store import ChunkStore
-from services.replay.log_blocks import Locations, LogBlocks
-from services.replay.log_changes import (
+from tidemill.services.replay.chunk_store import ChunkStore
+from tidemill.services.replay.log_blocks import Locations, LogBlocks
+from tidemill.services.replay.log_changes import (
     CHUNK,
     ITEM,
     ChunkColumns,
@@ -21,9 +21,9 @@ from services.replay.log_changes import (
     encode_changes,
     encode_leaving,
 )
-from services.replay.log_frame import CRC_BYTES, HEADER_BYTES, Blob, Kind, Record
-from services.replay.log_writer import Command, Delete, Write
-from services.replay.table import Table
+from tidemill.services.replay.log_frame import CRC_BYTES, HEADER_BYTES, Blob, Kind, Record
+from tidemill.services.replay.log_writer import Command, Delete, Write
+from tidemill.services.replay.table import Table
 
 Ints = NDArray[np.int64]
 

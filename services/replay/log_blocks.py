@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.block_store import cut_raw
-from services.replay.memory_budget import MemoryBudget
 from tidemill.replay.batch import Blocks
+from tidemill.services.replay.block_store import cut_raw
+from tidemill.services.replay.memory_budget import MemoryBudget
 from tidemill.types import Codec, Signature
 
 Ints = NDArray[np.int64]

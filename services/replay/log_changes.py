@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.table_stats import STATS_FIELDS
+from tidemill.services.replay.table_stats import STATS_FIELDS
 
 CHUNK = np.dtype(
     [

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from services.replay.log_frame import MARK_BYTES, PREAMBLE_BYTES
-from services.replay.newest_segment import read_newest
+from tidemill.services.replay.log_frame import MARK_BYTES, PREAMBLE_BYTES
+from tidemill.services.replay.newest_segment import read_newest
 
 _HEAD_BYTES = 4096
 

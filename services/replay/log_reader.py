@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.continuity import Continuity
-from services.replay.log_changes import CHUNK, SIZE, STAT, RawChanges, RawSection, cut_changes, cut_leaving
-from services.replay.log_damage import Damage, Mend, Repair
-from services.replay.log_frame import Frame, Kind, Scan, blob_is_intact, check_format, scan, split_body
-from services.replay.newest_segment import NewestSegment
-from services.replay.segment_file import LogFolder
-from services.replay.snapshot import Snapshot
+from tidemill.services.replay.continuity import Continuity
+from tidemill.services.replay.log_changes import CHUNK, SIZE, STAT, RawChanges, RawSection, cut_changes, cut_leaving
+from tidemill.services.replay.log_damage import Damage, Mend, Repair
+from tidemill.services.replay.log_frame import Frame, Kind, Scan, blob_is_intact, check_format, scan, split_body
+from tidemill.services.replay.newest_segment import NewestSegment
+from tidemill.services.replay.segment_file import LogFolder
+from tidemill.services.replay.snapshot import Snapshot
 
 Json = dict[str, Any]
 

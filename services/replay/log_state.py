@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from services.replay.log_blocks import LogBlocks
-from services.replay.streams import Epoch, StreamRegistry
-from services.replay.table import Table
 from tidemill.replay.wire import config_to_json
+from tidemill.services.replay.log_blocks import LogBlocks
+from tidemill.services.replay.streams import Epoch, StreamRegistry
+from tidemill.services.replay.table import Table
 
 
 def describe_state(

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.replay.latency import Latency
-from services.replay.log_frame import Chain, Record
-from services.replay.newest_segment import NewestSegment
-from services.replay.segment_file import LogFolder, SegmentFile, is_full
-from services.replay.segment_pair import SegmentPair
-from services.replay.syncer import Syncer
+from tidemill.services.replay.latency import Latency
+from tidemill.services.replay.log_frame import Chain, Record
+from tidemill.services.replay.newest_segment import NewestSegment
+from tidemill.services.replay.segment_file import LogFolder, SegmentFile, is_full
+from tidemill.services.replay.segment_pair import SegmentPair
+from tidemill.services.replay.syncer import Syncer
 
 _MAX_GROUP_BYTES = 8 * 2**20
 _RETRY_S = 0.5

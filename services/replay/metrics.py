@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from prometheus_client import Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from services.replay.gate import Gate
-from services.replay.latency import BOUNDS_S
-from services.replay.replay import Replay
-from services.replay.replay_log import ReplayLog
-from services.replay.table import Table
+from tidemill.services.replay.gate import Gate
+from tidemill.services.replay.latency import BOUNDS_S
+from tidemill.services.replay.replay import Replay
+from tidemill.services.replay.replay_log import ReplayLog
+from tidemill.services.replay.table import Table
 
 _PREFIX = "tidemill_replay"
 

@@ -8,7 +8,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.replay.log_frame import FORMAT
+from tidemill.services.replay.log_frame import FORMAT
 
 NAME = "newest"
 _MAGIC = b"TMLN"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.items import Items
-from services.replay.selectors import Selector
+from tidemill.services.replay.items import Items
+from tidemill.services.replay.selectors import Selector
 
 Ints = NDArray[np.int64]
 

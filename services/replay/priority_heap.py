@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.extreme_tree import ExtremeTree
+from tidemill.services.replay.extreme_tree import ExtremeTree
 
 
 class PriorityHeap:

@@ -7,20 +7,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.replay.blob_files import BlobFiles
-from services.replay.journal import LogPosition
-from services.replay.log_damage import Damage, carry_out
-from services.replay.log_frame import Chain
-from services.replay.log_mark import find_mark, new_mark
-from services.replay.log_reader import LogContents, read_log
-from services.replay.memory_budget import MemoryBudget
-from services.replay.newest_segment import read_newest
-from services.replay.replay import Replay
-from services.replay.restore import restore
-from services.replay.segment_file import LogFolder
-from services.replay.snapshot import Snapshot, SnapshotFiles, snapshot_paths
-from services.replay.warm_up import warm_up
 from tidemill.errors import FatalError
+from tidemill.services.replay.blob_files import BlobFiles
+from tidemill.services.replay.journal import LogPosition
+from tidemill.services.replay.log_damage import Damage, carry_out
+from tidemill.services.replay.log_frame import Chain
+from tidemill.services.replay.log_mark import find_mark, new_mark
+from tidemill.services.replay.log_reader import LogContents, read_log
+from tidemill.services.replay.memory_budget import MemoryBudget
+from tidemill.services.replay.newest_segment import read_newest
+from tidemill.services.replay.replay import Replay
+from tidemill.services.replay.restore import restore
+from tidemill.services.replay.segment_file import LogFolder
+from tidemill.services.replay.snapshot import Snapshot, SnapshotFiles, snapshot_paths
+from tidemill.services.replay.warm_up import warm_up
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.log_blocks import Locations
-from services.replay.log_changes import CHUNK, ITEM, SLOT
-from services.replay.log_frame import CRC_BYTES
-from services.replay.log_reader import ChunkPieces, TablePieces, join_sizes
+from tidemill.services.replay.log_blocks import Locations
+from tidemill.services.replay.log_changes import CHUNK, ITEM, SLOT
+from tidemill.services.replay.log_frame import CRC_BYTES
+from tidemill.services.replay.log_reader import ChunkPieces, TablePieces, join_sizes
 
 Ints = NDArray[np.int64]
 Records = NDArray[np.void]

@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.append import Appending, Plan, plan, store
-from services.replay.append_check import block_sizes
-from services.replay.chunk_store import ChunkStore
-from services.replay.journal import Journal, NewChunks
-from services.replay.log_blocks import LogBlocks
-from services.replay.log_frame import Kind
-from services.replay.log_state import describe_epoch, describe_state
-from services.replay.memory_budget import MemoryBudget
-from services.replay.stored_memory import StoredMemory
-from services.replay.streams import Epoch, StreamRegistry
-from services.replay.table import Table
 from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.limits import MAX_ENV_COUNT
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.wire import config_to_json
+from tidemill.services.replay.append import Appending, Plan, plan, store
+from tidemill.services.replay.append_check import block_sizes
+from tidemill.services.replay.chunk_store import ChunkStore
+from tidemill.services.replay.journal import Journal, NewChunks
+from tidemill.services.replay.log_blocks import LogBlocks
+from tidemill.services.replay.log_frame import Kind
+from tidemill.services.replay.log_state import describe_epoch, describe_state
+from tidemill.services.replay.memory_budget import MemoryBudget
+from tidemill.services.replay.stored_memory import StoredMemory
+from tidemill.services.replay.streams import Epoch, StreamRegistry
+from tidemill.services.replay.table import Table
 from tidemill.types import Signature, column_names
 
 Ints = NDArray[np.int64]

@@ -6,18 +6,18 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from services.replay.blob_files import BlobFiles
-from services.replay.cleaner import Cleaner
-from services.replay.cold_reader import ColdReader
-from services.replay.commits import Commits
-from services.replay.journal import Journal
-from services.replay.latency import Latency
-from services.replay.log_writer import Command, LogWriter, Progress, Write
-from services.replay.recovered import Recovered
-from services.replay.segment_file import SegmentFile, is_full
-from services.replay.snapshotter import Snapshotter
 from tidemill.config.storage import StorageSettings
 from tidemill.errors import FatalError, ResourceExhausted
+from tidemill.services.replay.blob_files import BlobFiles
+from tidemill.services.replay.cleaner import Cleaner
+from tidemill.services.replay.cold_reader import ColdReader
+from tidemill.services.replay.commits import Commits
+from tidemill.services.replay.journal import Journal
+from tidemill.services.replay.latency import Latency
+from tidemill.services.replay.log_writer import Command, LogWriter, Progress, Write
+from tidemill.services.replay.recovered import Recovered
+from tidemill.services.replay.segment_file import SegmentFile, is_full
+from tidemill.services.replay.snapshotter import Snapshotter
 
 _CLEAN_EVERY_S = 0.5
 _NO_LIMIT = 2**62

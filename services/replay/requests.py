@@ -13,11 +13,11 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from services.replay.outgoing import Outgoing
 from tidemill.errors import InvalidArgument
 from tidemill.replay.limits import MAX_DRAWS, MAX_KEYS, MAX_MESSAGE_BLOCKS, MAX_MESSAGE_CHUNKS, MAX_MESSAGE_ITEMS
 from tidemill.replay.table_config import MAX_COLUMNS
 from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.services.replay.outgoing import Outgoing
 
 M = TypeVar("M", bound=Message)
 

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.chunk_store import NONE, ChunkStore, StoredChunks
-from services.replay.items import NewItems, RestoredItems
-from services.replay.log_blocks import LogBlocks
-from services.replay.log_reader import LogContents, TablePieces
-from services.replay.recovery import KnownChunks, KnownItems, known_chunks, known_items
-from services.replay.replay import Replay
-from services.replay.snapshot import Snapshot, TableSnapshot
-from services.replay.streams import Epoch, Stream
-from services.replay.table import Table
-from services.replay.table_stats import STATS_FIELDS, TableStats
 from tidemill.replay.wire import config_from_json
+from tidemill.services.replay.chunk_store import NONE, ChunkStore, StoredChunks
+from tidemill.services.replay.items import NewItems, RestoredItems
+from tidemill.services.replay.log_blocks import LogBlocks
+from tidemill.services.replay.log_reader import LogContents, TablePieces
+from tidemill.services.replay.recovery import KnownChunks, KnownItems, known_chunks, known_items
+from tidemill.services.replay.replay import Replay
+from tidemill.services.replay.snapshot import Snapshot, TableSnapshot
+from tidemill.services.replay.streams import Epoch, Stream
+from tidemill.services.replay.table import Table
+from tidemill.services.replay.table_stats import STATS_FIELDS, TableStats
 
 Ints = NDArray[np.int64]
 

@@ -9,8 +9,8 @@ import os
 import re
 from pathlib import Path
 
-from services.replay.newest_segment import NAME, NewestSegment, write_newest
 from tidemill.errors import FatalError
+from tidemill.services.replay.newest_segment import NAME, NewestSegment, write_newest
 
 _SEGMENT = re.compile(r"(\d{8,})\.(log|copies)")
 _LOCK = ".lock"

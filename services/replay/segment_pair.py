@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from services.replay.newest_segment import NewestSegment
-from services.replay.segment_file import LogFolder, SegmentFile
+from tidemill.services.replay.newest_segment import NewestSegment
+from tidemill.services.replay.segment_file import LogFolder, SegmentFile
 
 
 class SegmentPair:

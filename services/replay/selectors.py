@@ -12,11 +12,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.insertion_order import InsertionOrder
-from services.replay.prioritized import Prioritized
-from services.replay.priority_heap import PriorityHeap
-from services.replay.uniform import Uniform
 from tidemill.replay.table_config import SelectorConfig, SelectorKind
+from tidemill.services.replay.insertion_order import InsertionOrder
+from tidemill.services.replay.prioritized import Prioritized
+from tidemill.services.replay.priority_heap import PriorityHeap
+from tidemill.services.replay.uniform import Uniform
 
 Slots = NDArray[np.int64]
 

@@ -11,20 +11,6 @@ import grpc.aio
 import numpy as np
 import structlog
 
-from services.replay.append import Appending, plan
-from services.replay.batch_reader import BatchReader
-from services.replay.batch_room import BatchRoom
-from services.replay.calls import Calls
-from services.replay.credit import Credit, Wanted
-from services.replay.description import describe
-from services.replay.drawn import Sample as SampledItems
-from services.replay.gate import Gate
-from services.replay.outgoing import Outgoing
-from services.replay.replay import Replay
-from services.replay.replay_log import ReplayLog
-from services.replay.requests import add_handlers, read, read_each
-from services.replay.table import Table
-from services.replay.unacknowledged import when_durable
 from tidemill.errors import InvalidArgument, TidemillError, Unimplemented
 from tidemill.replay.chunk import check_priorities
 from tidemill.replay.limits import MAX_KEYS
@@ -32,6 +18,20 @@ from tidemill.replay.table_config import check_signature
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import pack_description, unpack_append, unpack_config, unpack_signature
 from tidemill.rpc.server import RpcServer
+from tidemill.services.replay.append import Appending, plan
+from tidemill.services.replay.batch_reader import BatchReader
+from tidemill.services.replay.batch_room import BatchRoom
+from tidemill.services.replay.calls import Calls
+from tidemill.services.replay.credit import Credit, Wanted
+from tidemill.services.replay.description import describe
+from tidemill.services.replay.drawn import Sample as SampledItems
+from tidemill.services.replay.gate import Gate
+from tidemill.services.replay.outgoing import Outgoing
+from tidemill.services.replay.replay import Replay
+from tidemill.services.replay.replay_log import ReplayLog
+from tidemill.services.replay.requests import add_handlers, read, read_each
+from tidemill.services.replay.table import Table
+from tidemill.services.replay.unacknowledged import when_durable
 
 _log = structlog.get_logger()
 

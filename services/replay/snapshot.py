@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.items import Items
-from services.replay.log_frame import (
+from tidemill.services.replay.items import Items
+from tidemill.services.replay.log_frame import (
     CRC_BYTES,
     Blob,
     Chain,
@@ -27,7 +27,7 @@ from services.replay.log_frame import (
     scan,
     split_body,
 )
-from services.replay.segment_file import LogFolder
+from tidemill.services.replay.segment_file import LogFolder
 
 ITEM_STATE = np.dtype([("priority", "<f8"), ("slot", "<u4"), ("number", "<u4"), ("times_sampled", "<u4")])
 """What a snapshot keeps of an item."""

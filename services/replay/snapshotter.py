@@ -7,10 +7,10 @@ import asyncio
 import numpy as np
 import structlog
 
-from services.replay.replay import Replay
-from services.replay.snapshot import Snapshot, SnapshotFiles, States, TableSnapshot, item_states
-from services.replay.table import Table
 from tidemill.replay.wire import config_to_json
+from tidemill.services.replay.replay import Replay
+from tidemill.services.replay.snapshot import Snapshot, SnapshotFiles, States, TableSnapshot, item_states
+from tidemill.services.replay.table import Table
 
 _SLICE = 32_768
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from services.replay.append import Appending, Plan
-from services.replay.chunk_store import RECORD_BYTES, ChunkStore
-from services.replay.memory_budget import MemoryBudget
-from services.replay.streams import Epoch, StreamRegistry
-from services.replay.table import Table
 from tidemill.errors import ResourceExhausted
+from tidemill.services.replay.append import Appending, Plan
+from tidemill.services.replay.chunk_store import RECORD_BYTES, ChunkStore
+from tidemill.services.replay.memory_budget import MemoryBudget
+from tidemill.services.replay.streams import Epoch, StreamRegistry
+from tidemill.services.replay.table import Table
 from tidemill.types import Signature
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.levels import FAN_OUT, Levels
+from tidemill.services.replay.levels import FAN_OUT, Levels
 
 _WIDEST_TOP = 4096  # a cumulative sum over this many costs less than another level
 _UP_TO = np.triu(np.ones((FAN_OUT, FAN_OUT)))  # column i sums the children up to i

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from services.replay.latency import Latency
-from services.replay.segment_pair import SegmentPair
+from tidemill.services.replay.latency import Latency
+from tidemill.services.replay.segment_pair import SegmentPair
 
 
 class Syncer:

@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.chunk_store import NONE, ChunkStore
-from services.replay.drawn import Drawn, Sample, locate
-from services.replay.holdings import Holdings
-from services.replay.items import Items, NewItems, RestoredItems
-from services.replay.picker import Picker
-from services.replay.rate_limiter import RateLimiter
-from services.replay.selectors import SelectorPair
-from services.replay.table_stats import Counters, TableStats
 from tidemill.errors import InvalidArgument
 from tidemill.replay.table_config import TableConfig
+from tidemill.services.replay.chunk_store import NONE, ChunkStore
+from tidemill.services.replay.drawn import Drawn, Sample, locate
+from tidemill.services.replay.holdings import Holdings
+from tidemill.services.replay.items import Items, NewItems, RestoredItems
+from tidemill.services.replay.picker import Picker
+from tidemill.services.replay.rate_limiter import RateLimiter
+from tidemill.services.replay.selectors import SelectorPair
+from tidemill.services.replay.table_stats import Counters, TableStats
 
 Ints = NDArray[np.int64]
 

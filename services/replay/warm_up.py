@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.replay.blob_files import BlobFiles
-from services.replay.chunk_store import ChunkStore
-from services.replay.log_blocks import LogBlocks
-from services.replay.memory_budget import MemoryBudget
-from services.replay.replay import Replay
+from tidemill.services.replay.blob_files import BlobFiles
+from tidemill.services.replay.chunk_store import ChunkStore
+from tidemill.services.replay.log_blocks import LogBlocks
+from tidemill.services.replay.memory_budget import MemoryBudget
+from tidemill.services.replay.replay import Replay
 
 _BATCH = 1024
 

@@ -319,7 +319,7 @@ def test_kubernetes_command_is_understood(kustomization: str, monkeypatch: pytes
     for item in pods:
         container = item["spec"]["template"]["spec"]["containers"][0]
         words = [re.sub(r"\$\((\w+)\)", lambda match: values.get(match[1], "0"), word) for word in container["args"]]
-        words = words[words.index("services.learner") + 1 :] if "services.learner" in words else words
+        words = words[words.index("tidemill.services.learner") + 1 :] if "tidemill.services.learner" in words else words
         config = load_as(container["name"], words, monkeypatch)
         if container["name"] in ("learner", "evaluator"):
             assert config.run.supervisor == "job"

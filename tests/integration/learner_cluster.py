@@ -20,7 +20,6 @@ from typing import IO, Protocol, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.learner.learner import Learner
 from tests.integration.feeder import TABLE, Feeder
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
@@ -32,6 +31,7 @@ from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableDescription
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.channel import open_channel
+from tidemill.services.learner.learner import Learner
 
 WAIT_S = 300.0  # only ever reached by a machine that is far too busy, or a failure
 
@@ -97,7 +97,7 @@ class Process:
 
 
 class LearnerThread:
-    """A learner with its control server, as `services.learner.__main__` puts it together."""
+    """A learner with its control server, as `tidemill.services.learner.__main__` puts it together."""
 
     def __init__(self, arguments: list[str]) -> None:
         """Start it with a command line's settings."""
@@ -153,25 +153,25 @@ class LearnerCluster:
 
     def start_replay(self) -> Process:
         """Start the replay service and wait until it serves."""
-        return self._serving("services.replay", "replay", self.replay, [])
+        return self._serving("tidemill.services.replay", "replay", self.replay, [])
 
     def start_params(self) -> Process:
         """Start the parameter server and wait until it serves."""
-        return self._serving("services.paramserver", "paramserver", self.params, [*self._run])
+        return self._serving("tidemill.services.paramserver", "paramserver", self.params, [*self._run])
 
     def start_learner(self, *overrides: str) -> LearnerThread:
         """Start a learner in a thread; it is not waited for."""
         return self._keep(LearnerThread([*self._learner_arguments(), *overrides]))
 
     def start_learner_process(
-        self, *overrides: str, module: str = "services.learner", before: Sequence[str] = ()
+        self, *overrides: str, module: str = "tidemill.services.learner", before: Sequence[str] = ()
     ) -> Process:
         """Start a learner process, of another module and with words before its settings if given; not waited for."""
         return self.start(module, [*before, *self._learner_arguments(), *overrides])
 
     def start_actor(self, *overrides: str) -> Process:
         """Start an actor process for the learner of these settings; not waited for."""
-        return self.start("services.actor", [*self._common_arguments(), *overrides])
+        return self.start("tidemill.services.actor", [*self._common_arguments(), *overrides])
 
     def _learner_arguments(self) -> list[str]:
         settings = {

@@ -10,18 +10,18 @@ from contextlib import ExitStack, closing
 import numpy as np
 import pytest
 
-from services.learner.batches import Batches
-from services.learner.counters import Counters
-from services.learner.damaged_items import DamagedItems
-from services.learner.decoder import Decoder
-from services.learner.sampling import create_tables, open_sampler
-from services.learner.transfer import Transfer, device_of
 from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S, local_server, open_appender, wait_until
 from tests.unit.learner.fakes import FakeAgent
 from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_config, make_items
 from tidemill.config.run import ClusterSettings
 from tidemill.config.table import TableSettings
 from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.services.learner.batches import Batches
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.damaged_items import DamagedItems
+from tidemill.services.learner.decoder import Decoder
+from tidemill.services.learner.sampling import create_tables, open_sampler
+from tidemill.services.learner.transfer import Transfer, device_of
 from tidemill.types import WindowSpec
 
 _CHUNKS = 12

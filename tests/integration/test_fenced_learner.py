@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.checkpoint import CheckpointStore
 from tests.integration.feeder import TABLE
 from tests.integration.learner_cluster import LearnerCluster, learner_cluster, wait_until
+from tidemill.services.learner.checkpoint import CheckpointStore
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
 def started(cluster: LearnerCluster, address: str, name: str) -> Process:
     """Start a shard and wait until it serves."""
     log = cluster.folder / f"{name}.log"
-    process = Process("services.replay", ["--replay.server.address", address], log)
+    process = Process("tidemill.services.replay", ["--replay.server.address", address], log)
     wait_until(lambda: is_serving(address), f"{name} serves")
     return process
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.checkpoint import CheckpointStore
 from tests.integration.learner_cluster import LearnerCluster, learner_cluster, wait_until
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import BEST, EVALUATED, LAST_TRAINED, VERDICT, Version
+from tidemill.services.learner.checkpoint import CheckpointStore
 
 _TARGET = ("--run.target-return", "1000")
 """Of a run that an evaluator ends; who sets the tags here is the test."""

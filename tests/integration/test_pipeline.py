@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.actor.__main__ import connect_appender
-from services.learner.recurrent_state import recurrent_states
 from tests.integration.replay.service import WAIT_S, local_server, wait_until
 from tidemill import codec
 from tidemill.config.run import ClusterSettings
@@ -27,6 +25,8 @@ from tidemill.replay.sample_stream import SampleStream
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.replay.writer import ReplayWriter
 from tidemill.rl.transitions import transitions
+from tidemill.services.actor.__main__ import connect_appender
+from tidemill.services.learner.recurrent_state import recurrent_states
 from tidemill.types import Signature, WindowSpec, signature_of
 
 _GAMMA, _ENVS, _LENGTH, _TICKS = 0.9, 4, 11, 160

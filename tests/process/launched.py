@@ -30,7 +30,7 @@ class Launched:
     def __init__(self, *arguments: str, cwd: Path = ROOT) -> None:
         """Start `tidemill ARGUMENTS`."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "services.launcher", *arguments],
+            [sys.executable, "-m", "tidemill.services.launcher", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -127,7 +127,7 @@ def services_of(launcher_pid: int) -> dict[str, int]:
             module = next(
                 word for word in words[words.index(b"-m") + 1 :] if word not in (b"tidemill.child", b"--wait")
             )
-            name = module.decode().removeprefix("services.")
+            name = module.decode().removeprefix("tidemill.services.")
             found[f"{name} in reserve" if waits else name] = int(folder.name)
     return found
 

@@ -12,9 +12,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from services.learner.ranks import Place, Ranks, Word, joined_ranks, place_of
 from tests.unit.rl.batches import CASES, sampled_batch
 from tidemill.rl.agents.build import build_agent
+from tidemill.services.learner.ranks import Place, Ranks, Word, joined_ranks, place_of
 
 BATCH = 8
 """Items of the whole batch."""

@@ -13,18 +13,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from services.learner.checkpoint import CheckpointStore
-from services.learner.control import Control
-from services.learner.counters import Counters
-from services.learner.decoder import Batch
-from services.learner.progress import Progress
-from services.learner.resume import Resumable
-from services.learner.rng import seed_rng
-from services.learner.trainer import Limits, Outlets, Trainer
-from services.learner.transfer import Transferred
 from tests.unit.rl.batches import CASES, sampled_batch
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
+from tidemill.services.learner.checkpoint import CheckpointStore
+from tidemill.services.learner.control import Control
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.decoder import Batch
+from tidemill.services.learner.progress import Progress
+from tidemill.services.learner.resume import Resumable
+from tidemill.services.learner.rng import seed_rng
+from tidemill.services.learner.trainer import Limits, Outlets, Trainer
+from tidemill.services.learner.transfer import Transferred
 
 _BATCH = 8
 

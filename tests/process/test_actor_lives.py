@@ -6,9 +6,9 @@ import re
 import signal
 from pathlib import Path
 
-from services.actor.__main__ import training_seed
-from services.actor.replica import actor_index
 from tests.integration.learner_cluster import LearnerCluster, learner_cluster, wait_until
+from tidemill.services.actor.__main__ import training_seed
+from tidemill.services.actor.replica import actor_index
 
 _SEED = re.compile(r"acting starts.* seed=(\d+)")
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.addresses import make_socket_folder, remove_socket_folder
-from services.launcher.cluster import Cluster
-from services.launcher.run_folder import RunFolder
-from services.launcher.service_spec import ServiceSpec
-from services.launcher.supervisor import Outcome, Supervisor
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
+from tidemill.services.launcher.addresses import make_socket_folder, remove_socket_folder
+from tidemill.services.launcher.cluster import Cluster
+from tidemill.services.launcher.run_folder import RunFolder
+from tidemill.services.launcher.service_spec import ServiceSpec
+from tidemill.services.launcher.supervisor import Outcome, Supervisor
 
 pytestmark = pytest.mark.process
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from services.launcher.addresses import make_socket_folder, remove_socket_folder
-from services.launcher.cli import COMMANDS
 from tests.process.launched import BOUND_S, ROOT, launched
+from tidemill.services.launcher.addresses import make_socket_folder, remove_socket_folder
+from tidemill.services.launcher.cli import COMMANDS
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -32,7 +32,7 @@ _TRIED_BELOW = {"train", "resume", "evaluate", "status", "ctl", "plan", "doctor"
 
 
 def _answer(*arguments: str) -> str:
-    command = [sys.executable, "-m", "services.launcher", *arguments]
+    command = [sys.executable, "-m", "tidemill.services.launcher", *arguments]
     answer = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=BOUND_S, check=False)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert answer.stderr == ""

@@ -45,8 +45,8 @@ def _starter(cluster: LearnerCluster, rendezvous: str, port: int) -> Start:
         options = ("--nnodes=2", "--nproc-per-node=1", "--max-restarts=50", *meeting[rendezvous])
         return cluster.start_learner_process(
             *("--learner.ranks-timeout-s", "20"),
-            module="services.learner.torchrun",
-            before=(*options, "-m", "services.learner"),
+            module="tidemill.services.learner.torchrun",
+            before=(*options, "-m", "tidemill.services.learner"),
         )
 
     return start
@@ -96,8 +96,8 @@ def test_machine_alone_gives_up_in_one_line(cluster: LearnerCluster) -> None:
     """Without restarts the meeting that does not come about is its end."""
     options = ("--nnodes=2", "--nproc-per-node=1", "--max-restarts=0", "--rdzv-conf=timeout=1")
     meeting = ("--node-rank=1", "--master-addr=127.0.0.1", f"--master-port={_free_port()}")
-    before = (*options, *meeting, "-m", "services.learner")
-    machine = cluster.start_learner_process(module="services.learner.torchrun", before=before)
+    before = (*options, *meeting, "-m", "tidemill.services.learner")
+    machine = cluster.start_learner_process(module="tidemill.services.learner.torchrun", before=before)
     assert machine.wait() == 1
     assert "learner: Unavailable: the other machines are lost, and there are no restarts left" in machine.text()
     assert "Traceback" not in machine.text()

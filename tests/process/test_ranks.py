@@ -13,9 +13,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from services.learner.ranks import OneRank
 from tests.process.rank_updates import trained
 from tests.unit.rl.batches import CASES
+from tidemill.services.learner.ranks import OneRank
 
 _WAIT_S = 500.0
 

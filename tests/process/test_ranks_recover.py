@@ -33,7 +33,9 @@ def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
 
 
 def _start(cluster: LearnerCluster, *overrides: str) -> Process:
-    return cluster.start_learner_process(*overrides, module="services.learner.torchrun", before=(str(_RANKS), "3"))
+    return cluster.start_learner_process(
+        *overrides, module="tidemill.services.learner.torchrun", before=(str(_RANKS), "3")
+    )
 
 
 def _workers(parent: int) -> list[int]:

@@ -102,7 +102,7 @@ def _start_evaluator(cluster: LearnerCluster, address: str, *words: str) -> Proc
         "--evaluator.server.metrics-address": address,
     }
     arguments = [word for pair in own.items() for word in pair]
-    return cluster.start("services.evaluator", [*arguments, "--evaluator.no-video", *words])
+    return cluster.start("tidemill.services.evaluator", [*arguments, "--evaluator.no-video", *words])
 
 
 def test_verdict_of_the_evaluator_ends_the_learner(cluster: LearnerCluster) -> None:

@@ -68,7 +68,7 @@ def _takes_steps(folder: Path, when: str) -> None:
 
 
 def _tidemill(*arguments: str) -> str:
-    command = [sys.executable, "-m", "services.launcher", *arguments]
+    command = [sys.executable, "-m", "tidemill.services.launcher", *arguments]
     answer = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=200, check=False)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout
@@ -92,7 +92,7 @@ def test_train_ends_at_its_limit_with_everything_a_run_leaves(config_file: Path,
     assert not (folder / "cluster.yaml").exists()
     assert "small: finished" in cluster.output
     again = subprocess.run(
-        [sys.executable, "-m", "services.launcher", "train", "--config", str(config_file)],
+        [sys.executable, "-m", "tidemill.services.launcher", "train", "--config", str(config_file)],
         capture_output=True,
         text=True,
         cwd=ROOT,

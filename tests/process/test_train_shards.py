@@ -31,7 +31,7 @@ def pid_of_shard(number: int, root: Path) -> int:
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             words = (folder / "cmdline").read_text().split("\0") if folder.name.isdigit() else []
-            is_ours = "services.replay" in words and any(word.startswith(str(root)) for word in words)
+            is_ours = "tidemill.services.replay" in words and any(word.startswith(str(root)) for word in words)
             if is_ours and words[words.index("--replay.shard") + 1] == str(number):
                 return int(folder.name)
     raise AssertionError(f"no process of shard {number}")

@@ -12,12 +12,12 @@ from typing import Any
 import gymnasium
 import pytest
 
-from services.launcher.trial import try_environment
 from tests.process.launched import ROOT, launched
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
+from tidemill.services.launcher.trial import try_environment
 
 pytestmark = pytest.mark.process
 
@@ -84,6 +84,6 @@ def test_environment_that_fits_is_left_alone() -> None:
 
 def test_launcher_itself_imports_neither_gymnasium_nor_torch() -> None:
     """Only the process that makes the environment does: the launcher stays small."""
-    code = "import sys, services.launcher.train; print({'gymnasium', 'torch'} & set(sys.modules))"
+    code = "import sys, tidemill.services.launcher.train; print({'gymnasium', 'torch'} & set(sys.modules))"
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert said.stdout == "set()\n"

@@ -90,6 +90,13 @@ def test_source_file_has_a_telling_name() -> None:
     assert vague == []
 
 
+def test_services_are_imported_from_inside_the_package() -> None:
+    """The distribution owns no top-level name but tidemill: nothing imports `services`, and the link leads there."""
+    own = re.compile(r"^\s*(from|import) services\b", re.MULTILINE)
+    assert [str(path) for path in sources(*PACKAGES) if own.search(path.read_text())] == []
+    assert (ROOT / "tidemill" / "services").resolve() == ROOT / "services"
+
+
 def test_source_file_is_short() -> None:
     """No hand-written file of the product exceeds 400 lines."""
     lengths = {

@@ -15,15 +15,15 @@ from pathlib import Path
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from services.paramserver.announcer import Announcer
-from services.paramserver.metrics import Metrics
-from services.paramserver.servicer import ParamServicer
-from services.paramserver.version_store import VersionStore
-from services.paramserver.writer import Writer
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import ParamsMetadata, Precision
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import ServerSettings
+from tidemill.services.paramserver.announcer import Announcer
+from tidemill.services.paramserver.metrics import Metrics
+from tidemill.services.paramserver.servicer import ParamServicer
+from tidemill.services.paramserver.version_store import VersionStore
+from tidemill.services.paramserver.writer import Writer
 
 METADATA = ParamsMetadata("sac", "Pendulum-v1", learner_steps=100, env_steps=400)
 WAIT_S = 300.0
@@ -79,11 +79,11 @@ def local_server(
 
 
 class ServerProcess:
-    """`python -m services.paramserver`, started and ended like a launcher would."""
+    """`python -m tidemill.services.paramserver`, started and ended like a launcher would."""
 
     def __init__(self, root: Path, address: str, *options: str) -> None:
         self._command = [
-            *(sys.executable, "-m", "services.paramserver", "--run.root", str(root)),
+            *(sys.executable, "-m", "tidemill.services.paramserver", "--run.root", str(root)),
             *("--paramserver.server.address", address, *options),
         ]
         self.address = address

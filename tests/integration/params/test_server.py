@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from services.paramserver.incoming import Incoming
 from tests.integration.params.service import LARGE, METADATA, MIB, WAIT_S, LocalServer, publish
 from tidemill.errors import (
     DataLoss,
@@ -23,6 +22,7 @@ from tidemill.params.v1 import params_pb2 as pb
 from tidemill.params.v1 import params_pb2_grpc
 from tidemill.params.version import Precision
 from tidemill.rpc.status import translated
+from tidemill.services.paramserver.incoming import Incoming
 
 
 def test_published_version_is_fetched_in_both_precisions(client: ParamsClient, server: LocalServer) -> None:

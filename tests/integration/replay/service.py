@@ -15,14 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from services.replay.gate import Gate
-from services.replay.memory_budget import MemoryBudget
-from services.replay.replay import Replay
-from services.replay.servicer import ReplayServicer
 from tests.unit.replay.streams_for_tests import SIGNATURE
 from tidemill.replay.appender import StreamAppender
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import MEBIBYTE, ServerSettings
+from tidemill.services.replay.gate import Gate
+from tidemill.services.replay.memory_budget import MemoryBudget
+from tidemill.services.replay.replay import Replay
+from tidemill.services.replay.servicer import ReplayServicer
 
 WAIT_S = 300.0  # only ever reached by a machine that is far too busy, or a failure
 CHUNK_LENGTH = 4
@@ -54,10 +54,10 @@ def local_server(max_message_bytes: int = 64 * MEBIBYTE, stored_limit: int = 0) 
 
 
 class ServerProcess:
-    """`python -m services.replay`, started and ended like a launcher would."""
+    """`python -m tidemill.services.replay`, started and ended like a launcher would."""
 
     def __init__(self, address: str = "127.0.0.1:0", *options: str) -> None:
-        command = [sys.executable, "-m", "services.replay", "--replay.server.address", address, *options]
+        command = [sys.executable, "-m", "tidemill.services.replay", "--replay.server.address", address, *options]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.address, self.metrics_address = self._addresses()
 

@@ -129,7 +129,7 @@ def scrape(server: ServerProcess) -> dict[str, float]:
 def test_replay_process_imports_neither_torch_nor_gymnasium() -> None:
     """The server stays small: it loads nothing of learning or environments, and no LZ4."""
     code = (
-        "import sys, services.replay.__main__; "
+        "import sys, tidemill.services.replay.__main__; "
         "print([name for name in ('torch', 'gymnasium', 'lz4', 'matplotlib') if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S, check=True)
@@ -139,7 +139,7 @@ def test_replay_process_imports_neither_torch_nor_gymnasium() -> None:
 def test_taken_address_is_explained_in_one_line() -> None:
     """A second server on the same port ends with 1 and says what to do."""
     with server_process() as server:
-        command = [sys.executable, "-m", "services.replay", "--replay.server.address", server.address]
+        command = [sys.executable, "-m", "tidemill.services.replay", "--replay.server.address", server.address]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert ended.returncode == 1
     assert f"cannot listen on {server.address}" in ended.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.actor.metrics import AppenderCollector
+from tidemill.services.actor.metrics import AppenderCollector
 
 
 @dataclass

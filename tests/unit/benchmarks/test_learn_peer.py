@@ -13,10 +13,10 @@ from benchmarks.learn.atomic import write_json
 from benchmarks.learn.peer import learning_rate, network_of, zoo_settings
 from benchmarks.learn.peer_course import Course, State
 from benchmarks.learn.ran import read_ran
-from services.evaluator.protocol import Evaluation
 from tests.unit.benchmarks.run_folders import config_of
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
+from tidemill.services.evaluator.protocol import Evaluation
 
 
 class FakeGame:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from services.evaluator.ending import (
+from tidemill.config.run import RunSettings
+from tidemill.params.version import ParamsMetadata
+from tidemill.services.evaluator.ending import (
     confirmation_seeds,
     evaluation_seeds,
     limit_reached,
     reaches_target,
 )
-from tidemill.config.run import RunSettings
-from tidemill.params.version import ParamsMetadata
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from services.evaluator.episode_log import EpisodeLog
-from services.evaluator.protocol import Evaluation
+from tidemill.services.evaluator.episode_log import EpisodeLog
+from tidemill.services.evaluator.protocol import Evaluation
 
 _HEADER = "params_version,kind,seed,episode_return,length\n"
 

@@ -13,17 +13,17 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from services.evaluator.ending import Ending
-from services.evaluator.evaluator import Evaluator
-from services.evaluator.examiner import Examiner
-from services.evaluator.params_source import ParamsSource
-from services.evaluator.protocol import Evaluation
-from services.evaluator.records import Records
-from services.evaluator.report import write_report
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.config.services import EvaluatorSettings
 from tidemill.params.version import Params, ParamsMetadata, Precision, Version
+from tidemill.services.evaluator.ending import Ending
+from tidemill.services.evaluator.evaluator import Evaluator
+from tidemill.services.evaluator.examiner import Examiner
+from tidemill.services.evaluator.params_source import ParamsSource
+from tidemill.services.evaluator.protocol import Evaluation
+from tidemill.services.evaluator.records import Records
+from tidemill.services.evaluator.report import write_report
 
 _CREATED = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 

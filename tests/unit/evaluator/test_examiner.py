@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from services.evaluator.examiner import Examiner, epsilon_of
-from services.evaluator.protocol import Evaluation
 from tests.unit.evaluator.blobs import params_of
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.config.services import EvaluatorSettings
@@ -21,6 +19,8 @@ from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
+from tidemill.services.evaluator.examiner import Examiner, epsilon_of
+from tidemill.services.evaluator.protocol import Evaluation
 
 DQN = DQNConfig(network="mlp", hidden_sizes=(4,))
 PONG = EnvSettings("ALE/Pong-v5", noop_max=7, max_evaluation_steps=3)

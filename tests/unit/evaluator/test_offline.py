@@ -10,10 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.evaluator.offline import main
-from services.evaluator.outcome import outcome_of
-from services.evaluator.protocol import Evaluation
-from services.paramserver.version_store import VersionStore
 from tests.unit.evaluator.blobs import blob_of
 from tests.unit.params.publishing import publish
 from tidemill.config.load import write_document
@@ -24,6 +20,10 @@ from tidemill.envs.settings import EnvSettings
 from tidemill.params.version import ParamsMetadata, Version
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.services.evaluator.offline import main
+from tidemill.services.evaluator.outcome import outcome_of
+from tidemill.services.evaluator.protocol import Evaluation
+from tidemill.services.paramserver.version_store import VersionStore
 
 
 @pytest.fixture

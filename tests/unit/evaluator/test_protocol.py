@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.evaluator.protocol import Evaluation, Player, Protocol
 from tests.unit.evaluator.line_env import LineEnv
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
+from tidemill.services.evaluator.protocol import Evaluation, Player, Protocol
 
 
 def _protocol(num_slots: int, period: int = 10) -> Protocol:

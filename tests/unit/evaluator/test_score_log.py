@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.evaluator.protocol import Evaluation
-from services.evaluator.score_log import ScoreLog, score_of
 from tidemill.errors import DataLoss
 from tidemill.params.version import ParamsMetadata, Version
 from tidemill.scores import Score, read_scores
+from tidemill.services.evaluator.protocol import Evaluation
+from tidemill.services.evaluator.score_log import ScoreLog, score_of
 
 _FIRST_HEADER = "wall_s,learner_steps,env_steps,params_version,episodes,mean,std,min,max\n"
 _HEADER = _FIRST_HEADER.rstrip() + ",median,mean_length,human_normalised\n"

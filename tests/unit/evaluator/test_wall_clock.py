@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.evaluator import wall_clock
-from services.evaluator.wall_clock import WallClock, session_start_s
+from tidemill.services.evaluator import wall_clock
+from tidemill.services.evaluator.wall_clock import WallClock, session_start_s
 
 
 class Time:

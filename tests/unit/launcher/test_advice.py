@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.advice import Adviser, Sight
 from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig, TableDescription
+from tidemill.services.launcher.advice import Adviser, Sight
 from tidemill.types import ColumnSpec
 
 _LEARNER = LearnerStatus(LearnerState.TRAINING, learner_steps=1_000, params_version=10, checkpoint_steps=900)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher import cli
 from tidemill.errors import ConfigError, Unavailable
+from tidemill.services.launcher import cli
 
 _ROOT = Path(__file__).resolve().parents[3]
 
@@ -57,8 +57,8 @@ def test_help_of_a_command_explains_it(name: str, capsys: pytest.CaptureFixture[
 
 
 def test_command_of_a_service_takes_over_the_process() -> None:
-    """`tidemill replay --help` is what `python -m services.replay --help` says."""
-    command = [sys.executable, "-m", "services.launcher", "replay", "--help"]
+    """`tidemill replay --help` is what `python -m tidemill.services.replay --help` says."""
+    command = [sys.executable, "-m", "tidemill.services.launcher", "replay", "--help"]
     answer = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, timeout=500, check=False)
     assert answer.returncode == 0
     assert "tidemill replay" in answer.stdout
@@ -154,4 +154,4 @@ def test_launcher_imports_no_other_service_and_no_torch() -> None:
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for name in names:
                 assert not name.startswith("torch")
-                assert not name.startswith("services.") or name.startswith("services.launcher")
+                assert not name.startswith("tidemill.services.") or name.startswith("tidemill.services.launcher")

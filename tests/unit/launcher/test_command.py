@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.command import activation, command_name
+from tidemill.services.launcher.command import activation, command_name
 
 
 @pytest.fixture
@@ -45,5 +45,5 @@ def test_command_without_a_script_is_called_as_a_module(installation: Path) -> N
     """Where the package was only put on the path of Python."""
     (installation / "tidemill").unlink()
     (installation / "activate").unlink()
-    assert command_name() == ".venv/bin/python -m services.launcher"
+    assert command_name() == ".venv/bin/python -m tidemill.services.launcher"
     assert activation() == ""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher import rates
-from services.launcher.plan import PlanOptions, Rates, make_plan, plan
 from tidemill.errors import ConfigError, FatalError
+from tidemill.services.launcher import rates
+from tidemill.services.launcher.plan import PlanOptions, Rates, make_plan, plan
 
 _RATES = Rates(actor=1_000.0, update=100.0, decode=10_000.0, shard_inserts=100_000.0, shard_samples=50_000.0)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.run_folder import RunFolder, is_running, located
 from tidemill.config.load import from_document, load, read_document
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, FailedPrecondition
+from tidemill.services.launcher.run_folder import RunFolder, is_running, located
 
 
 def _config(root: Path) -> RunConfig:

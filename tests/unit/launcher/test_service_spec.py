@@ -9,13 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.addresses import (
-    make_socket_folder,
-    remove_socket_folder,
-    socket_folder_of,
-    with_addresses,
-)
-from services.launcher.service_spec import cluster_specs
 from tidemill.config.load import load, write_document
 from tidemill.config.run import ClusterSettings
 from tidemill.config.sections import ActorConfig, ReplayConfig, RunConfig
@@ -23,6 +16,13 @@ from tidemill.config.services import LauncherSettings, ReplaySettings
 from tidemill.config.storage import StorageSettings
 from tidemill.errors import ConfigError
 from tidemill.rpc.settings import ServerSettings
+from tidemill.services.launcher.addresses import (
+    make_socket_folder,
+    remove_socket_folder,
+    socket_folder_of,
+    with_addresses,
+)
+from tidemill.services.launcher.service_spec import cluster_specs
 
 _SOCKETS = Path("/tmp/tidemill-x")
 
@@ -83,7 +83,7 @@ def test_several_shards_are_processes_of_one_kind_with_an_address_each(tmp_path:
     write_document(config, file)
     specs = cluster_specs(config, file, _SOCKETS)[:3]
     assert [(spec.name, spec.kind, spec.module) for spec in specs] == [
-        (f"replay-{shard}", "replay", "services.replay") for shard in range(3)
+        (f"replay-{shard}", "replay", "tidemill.services.replay") for shard in range(3)
     ]
     told = [load(ReplayConfig, spec.arguments, prog="x", description="x").replay for spec in specs]
     assert [(replay.shard, replay.shards) for replay in told] == [(0, 3), (1, 3), (2, 3)]
@@ -122,9 +122,9 @@ def test_several_learners_are_one_service_that_torchrun_starts(tmp_path: Path) -
     """Its health is that of the first rank; a single learner has no torchrun around it."""
     config = with_addresses(RunConfig(launcher=LauncherSettings(learners=3, max_restarts=4)), _SOCKETS)
     (spec,) = [spec for spec in cluster_specs(config, tmp_path / "c.yaml", _SOCKETS) if spec.kind == "learner"]
-    assert (spec.name, spec.module) == ("learner", "services.learner.torchrun")
+    assert (spec.name, spec.module) == ("learner", "tidemill.services.learner.torchrun")
     assert spec.arguments == ("3", "4", "--config", str(tmp_path / "c.yaml"))
     assert spec.health_address == config.learner.server.address
     alone = with_addresses(RunConfig(), _SOCKETS)
     (spec,) = [spec for spec in cluster_specs(alone, tmp_path / "c.yaml", _SOCKETS) if spec.kind == "learner"]
-    assert spec.module == "services.learner"
+    assert spec.module == "tidemill.services.learner"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.restored import describe_restored
-from services.launcher.storage import with_storage
 from tidemill.config.sections import RunConfig
 from tidemill.config.storage import StorageSettings
+from tidemill.services.launcher.restored import describe_restored
+from tidemill.services.launcher.storage import with_storage
 
 
 @pytest.mark.parametrize(

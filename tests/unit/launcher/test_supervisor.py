@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.launcher.service_spec import ServiceSpec
-from services.launcher.supervisor import Action, Outcome, Phase, Supervisor, Verb, describe_exit
 from tidemill.config.services import LauncherSettings
+from tidemill.services.launcher.service_spec import ServiceSpec
+from tidemill.services.launcher.supervisor import Action, Outcome, Phase, Supervisor, Verb, describe_exit
 
 _SETTINGS = LauncherSettings(max_restarts=3, restart_backoff_s=1.0, start_timeout_s=60.0, stop_timeout_s=20.0)
 
 
 def _spec(name: str, after: tuple[str, ...] = ()) -> ServiceSpec:
-    return ServiceSpec(name, name.partition("-")[0], f"services.{name}", (), "unix:///x", after)
+    return ServiceSpec(name, name.partition("-")[0], f"tidemill.services.{name}", (), "unix:///x", after)
 
 
 def _cluster() -> Supervisor:

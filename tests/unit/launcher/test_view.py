@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from services.launcher.restored import describe_restored
-from services.launcher.shard_lines import describe_shards
-from services.launcher.snapshot import ProcessRow, Rate, Snapshot
-from services.launcher.summary import summarise
-from services.launcher.supervisor import Outcome, Phase
-from services.launcher.usage import Usage, UsageMeter
-from services.launcher.view import LiveView, PlainView, describe_progress, make_view, render
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
 from tidemill.learner.status import LearnerState, LearnerStatus, ShardStatus
 from tidemill.scores import Score
+from tidemill.services.launcher.restored import describe_restored
+from tidemill.services.launcher.shard_lines import describe_shards
+from tidemill.services.launcher.snapshot import ProcessRow, Rate, Snapshot
+from tidemill.services.launcher.summary import summarise
+from tidemill.services.launcher.supervisor import Outcome, Phase
+from tidemill.services.launcher.usage import Usage, UsageMeter
+from tidemill.services.launcher.view import LiveView, PlainView, describe_progress, make_view, render
 
 _SCORE = Score(61.0, 5_000, 20_000, 50, 25, 123.45, 10.5, 80.0, 140.0)
 _BEST = dataclasses.replace(_SCORE, mean=150.0, params_version=40)

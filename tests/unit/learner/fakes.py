@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.learner.decoder import Batch
-from services.learner.transfer import Transferred
 from tidemill.replay.batch import SampledBatch, StoredSteps
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.process_group import ProcessGroup
+from tidemill.services.learner.decoder import Batch
+from tidemill.services.learner.transfer import Transferred
 from tidemill.types import WindowSpec
 
 

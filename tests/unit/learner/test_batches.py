@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from services.learner.batches import Batches
-from services.learner.counters import Counters
-from services.learner.decoder import Batch
 from tests.unit.learner.fakes import Clock, batch, sample
 from tidemill.errors import AlreadyExists
 from tidemill.replay.batch import SampledBatch
+from tidemill.services.learner.batches import Batches
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.decoder import Batch
 
 _WAIT_S = 120.0
 

@@ -12,12 +12,12 @@ import pytest
 import safetensors.torch
 import torch
 
-from services.learner import checkpoint as module
-from services.learner import checkpoint_format
-from services.learner.checkpoint import CheckpointStore, check_fits
-from services.learner.checkpoint_format import Checkpoint
 from tidemill.errors import FatalError, ResourceExhausted, TidemillError
 from tidemill.params.publisher import StalePublisher
+from tidemill.services.learner import checkpoint as module
+from tidemill.services.learner import checkpoint_format
+from tidemill.services.learner.checkpoint import CheckpointStore, check_fits
+from tidemill.services.learner.checkpoint_format import Checkpoint
 
 
 def _checkpoint(steps: int = 5, *, algorithm: str = "sac", width: int = 3, generation: int = 0) -> Checkpoint:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.learner.checkpoint import CheckpointStore
-from services.learner.checkpoint_format import Checkpoint
-from services.learner.checkpointer import Checkpointer
-from services.learner.control import Control
 from tests.unit.learner.fakes import Clock
 from tidemill.errors import ResourceExhausted
 from tidemill.params.publisher import StalePublisher
+from tidemill.services.learner.checkpoint import CheckpointStore
+from tidemill.services.learner.checkpoint_format import Checkpoint
+from tidemill.services.learner.checkpointer import Checkpointer
+from tidemill.services.learner.control import Control
 
 _WAIT_S = 120.0
 

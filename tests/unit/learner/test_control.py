@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from services.learner.control import Control
 from tidemill.errors import FailedPrecondition
+from tidemill.services.learner.control import Control
 
 
 def test_pause_and_resume_are_seen() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.learner.counters import Counters
 from tidemill.replay.batch import StoredSteps
+from tidemill.services.learner.counters import Counters
 
 
 def observed(*answers: tuple[int, int], counters: Counters | None = None) -> Counters:

@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from services.learner.counters import Counters
-from services.learner.damaged_items import DamagedItems
-from services.learner.decoder import Batch, Decoder
-from services.learner.importance import importance_weights
-from services.learner.transfer import Transfer, device_of
 from tests.unit.learner.fakes import Clock, FakeAgent
 from tidemill.codec import encode
 from tidemill.config.table import TableSettings
 from tidemill.errors import DataLoss, Unavailable
 from tidemill.replay.batch import Blocks, SampledBatch
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.damaged_items import DamagedItems
+from tidemill.services.learner.decoder import Batch, Decoder
+from tidemill.services.learner.importance import importance_weights
+from tidemill.services.learner.transfer import Transfer, device_of
 from tidemill.types import Codec, ColumnSpec
 
 _SIGNATURE = (ColumnSpec("frame", "uint8", (8, 8), Codec.LZ4), ColumnSpec("reward", "float32", ()))

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from services.learner.counters import Counters
-from services.learner.damaged_items import DamagedItems
-from services.learner.decoder import Batch, Decoder
-from services.learner.transfer import Transfer, device_of
 from tests.unit.learner.fakes import FakeAgent, sample
 from tidemill import codec
 from tidemill.config.table import TableSettings
 from tidemill.replay.batch import SampledBatch
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.damaged_items import DamagedItems
+from tidemill.services.learner.decoder import Batch, Decoder
+from tidemill.services.learner.transfer import Transfer, device_of
 from tidemill.types import ColumnSpec, Signature
 
 _SIGNATURE = (ColumnSpec("reward", "float32", ()),)

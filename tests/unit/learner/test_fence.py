@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from services.learner.fence import Fence
 from tests.unit.learner.fakes import Clock
 from tidemill.errors import Unavailable
 from tidemill.params.publisher import StalePublisher
+from tidemill.services.learner.fence import Fence
 
 
 class _Server:

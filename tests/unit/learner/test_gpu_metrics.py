@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.learner.gpu_metrics import GpuCollector, Utilisation
+from tidemill.services.learner.gpu_metrics import GpuCollector, Utilisation
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: there is nothing to tell without one")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from services.learner import held
-from services.learner.held import Held, HeldStates
+from tidemill.services.learner import held
+from tidemill.services.learner.held import Held, HeldStates
 
 
 def _holder(size_bytes: int) -> tuple[Callable[[], Held], Callable[[int], None]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.learner.importance import importance_sampling_exponent, importance_weights
 from tidemill.config.table import TableSettings
+from tidemill.services.learner.importance import importance_sampling_exponent, importance_weights
 
 
 def test_weights_are_those_of_the_formula_divided_by_the_largest() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.learner.lag import LagHistogram
+from tidemill.services.learner.lag import LagHistogram
 
 
 def test_items_are_counted_by_their_lag() -> None:

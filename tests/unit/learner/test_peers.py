@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from services.learner.peers import wait_for_peer
 from tidemill.errors import Unavailable
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import ServerSettings
+from tidemill.services.learner.peers import wait_for_peer
 
 
 def test_listening_service_is_found() -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from services.learner.priorities import PriorityWriter
 from tidemill.errors import FatalError, InvalidArgument, Unavailable
 from tidemill.params.publisher import StalePublisher
 from tidemill.replay.chunk import SMALLEST_PRIORITY
+from tidemill.services.learner.priorities import PriorityWriter
 
 _WAIT_S = 120.0
 

@@ -9,10 +9,10 @@ import torch
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from services.learner.counters import Counters
-from services.learner.progress import Progress
 from tests.unit.learner.fakes import Clock
 from tidemill.learner.status import LearnerState
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.progress import Progress
 
 
 def _progress(clock: Clock, counters: Counters) -> Progress:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.learner.publishing import PolicyPublisher
 from tidemill.params.blob import unpack
 from tidemill.params.publisher import StalePublisher
 from tidemill.params.version import ParamsMetadata, Precision
+from tidemill.services.learner.publishing import PolicyPublisher
 
 _WAIT_S = 120.0
 

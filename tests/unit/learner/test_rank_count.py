@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.learner.torchrun import rank_count
+from tidemill.services.learner.torchrun import rank_count
 
 
 @pytest.mark.parametrize("gpus, ranks", [(0, 1), (1, 1), (4, 4)])

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.learner.control import Control
-from services.learner.counters import Counters
-from services.learner.decoder import Batch
-from services.learner.progress import Progress
-from services.learner.ranks import OneRank, Place, Word, place_of
-from services.learner.trainer import Limits, Outlets, Trainer
-from services.learner.transfer import Transferred, device_of
 from tests.unit.learner.fakes import Clock, FakeAgent, FakePriorities, FakeSource
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.process_group import SINGLE_PROCESS, draw_normal
+from tidemill.services.learner.control import Control
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.decoder import Batch
+from tidemill.services.learner.progress import Progress
+from tidemill.services.learner.ranks import OneRank, Place, Word, place_of
+from tidemill.services.learner.trainer import Limits, Outlets, Trainer
+from tidemill.services.learner.transfer import Transferred, device_of
 
 
 class _Others(OneRank):

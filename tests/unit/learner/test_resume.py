@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.learner.checkpoint import CheckpointStore
-from services.learner.counters import Counters
-from services.learner.resume import Resumable
-from services.learner.rng import seed_rng
 from tidemill.errors import FatalError
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.services.learner.checkpoint import CheckpointStore
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.resume import Resumable
+from tidemill.services.learner.rng import seed_rng
 from tidemill.types import EnvSpec
 
 _FORMAT_1 = Path(__file__).parent / "data" / "format-1"

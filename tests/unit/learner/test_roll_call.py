@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch exports it by a star
 
-from services.learner.roll_call import RollCall
+from tidemill.services.learner.roll_call import RollCall
 
 
 @pytest.fixture

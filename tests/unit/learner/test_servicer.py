@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from services.learner import servicer
-from services.learner.control import Control
-from services.learner.servicer import LearnerServicer
 from tidemill.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerState, LearnerStatus, SavedCheckpoint, ShardStatus
 from tidemill.learner.v1 import learner_pb2 as pb
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import ServerSettings
+from tidemill.services.learner import servicer
+from tidemill.services.learner.control import Control
+from tidemill.services.learner.servicer import LearnerServicer
 
 _STATUS = LearnerStatus(
     checkpoint_error="the disk is full",

@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
-from services.learner.rng import load_rng_state, rng_state, seed_rng
-from services.learner.state_tree import Tree, flatten, snapshot, unflatten
 from tidemill.errors import DataLoss
+from tidemill.services.learner.rng import load_rng_state, rng_state, seed_rng
+from tidemill.services.learner.state_tree import Tree, flatten, snapshot, unflatten
 
 
 def _round_trip(tree: Tree) -> Tree:

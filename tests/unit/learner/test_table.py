@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from services.learner.table import batches_per_sample, create_table, table_config
 from tests.unit.learner.fakes import FakeAgent
 from tidemill.config.services import LearnerSettings
 from tidemill.config.table import TableSettings
 from tidemill.errors import AlreadyExists, ConfigError, FatalError
 from tidemill.replay.table_config import SelectorKind, TableConfig
+from tidemill.services.learner.table import batches_per_sample, create_table, table_config
 from tidemill.types import EnvSpec, WindowSpec, signature_of
 
 _SPEC = EnvSpec((8,), "float32", action_shape=(2,))

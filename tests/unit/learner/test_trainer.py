@@ -8,13 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.checkpoint import CheckpointStore
-from services.learner.checkpointer import Checkpointer
-from services.learner.control import Control
-from services.learner.counters import Counters
-from services.learner.progress import Progress
-from services.learner.resume import Resumable
-from services.learner.trainer import Limits, Outlets, Trainer
 from tests.unit.learner.fakes import (
     Clock,
     FakeAgent,
@@ -27,6 +20,13 @@ from tidemill.errors import FatalError
 from tidemill.learner.status import LearnerState
 from tidemill.params.publisher import StalePublisher
 from tidemill.replay.batch import StoredSteps
+from tidemill.services.learner.checkpoint import CheckpointStore
+from tidemill.services.learner.checkpointer import Checkpointer
+from tidemill.services.learner.control import Control
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.progress import Progress
+from tidemill.services.learner.resume import Resumable
+from tidemill.services.learner.trainer import Limits, Outlets, Trainer
 
 _WAIT_S = 120.0
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.learner.transfer import Transfer, device_of
 from tidemill.errors import ConfigError
+from tidemill.services.learner.transfer import Transfer, device_of
 
 
 def test_arrays_on_a_cpu_are_shared_not_copied() -> None:

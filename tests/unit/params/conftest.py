@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.paramserver.version_store import VersionStore
 from tests.unit.params.publishing import OpenStore, small_store
+from tidemill.services.paramserver.version_store import VersionStore
 
 
 @pytest.fixture

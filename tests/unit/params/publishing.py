@@ -8,9 +8,9 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from services.paramserver.draft import Draft
-from services.paramserver.version_store import VersionStore
 from tidemill.params.version import Encoding, ParamsMetadata, Precision, Version
+from tidemill.services.paramserver.draft import Draft
+from tidemill.services.paramserver.version_store import VersionStore
 
 OpenStore = Callable[..., VersionStore]
 """What the fixture `open_store` is."""

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from services.paramserver.announcer import Announcer
 from tidemill.errors import Unavailable
+from tidemill.services.paramserver.announcer import Announcer
 
 
 def _nothing() -> int | None:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.paramserver.catalog import Catalog
-from services.paramserver.draft import Draft
 from tests.unit.params.publishing import METADATA, NOON, draft_of, encoding
 from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from tidemill.params.version import Encoding, Precision, Version
+from tidemill.services.paramserver.catalog import Catalog
+from tidemill.services.paramserver.draft import Draft
 
 
 def _version(number: int, *, generation: int = 1) -> Version:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from services.paramserver.version_store import VersionStore
 from tests.unit.params.publishing import OpenStore, names, publish, read, small_store
 from tidemill.errors import DataLoss
 from tidemill.params.document import seal, unseal
 from tidemill.params.version import Precision
+from tidemill.services.paramserver.version_store import VersionStore
 
 
 def _three_versions(folder: Path) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from services.paramserver.version_store import VersionStore
 from tests.unit.params.publishing import OpenStore, names, publish, read
 from tidemill.errors import ResourceExhausted
+from tidemill.services.paramserver.version_store import VersionStore
 
 
 def _fill_at(monkeypatch: pytest.MonkeyPatch, moment: int) -> Callable[[], bool]:

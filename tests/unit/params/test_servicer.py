@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.paramserver import servicer as servicer_module
-from services.paramserver.announcer import Announcer
-from services.paramserver.metrics import Metrics
-from services.paramserver.servicer import ParamServicer
-from services.paramserver.version_store import VersionStore
-from services.paramserver.writer import Writer
 from tests.unit.params.publishing import NOON, OpenStore, draft_of
 from tidemill.errors import Unavailable
 from tidemill.params.v1 import params_pb2 as pb
+from tidemill.services.paramserver import servicer as servicer_module
+from tidemill.services.paramserver.announcer import Announcer
+from tidemill.services.paramserver.metrics import Metrics
+from tidemill.services.paramserver.servicer import ParamServicer
+from tidemill.services.paramserver.version_store import VersionStore
+from tidemill.services.paramserver.writer import Writer
 
 _CONTEXT: Any = None
 

@@ -9,21 +9,21 @@ from pathlib import Path
 
 import numpy as np
 
-from services.replay.blob_files import BlobFiles
-from services.replay.cleaner import Cleaner
-from services.replay.cold_reader import ColdReader
-from services.replay.drawn import Sample
-from services.replay.journal import Journal
-from services.replay.log_blocks import LogBlocks
-from services.replay.log_writer import Command, Delete
-from services.replay.memory_budget import MemoryBudget
-from services.replay.newest_segment import NewestSegment
-from services.replay.recovered import Recovered, recover
-from services.replay.replay import Replay
-from services.replay.segment_file import SegmentFile
-from services.replay.snapshot import Snapshot, TableSnapshot, item_states
-from services.replay.table import Table
 from tidemill.replay.wire import config_to_json
+from tidemill.services.replay.blob_files import BlobFiles
+from tidemill.services.replay.cleaner import Cleaner
+from tidemill.services.replay.cold_reader import ColdReader
+from tidemill.services.replay.drawn import Sample
+from tidemill.services.replay.journal import Journal
+from tidemill.services.replay.log_blocks import LogBlocks
+from tidemill.services.replay.log_writer import Command, Delete
+from tidemill.services.replay.memory_budget import MemoryBudget
+from tidemill.services.replay.newest_segment import NewestSegment
+from tidemill.services.replay.recovered import Recovered, recover
+from tidemill.services.replay.replay import Replay
+from tidemill.services.replay.segment_file import SegmentFile
+from tidemill.services.replay.snapshot import Snapshot, TableSnapshot, item_states
+from tidemill.services.replay.table import Table
 
 
 class AtOnce:

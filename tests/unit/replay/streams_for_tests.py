@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from services.replay.append import Appending, plan
-from services.replay.drawn import Sample
-from services.replay.replay import Replay
 from tidemill.codec import decode, encode
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
+from tidemill.services.replay.append import Appending, plan
+from tidemill.services.replay.drawn import Sample
+from tidemill.services.replay.replay import Replay
 from tidemill.types import Codec, ColumnSpec, Signature
 
 SIGNATURE: Signature = (

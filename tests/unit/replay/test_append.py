@@ -8,9 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.replay.append import Appending
-from services.replay.append_check import lz4_bound
-from services.replay.replay import Replay
 from tests.unit.replay.streams_for_tests import (
     SIGNATURE,
     append,
@@ -23,6 +20,9 @@ from tests.unit.replay.streams_for_tests import (
 )
 from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.services.replay.append import Appending
+from tidemill.services.replay.append_check import lz4_bound
+from tidemill.services.replay.replay import Replay
 from tidemill.types import ColumnSpec
 
 

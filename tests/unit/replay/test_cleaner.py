@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from services.replay.garbage import Garbage
 from tests.unit.replay.log_for_tests import Log, open_log, sample_all
 from tests.unit.replay.streams_for_tests import (
     FIFO,
@@ -18,6 +17,7 @@ from tests.unit.replay.streams_for_tests import (
     steps_of,
 )
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
+from tidemill.services.replay.garbage import Garbage
 
 SEGMENT_BYTES = 4000
 LOWEST_FIRST = SelectorConfig(SelectorKind.MIN_HEAP)

@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.replay.batch_reader import BatchReader
-from services.replay.batch_room import BatchRoom
-from services.replay.blob_files import BlobFiles
-from services.replay.cold_reader import ColdReader
-from services.replay.credit import Wanted
-from services.replay.drawn import Sample
-from services.replay.gate import Gate
-from services.replay.log_blocks import LogBlocks
-from services.replay.memory_budget import MemoryBudget
 from tests.unit.replay.log_for_tests import Log, open_log
 from tests.unit.replay.streams_for_tests import append, make_chunk, make_config, make_items, open_streams, steps_of
 from tidemill.replay.table_config import RateLimiterConfig
+from tidemill.services.replay.batch_reader import BatchReader
+from tidemill.services.replay.batch_room import BatchRoom
+from tidemill.services.replay.blob_files import BlobFiles
+from tidemill.services.replay.cold_reader import ColdReader
+from tidemill.services.replay.credit import Wanted
+from tidemill.services.replay.drawn import Sample
+from tidemill.services.replay.gate import Gate
+from tidemill.services.replay.log_blocks import LogBlocks
+from tidemill.services.replay.memory_budget import MemoryBudget
 
 MEMORY_BYTES = 1000
 CHUNKS = 40

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from services.replay.commits import Commits
-from services.replay.latency import BOUNDS_S, Latency
-from services.replay.log_writer import Progress
-from services.replay.memory_budget import MemoryBudget
-from services.replay.unacknowledged import when_durable
+from tidemill.services.replay.commits import Commits
+from tidemill.services.replay.latency import BOUNDS_S, Latency
+from tidemill.services.replay.log_writer import Progress
+from tidemill.services.replay.memory_budget import MemoryBudget
+from tidemill.services.replay.unacknowledged import when_durable
 
 
 async def started(waiting: Coroutine[Any, Any, object]) -> asyncio.Task[object]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.replay.rate_limiter import RateLimiter
 from tidemill.replay.table_config import RateLimiterConfig
+from tidemill.services.replay.rate_limiter import RateLimiter
 
 _UINT32 = 2**32 - 1
 

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from services.replay.chunk_store import ChunkStore
-from services.replay.streams import EPOCH_RANDOM_BITS, StreamRegistry, first_epoch
 from tests.unit.replay.streams_for_tests import SIGNATURE
 from tidemill.errors import FailedPrecondition
+from tidemill.services.replay.chunk_store import ChunkStore
+from tidemill.services.replay.streams import EPOCH_RANDOM_BITS, StreamRegistry, first_epoch
 
 _NOON = 1_700_000_000_000
 

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.replay.gate import Gate
-from services.replay.table import Table
 from tests.unit.replay.streams_for_tests import (
     FIFO,
     UNIFORM,
@@ -21,6 +19,8 @@ from tests.unit.replay.streams_for_tests import (
     open_streams,
 )
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
+from tidemill.services.replay.gate import Gate
+from tidemill.services.replay.table import Table
 
 
 class Scene:

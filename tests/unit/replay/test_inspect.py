@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from services.replay import inspect_log
-from services.replay.log_blocks import LogBlocks
 from tests.unit.replay.log_for_tests import Log, open_log
 from tests.unit.replay.streams_for_tests import append, make_chunk, make_config, make_items, open_streams
 from tidemill.errors import FatalError
+from tidemill.services.replay import inspect_log
+from tidemill.services.replay.log_blocks import LogBlocks
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_command_inspects_the_log(log: Log, damaged: bool) -> None:
     log.crash()
     if damaged:
         log.files[1].unlink()
-    command = [sys.executable, "-m", "services.launcher", "replay", "inspect", str(log.recovered.folder.path)]
+    command = [sys.executable, "-m", "tidemill.services.launcher", "replay", "inspect", str(log.recovered.folder.path)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode == damaged
     assert ("DAMAGED" if damaged else "whole") in done.stdout.splitlines()[-1]

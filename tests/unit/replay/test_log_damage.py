@@ -8,10 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from services.replay.append import Appending
-from services.replay.log_frame import HEADER_BYTES, Kind, scan
-from services.replay.newest_segment import NAME as NEWEST
-from services.replay.newest_segment import NewestSegment
 from tests.unit.replay.log_for_tests import Log, open_log, sample_all
 from tests.unit.replay.streams_for_tests import (
     SIGNATURE,
@@ -24,6 +20,10 @@ from tests.unit.replay.streams_for_tests import (
 )
 from tidemill.errors import AlreadyExists, FatalError
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
+from tidemill.services.replay.append import Appending
+from tidemill.services.replay.log_frame import HEADER_BYTES, Kind, scan
+from tidemill.services.replay.newest_segment import NAME as NEWEST
+from tidemill.services.replay.newest_segment import NewestSegment
 from tidemill.types import Codec
 
 SEGMENT = "00000001.log"

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from services.replay.__main__ import located
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import ReplayConfig
 from tidemill.config.services import ReplaySettings
 from tidemill.config.storage import StorageSettings
+from tidemill.services.replay.__main__ import located
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.replay.log_frame import PREAMBLE_BYTES, Chain, Kind, Record, blob_is_intact, scan, split_body
+from tidemill.services.replay.log_frame import PREAMBLE_BYTES, Chain, Kind, Record, blob_is_intact, scan, split_body
 
 blobs = st.lists(st.tuples(st.integers(0, 2**63 - 1), st.binary(max_size=50)), max_size=4)
 MARK = b"\x93sync\x00\xffk"

@@ -10,12 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.replay.append import Appending
-from services.replay.log_frame import HEADER_BYTES, Kind, scan
-from services.replay.newest_segment import NAME as NEWEST
-from services.replay.recovered import look
-from services.replay.segment_file import LogFolder
-from services.replay.table import Table
 from tests.unit.replay.log_for_tests import Log, open_log
 from tests.unit.replay.streams_for_tests import (
     FIFO,
@@ -27,6 +21,12 @@ from tests.unit.replay.streams_for_tests import (
     open_streams,
 )
 from tidemill.replay.table_config import TableConfig
+from tidemill.services.replay.append import Appending
+from tidemill.services.replay.log_frame import HEADER_BYTES, Kind, scan
+from tidemill.services.replay.newest_segment import NAME as NEWEST
+from tidemill.services.replay.recovered import look
+from tidemill.services.replay.segment_file import LogFolder
+from tidemill.services.replay.table import Table
 
 SEGMENT_BYTES = 3000
 Keys = set[int]

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.replay.append import Appending
-from services.replay.credit import Credit, Wanted
-from services.replay.machine_memory import default_budget_bytes
-from services.replay.memory_budget import MemoryBudget
-from services.replay.replay import Replay
 from tests.unit.replay.log_for_tests import open_log
 from tests.unit.replay.streams_for_tests import append, make_chunk, make_config, make_items, open_streams
 from tidemill.errors import ResourceExhausted
 from tidemill.replay.table_config import TableConfig
+from tidemill.services.replay.append import Appending
+from tidemill.services.replay.credit import Credit, Wanted
+from tidemill.services.replay.machine_memory import default_budget_bytes
+from tidemill.services.replay.memory_budget import MemoryBudget
+from tidemill.services.replay.replay import Replay
 
 
 def replay_of(stored_limit: int, *tables: TableConfig) -> Replay:

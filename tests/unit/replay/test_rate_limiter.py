@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.replay.rate_limiter import RateLimiter
 from tidemill.errors import InvalidArgument
 from tidemill.replay.table_config import RateLimiterConfig
+from tidemill.services.replay.rate_limiter import RateLimiter
 
 
 def test_samples_wait_until_min_size_was_reached_once() -> None:

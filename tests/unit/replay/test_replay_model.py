@@ -9,11 +9,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.replay.append import Appending
-from services.replay.chunk_store import NONE
-from services.replay.drawn import Sample
-from services.replay.replay import Replay
-from services.replay.table import Table
 from tests.unit.replay.streams_for_tests import (
     append,
     held_chunks,
@@ -25,6 +20,11 @@ from tests.unit.replay.streams_for_tests import (
     steps_of,
 )
 from tidemill.replay.table_config import SelectorConfig, SelectorKind
+from tidemill.services.replay.append import Appending
+from tidemill.services.replay.chunk_store import NONE
+from tidemill.services.replay.drawn import Sample
+from tidemill.services.replay.replay import Replay
+from tidemill.services.replay.table import Table
 
 TABLES = ("uniform", "ranked")
 MAX_ITEMS = {"uniform": 12, "ranked": 25}

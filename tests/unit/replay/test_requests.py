@@ -10,13 +10,13 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.replay.requests import read
 from tests.unit.replay.streams_for_tests import make_chunk, make_config, make_items
 from tidemill.errors import InvalidArgument
 from tidemill.replay.chunk import Chunk
 from tidemill.replay.limits import MAX_DRAWS, MAX_MESSAGE_BLOCKS, MAX_MESSAGE_CHUNKS, MAX_MESSAGE_ITEMS
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import pack_append, pack_config
+from tidemill.services.replay.requests import read
 
 MIB = 2**20
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from services.replay.gate import Gate
-from services.replay.memory_budget import MemoryBudget
-from services.replay.recovered import recover
-from services.replay.replay_log import ReplayLog
-from services.replay.segment_file import SegmentFile
-from services.replay.servicer import ReplayServicer
 from tests.integration.replay.messages import opening
 from tests.unit.replay.log_for_tests import empty_replay
 from tests.unit.replay.streams_for_tests import append, make_chunk, make_config, make_replay, open_streams
 from tidemill.config.storage import StorageSettings
 from tidemill.errors import Unavailable
+from tidemill.services.replay.gate import Gate
+from tidemill.services.replay.memory_budget import MemoryBudget
+from tidemill.services.replay.recovered import recover
+from tidemill.services.replay.replay_log import ReplayLog
+from tidemill.services.replay.segment_file import SegmentFile
+from tidemill.services.replay.servicer import ReplayServicer
 
 _WAIT_S = 30.0
 _CONTEXT: Any = None  # of which the servicer makes no use

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from services.learner.importance import importance_weights
-from services.replay.selectors import Selector, make_selector
 from tidemill.replay.chunk import MAX_PRIORITY
 from tidemill.replay.table_config import SelectorConfig, SelectorKind
+from tidemill.services.learner.importance import importance_weights
+from tidemill.services.replay.selectors import Selector, make_selector
 
 KINDS = list(SelectorKind)
 RANDOM = [SelectorKind.UNIFORM, SelectorKind.PRIORITIZED]

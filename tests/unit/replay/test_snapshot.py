@@ -8,9 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.replay.items import Items, NewItems
-from services.replay.segment_file import LogFolder
-from services.replay.snapshot import (
+from tests.unit.replay.log_for_tests import open_log
+from tests.unit.replay.streams_for_tests import append, make_chunk, make_config, make_items, open_streams
+from tidemill.errors import FatalError
+from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
+from tidemill.services.replay.items import Items, NewItems
+from tidemill.services.replay.segment_file import LogFolder
+from tidemill.services.replay.snapshot import (
     ITEM_STATE,
     Snapshot,
     SnapshotFiles,
@@ -19,11 +23,7 @@ from services.replay.snapshot import (
     encode_snapshot,
     item_states,
 )
-from services.replay.table_stats import STATS_FIELDS
-from tests.unit.replay.log_for_tests import open_log
-from tests.unit.replay.streams_for_tests import append, make_chunk, make_config, make_items, open_streams
-from tidemill.errors import FatalError
-from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
+from tidemill.services.replay.table_stats import STATS_FIELDS
 
 MARK = b"12345678"
 
@@ -114,7 +114,7 @@ def test_interrupted_snapshot_is_as_if_it_had_not_begun(folder: LogFolder, monke
 
 def test_snapshot_of_another_format_is_refused(folder: LogFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the file, what it has and what is read."""
-    monkeypatch.setattr("services.replay.log_frame.FORMAT", 7)
+    monkeypatch.setattr("tidemill.services.replay.log_frame.FORMAT", 7)
     SnapshotFiles(folder, b"another!").write(make_snapshot())
     monkeypatch.undo()
     with pytest.raises(FatalError, match=r"00000001\.snapshot has format 7, this version of Tidemill reads format 2"):

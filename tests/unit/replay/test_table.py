@@ -7,9 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.replay.append import Appending
-from services.replay.replay import Replay
-from services.replay.table import Table
 from tests.unit.replay.streams_for_tests import (
     FIFO,
     UNIFORM,
@@ -23,6 +20,9 @@ from tests.unit.replay.streams_for_tests import (
 )
 from tidemill.errors import InvalidArgument
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
+from tidemill.services.replay.append import Appending
+from tidemill.services.replay.replay import Replay
+from tidemill.services.replay.table import Table
 
 RANKED = SelectorConfig(SelectorKind.PRIORITIZED, 1.0)
 

@@ -41,7 +41,7 @@ def test_process_on_a_taken_port_ends_with_one_line() -> None:
     """Its name once, no class of the error, and no line of gRPC's own."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        command = [sys.executable, "-m", "services.replay", "--replay.server.address", address]
+        command = [sys.executable, "-m", "tidemill.services.replay", "--replay.server.address", address]
         ended = subprocess.run(
             [*command, "--replay.server.metrics-address", ""], capture_output=True, text=True, check=False, timeout=120
         )

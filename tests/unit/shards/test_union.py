@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.replay.rate_limiter import RateLimiter
 from tests.unit.replay.streams_for_tests import make_config
 from tidemill.replay.shards.table import Plan, ShardedTable, ShardRequest, shard_config
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
+from tidemill.services.replay.rate_limiter import RateLimiter
 
 
 def union_of(
