@@ -10,13 +10,14 @@ from tests.integration.learner_cluster import LearnerCluster, learner_cluster, w
 from tidemill.services.actor.__main__ import training_seed
 from tidemill.services.actor.replica import actor_index
 
+_WAIT_S = 240.0  # torch is imported, on a machine that may be busy
 _SEED = re.compile(r"acting starts.* seed=(\d+)")
 
 
 def _seed_of_a_life(cluster: LearnerCluster) -> int:
     """Start the actor until it acts, kill it, and return the seed it played from."""
     actor = cluster.start_actor("--actor.id", "a")
-    wait_until(lambda: _SEED.search(actor.text()) is not None, "the actor acts")
+    wait_until(lambda: _SEED.search(actor.text()) is not None, "the actor acts", _WAIT_S)
     actor.signal(signal.SIGKILL)
     actor.wait()
     found = _SEED.search(actor.text())
