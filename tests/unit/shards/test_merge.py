@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.replay.streams_for_tests import SIGNATURE, append, make_chunk, make_config, make_items, make_replay
@@ -48,6 +48,7 @@ def steps(batch: SampledBatch) -> list[tuple[int, int, int]]:
     return [(int(stream[a]), int(step[a]), int(step[b])) for a, b in rows.index]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(0, 30))
 def test_items_of_a_merged_batch_are_those_of_its_parts(sizes: list[int], rotation: int) -> None:
     """Every item keeps its steps, its key beside its shard's number, and its probability times the fraction."""

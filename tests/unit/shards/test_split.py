@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.replay.shards.table import capped_split, systematic_split
@@ -51,6 +51,7 @@ def test_average_part_is_the_exact_share() -> None:
     assert (np.abs(parts.mean(axis=0) - share) <= 4 * error + 1e-12).all()
 
 
+@settings(deadline=None)
 @given(st.data(), MASSES, st.integers(0, 2**32))
 def test_capped_part_never_exceeds_its_cap(data: st.DataObject, weights: list[float], seed: int) -> None:
     """The parts add up as long as the caps of shards with weight do, and a shard without weight gives nothing."""
