@@ -165,6 +165,22 @@ def test_newest_segment_deleted_with_its_copies_brings_nothing_back(run: Run) ->
     assert run.restart() == run.had[max(run.had)] != set()
 
 
+def test_server_killed_before_it_told_what_it_dropped_drops_it_again(run: Run) -> None:
+    """The first record after a lost end says that something may have gone in it, before the second says what."""
+    for path in files(run, run.log.journal.segment):
+        path.unlink()
+    assert run.restart() == set()
+    run.kill()
+    mark = run.log.recovered.chain.mark
+    for path in files(run, run.log.journal.segment):
+        data = path.read_bytes()
+        first, *others = scan(memoryview(data), mark).frames
+        assert first.kind is Kind.SEGMENT
+        assert others
+        path.write_bytes(data[: first.end])
+    assert run.restart() == set()
+
+
 def test_newest_segment_deleted_after_a_stop_costs_its_own_items(run: Run) -> None:
     """The last snapshot of a server that was stopped names every item, so that all others are trusted."""
     run.log.snapshot(is_last=True)
