@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tidemill.errors import FatalError
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
 
 def actor_steps_per_s(env_id: str, results: Path = RESULTS) -> float:

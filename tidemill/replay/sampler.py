@@ -76,15 +76,9 @@ class ReplaySampler(Iterator[SampledBatch]):
             if directory is None and is_sharded(addresses):
                 directory = stack.enter_context(closing(ShardDirectory(addresses)))
             if directory is None:
-                self._client = stack.enter_context(ReplayClient(addresses[0]))
-                stream = SampleStream(
-                    addresses[0],
-                    table,
-                    batch_size,
-                    max_in_flight_batches=max_in_flight_batches,
-                    without_replacement=without_replacement,
+                self._stream = self._one_server(
+                    stack, addresses[0], batch_size, max_in_flight_batches, without_replacement
                 )
-                self._stream = stack.enter_context(stream)
             else:
                 sharded = ShardedSampleStream(
                     directory,
@@ -99,6 +93,19 @@ class ReplaySampler(Iterator[SampledBatch]):
                 priorities = stack.enter_context(closing(ShardedPriorities(table.name, sharded.client_of)))
                 self._sharded = (sharded, priorities)
             self._resources = stack.pop_all()
+
+    def _one_server(
+        self, stack: ExitStack, address: str, batch_size: int, in_flight: int, without_replacement: bool
+    ) -> SampleStream:
+        self._client = stack.enter_context(ReplayClient(address))
+        stream = SampleStream(
+            address,
+            self._table,
+            batch_size,
+            max_in_flight_batches=in_flight,
+            without_replacement=without_replacement,
+        )
+        return stack.enter_context(stream)
 
     def take(self, timeout_s: float) -> SampledBatch | None:
         """Return the next batch, or None if none comes within `timeout_s` seconds or the sampler was closed.

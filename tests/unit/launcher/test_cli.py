@@ -70,9 +70,9 @@ def test_command_of_a_service_becomes_its_module(name: str, monkeypatch: pytest.
     executed: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda _path, words: executed.append(words))
     cli.COMMANDS[name].load()(["--a", "b"])
-    assert executed[0][1] == "-m"
-    assert executed[0][3:] == ["--a", "b"]
-    assert importlib.util.find_spec(executed[0][2]) is not None
+    assert executed[0][1:3] == ["-P", "-m"]
+    assert executed[0][4:] == ["--a", "b"]
+    assert importlib.util.find_spec(executed[0][3]) is not None
 
 
 def test_train_with_a_mistyped_setting_names_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
