@@ -11,7 +11,8 @@ from tidemill.services.learner.publishing import PolicyPublisher
 from tidemill.services.learner.resume import Resumable
 from tidemill.services.learner.verdict import Verdicts
 
-_PUBLISH_S = 5.0
+PUBLISH_S = 20.0
+"""Longest wait for the server's word on each of the last two versions; a moment ago it answered."""
 
 _log = structlog.get_logger()
 
@@ -39,27 +40,31 @@ class Judged:
         """Keep the state behind the version that is being published."""
         self._states.keep(self._verdicts.evaluated)
 
-    def go_back(self, publisher: PolicyPublisher) -> None:
+    def go_back(self, publisher: PolicyPublisher) -> bool:
         """Become what the learner was at the version that ended the run, if that is known and kept.
 
         Where training stood is published before, as `last_trained`. The caller publishes and saves what comes back.
+
+        Returns:
+            Whether it did.
 
         Raises:
             StalePublisher: A newer learner publishes now.
         """
         verdict = self._verdicts.decided()
         if verdict is None:
-            return
+            return False
         steps = verdict.metadata.learner_steps
         held = self._states.find(steps) if verdict.generation == self._generation else None
         if held is None:
             _log.warning("the state behind the version that ended the run is not kept", version=verdict.version)
-            return
+            return False
         publisher.publish()
-        if publisher.flush(_PUBLISH_S):
+        if publisher.flush(PUBLISH_S):
             self._verdicts.tag_last_trained(publisher.version)
         self._resumable.go_back(held)
         _log.info("went back to the version that ended the run", version=verdict.version, learner_steps=steps)
+        return True
 
     def close(self) -> None:
         """End the looking. May be called twice."""

@@ -38,7 +38,7 @@ from tidemill.services.learner.decoder import Decoder
 from tidemill.services.learner.digest import config_digest
 from tidemill.services.learner.fence import Fence
 from tidemill.services.learner.gpu_metrics import watch_gpu
-from tidemill.services.learner.judged import Judged
+from tidemill.services.learner.judged import PUBLISH_S, Judged
 from tidemill.services.learner.peers import wait_for_peer, wait_for_shard
 from tidemill.services.learner.priorities import PriorityWriter
 from tidemill.services.learner.progress import Progress
@@ -180,9 +180,8 @@ class Learner:
         self._control.stop(trainer.run())
         set_serving(False)
         batches.close()  # what still comes counts for nothing
-        if publisher is not None and judged is not None:
-            judged.go_back(publisher)
-        self._finish(publisher, checkpointer)
+        went_back = publisher is not None and judged is not None and judged.go_back(publisher)
+        self._finish(publisher, checkpointer, PUBLISH_S if went_back else _LAST_PUBLISH_S)
 
     def _keepers(
         self, agent: Agent, table: TableConfig, ranks: Ranks, directory: ShardDirectory | None, stack: ExitStack
@@ -204,13 +203,13 @@ class Learner:
             ranks.share(resumable.encoded())
         return checkpointer, publisher, judged
 
-    def _finish(self, publisher: PolicyPublisher | None, checkpointer: Checkpointer | None) -> None:
+    def _finish(self, publisher: PolicyPublisher | None, checkpointer: Checkpointer | None, timeout_s: float) -> None:
         if publisher is not None:
             publisher.publish()
         if checkpointer is not None:
             checkpointer.finish()
-        if publisher is not None and not publisher.flush(_LAST_PUBLISH_S):
-            _log.warning("the last parameters were not acknowledged", timeout_s=_LAST_PUBLISH_S)
+        if publisher is not None and not publisher.flush(timeout_s):
+            _log.warning("the last parameters were not acknowledged", timeout_s=timeout_s)
         if self._end is not None and self._limits().reached(self._counters):
             self._end.mark(self._config.cluster.connect_timeout_s)
         _log.info("stopped", reason=self._control.stop_reason, learner_steps=self._counters.learner_steps)

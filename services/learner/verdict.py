@@ -12,7 +12,7 @@ from tidemill.params.client import ParamsClient
 from tidemill.params.version import EVALUATED, LAST_TRAINED, VERDICT, Version, VersionList
 
 _LOOK_S = 0.25
-_DEADLINE_S = 2.0
+_DEADLINE_S = 5.0
 """A server that is frozen holds up the end of the learner by no more than two of these."""
 _JOIN_S = 10.0
 

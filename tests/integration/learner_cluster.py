@@ -221,15 +221,15 @@ class LearnerCluster:
 
     def learner_client(self) -> LearnerClient:
         """Return a client of the learner's controls."""
-        return self._keep(LearnerClient(self.learner, deadline_s=5.0))
+        return self._keep(LearnerClient(self.learner, deadline_s=60.0))
 
     def replay_client(self) -> ReplayClient:
         """Return a client of the replay service."""
-        return self._keep(ReplayClient(self.replay, deadline_s=5.0))
+        return self._keep(ReplayClient(self.replay, deadline_s=60.0))
 
     def params_client(self) -> ParamsClient:
         """Return a client of the parameter server."""
-        return self._keep(ParamsClient(self.params, deadline_s=5.0))
+        return self._keep(ParamsClient(self.params, deadline_s=60.0))
 
     def wait_for_status(
         self, condition: Callable[[LearnerStatus], bool], what: str, timeout_s: float = WAIT_S
