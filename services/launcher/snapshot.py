@@ -114,7 +114,7 @@ class Snapshot:
 
 
 class Rate:
-    """How fast a count grows, over the newest half minute, or since the look before where that was longer ago."""
+    """How fast a count grows, over the newest ten seconds, or since the look before where that was longer ago."""
 
     def __init__(self) -> None:
         """Nothing has been seen."""

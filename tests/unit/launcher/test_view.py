@@ -55,13 +55,13 @@ def test_rate_is_shown_however_seldom_one_looks(every_s: float) -> None:
     assert rate.at(10_000.0 + every_s, 5 + round(20 * every_s)) == pytest.approx(20.0)
 
 
-def test_rate_is_of_the_newest_half_minute() -> None:
+def test_rate_is_of_the_newest_ten_seconds() -> None:
     """What was before them does not count."""
     rate = Rate()
-    found = [rate.at(float(second), 0 if second < 20 else (second - 20) * 100) for second in range(51)]
+    found = [rate.at(float(second), 0 if second < 20 else (second - 20) * 100) for second in range(31)]
     assert found[20] == 0.0
-    assert found[49] == pytest.approx(2_900 / 30)
-    assert found[50] == pytest.approx(100.0)
+    assert found[29] == pytest.approx(90.0)
+    assert found[30] == pytest.approx(100.0)
 
 
 def test_shards_are_shown_with_what_they_hold_and_give() -> None:
