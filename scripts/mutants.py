@@ -207,18 +207,20 @@ class Bench:
     def _run(self, timeout_s: float) -> Verdict:
         process = self._context.Process(target=_test, args=(self._copy, self._tests, self._output, timeout_s))
         process.start()
-        process.join(timeout_s)
-        if process.exitcode == -signal.SIGXCPU:
+        assert process.pid is not None, "it was started"
+        try:
+            process.join(timeout_s)
+            code = process.exitcode
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # it leads a group of its own, see `_test`
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            process.join()
+        if code is None or code == -signal.SIGXCPU:
             return Verdict.TIMED_OUT
-        if process.exitcode is not None and (process.exitcode < 0 or process.exitcode >= _EXIT_CODES):
-            return Verdict.SURVIVED if process.exitcode == _EXIT_CODES else Verdict.KILLED
-        if process.exitcode is not None:
+        if 0 <= code < _EXIT_CODES:
             raise SystemExit("the tests did not run: see the message above")
-        with contextlib.suppress(ProcessLookupError):  # it leads a group of its own, see `_test`
-            os.killpg(process.pid or 0, signal.SIGKILL)
-        process.kill()
-        process.join()
-        return Verdict.TIMED_OUT
+        return Verdict.SURVIVED if code == _EXIT_CODES else Verdict.KILLED
 
 
 def _test(copy: Path, tests: Sequence[str], output: Path, cpu_s: float) -> None:
@@ -238,17 +240,8 @@ def _test(copy: Path, tests: Sequence[str], output: Path, cpu_s: float) -> None:
     phases = [phase for phase in hypothesis.Phase if phase not in (hypothesis.Phase.shrink, hypothesis.Phase.explain)]
     hypothesis.settings.register_profile("mutants", phases=phases, deadline=None, derandomize=True, database=None)
     hypothesis.settings.load_profile("mutants")
-    quiet = [
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:faulthandler",
-        "-W",
-        "ignore::pytest.PytestAssertRewriteWarning",
-    ]
-    code = pytest.main([*quiet, *tests])
+    quiet = "-q -x -p no:cacheprovider -p no:faulthandler -W ignore::pytest.PytestAssertRewriteWarning"
+    code = pytest.main([*quiet.split(), *tests])
     sys.stdout.flush()
     os._exit(_EXIT_CODES + int(code))
 
@@ -290,6 +283,7 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=16, help="most mutants tried (default: 16)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the sample (default: 1)")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the copy and a run that is under way go too
     killed, tried = survey(ROOT, options.file, options.tests, most=options.most, seed=options.seed)
     return int(killed < tried)
 
