@@ -41,10 +41,10 @@ def _steps(store: CheckpointStore) -> int | None:
 
 
 def test_checkpoint_comes_back_whole(tmp_path: Path) -> None:
-    """Every field of a written checkpoint is read back by a store of a new process."""
+    """Every field of a written checkpoint is read back by a store of a new process; folders are made as needed."""
     written = _checkpoint()
-    path = CheckpointStore(tmp_path / "new", keep=2).write(written)
-    found = CheckpointStore(tmp_path / "new", keep=2).newest()
+    path = CheckpointStore(tmp_path / "new" / "checkpoints", keep=2).write(written)
+    found = CheckpointStore(tmp_path / "new" / "checkpoints", keep=2).newest()
     assert found is not None
     assert found[0] == path
     read = found[1]
