@@ -138,17 +138,19 @@ class _Finder:
         if at >= 0:
             yield self._edit(at, at + len(old), new)
 
-    def _whole(self, node: ast.AST, replacement: str) -> Mutation:
+    def _whole(self, node: ast.expr | ast.stmt, replacement: str) -> Mutation:
         return self._edit(self._start(node), self._end(node), replacement)
 
     def _edit(self, start: int, end: int, replacement: str) -> Mutation:
         return Mutation(start, end, replacement, self._source.count(b"\n", 0, start) + 1)
 
-    def _start(self, node: ast.AST) -> int:
-        return self._line_starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
+    def _start(self, node: ast.expr | ast.stmt) -> int:
+        return self._line_starts[node.lineno - 1] + node.col_offset
 
-    def _end(self, node: ast.AST) -> int:
-        return self._line_starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
+    def _end(self, node: ast.expr | ast.stmt) -> int:
+        assert node.end_lineno is not None, "set by the parser"
+        assert node.end_col_offset is not None, "likewise"
+        return self._line_starts[node.end_lineno - 1] + node.end_col_offset
 
 
 def _is_left_alone(node: ast.AST) -> bool:

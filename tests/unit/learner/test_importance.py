@@ -26,6 +26,7 @@ def test_largest_weight_is_that_of_the_unlikeliest_item_of_each_batch() -> None:
     """N = 8, beta = 1/2: of P (1/2, 1/32) the larger is (8 / 32)^-1/2 = 2, of (1/8, 1/2) it is 1."""
     probability = np.array([[0.5, 0.03125], [0.125, 0.5]])
     np.testing.assert_allclose(largest_weight(probability, 8, 0.5), [2.0, 1.0], rtol=1e-12)
+    assert largest_weight(probability[0], 8, 0.5) == pytest.approx(2.0)
 
 
 def test_exponent_zero_makes_all_weights_one() -> None:
