@@ -77,6 +77,27 @@ def test_initial_priority_is_asked_of_the_rows_of_its_window() -> None:
     assert priorities == [[], [], [0.0], [1.0], [2.0]]
 
 
+def test_initial_priority_is_given_all_steps_of_its_window_in_order() -> None:
+    """Of every environment: from the step a window starts at to the one it bootstraps from."""
+    asked: list[list[float]] = []
+
+    def keep(steps: Mapping[str, Array]) -> NDArray[np.float32]:
+        asked.extend(steps["reward"].T.tolist())
+        return np.ones(steps["reward"].shape[1], np.float32)
+
+    tracker = WindowTracker(WindowSpec(history=1, steps=2), 2, 3, keep)
+    for t in range(6):
+        row = _row(2, is_first=t == 0)
+        row["reward"] = np.array([t, 10 * t], np.float32)
+        tracker.add(row)
+        if t % 3 == 2:
+            tracker.take()
+    assert asked == [
+        [0, 1, 2], [0, 10, 20],
+        [1, 2, 3], [10, 20, 30], [2, 3, 4], [20, 30, 40], [3, 4, 5], [30, 40, 50],
+    ]  # fmt: skip
+
+
 def test_stride_keeps_every_nth_start() -> None:
     """With a stride of 2, windows start at steps 0, 2, 4."""
     tracker = WindowTracker(WindowSpec(history=0, steps=4, stride=2), 1, 1, _oldest_reward)

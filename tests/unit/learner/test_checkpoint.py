@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import subprocess
@@ -14,7 +15,6 @@ import torch
 
 from tidemill.errors import FatalError, ResourceExhausted, TidemillError
 from tidemill.params.publisher import StalePublisher
-from tidemill.services.learner import checkpoint as module
 from tidemill.services.learner import checkpoint_format
 from tidemill.services.learner.checkpoint import CheckpointStore, check_fits
 from tidemill.services.learner.checkpoint_format import Checkpoint
@@ -41,10 +41,10 @@ def _steps(store: CheckpointStore) -> int | None:
 
 
 def test_checkpoint_comes_back_whole(tmp_path: Path) -> None:
-    """Every field of a written checkpoint is read back by a store of a new process."""
+    """Every field of a written checkpoint is read back by a store of a new process; folders are made as needed."""
     written = _checkpoint()
-    path = CheckpointStore(tmp_path / "new", keep=2).write(written)
-    found = CheckpointStore(tmp_path / "new", keep=2).newest()
+    path = CheckpointStore(tmp_path / "new" / "checkpoints", keep=2).write(written)
+    found = CheckpointStore(tmp_path / "new" / "checkpoints", keep=2).newest()
     assert found is not None
     assert found[0] == path
     read = found[1]
@@ -187,7 +187,9 @@ def test_foreign_file_with_a_right_checksum_is_skipped(tmp_path: Path) -> None:
     """A safetensors file that is no checkpoint counts as damaged."""
     store = CheckpointStore(tmp_path, keep=3)
     path = store.write(_checkpoint(1))
-    module._replace(path, safetensors.torch.save({"a": torch.zeros(1)}))
+    foreign = safetensors.torch.save({"a": torch.zeros(1)})
+    path.write_bytes(foreign)
+    path.with_suffix(".sha256").write_text(f"{hashlib.sha256(foreign).hexdigest()}  {path.name}\n")
     assert store.newest() is None
 
 

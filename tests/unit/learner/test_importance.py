@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tidemill.config.table import TableSettings
-from tidemill.services.learner.importance import importance_sampling_exponent, importance_weights
+from tidemill.services.learner.importance import importance_sampling_exponent, importance_weights, largest_weight
 
 
 def test_weights_are_those_of_the_formula_divided_by_the_largest() -> None:
@@ -20,6 +20,13 @@ def test_each_batch_of_several_is_scaled_by_its_own_largest() -> None:
     """With beta = 1 and N = 2 the rows (1/2, 1/4) and (1/8, 1/8) become (1/2, 1) and (1, 1)."""
     weight = importance_weights(np.array([[0.5, 0.25], [0.125, 0.125]]), 2, 1.0)
     np.testing.assert_allclose(weight, [[0.5, 1.0], [1.0, 1.0]], rtol=1e-6)
+
+
+def test_largest_weight_is_that_of_the_unlikeliest_item_of_each_batch() -> None:
+    """N = 8, beta = 1/2: of P (1/2, 1/32) the larger is (8 / 32)^-1/2 = 2, of (1/8, 1/2) it is 1."""
+    probability = np.array([[0.5, 0.03125], [0.125, 0.5]])
+    np.testing.assert_allclose(largest_weight(probability, 8, 0.5), [2.0, 1.0], rtol=1e-12)
+    assert largest_weight(probability[0], 8, 0.5) == pytest.approx(2.0)
 
 
 def test_exponent_zero_makes_all_weights_one() -> None:

@@ -83,6 +83,24 @@ def test_parameters_are_those_of_the_moment() -> None:
     assert connection.closed
 
 
+def test_state_around_the_parameters_is_kept_with_each_publish() -> None:
+    """`keep` is called once for each accepted call, and not by a learner that was superseded."""
+    connection, kept = _Connection(), [0]
+
+    def keep() -> None:
+        kept[0] += 1
+
+    publisher = PolicyPublisher(connection, dict, ParamsMetadata, with_half=False, keep=keep)  # type: ignore[arg-type]
+    publisher.publish()
+    publisher.publish()
+    assert publisher.flush(_WAIT_S)
+    connection.error = StalePublisher("superseded")
+    with pytest.raises(StalePublisher):
+        publisher.publish()
+    assert kept == [2]
+    publisher.close()
+
+
 @pytest.mark.parametrize("with_half, weight", [(False, 1.0), (True, 1e6)])
 def test_half_precision_is_left_out(with_half: bool, weight: float) -> None:
     """When it is not wanted, and when a value does not fit."""
@@ -137,6 +155,7 @@ def test_fault_while_packing_is_raised_in_the_owner() -> None:
     )
     publisher.publish()
     publisher._thread.join(_WAIT_S)
-    with pytest.raises(Exception, match=r".+"):
-        publisher.check()
+    for call in (publisher.check, publisher.publish, lambda: publisher.flush(_WAIT_S)):
+        with pytest.raises(Exception, match=r".+"):
+            call()
     publisher.close()

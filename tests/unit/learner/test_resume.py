@@ -115,7 +115,11 @@ def test_checkpoint_of_format_1_is_read(tmp_path: Path) -> None:
     for each in _FORMAT_1.iterdir():
         shutil.copy(each, tmp_path)
     agent, counters = build_agent(SACConfig(hidden_sizes=(4,)), EnvSpec((3,), "float32", action_shape=(2,))), Counters()
-    restored = _resumable(agent, counters, "sac").restore(CheckpointStore(tmp_path, keep=1))
+    store = CheckpointStore(tmp_path, keep=1)
+    found = store.newest()
+    assert found is not None
+    assert (found[1].generation, found[1].written_by) == (0, {})  # of before there were any
+    restored = _resumable(agent, counters, "sac").restore(store)
     assert restored.startswith("checkpoint-00000001: 3 gradient steps, 40 agent decisions")
     assert (counters.learner_steps, counters.version) == (3, 2)
     sums = {name: float(tensor.sum()) for name, tensor in agent.policy_state().items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from contextlib import closing
 from pathlib import Path
@@ -23,7 +24,15 @@ from tests.unit.params.publishing import (
     small_store,
     store_draft,
 )
-from tidemill.errors import DataLoss, FailedPrecondition, FatalError, InvalidArgument, NotFound, Unavailable
+from tidemill.errors import (
+    DataLoss,
+    FailedPrecondition,
+    FatalError,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
 from tidemill.params.version import Precision
 
 
@@ -182,6 +191,17 @@ def test_publisher_superseded_while_it_sends_is_refused_at_the_end(tmp_path: Pat
     incoming.discard()
     assert names(tmp_path) == set()
     assert store.catalog.newest is None
+
+
+def test_draft_beyond_the_limits_is_refused_before_its_bytes_are_taken(tmp_path: Path, open_store: OpenStore) -> None:
+    """One byte more than `max_blob_bytes`, or no full precision; the largest allowed is stored."""
+    store = open_store(tmp_path, max_blob_bytes=5)
+    generation = store.open_generation().generation
+    with pytest.raises(ResourceExhausted, match=r"size_bytes is 6, allowed: .* 5"):
+        store.check(draft_of(b"123456", generation=generation))
+    with pytest.raises(InvalidArgument, match="full precision first"):
+        store.check(dataclasses.replace(draft_of(b"1", b"2", generation=generation), encodings=()))
+    assert store_draft(store, draft_of(b"12345", generation=generation), b"12345").version == 1
 
 
 def test_repeated_publish_is_answered_with_the_stored_version(tmp_path: Path, open_store: OpenStore) -> None:

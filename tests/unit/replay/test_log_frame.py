@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.services.replay.log_frame import PREAMBLE_BYTES, Chain, Kind, Record, blob_is_intact, scan, split_body
+from tidemill.errors import FatalError
+from tidemill.services.replay.log_frame import (
+    FORMAT,
+    PREAMBLE_BYTES,
+    Chain,
+    Kind,
+    Record,
+    blob_is_intact,
+    check_format,
+    preamble,
+    scan,
+    split_body,
+)
 
 blobs = st.lists(st.tuples(st.integers(0, 2**63 - 1), st.binary(max_size=50)), max_size=4)
 MARK = b"\x93sync\x00\xffk"
@@ -101,6 +116,43 @@ def test_stretch_without_a_record_is_skipped_and_counted() -> None:
     assert (found.damaged, found.end) == ([(start, start + 108)], len(data))
 
 
+def test_record_behind_a_single_stray_byte_is_found() -> None:
+    """The search for the next record starts at the very next byte."""
+    first, second = written([Record(Kind.TABLE, 1, b"first")]), written([Record(Kind.TABLE, 2, b"second")])
+    found = scan(memoryview(first + b"\0" + second), MARK)
+    assert [frame.sequence for frame in found.frames] == [1, 2]
+    assert found.damaged == [(len(first), len(first) + 1)]
+
+
+def test_bytes_of_a_record_are_those_of_the_format() -> None:
+    """A log outlives the program that wrote it: layout and numbers of kinds change only with the format."""
+    record = Record(Kind.CHANGES, 7, b"meta", [(9, b"blob")])
+    header = struct.pack("<8sBBHQIIQI", MARK, 4, 0, 0, 7, 0, 4, 8, zlib.crc32(b"meta"))
+    expected = header + struct.pack("<I", zlib.crc32(header)) + b"meta"
+    assert written([record]) == expected + struct.pack("<I", zlib.crc32(b"blob", 9)) + b"blob"
+    assert [(kind.name, kind.value) for kind in Kind] == [
+        ("SEGMENT", 1), ("TABLE", 2), ("EPOCH", 3), ("CHANGES", 4), ("SNAPSHOT", 5),
+    ]  # fmt: skip
+
+
+def test_record_without_a_copy_takes_no_room_for_one() -> None:
+    """Its copy is no bytes, whatever its kind."""
+    for kind in Kind:
+        record = Record(kind, 1, b"meta")
+        assert (record.copy_size, Chain(MARK).copy(record)) == (0, [])
+
+
+def test_only_a_file_of_another_format_is_refused_for_its_format() -> None:
+    """One of this format, one too short to tell and one of another program are not."""
+    for data in (preamble(MARK), preamble(MARK)[:-1], bytes(100)):
+        check_format(data, "here")
+    other = preamble(MARK).replace(struct.pack("<I", FORMAT), struct.pack("<I", FORMAT + 1))
+    with pytest.raises(
+        FatalError, match=f"here has format {FORMAT + 1}, this version of Tidemill reads format {FORMAT}"
+    ):
+        check_format(other, "here")
+
+
 def test_each_record_names_the_one_before_and_its_copy_names_it() -> None:
     """The link is the checksum of the header before, so that another record of the same number does not fit."""
     chain = Chain(MARK)
@@ -135,3 +187,4 @@ def test_frame_of_another_mark_is_no_frame() -> None:
     data = bytearray(written([Record(Kind.CHANGES, 1, b"meta", [(1, hidden)]), Record(Kind.TABLE, 2, b"next")]))
     data[10] ^= 1
     assert [bytes(frame.meta) for frame in scan(memoryview(data), MARK).frames] == [b"next"]
+    assert scan(memoryview(hidden + written([Record(Kind.TABLE, 2, b"next")])), MARK).damaged == [(0, len(hidden))]

@@ -104,6 +104,27 @@ def test_items_that_may_be_sampled_once_are_not_promised_twice() -> None:
     assert planned(union, 2).draws == (ShardRequest("b", 2, 0),)
 
 
+def test_shard_weighs_what_it_has_left_to_give() -> None:
+    """Of 4 items of weight 4 that may be sampled once, 3 are asked for: 1 is left, beside 4 on the other shard."""
+    union = union_of({"a": (4, 4.0, 0.0), "b": (4, 4.0, 0.0)}, max_times_sampled=1)
+    union.asked(ShardRequest("a", 3, 0))
+    plan = planned(union, 5)
+    assert plan.weights == {"a": 1.0, "b": 4.0}
+    assert {draw.shard: draw.items for draw in plan.draws} == {"a": 1, "b": 4}
+
+
+@pytest.mark.parametrize("max_times_sampled, without_replacement", [(1, False), (0, True), (1, True)])
+def test_shard_is_asked_for_no_more_than_it_has(max_times_sampled: int, without_replacement: bool) -> None:
+    """If no item may come twice, a heavy shard of 2 items gives 2, the light one the other 6; with 9 a batch waits."""
+    config = make_config(max_items=100_000, max_times_sampled=max_times_sampled)
+    union = ShardedTable(config, 2, np.random.default_rng(1), without_replacement=without_replacement)
+    for shard, items, weight in (("heavy", 2, 98.0), ("light", 6, 2.0)):
+        union.join(shard)
+        union.answered(ShardRequest(shard, 0, 0), items, weight, 0.0)
+    assert {draw.shard: draw.items for draw in planned(union, 8).draws} == {"heavy": 2, "light": 6}
+    assert union.plan(9) is None
+
+
 @given(st.lists(st.floats(0.1, 1e3), min_size=2, max_size=6), st.integers(1, 300), st.integers(0, 2**32))
 def test_lost_draws_go_to_the_others_with_unchanged_proportions(weights: list[float], size: int, seed: int) -> None:
     """Size and count of the batch stay, the lost shard gives nothing, and the shares are those without it."""
