@@ -166,6 +166,19 @@ class Stack:
             ended.set()
             thread.join()
 
+    @contextmanager
+    def frozen(self, service: str) -> Iterator[None]:
+        """Let every process of a service hang."""
+        found = [self.engine.docker("top", c["Id"], "-o", "pid").split()[1:] for c in self.containers(service)]
+        pids = [int(pid) for listed in found for pid in listed]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
     def firing(self) -> set[tuple[str, str]]:
         """Return the alerts that fire, by their names and the jobs they are about."""
         labels = [alert["metric"] for alert in self.query('ALERTS{alertstate="firing"}')]
