@@ -107,8 +107,8 @@ def _batches(case: Case) -> list[dict[str, Tensor]]:
     batches = batches_in_memory(config, build_agent(case.agent, spec_of(config.env), str(_DEVICE)), _DEVICE)
     if not isinstance(case.agent, R2D2Config):
         return batches
-    memory = torch.zeros((case.agent.batch_size, 2 * case.agent.lstm_size), device=_DEVICE)
-    return [batch | {"memory": memory} for batch in batches]
+    recurrent_state = torch.zeros((case.agent.batch_size, 2 * case.agent.lstm_size), device=_DEVICE)
+    return [batch | {"recurrent_state": recurrent_state} for batch in batches]
 
 
 def _update(agent: Agent, batches: list[dict[str, Tensor]]) -> Callable[[], object]:

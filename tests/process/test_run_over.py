@@ -14,9 +14,9 @@ import pytest
 from tests.integration.learner_cluster import LearnerCluster, Process, learner_cluster, wait_until
 from tidemill.rest import INTERRUPTED
 
-_WAIT_S = 120.0
+_WAIT_S = 400.0  # torch is imported again and again, on a machine that may be busy
 
-pytestmark = pytest.mark.timeout(300)  # each starts some processes that import torch
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ def test_item_with_a_payload_of_another_size_gives_way(table: Table, payload: by
     (batch,) = decoder_of(table.delete, recurrent_state_size=2).decode(sample, 7.0)
     check_aligned(batch)
     row = batch.keys.astype(np.int64) - 100
-    assert batch.columns["memory"].tolist() == [[r, -r] for r in row]
+    assert batch.columns["recurrent_state"].tolist() == [[r, -r] for r in row]
     assert table.removed == [103]
 
 

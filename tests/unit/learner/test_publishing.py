@@ -155,7 +155,7 @@ def test_fault_while_packing_is_raised_in_the_owner() -> None:
     )
     publisher.publish()
     publisher._thread.join(_WAIT_S)
-    for call in (publisher.check, publisher.publish, lambda: publisher.flush(_WAIT_S)):
+    for call in (publisher.check, publisher.publish, lambda: publisher.flush(threading.TIMEOUT_MAX)):
         with pytest.raises(Exception, match=r".+"):
             call()
     publisher.close()

@@ -181,6 +181,20 @@ def test_server_killed_before_it_told_what_it_dropped_drops_it_again(run: Run) -
     assert run.restart() == set()
 
 
+def test_segment_before_the_deleted_newest_counts_too(run: Run) -> None:
+    """All its records, for it is noted where the newest began; of that one its first record and at least one more."""
+    newest = run.log.journal.segment
+    before_it = files(run, newest - 1)
+    data = memoryview(before_it[0].read_bytes())
+    records = len(scan(data, run.log.recovered.chain.mark).frames)
+    for path in [*before_it, *files(run, newest)]:
+        path.unlink()
+    run.restart()
+    damage = run.log.recovered.damage
+    assert damage.missing_segments == [newest - 1, newest]
+    assert damage.missing_records == records + 2
+
+
 def test_newest_segment_deleted_after_a_stop_costs_its_own_items(run: Run) -> None:
     """The last snapshot of a server that was stopped names every item, so that all others are trusted."""
     run.log.snapshot(is_last=True)
