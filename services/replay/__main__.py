@@ -21,15 +21,14 @@ from tidemill.config.load import load
 from tidemill.config.sections import ReplayConfig
 from tidemill.config.services import ReplaySettings
 from tidemill.rpc.server import RpcServer
-from tidemill.services.replay import inspect_log
-from tidemill.services.replay.gate import Gate
-from tidemill.services.replay.machine_memory import default_budget_bytes
-from tidemill.services.replay.memory_budget import MemoryBudget
+from tidemill.services.replay.admission import Gate
+from tidemill.services.replay.log import inspect as inspect_log
+from tidemill.services.replay.log.log import ReplayLog
+from tidemill.services.replay.log.open import Recovered, recover
+from tidemill.services.replay.memory import MemoryBudget, default_budget_bytes
 from tidemill.services.replay.metrics import EXPECTED, ReplayCollector
-from tidemill.services.replay.recovered import Recovered, recover
-from tidemill.services.replay.replay import Replay
-from tidemill.services.replay.replay_log import ReplayLog
 from tidemill.services.replay.servicer import ReplayServicer
+from tidemill.services.replay.state import Replay
 from tidemill.services.replay.streams import EPOCH_RANDOM_BITS, first_epoch
 from tidemill.telemetry import configure_logging, serve_metrics, watch_disk
 

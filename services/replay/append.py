@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.services.replay.append_check import BlockSize, check_chunk, check_item_tables, check_items, is_new
-from tidemill.services.replay.chunk_store import NONE, NewChunk
-from tidemill.services.replay.items import NewItems
+from tidemill.services.replay.chunks.store import NONE, NewChunk
 from tidemill.services.replay.streams import Epoch
-from tidemill.services.replay.table import Table
+from tidemill.services.replay.tables.items import NewItems
+from tidemill.services.replay.tables.table import Table
 
 Ints = NDArray[np.int64]
 

@@ -1,18 +1,54 @@
-"""Completes drawn batches with their blocks; what is damaged on disk is left out and drawn anew."""
+"""Completes sampled items with their blocks, within the memory for batches; what is corrupt on disk is left out."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import structlog
 
 from tidemill.errors import ResourceExhausted
-from tidemill.services.replay.batch_room import BatchRoom
-from tidemill.services.replay.cold_reader import ColdReader
-from tidemill.services.replay.credit import Wanted
-from tidemill.services.replay.drawn import Drawn, Sample
-from tidemill.services.replay.gate import Gate
-from tidemill.services.replay.log_blocks import LogBlocks
-from tidemill.services.replay.replay import Replay
-from tidemill.services.replay.table import Table
+from tidemill.services.replay.admission import Gate
+from tidemill.services.replay.chunks.blob_reader import ColdReader
+from tidemill.services.replay.chunks.logged_blocks import LogBlocks
+from tidemill.services.replay.memory import MemoryBudget
+from tidemill.services.replay.sample_queue import Wanted
+from tidemill.services.replay.state import Replay
+from tidemill.services.replay.tables.sampled_items import Drawn, Sample
+from tidemill.services.replay.tables.table import Table
+
+COPIES = 2
+"""How often a batch is in memory while it waits for its caller: as bytes in Python and in gRPC's buffer."""
+
+
+class BatchRoom:
+    """What of a server's memory one call that samples has taken."""
+
+    def __init__(self, budget: MemoryBudget, freed: Callable[[], None]) -> None:
+        """Take nothing yet; `freed` is called when room was given back."""
+        self._budget, self._freed = budget, freed
+        self._taken = 0
+
+    def is_free(self) -> bool:
+        """Return whether the call may put together a batch."""
+        return self._budget.has_room_for_batch
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest batch there is ever room for; 0 means no limit."""
+        return self._budget.share_limit // COPIES
+
+    def take(self, size_bytes: int) -> None:
+        """Count a batch that is put together now."""
+        self._taken += COPIES * size_bytes
+        self._budget.batch_bytes += COPIES * size_bytes
+
+    def release(self) -> None:
+        """Give back what was taken: the caller has its batch, or is gone."""
+        taken, self._taken = self._taken, 0
+        self._budget.batch_bytes -= taken
+        if taken:
+            self._freed()
+
 
 _log = structlog.get_logger()
 

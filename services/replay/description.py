@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tidemill.replay.table_config import TableDescription
-from tidemill.services.replay.gate import Gate
-from tidemill.services.replay.latency import BOUNDS_S
-from tidemill.services.replay.replay import Replay
-from tidemill.services.replay.replay_log import ReplayLog
-from tidemill.services.replay.table import Table
+from tidemill.services.replay.admission import Gate
+from tidemill.services.replay.log.log import ReplayLog
+from tidemill.services.replay.log.sync import BOUNDS_S
+from tidemill.services.replay.state import Replay
+from tidemill.services.replay.tables.table import Table
 
 
 def describe(table: Table, replay: Replay, gate: Gate, log: ReplayLog | None) -> TableDescription:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from prometheus_client import Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from tidemill.services.replay.gate import Gate
-from tidemill.services.replay.latency import BOUNDS_S
-from tidemill.services.replay.replay import Replay
-from tidemill.services.replay.replay_log import ReplayLog
-from tidemill.services.replay.table import Table
+from tidemill.services.replay.admission import Gate
+from tidemill.services.replay.log.log import ReplayLog
+from tidemill.services.replay.log.sync import BOUNDS_S
+from tidemill.services.replay.state import Replay
+from tidemill.services.replay.tables.table import Table
 
 _PREFIX = "tidemill_replay"
 

@@ -17,7 +17,26 @@ from tidemill.errors import InvalidArgument
 from tidemill.replay.limits import MAX_DRAWS, MAX_KEYS, MAX_MESSAGE_BLOCKS, MAX_MESSAGE_CHUNKS, MAX_MESSAGE_ITEMS
 from tidemill.replay.table_config import MAX_COLUMNS
 from tidemill.replay.v1 import replay_pb2 as pb
-from tidemill.services.replay.outgoing import Outgoing
+
+
+class Outgoing:
+    """A message's bytes, handed out once.
+
+    gRPC keeps what a call yielded last until it yields again, and a message beside its bytes until these are sent: with
+    callers who sample much and read little that is most of a server's memory.
+    """
+
+    __slots__ = ("_data",)
+
+    def __init__(self, message: Message) -> None:
+        """Serialise a message."""
+        self._data = message.SerializeToString()
+
+    def take(self) -> bytes:
+        """Return the bytes and let go of them."""
+        data, self._data = self._data, b""
+        return data
+
 
 M = TypeVar("M", bound=Message)
 

@@ -18,20 +18,18 @@ from tidemill.replay.table_config import check_signature
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import pack_description, unpack_append, unpack_config, unpack_signature
 from tidemill.rpc.server import RpcServer
+from tidemill.services.replay.active_streams import Calls
+from tidemill.services.replay.admission import Gate
 from tidemill.services.replay.append import Appending, plan
-from tidemill.services.replay.batch_reader import BatchReader
-from tidemill.services.replay.batch_room import BatchRoom
-from tidemill.services.replay.calls import Calls
-from tidemill.services.replay.credit import Credit, Wanted
+from tidemill.services.replay.batch_reader import BatchReader, BatchRoom
 from tidemill.services.replay.description import describe
-from tidemill.services.replay.drawn import Sample as SampledItems
-from tidemill.services.replay.gate import Gate
-from tidemill.services.replay.outgoing import Outgoing
-from tidemill.services.replay.replay import Replay
-from tidemill.services.replay.replay_log import ReplayLog
-from tidemill.services.replay.requests import add_handlers, read, read_each
-from tidemill.services.replay.table import Table
-from tidemill.services.replay.unacknowledged import when_durable
+from tidemill.services.replay.log.commits import when_durable
+from tidemill.services.replay.log.log import ReplayLog
+from tidemill.services.replay.requests import Outgoing, add_handlers, read, read_each
+from tidemill.services.replay.sample_queue import Credit, Wanted
+from tidemill.services.replay.state import Replay
+from tidemill.services.replay.tables.sampled_items import Sample as SampledItems
+from tidemill.services.replay.tables.table import Table
 
 _log = structlog.get_logger()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tidemill.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from tidemill.services.replay.chunk_store import NONE, ChunkStore
+from tidemill.services.replay.chunks.store import NONE, ChunkStore
 
 EPOCH_RANDOM_BITS = 20
 """Bits of a server's first epoch that are chance."""

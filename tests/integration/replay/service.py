@@ -19,10 +19,10 @@ from tests.unit.replay.streams_for_tests import SIGNATURE
 from tidemill.replay.appender import StreamAppender
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import MEBIBYTE, ServerSettings
-from tidemill.services.replay.gate import Gate
-from tidemill.services.replay.memory_budget import MemoryBudget
-from tidemill.services.replay.replay import Replay
+from tidemill.services.replay.admission import Gate
+from tidemill.services.replay.memory import MemoryBudget
 from tidemill.services.replay.servicer import ReplayServicer
+from tidemill.services.replay.state import Replay
 
 WAIT_S = 300.0  # only ever reached by a machine that is far too busy, or a failure
 CHUNK_LENGTH = 4

@@ -10,20 +10,18 @@ from pathlib import Path
 import numpy as np
 
 from tidemill.replay.wire import config_to_json
-from tidemill.services.replay.blob_files import BlobFiles
-from tidemill.services.replay.cleaner import Cleaner
-from tidemill.services.replay.cold_reader import ColdReader
-from tidemill.services.replay.drawn import Sample
-from tidemill.services.replay.journal import Journal
-from tidemill.services.replay.log_blocks import LogBlocks
-from tidemill.services.replay.log_writer import Command, Delete
-from tidemill.services.replay.memory_budget import MemoryBudget
-from tidemill.services.replay.newest_segment import NewestSegment
-from tidemill.services.replay.recovered import Recovered, recover
-from tidemill.services.replay.replay import Replay
-from tidemill.services.replay.segment_file import SegmentFile
-from tidemill.services.replay.snapshot import Snapshot, TableSnapshot, item_states
-from tidemill.services.replay.table import Table
+from tidemill.services.replay.chunks.blob_reader import BlobFiles, ColdReader
+from tidemill.services.replay.chunks.logged_blocks import LogBlocks
+from tidemill.services.replay.log.compactor import Cleaner
+from tidemill.services.replay.log.journal import Journal
+from tidemill.services.replay.log.open import Recovered, recover
+from tidemill.services.replay.log.segments import NewestSegment, SegmentFile
+from tidemill.services.replay.log.snapshot import Snapshot, TableSnapshot, item_states
+from tidemill.services.replay.log.writer import Command, Delete
+from tidemill.services.replay.memory import MemoryBudget
+from tidemill.services.replay.state import Replay
+from tidemill.services.replay.tables.sampled_items import Sample
+from tidemill.services.replay.tables.table import Table
 
 
 class AtOnce:

@@ -12,8 +12,8 @@ from tidemill.replay.batch import SampledBatch
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
 from tidemill.services.replay.append import Appending, plan
-from tidemill.services.replay.drawn import Sample
-from tidemill.services.replay.replay import Replay
+from tidemill.services.replay.state import Replay
+from tidemill.services.replay.tables.sampled_items import Sample
 from tidemill.types import Codec, ColumnSpec, Signature
 
 SIGNATURE: Signature = (

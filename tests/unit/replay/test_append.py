@@ -22,7 +22,7 @@ from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, 
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.services.replay.append import Appending
 from tidemill.services.replay.append_check import lz4_bound
-from tidemill.services.replay.replay import Replay
+from tidemill.services.replay.state import Replay
 from tidemill.types import ColumnSpec
 
 

@@ -17,7 +17,7 @@ from tests.unit.replay.streams_for_tests import (
     steps_of,
 )
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
-from tidemill.services.replay.garbage import Garbage
+from tidemill.services.replay.log.compactor import Garbage
 
 SEGMENT_BYTES = 4000
 LOWEST_FIRST = SelectorConfig(SelectorKind.MIN_HEAP)

@@ -12,15 +12,13 @@ import pytest
 from tests.unit.replay.log_for_tests import Log, open_log
 from tests.unit.replay.streams_for_tests import append, make_chunk, make_config, make_items, open_streams, steps_of
 from tidemill.replay.table_config import RateLimiterConfig
-from tidemill.services.replay.batch_reader import BatchReader
-from tidemill.services.replay.batch_room import BatchRoom
-from tidemill.services.replay.blob_files import BlobFiles
-from tidemill.services.replay.cold_reader import ColdReader
-from tidemill.services.replay.credit import Wanted
-from tidemill.services.replay.drawn import Sample
-from tidemill.services.replay.gate import Gate
-from tidemill.services.replay.log_blocks import LogBlocks
-from tidemill.services.replay.memory_budget import MemoryBudget
+from tidemill.services.replay.admission import Gate
+from tidemill.services.replay.batch_reader import BatchReader, BatchRoom
+from tidemill.services.replay.chunks.blob_reader import BlobFiles, ColdReader
+from tidemill.services.replay.chunks.logged_blocks import LogBlocks
+from tidemill.services.replay.memory import MemoryBudget
+from tidemill.services.replay.sample_queue import Wanted
+from tidemill.services.replay.tables.sampled_items import Sample
 
 MEMORY_BYTES = 1000
 CHUNKS = 40

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from tidemill.services.replay.commits import Commits
-from tidemill.services.replay.latency import BOUNDS_S, Latency
-from tidemill.services.replay.log_writer import Progress
-from tidemill.services.replay.memory_budget import MemoryBudget
-from tidemill.services.replay.unacknowledged import when_durable
+from tidemill.services.replay.log.commits import Commits, when_durable
+from tidemill.services.replay.log.sync import BOUNDS_S, Latency
+from tidemill.services.replay.log.writer import Progress
+from tidemill.services.replay.memory import MemoryBudget
 
 
 async def started(waiting: Coroutine[Any, Any, object]) -> asyncio.Task[object]:

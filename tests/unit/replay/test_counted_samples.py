@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidemill.replay.table_config import RateLimiterConfig
-from tidemill.services.replay.rate_limiter import RateLimiter
+from tidemill.services.replay.tables.rate_limiter import RateLimiter
 
 _UINT32 = 2**32 - 1
 

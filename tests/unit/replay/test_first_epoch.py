@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.replay.streams_for_tests import SIGNATURE
 from tidemill.errors import FailedPrecondition
-from tidemill.services.replay.chunk_store import ChunkStore
+from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.streams import EPOCH_RANDOM_BITS, StreamRegistry, first_epoch
 
 _NOON = 1_700_000_000_000

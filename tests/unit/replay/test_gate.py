@@ -19,8 +19,8 @@ from tests.unit.replay.streams_for_tests import (
     open_streams,
 )
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
-from tidemill.services.replay.gate import Gate
-from tidemill.services.replay.table import Table
+from tidemill.services.replay.admission import Gate
+from tidemill.services.replay.tables.table import Table
 
 
 class Scene:

@@ -11,8 +11,8 @@ import pytest
 from tests.unit.replay.log_for_tests import Log, open_log
 from tests.unit.replay.streams_for_tests import append, make_chunk, make_config, make_items, open_streams
 from tidemill.errors import FatalError
-from tidemill.services.replay import inspect_log
-from tidemill.services.replay.log_blocks import LogBlocks
+from tidemill.services.replay.chunks.logged_blocks import LogBlocks
+from tidemill.services.replay.log import inspect as inspect_log
 
 
 @pytest.fixture

@@ -21,9 +21,8 @@ from tests.unit.replay.streams_for_tests import (
 from tidemill.errors import AlreadyExists, FatalError
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
 from tidemill.services.replay.append import Appending
-from tidemill.services.replay.log_frame import HEADER_BYTES, Kind, scan
-from tidemill.services.replay.newest_segment import NAME as NEWEST
-from tidemill.services.replay.newest_segment import NewestSegment
+from tidemill.services.replay.log.frame import HEADER_BYTES, Kind, scan
+from tidemill.services.replay.log.segments import NEWEST, NewestSegment
 from tidemill.types import Codec
 
 SEGMENT = "00000001.log"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.errors import FatalError
-from tidemill.services.replay.log_frame import (
+from tidemill.services.replay.log.frame import (
     FORMAT,
     PREAMBLE_BYTES,
     Chain,

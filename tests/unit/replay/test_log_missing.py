@@ -22,11 +22,10 @@ from tests.unit.replay.streams_for_tests import (
 )
 from tidemill.replay.table_config import TableConfig
 from tidemill.services.replay.append import Appending
-from tidemill.services.replay.log_frame import HEADER_BYTES, Kind, scan
-from tidemill.services.replay.newest_segment import NAME as NEWEST
-from tidemill.services.replay.recovered import look
-from tidemill.services.replay.segment_file import LogFolder
-from tidemill.services.replay.table import Table
+from tidemill.services.replay.log.frame import HEADER_BYTES, Kind, scan
+from tidemill.services.replay.log.open import look
+from tidemill.services.replay.log.segments import NEWEST, LogFolder
+from tidemill.services.replay.tables.table import Table
 
 SEGMENT_BYTES = 3000
 Keys = set[int]

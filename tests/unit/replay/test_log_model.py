@@ -13,10 +13,10 @@ from hypothesis.stateful import rule
 from tests.unit.replay.log_for_tests import Log, open_log, sample_all
 from tests.unit.replay.streams_for_tests import append, make_chunk, make_items, open_streams
 from tests.unit.replay.test_replay_model import CONFIGS, TABLES, ReplayMachine
-from tidemill.services.replay.drawn import Sample
-from tidemill.services.replay.log_frame import scan
-from tidemill.services.replay.replay import Replay
-from tidemill.services.replay.table import Table
+from tidemill.services.replay.log.frame import scan
+from tidemill.services.replay.state import Replay
+from tidemill.services.replay.tables.sampled_items import Sample
+from tidemill.services.replay.tables.table import Table
 
 
 class LogMachine(ReplayMachine):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.services.replay.log_frame import Chain, Kind, Record, scan
-from tidemill.services.replay.log_writer import Delete, LogWriter, Progress, Write
-from tidemill.services.replay.segment_file import LogFolder, SegmentFile, is_full
+from tidemill.services.replay.log.frame import Chain, Kind, Record, scan
+from tidemill.services.replay.log.segments import LogFolder, SegmentFile, is_full
+from tidemill.services.replay.log.writer import Delete, LogWriter, Progress, Write
 
 WAIT_S = 120.0
 MARK = b"12345678"

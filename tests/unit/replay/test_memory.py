@@ -12,10 +12,9 @@ from tests.unit.replay.streams_for_tests import append, make_chunk, make_config,
 from tidemill.errors import ResourceExhausted
 from tidemill.replay.table_config import TableConfig
 from tidemill.services.replay.append import Appending
-from tidemill.services.replay.credit import Credit, Wanted
-from tidemill.services.replay.machine_memory import default_budget_bytes
-from tidemill.services.replay.memory_budget import MemoryBudget
-from tidemill.services.replay.replay import Replay
+from tidemill.services.replay.memory import MemoryBudget, default_budget_bytes
+from tidemill.services.replay.sample_queue import Credit, Wanted
+from tidemill.services.replay.state import Replay
 
 
 def replay_of(stored_limit: int, *tables: TableConfig) -> Replay:

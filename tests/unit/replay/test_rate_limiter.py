@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tidemill.errors import InvalidArgument
 from tidemill.replay.table_config import RateLimiterConfig
-from tidemill.services.replay.rate_limiter import RateLimiter
+from tidemill.services.replay.tables.rate_limiter import RateLimiter
 
 
 def test_samples_wait_until_min_size_was_reached_once() -> None:

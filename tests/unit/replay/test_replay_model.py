@@ -21,10 +21,10 @@ from tests.unit.replay.streams_for_tests import (
 )
 from tidemill.replay.table_config import SelectorConfig, SelectorKind
 from tidemill.services.replay.append import Appending
-from tidemill.services.replay.chunk_store import NONE
-from tidemill.services.replay.drawn import Sample
-from tidemill.services.replay.replay import Replay
-from tidemill.services.replay.table import Table
+from tidemill.services.replay.chunks.store import NONE
+from tidemill.services.replay.state import Replay
+from tidemill.services.replay.tables.sampled_items import Sample
+from tidemill.services.replay.tables.table import Table
 
 TABLES = ("uniform", "ranked")
 MAX_ITEMS = {"uniform": 12, "ranked": 25}

@@ -15,11 +15,11 @@ from tests.unit.replay.log_for_tests import empty_replay
 from tests.unit.replay.streams_for_tests import append, make_chunk, make_config, make_replay, open_streams
 from tidemill.config.storage import StorageSettings
 from tidemill.errors import Unavailable
-from tidemill.services.replay.gate import Gate
-from tidemill.services.replay.memory_budget import MemoryBudget
-from tidemill.services.replay.recovered import recover
-from tidemill.services.replay.replay_log import ReplayLog
-from tidemill.services.replay.segment_file import SegmentFile
+from tidemill.services.replay.admission import Gate
+from tidemill.services.replay.log.log import ReplayLog
+from tidemill.services.replay.log.open import recover
+from tidemill.services.replay.log.segments import SegmentFile
+from tidemill.services.replay.memory import MemoryBudget
 from tidemill.services.replay.servicer import ReplayServicer
 
 _WAIT_S = 30.0

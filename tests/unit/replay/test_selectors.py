@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tidemill.replay.chunk import MAX_PRIORITY
 from tidemill.replay.table_config import SelectorConfig, SelectorKind
 from tidemill.services.learner.importance import importance_weights
-from tidemill.services.replay.selectors import Selector, make_selector
+from tidemill.services.replay.selectors.selector import Selector, make_selector
 
 KINDS = list(SelectorKind)
 RANDOM = [SelectorKind.UNIFORM, SelectorKind.PRIORITIZED]

@@ -12,9 +12,8 @@ from tests.unit.replay.log_for_tests import open_log
 from tests.unit.replay.streams_for_tests import append, make_chunk, make_config, make_items, open_streams
 from tidemill.errors import FatalError
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
-from tidemill.services.replay.items import Items, NewItems
-from tidemill.services.replay.segment_file import LogFolder
-from tidemill.services.replay.snapshot import (
+from tidemill.services.replay.log.segments import LogFolder
+from tidemill.services.replay.log.snapshot import (
     ITEM_STATE,
     Snapshot,
     SnapshotFiles,
@@ -23,7 +22,8 @@ from tidemill.services.replay.snapshot import (
     encode_snapshot,
     item_states,
 )
-from tidemill.services.replay.table_stats import STATS_FIELDS
+from tidemill.services.replay.tables.items import Items, NewItems
+from tidemill.services.replay.tables.stats import STATS_FIELDS
 
 MARK = b"12345678"
 

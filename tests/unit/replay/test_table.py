@@ -21,8 +21,8 @@ from tests.unit.replay.streams_for_tests import (
 from tidemill.errors import InvalidArgument
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
 from tidemill.services.replay.append import Appending
-from tidemill.services.replay.replay import Replay
-from tidemill.services.replay.table import Table
+from tidemill.services.replay.state import Replay
+from tidemill.services.replay.tables.table import Table
 
 RANKED = SelectorConfig(SelectorKind.PRIORITIZED, 1.0)
 

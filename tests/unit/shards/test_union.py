@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.replay.streams_for_tests import make_config
 from tidemill.replay.shards.table import Plan, ShardedTable, ShardRequest, shard_config
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
-from tidemill.services.replay.rate_limiter import RateLimiter
+from tidemill.services.replay.tables.rate_limiter import RateLimiter
 
 
 def union_of(

@@ -1,0 +1,132 @@
+"""Who waits for the log: appends for room in its queue, acknowledgements for the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+from tidemill.services.replay.log.writer import Progress
+
+
+class Commits:
+    """Follows the log's writer, within the event loop."""
+
+    def __init__(self, *, wait_for_sync: bool, max_pending_bytes: int, env_steps: int = 0) -> None:
+        """Begin with nothing submitted.
+
+        Args:
+            env_steps: Agent decisions stored before.
+            wait_for_sync: Whether a record counts as durable once it is synced, not just written.
+            max_pending_bytes: Bytes that may be submitted and not written before `room` waits.
+        """
+        self._wait_for_sync, self._max_pending_bytes = wait_for_sync, max_pending_bytes
+        self.progress = Progress()
+        self.env_steps = env_steps
+        self.pending_bytes = 0
+        self._pending: deque[tuple[int, int]] = deque()  # sequence number and size
+        self._decisions: deque[tuple[int, int]] = deque()  # sequence number and agent decisions stored with it
+        self._waiting: dict[bool, list[tuple[int, int, asyncio.Future[None]]]] = {True: [], False: []}  # for a sync?
+        self._order = itertools.count()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    def submitted(self, sequence: int, size_bytes: int) -> None:
+        """Count a record on its way to the writer."""
+        self._pending.append((sequence, size_bytes))
+        self.pending_bytes += size_bytes
+        if self.pending_bytes >= self._max_pending_bytes:
+            self._has_room.clear()
+
+    def stored(self, sequence: int, env_steps: int) -> None:
+        """Note how many agent decisions are stored once a record is durable."""
+        self._decisions.append((sequence, env_steps))
+
+    def progressed(self, progress: Progress) -> None:
+        """Take the writer's word and let go on whoever waited for it."""
+        written = max(progress.written, self.progress.written)  # two threads report, and may overtake each other
+        synced = max(progress.synced, self.progress.synced)
+        self.progress = progress = Progress(written, synced, progress.full, progress.error)
+        while self._pending and self._pending[0][0] <= progress.written:
+            self.pending_bytes -= self._pending.popleft()[1]
+        if self.pending_bytes < self._max_pending_bytes:
+            self._has_room.set()
+        durable = progress.synced if self._wait_for_sync else progress.written
+        while self._decisions and self._decisions[0][0] <= durable:
+            self.env_steps = self._decisions.popleft()[1]
+        self._release(self._waiting[False], progress.written)
+        self._release(self._waiting[True], progress.synced)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the writer's queue has room for another record."""
+        return self._has_room.is_set()
+
+    async def room(self) -> None:
+        """Wait until the writer's queue has room for another record."""
+        await self._has_room.wait()
+
+    async def written(self, sequence: int) -> None:
+        """Wait until a record and all before it are written."""
+        if sequence > self.progress.written:
+            await self._wait(False, sequence)
+
+    async def durable(self, sequence: int) -> None:
+        """Wait until a record and all before it may be acknowledged."""
+        reached = self.progress.synced if self._wait_for_sync else self.progress.written
+        if sequence > reached:
+            await self._wait(self._wait_for_sync, sequence)
+
+    async def _wait(self, for_sync: bool, sequence: int) -> None:
+        future = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting[for_sync], (sequence, next(self._order), future))
+        await future
+
+    @staticmethod
+    def _release(waiting: list[tuple[int, int, asyncio.Future[None]]], reached: int) -> None:
+        while waiting and waiting[0][0] <= reached:
+            future = heapq.heappop(waiting)[2]
+            if not future.done():
+                future.set_result(None)
+
+
+T = TypeVar("T")
+
+_MAX_ANSWERS = 256
+
+
+async def when_durable(
+    answers: AsyncIterator[tuple[int, T]], durable: Callable[[int], Awaitable[None]]
+) -> AsyncIterator[T]:
+    """Yield answers once they may go, while more messages are stored.
+
+    Args:
+        answers: Stores a message at each turn; yields the record that has it and the answer to it.
+        durable: Waits until a record may be acknowledged.
+
+    Raises:
+        Exception: what `answers` raised, after the answers before it.
+    """
+    waiting: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(_MAX_ANSWERS)
+
+    async def store() -> None:
+        try:
+            async for entry in answers:
+                await waiting.put(entry)
+        except Exception as error:
+            await waiting.put(error)
+        else:
+            await waiting.put(None)
+
+    storing = asyncio.create_task(store())
+    try:
+        while (entry := await waiting.get()) is not None:
+            if isinstance(entry, Exception):
+                raise entry
+            await durable(entry[0])
+            yield entry[1]
+    finally:
+        storing.cancel()

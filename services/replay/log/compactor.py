@@ -1,0 +1,157 @@
+"""Keeps the log small: deletes old segments, and writes again what few things in them are still needed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from tidemill.services.replay.chunks.blob_reader import ColdReader
+from tidemill.services.replay.chunks.logged_blocks import LogBlocks
+from tidemill.services.replay.chunks.store import ChunkStore
+from tidemill.services.replay.log.changes import ITEM
+from tidemill.services.replay.log.journal import Journal, NewChunks
+from tidemill.services.replay.state import Replay
+from tidemill.services.replay.tables.table import Table
+
+Ints = NDArray[np.int64]
+
+
+class Garbage:
+    """Looks at the oldest segment only.
+
+    What a segment says is undone by later ones, so that a segment must outlive every one before it: they are deleted
+    from the old end, like those of a queue. What lives long in an old segment is written again at the new end.
+    """
+
+    def __init__(self, replay: Replay, journal: Journal, segment_bytes: int) -> None:
+        """Watch the log of a state."""
+        self._replay, self._journal, self._segment_bytes = replay, journal, segment_bytes
+
+    @property
+    def oldest(self) -> int | None:
+        """The oldest segment, None if it still grows."""
+        first = next(iter(self._journal.segment_sizes), None)
+        return None if first == self._journal.segment else first
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes in the log that are needed, about."""
+        items = sum(table.size for table in self._replay.tables)
+        return self._replay.chunk_bytes + items * ITEM.itemsize
+
+    @property
+    def is_wasteful(self) -> bool:
+        """Whether less than half of the log is needed, two segments set aside."""
+        return self._journal.size_bytes > 2 * self.live_bytes + 2 * self._segment_bytes
+
+    def is_needed(self, segment: int) -> bool:
+        """Return whether a segment has a chunk or an item that is still there."""
+        if any(len(chunks_in(store, segment)) for store in self._replay.stores):
+            return True
+        return any(len(items_in(table, segment)) for table in self._replay.tables)
+
+
+def chunks_in(store: ChunkStore, segment: int) -> Ints:
+    """Return the chunks that the log has in a segment, in the order they came."""
+    blocks = store.blocks
+    assert isinstance(blocks, LogBlocks), "a log keeps the blocks"
+    held = store.held()
+    slots = held[blocks.segments[held] == segment]
+    in_order: Ints = slots[np.argsort(blocks.ids[slots], kind="stable")]
+    return in_order
+
+
+def items_in(table: Table, segment: int) -> Ints:
+    """Return the slots of the items that the log has in a segment."""
+    slots = table.items.live()
+    there: Ints = slots[table.items.segments[slots] == segment]
+    return there
+
+
+_MOVED_BYTES = 4 * 2**20
+_MOVED_ITEMS = 65_536
+
+_log = structlog.get_logger()
+
+
+class Writing(Protocol):
+    """What is to be known of the log's writer."""
+
+    def room(self) -> Awaitable[None]:
+        """Wait until its queue has room for another record."""
+        ...
+
+    def written(self, sequence: int) -> Awaitable[None]:
+        """Wait until a record and all before it are written."""
+        ...
+
+
+class Cleaner:
+    """Carries out what `Garbage` finds, a little at a time, so that nobody waits long."""
+
+    def __init__(
+        self,
+        replay: Replay,
+        journal: Journal,
+        writing: Writing,
+        cold: ColdReader,
+        segment_bytes: int,
+        changed: Callable[[], None],
+    ) -> None:
+        """Clean the log of a state; `changed` is called after items were dropped because bytes were damaged."""
+        self._replay, self._journal, self._writing, self._cold = replay, journal, writing, cold
+        self._garbage = Garbage(replay, journal, segment_bytes)
+        self._changed = changed
+
+    async def clean(self) -> None:
+        """Delete the oldest segments that nobody needs; move what is left of them if the log is mostly waste."""
+        while (segment := self._garbage.oldest) is not None:
+            if self._garbage.is_needed(segment):
+                if not self._garbage.is_wasteful:
+                    return
+                await self._move(segment)
+                if self._garbage.is_needed(segment):
+                    return
+            self._replay.tell_removed()  # before segments go that say it came
+            self._journal.delete(segment)
+            self._cold.forget(segment)
+            await asyncio.sleep(0)
+
+    async def _move(self, segment: int) -> None:
+        """Write again, at the new end, what an old segment has that is needed."""
+        for store in self._replay.stores:
+            while len(slots := chunks_in(store, segment)):
+                sizes = np.cumsum(store.sizes_of(slots))
+                await self._move_chunks(store, slots[: max(1, int(np.searchsorted(sizes, _MOVED_BYTES)))])
+        for table in self._replay.tables:
+            while len(items := items_in(table, segment)[:_MOVED_ITEMS]):
+                await self._writing.room()
+                self._journal.begin()
+                items = items_in(table, segment)[:_MOVED_ITEMS]  # some may have left meanwhile
+                self._journal.tell_changes(self._replay.env_steps, None, [(table, items)])
+
+    async def _move_chunks(self, store: ChunkStore, slots: Ints) -> None:
+        blocks = store.blocks
+        assert isinstance(blocks, LogBlocks), "a log keeps the blocks"
+        await self._writing.room()
+        store.hold(slots)
+        try:
+            blobs, damaged = await self._cold.blobs(blocks, slots)
+            whole = ~np.isin(slots, damaged)
+            self._journal.begin()
+            moved = NewChunks(store, slots[whole], [blob for blob in blobs if blob is not None])
+            where = self._journal.tell_moved(self._replay.env_steps, moved)
+            await self._writing.written(self._journal.sequence)
+            blocks.relocate(moved.slots, where)
+            for chunk in damaged.tolist():
+                self._replay.drop_chunk(store, chunk)
+        finally:
+            store.release(slots)
+        if len(damaged):
+            _log.error("damaged chunks on disk: their items are dropped", chunks=len(damaged))
+            self._changed()

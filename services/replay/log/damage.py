@@ -1,0 +1,177 @@
+"""What is broken or missing in a log, and what is done to its files before it continues."""
+
+from __future__ import annotations
+
+import enum
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tidemill.services.replay.log.frame import Frame
+
+UNREADABLE = ".unreadable"
+"""Suffix of files that are set aside because they are no segment of this log."""
+
+_MAX_NOTES = 1000
+
+
+@dataclass(slots=True)
+class Damage:
+    """What was found broken.
+
+    Attributes:
+        records: Complete records whose checksum is wrong, stretches in which no record starts, and other broken files.
+        record_bytes: Their bytes.
+        torn_bytes: Bytes at the end of the last segment that were not written to their end, and are cut.
+        missing_records: Records that are lost, as far as it can be told, though copies of some may be there.
+        missing_segments: Segments that are not there, by their numbers.
+        notes: What is broken where, one line each; the first thousand.
+    """
+
+    records: int = 0
+    record_bytes: int = 0
+    torn_bytes: int = 0
+    missing_records: int = 0
+    missing_segments: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_any(self) -> bool:
+        """Whether anything was lost but an end that was not written."""
+        return bool(self.records or self.missing_records or self.missing_segments)
+
+    def add(self, note: str, records: int = 1, size_bytes: int = 0) -> None:
+        """Count something broken."""
+        self.records += records
+        self.record_bytes += size_bytes
+        if len(self.notes) < _MAX_NOTES:
+            self.notes.append(note)
+
+
+class Mend(enum.Enum):
+    """What is done to a file."""
+
+    CUT = "cut"
+    """End it at a place: what follows was not written to its end."""
+    REMOVE = "remove"
+    """Delete it: there is nothing in it."""
+    SET_ASIDE = "set aside"
+    """Give it another name: it is no segment of this log, or not the one of its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """One thing to do to a file before the log goes on.
+
+    Attributes:
+        path: The file.
+        mend: What is done.
+        at: Where it is cut.
+    """
+
+    path: Path
+    mend: Mend
+    at: int = 0
+
+
+def carry_out(repairs: list[Repair]) -> None:
+    """Do to the files what was found necessary. OSError: the disk refused."""
+    for repair in repairs:
+        if repair.mend is Mend.CUT:
+            os.truncate(repair.path, repair.at)
+        elif repair.mend is Mend.REMOVE:
+            repair.path.unlink()
+        else:
+            repair.path.replace(repair.path.with_name(repair.path.name + UNREADABLE))
+
+
+@dataclass(slots=True)
+class Told:
+    """What the log last told of a table.
+
+    Attributes:
+        size: Items in it.
+        removed_so_far: Slots that were ever told to be emptied.
+        sequence: Record that told it.
+    """
+
+    size: int
+    removed_so_far: int
+    sequence: int
+
+
+@dataclass(slots=True)
+class Gap:
+    """Records that are not there.
+
+    Attributes:
+        first: The first of them.
+        last: The last of them.
+    """
+
+    first: int
+    last: int
+
+
+@dataclass(slots=True)
+class Continuity:
+    """What is known of the chain of records.
+
+    Attributes:
+        sequence: Newest record, 0 before the first.
+        link: Checksum of its header.
+        told: The newest of each table, by its number.
+        breaks: By number of a table, the record from which on its items are trusted without a snapshot.
+        gaps: Where records are missing.
+        fork: Before this record nothing is trusted: there are records of two lives of the log.
+    """
+
+    sequence: int = 0
+    link: int = 0
+    told: dict[int, Told] = field(default_factory=dict)
+    breaks: dict[int, int] = field(default_factory=dict)
+    gaps: list[Gap] = field(default_factory=list)
+    fork: int = 0
+    _doubtful: dict[int, int] = field(default_factory=dict)  # tables that told nothing since a gap, and the gap's end
+
+    def follows(self, frame: Frame) -> bool:
+        """Take the next frame; return False if what it tells is known already or is out of order."""
+        if frame.sequence <= self.sequence:
+            if not frame.is_copy or (frame.sequence == self.sequence and frame.link != self.link):
+                self.fork = self.sequence + 1
+            return False
+        if self.sequence and frame.sequence > self.sequence + 1:
+            self.gap(frame.sequence - 1)
+        elif self.sequence and frame.link != self.link and not frame.is_copy:
+            self.gaps.append(Gap(frame.sequence, frame.sequence))  # it follows another record than the one we have
+            self.fork = frame.sequence
+        self.sequence = frame.sequence
+        self.link = frame.link if frame.is_copy else frame.checksum
+        return True
+
+    def gap(self, last: int) -> None:
+        """Note that every record up to one is missing."""
+        self.gaps.append(Gap(self.sequence + 1, last))
+        self._doubt(last)
+        self.sequence = last
+
+    def tell(self, table: int, size: int, removed_before: int, removed_so_far: int) -> None:
+        """Note what the newest record tells of a table: how much had gone before it, and afterwards."""
+        known = self.told.get(table)
+        doubtful = self._doubtful.pop(table, None)
+        if doubtful is not None and known is not None and known.removed_so_far != removed_before:
+            self.breaks[table] = doubtful
+        self.told[table] = Told(size, removed_so_far, self.sequence)
+
+    def end(self) -> None:
+        """Note that nothing more comes: a table that told nothing since a gap cannot be trusted before it."""
+        self.breaks.update(self._doubtful)
+        self._doubtful.clear()
+
+    @property
+    def missing_records(self) -> int:
+        """How many records are not there."""
+        return sum(gap.last - gap.first + 1 for gap in self.gaps)
+
+    def _doubt(self, last: int) -> None:
+        self._doubtful.update(dict.fromkeys(self.told, last))

@@ -1,0 +1,159 @@
+"""`tidemill replay inspect FOLDER`: what is in the log of a stopped replay service, and what of it is damaged."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tidemill.errors import FatalError
+from tidemill.services.replay.chunks.blob_reader import BlobFiles
+from tidemill.services.replay.chunks.logged_blocks import LogBlocks
+from tidemill.services.replay.chunks.store import ChunkStore
+from tidemill.services.replay.log.frame import FORMAT
+from tidemill.services.replay.log.open import Found, look
+from tidemill.services.replay.log.rebuild import restore
+from tidemill.services.replay.log.segments import LogFolder
+from tidemill.services.replay.memory import MemoryBudget
+from tidemill.services.replay.state import Replay
+
+_BATCH = 1024
+_UNLIMITED = 2**31 - 1
+_ABOUT = """Reads the log of a replay service that is stopped, checks every byte that a start would need, and says what
+is in it: its tables and their items, its segments and the chunks and items in use in each, and what is damaged, missing
+or lost. Nothing is changed. The exit code is 0 for a whole log, 1 for one with damage; an end that was not written when
+the service was killed is no damage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What is in a log.
+
+    Attributes:
+        found: What its files tell.
+        replay: The state that a start would bring back.
+        lost: Items of each table that it would not, by the table's number.
+        damaged_chunks: Chunks whose bytes are damaged.
+    """
+
+    found: Found
+    replay: Replay
+    lost: dict[int, int]
+    damaged_chunks: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is damaged or lost."""
+        return not (self.found.contents.damage.is_any or self.damaged_chunks or any(self.lost.values()))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Inspect a log; return 1 if anything in it is damaged.
+
+    Raises:
+        FatalError: there is no log, it has another format, or a replay service uses it.
+    """
+    parser = argparse.ArgumentParser(prog="tidemill replay inspect", description=_ABOUT)
+    parser.add_argument("folder", type=Path, help="folder of the log, replay.storage.folder: RUN/replay/0 of a run")
+    path = parser.parse_args(arguments).folder
+    if not path.is_dir():
+        raise FatalError(f"{path} is no folder; give the one of a replay log, such as runs/NAME/replay/0")
+    folder = LogFolder(path, advice="stop it first")
+    try:
+        if not folder.has_log:
+            raise FatalError(f"no replay log is in {path}; give the folder that holds NNNNNNNN.log files")
+        inspection = inspect(folder)
+        print("\n".join(report(inspection, path)))
+    finally:
+        folder.close()
+    return 0 if inspection.is_whole else 1
+
+
+def inspect(folder: LogFolder) -> Inspection:
+    """Read a log as a start would, and every chunk that is in use; nothing is changed.
+
+    Raises:
+        FatalError: it has files of another format.
+    """
+    found = look(folder)
+    replay = Replay(
+        max_tables=_UNLIMITED,
+        max_streams=_UNLIMITED,
+        first_epoch=1,
+        rng=np.random.default_rng(0),
+        budget=MemoryBudget(0),
+        durable=True,
+    )
+    _, lost = restore(replay, found.contents, found.snapshot)
+    files = BlobFiles(folder)
+    counted = {table: table.counters.corrupt_items for table in replay.tables}
+    for store in replay.stores:
+        for chunk in _damaged_chunks(store, files):
+            replay.drop_chunk(store, chunk)
+    files.close()
+    for table, before in counted.items():
+        lost[replay.number_of(table)] += table.counters.corrupt_items - before
+    return Inspection(found, replay, lost, replay.damaged_chunks)
+
+
+def report(inspection: Inspection, path: Path) -> Iterator[str]:
+    """Yield what is said of a log, line by line."""
+    found, replay = inspection.found, inspection.replay
+    contents, damage, snapshot = found.contents, found.contents.damage, found.snapshot
+    size = sum(contents.segment_sizes.values())
+    yield f"{path}: format {FORMAT}, {len(contents.segment_sizes)} segments, {size:,} bytes"
+    taken = f"snapshot of record {snapshot.sequence}" if snapshot is not None else "no snapshot"
+    yield f"newest record {contents.chain.sequence}, {taken}"
+    yield f"{replay.streams.count} streams, {replay.env_steps:,} agent decisions, {replay.chunks:,} chunks"
+    yield from ("", f"{'table':24} {'items':>12} {'lost':>12}")
+    names = {replay.number_of(table): (table.config.name, table.size) for table in replay.tables}
+    for number in sorted(names.keys() | inspection.lost.keys()):
+        name, items = names.get(number, (f"(number {number}, unknown)", 0))
+        yield f"{name:24} {items:12,} {inspection.lost.get(number, 0):12,}"
+    yield from ("", f"{'segment':>8} {'bytes':>14} {'records':>10} {'chunks':>10} {'items':>10}")
+    for number, records in contents.segment_records.items():
+        chunks = sum(int(np.count_nonzero(_segments_of(store) == number)) for store in replay.stores)
+        items = sum(int(np.count_nonzero(t.items.segments[t.items.live()] == number)) for t in replay.tables)
+        yield f"{number:8} {contents.segment_sizes[number]:14,} {records:10,} {chunks:10,} {items:10,}"
+    yield ""
+    yield from damage.notes
+    if damage.torn_bytes:
+        yield f"the last {damage.torn_bytes} bytes were not written to their end: a start cuts them"
+    yield verdict(inspection)
+
+
+def verdict(inspection: Inspection) -> str:
+    """Return one line on what is damaged."""
+    if inspection.is_whole:
+        return "whole"
+    damage = inspection.found.contents.damage
+    return (
+        f"DAMAGED: {damage.records} records damaged, {damage.missing_records} lost, "
+        f"{len(damage.missing_segments)} segments missing, {inspection.damaged_chunks} chunks damaged, "
+        f"{sum(inspection.lost.values())} items lost"
+    )
+
+
+def _damaged_chunks(store: ChunkStore, files: BlobFiles) -> list[int]:
+    """Return the chunks in use whose bytes are not what was written."""
+    blocks = _blocks(store)
+    held = store.held()
+    damaged = []
+    for start in range(0, len(held), _BATCH):
+        batch = held[start : start + _BATCH]
+        read = files.read(blocks.locations(batch))
+        damaged += [slot for slot, blob in zip(batch.tolist(), read, strict=True) if blob is None]
+    return damaged
+
+
+def _segments_of(store: ChunkStore) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+    return _blocks(store).segments[store.held()]
+
+
+def _blocks(store: ChunkStore) -> LogBlocks:
+    blocks = store.blocks
+    assert isinstance(blocks, LogBlocks), "a log keeps the blocks"
+    return blocks

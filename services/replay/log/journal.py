@@ -1,0 +1,243 @@
+"""Turns what changes into records of the log, and decides where each will lie. Plain and synchronous, no I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.services.replay.chunks.logged_blocks import Locations, LogBlocks
+from tidemill.services.replay.chunks.store import ChunkStore
+from tidemill.services.replay.log.changes import (
+    CHUNK,
+    ITEM,
+    ChunkColumns,
+    ItemColumns,
+    TableChanges,
+    encode_changes,
+    encode_leaving,
+)
+from tidemill.services.replay.log.frame import CRC_BYTES, HEADER_BYTES, Blob, Kind, Record
+from tidemill.services.replay.log.writer import Command, Delete, Write
+from tidemill.services.replay.tables.table import Table
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class LogPosition:
+    """Where the next record goes.
+
+    Attributes:
+        segment: Number of the segment.
+        offset: Where in it; 0 in one that has not begun.
+        sequence: Number of the newest record.
+        next_chunk: Identity of the next chunk.
+        removed: Slots of each table that were ever told to be emptied, by its number.
+    """
+
+    segment: int = 1
+    offset: int = 0
+    sequence: int = 0
+    next_chunk: int = 1
+    removed: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NewChunks:
+    """Chunks that were just stored.
+
+    Attributes:
+        store: Where.
+        slots: Their slots, [N], in the order they came; some may be free again.
+        blobs: Their blobs, [N].
+    """
+
+    store: ChunkStore
+    slots: Ints
+    blobs: Sequence[bytes]
+
+
+class Journal:
+    """Hands records to the writer in the order of the changes they tell."""
+
+    def __init__(
+        self,
+        submit: Callable[[Command], None],
+        segment_bytes: int,
+        position: LogPosition,
+        describe_state: Callable[[], dict[str, Any]],
+    ) -> None:
+        """Begin at a position.
+
+        Args:
+            submit: Takes what is to be written.
+            segment_bytes: Size at which a segment ends, in bytes; its last record may go beyond.
+            position: Where the log goes on, at the start of a segment.
+            describe_state: Returns what a restart needs to know of everything before, as JSON can hold it.
+        """
+        self._submit, self._segment_bytes, self._describe = submit, segment_bytes, describe_state
+        self._position = position
+        self._table_numbers: dict[str, int] = {}
+        self._sizes: dict[int, int] = {}  # items of each table as last told
+        self.segment_sizes: dict[int, int] = {}  # bytes, copies included, the oldest segment first
+        self.submitted_bytes = 0
+
+    @property
+    def sequence(self) -> int:
+        """Number of the newest record."""
+        return self._position.sequence
+
+    @property
+    def segment(self) -> int:
+        """Number of the segment that grows."""
+        return self._position.segment
+
+    @property
+    def next_chunk(self) -> int:
+        """Identity of the next chunk."""
+        return self._position.next_chunk
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all segments."""
+        return sum(self.segment_sizes.values())
+
+    def know_table(self, name: str, number: int, size: int = 0) -> None:
+        """Note the number that the log has for a table, and how many items there are if it was not known before."""
+        self._table_numbers[name] = number
+        self._sizes.setdefault(number, size)
+
+    def begin(self) -> None:
+        """Begin another segment if this one is full. To be called before a change is made that is then told.
+
+        A segment starts with the state before its first change, so that it never promises what a torn record after
+        it would have brought.
+        """
+        position = self._position
+        if position.offset and position.offset < self._segment_bytes:
+            return
+        if position.offset:
+            position.segment, position.offset = position.segment + 1, 0
+        told = [[number, size, position.removed.get(number, 0)] for number, size in self._sizes.items()]
+        document = {**self._describe(), "segment": position.segment, "next_chunk": self.next_chunk, "told": told}
+        self.tell(Kind.SEGMENT, document)
+
+    def tell(self, kind: Kind, document: object) -> int:
+        """Write a record of its own kind, and all of it once more as a copy; return its sequence number."""
+        meta = json.dumps(document).encode()
+        self._write(kind, meta, copy=meta)
+        return self.sequence
+
+    def tell_changes(self, env_steps: int, chunks: NewChunks | None, tables: Sequence[tuple[Table, Ints]]) -> int:
+        """Write what changed: new chunks, and for each table what was emptied and which new slots it has.
+
+        Args:
+            env_steps: Agent decisions stored so far.
+            chunks: The new chunks.
+            tables: Tables that changed, each with the slots of new items, [N].
+
+        Returns:
+            The record's sequence number.
+        """
+        where = self._reserve(chunks) if chunks is not None else None
+        columns = self._chunk_columns(chunks, where.ids) if chunks is not None and where is not None else None
+        sections = [self._table_changes(table, slots) for table, slots in tables]
+        meta = encode_changes(env_steps, columns, sections)
+        blobs = list(zip(where.ids.tolist(), chunks.blobs, strict=True)) if chunks is not None and where else []
+        start = self._write(Kind.CHANGES, meta, blobs, encode_leaving(sections))
+        if chunks is not None and where is not None:
+            offsets = where.offsets + start + HEADER_BYTES + len(meta)
+            _blocks(chunks.store).locate(
+                chunks.slots, Locations(where.ids, where.segments, offsets, where.sizes), self.sequence
+            )
+        for table, slots in tables:
+            table.items.segments[slots] = self.segment
+        return self.sequence
+
+    def tell_moved(self, env_steps: int, chunks: NewChunks) -> Locations:
+        """Write chunks again that the log has in an old segment; return where they will be once that is written."""
+        ids = _blocks(chunks.store).ids[chunks.slots]
+        meta = encode_changes(env_steps, self._chunk_columns(chunks, ids), [])
+        where = self._places(ids, chunks.blobs)
+        blobs = list(zip(ids.tolist(), chunks.blobs, strict=True))
+        start = self._write(Kind.CHANGES, meta, blobs, encode_leaving([]))
+        return Locations(ids, where.segments, where.offsets + start + HEADER_BYTES + len(meta), where.sizes)
+
+    def delete(self, segment: int) -> None:
+        """Have a segment deleted once everything so far is written."""
+        del self.segment_sizes[segment]
+        self._submit(Delete(segment))
+
+    def _reserve(self, chunks: NewChunks) -> Locations:
+        """Give identities to new chunks; offsets count from the start of the record's body."""
+        first = self._position.next_chunk
+        self._position.next_chunk += len(chunks.slots)
+        where = self._places(np.arange(first, first + len(chunks.slots), dtype=np.int64), chunks.blobs)
+        _blocks(chunks.store).ids[chunks.slots] = where.ids
+        return where
+
+    def _places(self, ids: Ints, blobs: Sequence[bytes]) -> Locations:
+        sizes = np.fromiter(map(len, blobs), dtype=np.int64, count=len(blobs))
+        offsets = np.cumsum(sizes + CRC_BYTES) - (sizes + CRC_BYTES)
+        return Locations(ids, np.full(len(ids), self.segment, dtype=np.int64), offsets, sizes)
+
+    def _chunk_columns(self, chunks: NewChunks, ids: Ints) -> ChunkColumns:
+        store, slots = chunks.store, chunks.slots
+        blocks = _blocks(store)
+        columns = np.empty(len(slots), dtype=CHUNK)
+        columns["id"], columns["params_version"] = ids, store.params_versions(slots)
+        columns["stream"], columns["number"] = store.streams_of(slots), store.numbers_of(slots)
+        columns["size"] = blocks.locations(slots).sizes
+        columns["step_count"] = store.step_counts(slots)
+        return ChunkColumns(blocks.table, columns, blocks.packed_sizes[slots].astype(np.int64))
+
+    def _table_changes(self, table: Table, slots: Ints) -> TableChanges:
+        number, removed = self._table_numbers[table.config.name], table.take_removed()
+        removed_so_far = self._position.removed.get(number, 0) + len(removed)
+        self._position.removed[number] = removed_so_far
+        self._sizes[number] = table.size
+        return TableChanges(
+            table=number,
+            stats=table.stats.to_array(),
+            removed=removed,
+            inserted=_item_columns(table, slots),
+            size=table.size,
+            removed_so_far=removed_so_far,
+        )
+
+    def _write(self, kind: Kind, meta: bytes, blobs: Sequence[Blob] = (), copy: bytes | None = None) -> int:
+        """Submit a record; return where it starts."""
+        position = self._position
+        position.sequence += 1
+        record = Record(kind, position.sequence, meta, blobs, copy)
+        start = position.offset
+        self._submit(Write(position.segment, start, record))
+        position.offset += record.size
+        size = record.size + record.copy_size
+        self.submitted_bytes += size
+        self.segment_sizes[position.segment] = self.segment_sizes.get(position.segment, 0) + size
+        return start
+
+
+def _item_columns(table: Table, slots: Ints) -> ItemColumns:
+    found = table.items.export(slots)
+    columns = np.empty(len(slots), dtype=ITEM)
+    columns["slot"], columns["number"], columns["times_sampled"] = slots, found.numbers, found.times_sampled
+    columns["first_chunk"] = _blocks(table.store).ids[found.new.first_chunks]
+    columns["offset"], columns["length"] = found.new.offsets, found.new.lengths
+    columns["priority"] = found.new.priorities
+    columns["payload"] = 0
+    if found.new.payloads:
+        columns["payload"] = [len(payload) for payload in found.new.payloads]
+    return ItemColumns(columns, found.new.payloads)
+
+
+def _blocks(store: ChunkStore) -> LogBlocks:
+    blocks = store.blocks
+    assert isinstance(blocks, LogBlocks), "a log keeps the blocks"
+    return blocks

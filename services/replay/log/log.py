@@ -1,0 +1,141 @@
+"""The log of a server that runs: takes what the journal writes, cleans up behind it, and takes snapshots."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from tidemill.config.storage import StorageSettings
+from tidemill.errors import FatalError, ResourceExhausted
+from tidemill.services.replay.chunks.blob_reader import BlobFiles, ColdReader
+from tidemill.services.replay.log.commits import Commits
+from tidemill.services.replay.log.compactor import Cleaner
+from tidemill.services.replay.log.journal import Journal
+from tidemill.services.replay.log.open import Recovered
+from tidemill.services.replay.log.segments import SegmentFile, is_full
+from tidemill.services.replay.log.snapshotter import Snapshotter
+from tidemill.services.replay.log.sync import Latency
+from tidemill.services.replay.log.writer import Command, LogWriter, Progress, Write
+
+_CLEAN_EVERY_S = 0.5
+_NO_LIMIT = 2**62
+
+
+class ReplayLog:
+    """Everything about the log that waits. Must be created within the event loop."""
+
+    def __init__(
+        self,
+        recovered: Recovered,
+        settings: StorageSettings,
+        changed: Callable[[], None],
+        open_file: Callable[..., SegmentFile] = SegmentFile,
+    ) -> None:
+        """Go on where an earlier life ended.
+
+        Args:
+            recovered: The state, and where its log ends.
+            settings: How to write it.
+            changed: To be called after items were dropped.
+            open_file: Opens a segment to write to.
+        """
+        self.recovered, self._replay = recovered, recovered.replay
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.commits = Commits(
+            wait_for_sync=settings.ack == "fsync",
+            max_pending_bytes=min(settings.max_queue_mib * 2**20, recovered.budget.share_limit or _NO_LIMIT),
+            env_steps=self._replay.env_steps,
+        )
+        self._loop = asyncio.get_running_loop()
+        self._writer = LogWriter(
+            recovered.folder,
+            recovered.chain,
+            0.0 if settings.ack == "fsync" else settings.fsync_interval_ms / 1000,
+            self._report,
+            open_file,
+        )
+        segment_bytes = settings.segment_mib * 2**20
+        self.journal = Journal(self._submit, segment_bytes, recovered.position, self._replay.describe_state)
+        self.journal.segment_sizes.update(recovered.segment_sizes)
+        self._replay.attach(self.journal)
+        self.cold = ColdReader(BlobFiles(recovered.folder))
+        self._cleaner = Cleaner(self._replay, self.journal, self.commits, self.cold, segment_bytes, changed)
+        self.snapshots = Snapshotter(self._replay, recovered.snapshots)
+        self.journal.begin()
+        self._replay.tell_removed()  # what damage has cost, so that it does not come back
+        self._tasks = [
+            asyncio.create_task(self._clean_for_ever()),
+            asyncio.create_task(self.snapshots.take_every(settings.snapshot_every_s)),
+        ]
+
+    async def checkpoint(self) -> int:
+        """Take a snapshot; return its number.
+
+        Raises:
+            ResourceExhausted: the disk is full.
+        """
+        try:
+            return await self.snapshots.take()
+        except OSError as error:
+            if is_full(error):
+                raise ResourceExhausted(f"no snapshot was written: {error.strerror}") from error
+            raise
+
+    @property
+    def corrupt_records(self) -> int:
+        """Records and chunks found damaged or missing on disk, at the start and since."""
+        damage = self.recovered.damage
+        return damage.records + damage.missing_records + self._replay.damaged_chunks
+
+    @property
+    def fsync(self) -> Latency:
+        """How long the disk took to confirm."""
+        return self._writer.fsync
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the disk has no room, so that nothing is acknowledged."""
+        return self.commits.progress.full
+
+    async def close(self) -> None:
+        """Take a last snapshot, and write and sync what was submitted."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not self.commits.progress.full and not self.failed.done():
+            with contextlib.suppress(OSError):
+                await self.snapshots.take(is_last=True)
+        await asyncio.to_thread(self._writer.close)
+        self.cold.close()
+        self.recovered.folder.close()
+
+    def _submit(self, command: Command) -> None:
+        if isinstance(command, Write):
+            self.commits.submitted(command.record.sequence, command.record.size)
+        self._writer.submit(command)
+
+    def _report(self, progress: Progress) -> None:
+        """Tell the event loop; called by the writer's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended already
+            self._loop.call_soon_threadsafe(self._progressed, progress)
+
+    def _progressed(self, progress: Progress) -> None:
+        if progress.error is not None:
+            self._fail(progress.error)
+            return
+        self.commits.progressed(progress)
+        self.recovered.budget.written(progress.written)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(FatalError(f"the replay log cannot be written: {error}"))
+
+    async def _clean_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(_CLEAN_EVERY_S)
+            try:
+                await self._cleaner.clean()
+            except Exception as error:
+                self._fail(error)
+                raise

@@ -1,0 +1,176 @@
+"""Opens a log's folder and brings back the state it describes, the newest chunks in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tidemill.errors import FatalError
+from tidemill.services.replay.chunks.blob_reader import BlobFiles
+from tidemill.services.replay.chunks.logged_blocks import LogBlocks
+from tidemill.services.replay.chunks.store import ChunkStore
+from tidemill.services.replay.log.damage import Damage, carry_out
+from tidemill.services.replay.log.frame import Chain
+from tidemill.services.replay.log.journal import LogPosition
+from tidemill.services.replay.log.reader import LogContents, read_log
+from tidemill.services.replay.log.rebuild import restore
+from tidemill.services.replay.log.segments import LogFolder, find_mark, new_mark, read_newest
+from tidemill.services.replay.log.snapshot import Snapshot, SnapshotFiles, snapshot_paths
+from tidemill.services.replay.memory import MemoryBudget
+from tidemill.services.replay.state import Replay
+
+_PRELOAD_BATCH = 1024
+
+
+def warm_up(replay: Replay, files: BlobFiles, budget: MemoryBudget) -> int:
+    """Fill memory with blobs; return how many items were dropped because a chunk of theirs is damaged.
+
+    Chunks beyond the budget are checked when they are first read.
+    """
+    damaged = [(store, chunk) for store in replay.stores for chunk in _read_newest(store, files, budget)]
+    return sum(replay.drop_chunk(store, chunk) for store, chunk in damaged)
+
+
+def _read_newest(store: ChunkStore, files: BlobFiles, budget: MemoryBudget) -> list[int]:
+    """Read what fits; return the damaged chunks."""
+    blocks = store.blocks
+    assert isinstance(blocks, LogBlocks), "a log keeps the blocks"
+    slots = store.held()
+    newest_first = slots[np.argsort(-blocks.ids[slots], kind="stable")]
+    sizes = np.cumsum(blocks.locations(newest_first).sizes)
+    fitting = newest_first[: int(np.searchsorted(sizes, budget.room_bytes, side="right"))]
+    damaged = []
+    for start in range(0, len(fitting), _PRELOAD_BATCH):
+        batch = fitting[start : start + _PRELOAD_BATCH]
+        for slot, blob in zip(batch.tolist(), files.read(blocks.locations(batch)), strict=True):
+            if blob is None:
+                damaged.append(slot)
+            else:
+                blocks.warm(slot, blob)
+    blocks.may_cool(fitting)
+    return damaged
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """What is in the folder of a log.
+
+    Attributes:
+        mark: Of the log; a new one if there is none.
+        contents: What its segments tell.
+        files: Its snapshots.
+        snapshot: The newest that is intact.
+    """
+
+    mark: bytes
+    contents: LogContents
+    files: SnapshotFiles
+    snapshot: Snapshot | None
+
+
+def look(folder: LogFolder) -> Found:
+    """Read the folder of a log and change nothing in it.
+
+    Raises:
+        FatalError: it has files of another format.
+    """
+    numbers = folder.segments()
+    paths = [path for n in numbers for path in (folder.segment(n), folder.copies(n)) if path.exists()]
+    newest, damaged_notes = read_newest(folder.path)
+    mark = find_mark(folder.path, [*paths, *snapshot_paths(folder.path)]) or new_mark()
+    files = SnapshotFiles(folder, mark)
+    snapshot = files.load()
+    contents = read_log(folder, mark, newest, snapshot)
+    for _ in range(damaged_notes):
+        contents.damage.add("the file that names the newest segment is damaged")
+    for name in files.damaged:
+        contents.damage.add(f"{name} is damaged")
+    if not contents.chain.sequence and newest is None:  # nothing of this log: its mark was only guessed
+        mark = new_mark()
+        files = SnapshotFiles(folder, mark)
+    return Found(mark, contents, files, snapshot)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recovered:
+    """A state and where its log ends.
+
+    Attributes:
+        folder: The log's folder, locked.
+        replay: The state.
+        budget: Memory for its chunks.
+        snapshots: The snapshots in the folder.
+        position: Where the log goes on.
+        chain: What the next record is linked to.
+        segment_sizes: Bytes of each segment, the oldest first.
+        damage: What was broken, damaged chunks included.
+        items: Items that are there again.
+        dropped: Items that are not, because bytes they need are damaged or missing, or told that they might be gone.
+        took_s: How long it took, in seconds.
+    """
+
+    folder: LogFolder
+    replay: Replay
+    budget: MemoryBudget
+    snapshots: SnapshotFiles
+    position: LogPosition
+    chain: Chain
+    segment_sizes: dict[int, int]
+    damage: Damage
+    items: int
+    dropped: int
+    took_s: float
+
+
+def recover(path: Path, budget: MemoryBudget, make_replay: Callable[[MemoryBudget], Replay]) -> Recovered:
+    """Read a log, or begin one where there is none.
+
+    Args:
+        path: Its folder.
+        budget: Memory for all that is stored.
+        make_replay: Returns an empty state.
+
+    Raises:
+        FatalError: the folder is used by another server, cannot be used, or has files of another format.
+    """
+    started = time.monotonic()
+    folder = LogFolder(path)
+    try:
+        found = look(folder)
+        contents = found.contents
+        found.files.remove_drafts()
+        carry_out(contents.repairs)
+        replay = make_replay(budget)
+        next_chunk, lost = restore(replay, contents, found.snapshot)
+        replay.memory.count()
+        files = BlobFiles(folder)
+        dropped = sum(lost.values()) + warm_up(replay, files, budget)
+        files.close()
+    except OSError as error:
+        folder.close()
+        raise FatalError(f"cannot restore the replay log in {path}: {error}") from error
+    except BaseException:
+        folder.close()
+        raise
+    damage, chain = contents.damage, contents.chain
+    damage.records += replay.damaged_chunks
+    replay.damaged_chunks = 0  # those are counted now
+    removed = {number: told.removed_so_far + contents.end_is_lost for number, told in chain.told.items()}
+    position = LogPosition(contents.next_segment, 0, chain.sequence, next_chunk, removed)
+    return Recovered(
+        folder=folder,
+        replay=replay,
+        budget=budget,
+        snapshots=found.files,
+        position=position,
+        chain=Chain(found.mark, chain.link),
+        segment_sizes=contents.segment_sizes,
+        damage=damage,
+        items=sum(table.size for table in replay.tables),
+        dropped=dropped,
+        took_s=time.monotonic() - started,
+    )

@@ -1,0 +1,320 @@
+"""Reads the segments of a log and sorts what they tell by table, without looking at a single chunk or item.
+
+Nothing is written here: what the files need before the log goes on is noted as repairs.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.services.replay.log.changes import CHUNK, SIZE, STAT, RawChanges, RawSection, cut_changes, cut_leaving
+from tidemill.services.replay.log.damage import Continuity, Damage, Mend, Repair
+from tidemill.services.replay.log.frame import Frame, Kind, Scan, blob_is_intact, check_format, scan, split_body
+from tidemill.services.replay.log.segments import LogFolder, NewestSegment
+from tidemill.services.replay.log.snapshot import Snapshot
+
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class ChunkPieces:
+    """The chunks of one signature, as bytes of many records.
+
+    Attributes:
+        columns: `CHUNK` of each record.
+        packed_sizes: `SIZE` of each.
+        counts: Chunks in each.
+        segments: Segment of each.
+        bodies: Where the body of each starts.
+        width: Entries of `packed_sizes` for each chunk.
+    """
+
+    columns: list[memoryview] = field(default_factory=list)
+    packed_sizes: list[memoryview] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    segments: list[int] = field(default_factory=list)
+    bodies: list[int] = field(default_factory=list)
+    width: int = 0
+
+
+@dataclass(slots=True)
+class TablePieces:
+    """What happened in one table, as bytes of many records; in each, first slots were emptied, then items came.
+
+    Attributes:
+        removed: `SLOT` of each record.
+        removed_counts: Slots in each.
+        items: `ITEM` of each.
+        item_counts: Items in each.
+        payloads: Their payloads, joined.
+        segments: Segment of each.
+        sequences: Number of each record.
+    """
+
+    removed: list[memoryview] = field(default_factory=list)
+    removed_counts: list[int] = field(default_factory=list)
+    items: list[memoryview] = field(default_factory=list)
+    item_counts: list[int] = field(default_factory=list)
+    payloads: list[memoryview] = field(default_factory=list)
+    segments: list[int] = field(default_factory=list)
+    sequences: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class LogContents:
+    """Everything a log tells.
+
+    Attributes:
+        configs: Configuration of each table, by its number.
+        stats: Newest numbers of each table, int64, by its number.
+        stats_sequences: Record that told them.
+        epochs: Streams of each actor, by the epoch's number, in the order they were opened.
+        chunks: By number of a table with their signature.
+        tables: By number.
+        history: Names what `env_steps` counts; 0 if nothing tells it.
+        env_steps: Agent decisions stored.
+        next_epoch: Number of the next epoch.
+        next_stream: Number of the next stream.
+        next_chunk: Least identity of the next chunk.
+        next_segment: Number of the next segment.
+        chain: How the records hang together.
+        end_is_lost: Whether the newest records are missing.
+        segment_sizes: Bytes of each segment, the oldest first.
+        segment_records: Records in each, the damaged ones left out.
+        lost_records: Records of which only the copies are there, and these do not tell all.
+        damage: What was broken.
+        repairs: What the files need before the log goes on.
+    """
+
+    configs: dict[int, Json] = field(default_factory=dict)
+    stats: dict[int, NDArray[np.int64]] = field(default_factory=dict)
+    stats_sequences: dict[int, int] = field(default_factory=dict)
+    epochs: dict[int, Json] = field(default_factory=dict)
+    chunks: dict[int, ChunkPieces] = field(default_factory=dict)
+    tables: dict[int, TablePieces] = field(default_factory=dict)
+    history: int = 0
+    env_steps: int = 0
+    next_epoch: int = 1
+    next_stream: int = 0
+    next_chunk: int = 1
+    next_segment: int = 1
+    chain: Continuity = field(default_factory=Continuity)
+    end_is_lost: bool = False
+    segment_sizes: dict[int, int] = field(default_factory=dict)
+    segment_records: dict[int, int] = field(default_factory=dict)
+    lost_records: int = 0
+    damage: Damage = field(default_factory=Damage)
+    repairs: list[Repair] = field(default_factory=list)
+
+
+def read_log(folder: LogFolder, mark: bytes, newest: NewestSegment | None, snapshot: Snapshot | None) -> LogContents:
+    """Read every segment of the log that has a mark.
+
+    Args:
+        folder: Where they lie.
+        mark: Of the log.
+        newest: What is noted of the newest segment.
+        snapshot: The newest snapshot; it names the newest record of its time.
+
+    Raises:
+        FatalError: a file has another format.
+    """
+    contents = LogContents()
+    numbers = folder.segments()
+    empty = 0
+    for number in numbers:
+        is_last = number == numbers[-1]
+        records = _scan(contents, folder.segment(number), mark, number, is_last=is_last)
+        copies = _scan(contents, folder.copies(number), mark, number, is_last=is_last)
+        if records.frames or copies.frames:
+            _take_segment(contents, records, copies, number)
+        elif is_last and folder.segment(number).exists() and not (records.damaged or records.damaged_tail):
+            empty = number  # begun, and nothing written to its end
+    _close(contents, {*contents.segment_records, empty} - {0}, newest, snapshot)
+    noted = newest.segment if newest is not None else 0
+    seen = snapshot.segment if snapshot is not None else 0
+    contents.next_segment = max([0, *({*numbers, noted, seen} - {empty})]) + 1
+    return contents
+
+
+def _scan(contents: LogContents, path: Path, mark: bytes, number: int, *, is_last: bool) -> Scan:
+    """Return what is in a file, nothing if it is none of this log; damage and what to do about it are noted."""
+    if not path.exists():
+        return Scan()
+    data = _map(path)
+    found = scan(data, mark)
+    if not found.frames:
+        check_format(data, path)
+    damage = contents.damage
+    for start, end in found.damaged:
+        damage.add(f"{path.name}: {end - start} bytes at {start} are damaged", size_bytes=end - start)
+    named = next((json.loads(bytes(f.meta))["segment"] for f in found.frames if f.kind is Kind.SEGMENT), number)
+    is_foreign = not found.frames and (found.damaged_tail or found.damaged)
+    if named != number or is_foreign:
+        what = "no record of this log is in it" if is_foreign else f"it is segment {named} under another name"
+        damage.add(f"{path.name}: {what}; it is set aside")
+        contents.repairs.append(Repair(path, Mend.SET_ASIDE))
+        return Scan(damaged_tail=True)
+    if is_last:
+        _drop_torn_record(contents, data, found, path)
+    rest = len(data) - found.end
+    if found.damaged_tail or (rest and not is_last):
+        damage.add(f"{path.name}: {rest} bytes at its end are damaged", size_bytes=rest)
+    if is_last:
+        damage.torn_bytes += rest
+        contents.repairs.append(Repair(path, Mend.CUT, found.end))
+    elif not found.frames:
+        contents.repairs.append(Repair(path, Mend.REMOVE))
+    in_order = sorted(found.frames, key=lambda frame: frame.sequence)
+    if in_order != found.frames:
+        damage.add(f"{path.name}: its records are out of order")
+    return found
+
+
+def _map(path: Path) -> memoryview:
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _take_segment(contents: LogContents, records: Scan, copies: Scan, number: int) -> None:
+    """Take up what one segment tells: its records, and copies where records are lost."""
+    contents.segment_sizes[number] = records.end + copies.end
+    contents.segment_records[number] = 0
+    for frame in sorted([*records.frames, *copies.frames], key=lambda frame: (frame.sequence, frame.is_copy)):
+        before = contents.chain.sequence
+        if contents.chain.follows(frame):
+            contents.segment_records[number] += not frame.is_copy
+            contents.lost_records += frame.is_copy and frame.kind is Kind.CHANGES
+            _take(contents, frame, number)
+        elif not (frame.is_copy and frame.sequence == before):
+            contents.damage.add(f"segment {number}: record {frame.sequence} is there again or out of order")
+
+
+def _drop_torn_record(contents: LogContents, data: memoryview, found: Scan, path: Path) -> None:
+    """Leave the last record out if its body is broken: it was not written to its end."""
+    if not found.frames or found.frames[-1].end != found.end or found.frames[-1].is_copy:
+        return
+    frame = found.frames[-1]
+    if frame.kind is not Kind.CHANGES or _body_is_intact(data, frame, cut_changes(frame.meta)):
+        return
+    found.frames.pop()
+    found.end = frame.start
+    contents.damage.add(f"{path.name}: the body of its last record, {frame.sequence}, is damaged")
+
+
+def _body_is_intact(data: memoryview, frame: Frame, changes: RawChanges) -> bool:
+    chunks = np.frombuffer(changes.chunks, dtype=CHUNK)
+    blobs = split_body(data, frame, chunks["size"].tolist())
+    return all(blob_is_intact(identity, blob) for identity, blob in zip(chunks["id"].tolist(), blobs, strict=True))
+
+
+def _close(contents: LogContents, present: set[int], newest: NewestSegment | None, snapshot: Snapshot | None) -> None:
+    """Compare the end of the log with what is known of it from elsewhere."""
+    chain, damage = contents.chain, contents.damage
+    seen = snapshot if snapshot is not None else Snapshot(0, ())
+    noted = newest if newest is not None else NewestSegment(b"", 0, 0)
+    known = max(noted.segment, seen.segment)
+    numbers = range(min(present, default=known), max({*present, known}, default=0) + 1)
+    there = {number for number in present if contents.segment_records.get(number, 1)}
+    damage.missing_segments = [number for number in numbers if number and number not in there]
+    reached = max(seen.sequence, noted.sequence - 1)  # what came before the newest segment was synced
+    if known > max(present, default=0) and not (seen.is_last and seen.segment == known):
+        reached = max(reached, chain.sequence, noted.sequence) + 1  # nobody knows how many records were in it
+    if reached > chain.sequence:
+        contents.end_is_lost = True
+        chain.gap(reached)
+    chain.end()
+    damage.missing_records = chain.missing_records + contents.lost_records
+    damage.notes += [f"segment {number} is missing" for number in damage.missing_segments]
+    damage.notes += [f"records {gap.first} to {gap.last} are missing" for gap in chain.gaps]
+    if contents.lost_records:
+        damage.notes.append(f"{contents.lost_records} records are lost but for what they said was removed")
+    if newest is None and contents.segment_sizes:
+        damage.add("the file that names the newest segment is missing or damaged")
+
+
+def _take(contents: LogContents, frame: Frame, segment: int) -> None:
+    if frame.kind is Kind.CHANGES:
+        if frame.is_copy:
+            _take_sections(contents, cut_leaving(frame.meta), frame, segment)
+        else:
+            _take_changes(contents, frame, segment)
+        return
+    document: Json = json.loads(bytes(frame.meta))
+    if frame.kind is Kind.SEGMENT:
+        _take_state(contents, document, frame.sequence)
+    elif frame.kind is Kind.TABLE:
+        contents.configs[document["number"]] = document["config"]
+        if document["number"] not in contents.chain.told:
+            contents.chain.tell(document["number"], 0, 0, 0)
+    elif frame.kind is Kind.EPOCH:
+        for closed in document["closed"]:
+            contents.epochs.pop(closed, None)
+        _take_epochs(contents, [document["epoch"]])
+
+
+def _take_state(contents: LogContents, document: Json, sequence: int) -> None:
+    for name in ("env_steps", "next_epoch", "next_stream", "next_chunk"):
+        setattr(contents, name, max(getattr(contents, name), document[name]))
+    contents.history = document["history"]
+    for table in document["tables"]:
+        contents.configs[table["number"]] = table["config"]
+        contents.stats[table["number"]] = np.array(table["stats"], dtype=np.int64)
+        contents.stats_sequences[table["number"]] = sequence
+    for number, size, removed in document["told"]:
+        contents.chain.tell(number, size, removed, removed)
+    contents.epochs.clear()
+    _take_epochs(contents, document["epochs"])
+
+
+def _take_epochs(contents: LogContents, epochs: Sequence[Json]) -> None:
+    for epoch in epochs:
+        contents.epochs[epoch["number"]] = epoch
+        contents.next_epoch = max(contents.next_epoch, epoch["number"] + 1)
+        contents.next_stream = max(contents.next_stream, epoch["first_stream"] + len(epoch["next_steps"]))
+
+
+def _take_changes(contents: LogContents, frame: Frame, segment: int) -> None:
+    changes = cut_changes(frame.meta)
+    contents.env_steps = max(contents.env_steps, changes.env_steps)
+    if changes.chunk_count:
+        pieces = contents.chunks.setdefault(changes.table, ChunkPieces(width=changes.packed_columns))
+        pieces.columns.append(changes.chunks)
+        pieces.packed_sizes.append(changes.packed_sizes)
+        pieces.counts.append(changes.chunk_count)
+        pieces.segments.append(segment)
+        pieces.bodies.append(frame.body)
+    _take_sections(contents, changes.sections, frame, segment)
+
+
+def _take_sections(contents: LogContents, sections: Sequence[RawSection], frame: Frame, segment: int) -> None:
+    for section in sections:
+        table = contents.tables.setdefault(section.table, TablePieces())
+        table.removed.append(section.removed)
+        table.removed_counts.append(section.removed_count)
+        table.items.append(section.items)
+        table.item_counts.append(section.item_count)
+        table.payloads.append(section.payloads)
+        table.segments.append(segment)
+        table.sequences.append(frame.sequence)
+        before = section.removed_so_far - section.removed_count
+        contents.chain.tell(section.table, section.size, before, section.removed_so_far)
+        if section.stats:
+            contents.stats[section.table] = np.frombuffer(section.stats, dtype=STAT)
+            contents.stats_sequences[section.table] = frame.sequence
+
+
+def join_sizes(pieces: ChunkPieces) -> NDArray[np.int64]:
+    """Return the packed sizes of all chunks, int64 [N, width]."""
+    sizes = np.frombuffer(b"".join(pieces.packed_sizes), dtype=SIZE).astype(np.int64)
+    return sizes.reshape(sum(pieces.counts), pieces.width)  # a table of vectors has no packed column: width 0

@@ -1,0 +1,264 @@
+"""The files of a log: its folder, its segments and their copies, and the note that names the newest."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidemill.errors import FatalError
+from tidemill.services.replay.log.frame import FORMAT, MARK_BYTES, PREAMBLE_BYTES
+
+_SEGMENT = re.compile(r"(\d{8,})\.(log|copies)")
+_LOCK = ".lock"
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether the operating system says that there is no room."""
+    return error.errno in _DISK_FULL
+
+
+class SegmentFile:
+    """A file that is written at given places."""
+
+    def __init__(self, path: Path) -> None:
+        """Open it, and create it if it is not there."""
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Write all of `data`. OSError: the disk refused; part of it may have been written."""
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._descriptor, view, offset)
+            view, offset = view[written:], offset + written
+
+    def sync(self) -> None:
+        """Wait until the disk has what was written."""
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        """Close it."""
+        os.close(self._descriptor)
+
+
+class LogFolder:
+    """The folder of a log, locked for as long as this object is open."""
+
+    def __init__(self, path: Path, advice: str = "give this one another storage.folder") -> None:
+        """Make the folder if it is not there, and lock it.
+
+        Args:
+            path: Where it is.
+            advice: What to do if another process uses it.
+
+        Raises:
+            FatalError: it cannot be made, or another process uses it.
+        """
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise FatalError(f"cannot use {path} for the replay log: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise FatalError(f"another replay service uses the log in {path}; {advice}") from error
+
+    @property
+    def has_log(self) -> bool:
+        """Whether any file of a log is there, be it only the note of its newest segment."""
+        return bool(self.segments()) or (self.path / NEWEST).exists()
+
+    def segment(self, number: int) -> Path:
+        """Return the path of a segment."""
+        return self.path / f"{number:08d}.log"
+
+    def copies(self, number: int) -> Path:
+        """Return the path of the copies of a segment's records."""
+        return self.path / f"{number:08d}.copies"
+
+    def segments(self) -> list[int]:
+        """Return the numbers of the segments of which any file is there, in order."""
+        found = (_SEGMENT.fullmatch(path.name) for path in self.path.iterdir())
+        return sorted({int(match[1]) for match in found if match})
+
+    def begin(self, newest: NewestSegment) -> None:
+        """Wait until the disk has the name of a new segment, and note it as the newest.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        self.sync()
+        if write_newest(self.path, newest):
+            self.sync()
+
+    def remove(self, number: int) -> None:
+        """Delete what is there of a segment."""
+        for path in (self.segment(number), self.copies(number)):
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+
+    def sync(self) -> None:
+        """Wait until the disk has the names of new files."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Unlock."""
+        os.close(self._lock)
+
+
+class SegmentPair:
+    """Files that are written together. Only the records are waited for: copies matter where records are damaged."""
+
+    def __init__(self, folder: LogFolder, newest: NewestSegment, open_file: Callable[..., SegmentFile]) -> None:
+        """Open the files of a segment that begins, and wait until the disk knows of it.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        self.number = newest.segment
+        self._copies_end = 0
+        self._records = open_file(folder.segment(self.number))
+        self._copies = open_file(folder.copies(self.number))
+        try:
+            folder.begin(newest)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, offset: int, records: bytes, copies: bytes) -> None:
+        """Write records at a place and their copies behind those before.
+
+        Raises:
+            OSError: the disk refused; part of it may have been written. The same call may be repeated.
+        """
+        self._records.write(offset, records)
+        self._copies.write(self._copies_end, copies)
+        self._copies_end += len(copies)
+
+    def sync(self) -> None:
+        """Wait until the disk has the records that were written."""
+        self._records.sync()
+
+    def sync_copies(self) -> None:
+        """Wait until the disk has the copies that were written."""
+        self._copies.sync()
+
+    def close(self) -> None:
+        """Close both files."""
+        self._records.close()
+        self._copies.close()
+
+
+NEWEST = "newest"
+_NOTE_MAGIC = b"TMLN"
+_NOTE = struct.Struct("<4sI8sQQ")  # magic, format, mark, segment, sequence
+_NOTE_CRC = struct.Struct("<I")
+_PLACE_BYTES = 512
+_PLACES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class NewestSegment:
+    """A note.
+
+    Attributes:
+        mark: Of the log.
+        segment: Number of the newest segment.
+        sequence: Its first record; every one before it was synced by then.
+    """
+
+    mark: bytes
+    segment: int
+    sequence: int
+
+
+def write_newest(folder: Path, newest: NewestSegment) -> bool:
+    """Note a segment; return whether the file is new, so that the folder is to be synced.
+
+    Two places are written by turns, never to another size: a full disk does not refuse it, and a note that was not
+    written to its end leaves the one before.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    note = _NOTE.pack(_NOTE_MAGIC, FORMAT, newest.mark, newest.segment, newest.sequence)
+    path = folder / NEWEST
+    is_new = not path.exists()
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        if os.fstat(descriptor).st_size < _PLACES * _PLACE_BYTES:
+            os.posix_fallocate(descriptor, 0, _PLACES * _PLACE_BYTES)
+        place = (note + _NOTE_CRC.pack(zlib.crc32(note))).ljust(_PLACE_BYTES, b"\0")
+        os.pwrite(descriptor, place, newest.segment % _PLACES * _PLACE_BYTES)
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
+    return is_new
+
+
+def read_newest(folder: Path) -> tuple[NewestSegment | None, int]:
+    """Return the newest note that is intact, None if there is none, and how many are damaged."""
+    try:
+        data = (folder / NEWEST).read_bytes()
+    except FileNotFoundError:
+        return None, 0
+    places = [data[start : start + _PLACE_BYTES] for start in range(0, len(data), _PLACE_BYTES)]
+    notes = [_read_note(place) for place in places]
+    damaged = sum(note is None and any(place) for note, place in zip(notes, places, strict=True))
+    return max((note for note in notes if note), key=lambda note: note.segment, default=None), damaged
+
+
+def _read_note(place: bytes) -> NewestSegment | None:
+    end = _NOTE.size + _NOTE_CRC.size
+    if (
+        len(place) < end
+        or any(place[end:])
+        or zlib.crc32(place[: _NOTE.size]) != _NOTE_CRC.unpack_from(place, _NOTE.size)[0]
+    ):
+        return None
+    magic, found, mark, segment, sequence = _NOTE.unpack_from(place)
+    return NewestSegment(mark, segment, sequence) if (magic, found) == (_NOTE_MAGIC, FORMAT) else None
+
+
+_HEAD_BYTES = 4096
+
+
+def new_mark() -> bytes:
+    """Return the mark of a new log: random, so that no actor can put it into what it appends."""
+    return os.urandom(MARK_BYTES)
+
+
+def find_mark(folder: Path, files: Iterable[Path]) -> bytes | None:
+    """Return the mark that the heads of a log's files name most often; None if there are none.
+
+    Only what stands where a mark belongs is a candidate: the preamble's end and the first frame's start.
+    """
+    heads = [_head(path) for path in files]
+    places = (PREAMBLE_BYTES - MARK_BYTES, PREAMBLE_BYTES)
+    candidates = {head[at : at + MARK_BYTES] for head in heads for at in places}
+    newest, _ = read_newest(folder)
+    if newest is not None:
+        candidates.add(newest.mark)
+        heads.append(newest.mark)
+    likely = sorted(mark for mark in candidates if len(mark) == MARK_BYTES and any(mark))
+    return max(likely, key=lambda mark: sum(head.count(mark) for head in heads), default=None)
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_HEAD_BYTES)

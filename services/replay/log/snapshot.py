@@ -1,0 +1,212 @@
+"""Snapshots: priorities, counts of samples and counters of all tables, in one small file each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.services.replay.log.frame import (
+    CRC_BYTES,
+    Blob,
+    Chain,
+    Kind,
+    Record,
+    blob_is_intact,
+    check_format,
+    scan,
+    split_body,
+)
+from tidemill.services.replay.log.segments import LogFolder
+from tidemill.services.replay.tables.items import Items
+
+ITEM_STATE = np.dtype([("priority", "<f8"), ("slot", "<u4"), ("number", "<u4"), ("times_sampled", "<u4")])
+"""What a snapshot keeps of an item."""
+
+_NAME = re.compile(r"(\d{8,})\.snapshot")
+_KEPT = 2
+_TEMPORARY = ".tmp"
+
+States = NDArray[np.void]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableSnapshot:
+    """One table.
+
+    Attributes:
+        number: Its number in the log.
+        stats: Its numbers, int64 [STATS_FIELDS].
+        slices: `ITEM_STATE` of its items, in pieces.
+        config: Its configuration as JSON can hold it, for the case that the log has lost it.
+    """
+
+    number: int
+    stats: NDArray[np.int64]
+    slices: Sequence[States]
+    config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Items in it."""
+        return sum(len(piece) for piece in self.slices)
+
+    def knows(self, slots: NDArray[np.generic], numbers: NDArray[np.generic]) -> NDArray[np.bool_]:
+        """Return which items [N], given by slot and number, were in the table."""
+        states = np.concatenate([np.empty(0, dtype=ITEM_STATE), *self.slices])
+        return np.isin(_names(slots, numbers), _names(states["slot"], states["number"]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """All tables.
+
+    Attributes:
+        sequence: Newest record of the log when the counters were read.
+        tables: One each.
+        segment: Segment that has that record, or is about to begin behind it.
+        is_last: Whether the server wrote no record after it.
+    """
+
+    sequence: int
+    tables: Sequence[TableSnapshot]
+    segment: int = 0
+    is_last: bool = False
+
+
+def item_states(items: Items, slots: NDArray[np.int64]) -> States:
+    """Return what a snapshot keeps of items at slots [N]."""
+    states = np.empty(len(slots), dtype=ITEM_STATE)
+    states["slot"], states["number"] = slots, items.numbers(slots)
+    states["priority"], states["times_sampled"] = items.priorities[slots], items.times_sampled[slots]
+    return states
+
+
+def encode_snapshot(snapshot: Snapshot, mark: bytes) -> list[bytes]:
+    """Return the bytes of a snapshot's file in pieces."""
+    tables = [
+        {
+            "number": table.number,
+            "stats": table.stats.tolist(),
+            "slices": [len(piece) for piece in table.slices],
+            "config": table.config,
+        }
+        for table in snapshot.tables
+    ]
+    slices = [piece.tobytes() for table in snapshot.tables for piece in table.slices]
+    blobs: list[Blob] = list(enumerate(slices))
+    document = {"tables": tables, "segment": snapshot.segment, "is_last": snapshot.is_last}
+    return Chain(mark).frame(Record(Kind.SNAPSHOT, snapshot.sequence, json.dumps(document).encode(), blobs))
+
+
+def decode_snapshot(data: bytes, mark: bytes, name: object) -> Snapshot | None:
+    """Return what `encode_snapshot` made bytes of, or None if they are damaged.
+
+    Raises:
+        FatalError: they have another format.
+    """
+    view = memoryview(data)
+    found = scan(view, mark)
+    if not found.frames:
+        check_format(data, name)
+    if len(found.frames) != 1 or found.damaged or found.frames[0].kind is not Kind.SNAPSHOT:
+        return None
+    frame = found.frames[0]
+    document: dict[str, Any] = json.loads(bytes(frame.meta))
+    counts = [count for table in document["tables"] for count in table["slices"]]
+    pieces = []
+    for number, piece in enumerate(split_body(view, frame, [count * ITEM_STATE.itemsize for count in counts])):
+        if not blob_is_intact(number, piece):
+            return None
+        pieces.append(np.frombuffer(piece[CRC_BYTES:], dtype=ITEM_STATE))
+    tables = []
+    for table in document["tables"]:
+        count = len(table["slices"])
+        stats = np.array(table["stats"], dtype=np.int64)
+        tables.append(TableSnapshot(table["number"], stats, pieces[:count], table["config"]))
+        pieces = pieces[count:]
+    return Snapshot(frame.sequence, tables, document["segment"], document["is_last"])
+
+
+class SnapshotFiles:
+    """The snapshots in a log's folder."""
+
+    def __init__(self, folder: LogFolder, mark: bytes) -> None:
+        """Look at a folder for the snapshots of the log that has a mark."""
+        self._folder, self._mark = folder, mark
+        self._lock = threading.Lock()  # a call that gave up may have left its thread writing
+        self.newest = max(self._numbers(), default=0)
+        self.damaged: list[str] = []  # names of those that `load` found damaged
+
+    def remove_drafts(self) -> None:
+        """Delete what an interrupted write left."""
+        for path in self._folder.path.glob(f"*.snapshot{_TEMPORARY}"):
+            path.unlink()
+
+    def load(self) -> Snapshot | None:
+        """Return the newest snapshot that is intact.
+
+        Raises:
+            FatalError: it has another format.
+        """
+        for number in sorted(self._numbers(), reverse=True):
+            path = self._path(number)
+            snapshot = decode_snapshot(path.read_bytes(), self._mark, path)
+            if snapshot is not None:
+                return snapshot
+            self.damaged.append(path.name)
+        return None
+
+    def write(self, snapshot: Snapshot) -> int:
+        """Write a snapshot whole or not at all, and delete old ones; return its number.
+
+        Raises:
+            OSError: the disk refused; the older snapshots are still there.
+        """
+        with self._lock:
+            return self._write(snapshot)
+
+    def _write(self, snapshot: Snapshot) -> int:
+        number = self.newest + 1
+        path = self._path(number)
+        draft = path.with_name(path.name + _TEMPORARY)
+        try:
+            with draft.open("wb") as file:
+                file.writelines(encode_snapshot(snapshot, self._mark))
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise
+        self._folder.sync()
+        self.newest = number
+        for old in sorted(self._numbers())[:-_KEPT]:
+            self._path(old).unlink()
+        return number
+
+    def _path(self, number: int) -> Path:
+        return self._folder.path / f"{number:08d}.snapshot"
+
+    def _numbers(self) -> list[int]:
+        return [int(match[1]) for path in snapshot_paths(self._folder.path) if (match := _NAME.fullmatch(path.name))]
+
+
+def snapshot_paths(folder: Path) -> list[Path]:
+    """Return the snapshots in a folder."""
+    return [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+
+
+def _names(slots: NDArray[np.generic], numbers: NDArray[np.generic]) -> NDArray[np.uint64]:
+    """Return one number for each pair of slot and insertion number, [N]."""
+    return slots.astype(np.uint64) << np.uint64(32) | numbers.astype(np.uint64)

@@ -1,0 +1,220 @@
+"""How much memory a server takes for its callers, what of it is stored, and what leaves it first."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from tidemill.errors import ResourceExhausted
+from tidemill.services.replay.append import Appending, Plan
+from tidemill.services.replay.chunks.store import RECORD_BYTES, ChunkStore
+from tidemill.services.replay.streams import Epoch, StreamRegistry
+from tidemill.services.replay.tables.table import Table
+from tidemill.types import Signature
+
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def default_budget_bytes(shards: int, cgroup_limit: Path = _CGROUP_LIMIT) -> int:
+    """Return three quarters of the memory of this container, or the machine's half divided among its shards.
+
+    Args:
+        shards: Replay servers that may be on this machine.
+        cgroup_limit: File that has the container's limit in bytes, or `max`.
+    """
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        container = int(cgroup_limit.read_text())
+    except (OSError, ValueError):  # no container, or one without a limit
+        container = machine
+    return container // 4 * 3 if container < machine else machine // 2 // shards
+
+
+class Coolable(Protocol):
+    """Where blobs are kept."""
+
+    def is_warm(self, slot: int, chunk_id: int) -> bool:
+        """Return whether a chunk's blob is in memory, and the slot still that chunk's."""
+        ...
+
+    def cool(self, slot: int) -> int:
+        """Leave a blob to the log; return the bytes that became free."""
+        ...
+
+
+class MemoryBudget:
+    """Counts what is in memory: what is stored, and what is on its way to callers or waits to be stored.
+
+    Of the whole a half is for what is stored: chunks, payloads, the columns of items, streams. Beyond it the oldest
+    blobs leave memory, once the log has them. Of the rest one half is for batches on their way, the other for messages
+    that wait. Chunks that streams alone keep in memory may fill half of what is stored.
+
+    Attributes:
+        stored_limit: Bytes that may be stored; 0 means no limit, here and of all the others.
+        share_limit: Bytes that batches may take, that messages may take, and that streams may keep: each as many.
+        size_bytes: Bytes of blobs in memory that a log has or will have.
+        beside_bytes: Bytes of all else that is stored.
+        batch_bytes: Bytes of batches on their way.
+        message_bytes: Bytes of messages that wait.
+    """
+
+    def __init__(self, stored_limit: int) -> None:
+        """Create an empty budget of twice as many bytes as may be stored."""
+        self.stored_limit = stored_limit
+        self.share_limit = stored_limit // 2
+        self.beside_bytes = self.batch_bytes = self.message_bytes = 0
+        self._written = 0
+        self._queue: deque[tuple[Coolable, int, int, int]] = deque()  # store, slot, chunk, sequence; oldest first
+        self._sweep_at = _FIRST_SWEEP
+        self.size_bytes = 0
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes that may still be stored in memory."""
+        return self.stored_limit - self.size_bytes - self.beside_bytes if self.stored_limit else _NO_LIMIT
+
+    def excess_bytes(self, coming: int) -> int:
+        """Return how many bytes too many are stored, blobs aside, with those that come; 0 if there is room for them."""
+        return max(self.beside_bytes + coming - self.stored_limit, 0) if self.stored_limit else 0
+
+    @property
+    def has_room_for_batch(self) -> bool:
+        """Whether another batch may be put together; it may itself go beyond the limit."""
+        return not self.share_limit or self.batch_bytes < self.share_limit
+
+    def hold_message(self, size_bytes: int) -> None:
+        """Count a message that waits; the caller takes it back from `message_bytes`.
+
+        Raises:
+            ResourceExhausted: with those that wait already it is too much.
+        """
+        if self.share_limit and self.message_bytes and self.message_bytes + size_bytes > self.share_limit:
+            raise ResourceExhausted(
+                f"a message of {size_bytes} bytes would have to wait beside others of {self.message_bytes}, at most "
+                f"{self.share_limit} may wait (a quarter of max_memory_mib)"
+            )
+        self.message_bytes += size_bytes
+
+    def came(self, size_bytes: int) -> None:
+        """Count a blob that came into memory."""
+        self.size_bytes += size_bytes
+
+    def left(self, size_bytes: int) -> None:
+        """Count a blob that was freed."""
+        self.size_bytes -= size_bytes
+
+    def may_cool(self, store: Coolable, slots: Sequence[int], chunk_ids: Sequence[int], sequence: int) -> None:
+        """Note that blobs in memory may leave it once the log has record `sequence`."""
+        if self.stored_limit:
+            self._queue.extend((store, *chunk, sequence) for chunk in zip(slots, chunk_ids, strict=True))
+            self._shrink()
+
+    def written(self, sequence: int) -> None:
+        """Note that the log has every record up to one."""
+        self._written = sequence
+        self._shrink()
+
+    def _shrink(self) -> None:
+        queue = self._queue
+        while self.room_bytes < 0 and queue and queue[0][3] <= self._written:
+            store, slot, chunk_id, _ = queue.popleft()
+            if store.is_warm(slot, chunk_id):
+                self.size_bytes -= store.cool(slot)
+        if len(queue) > self._sweep_at:  # blobs that were freed leave their entries behind
+            self._queue = deque(entry for entry in queue if entry[0].is_warm(entry[1], entry[2]))
+            self._sweep_at = max(2 * len(self._queue), _FIRST_SWEEP)
+
+
+_FIRST_SWEEP = 4096
+_NO_LIMIT = 2**62
+
+
+class StoredMemory:
+    """Holds all that is stored within the budget: tables give up items for what comes, and streams have their share.
+
+    Attributes:
+        evictions: Items that tables gave up.
+    """
+
+    def __init__(
+        self,
+        budget: MemoryBudget,
+        tables: Mapping[str, Table],
+        stores: Mapping[Signature, ChunkStore],
+        streams: StreamRegistry,
+        *,
+        durable: bool,
+    ) -> None:
+        """Watch over tables, chunks and streams; with a log (`durable`) chunks leave memory by themselves."""
+        self._budget, self._tables, self._stores, self._streams = budget, tables, stores, streams
+        self._durable = durable
+        self.evictions = 0
+
+    def count(self) -> None:
+        """Tell the budget of all that is stored but for the chunks that a log has."""
+        chunks = sum(store.record_bytes for store in self._stores.values())
+        if not self._durable:
+            chunks += sum(store.size_bytes for store in self._stores.values())
+        items = sum(table.items.memory_bytes for table in self._tables.values())
+        self._budget.beside_bytes = chunks + items + self._streams.memory_bytes
+
+    def make_room(self, appending: Appending, planned: Plan) -> list[Table]:
+        """Make room for a message; return the tables that gave up items for it.
+
+        Raises:
+            ResourceExhausted: there is none, or the streams have more than their share.
+        """
+        if not planned.chunks:
+            return []
+        size = 0 if self._durable else sum(sum(map(len, chunk.blocks)) for chunk in planned.chunks)
+        if size and self._budget.share_limit:
+            self._check_tails(appending.epoch, size)
+        size += RECORD_BYTES * len(planned.chunks)
+        if not self._excess(appending, planned, size):
+            return []
+        self.count()  # items may have left since
+        pressed = [
+            table
+            for table in sorted(appending.tables, key=lambda table: -table.held_bytes)
+            if self._press(table, appending, planned, size)
+        ]
+        if excess := self._excess(appending, planned, size):
+            raise ResourceExhausted(
+                f"no memory for {size} bytes of chunks: {self._budget.stored_limit} bytes may be stored (half of "
+                f"max_memory_mib), which streams and tables that this call does not name exceed by {excess} with them"
+            )
+        return pressed
+
+    def _press(self, table: Table, appending: Appending, planned: Plan, size: int) -> bool:
+        """Let a table give up items while there is no room for a message; return whether it did."""
+        evictions, least = self.evictions, 1
+        while (excess := self._excess(appending, planned, size)) and table.size:
+            asked = max(excess, least)
+            self.evictions += table.give_up(asked)
+            least = 2 * asked  # others may hold the same chunks: it must come to an end all the same
+            self.count()
+        return self.evictions > evictions
+
+    def _excess(self, appending: Appending, planned: Plan, size: int) -> int:
+        """Return by how much a message would go beyond what may be stored; `size` is that of its chunks."""
+        for batch in planned.items:
+            size += appending.tables[batch.table_index].items.bytes_for(batch.payloads, len(batch.lengths))
+        return self._budget.excess_bytes(size)
+
+    def _check_tails(self, epoch: Epoch, size: int) -> None:
+        """Hold the newest chunks of all streams within their share, and let idle ones go first.
+
+        An actor whose streams hold less than their part is not refused for what others hold.
+        """
+        share = self._budget.share_limit
+        while (held := sum(store.tail_bytes for store in self._stores.values())) + size > share:
+            if epoch.tail_bytes + size <= share // self._streams.actors:
+                return
+            if not self._streams.forget_idle():
+                raise ResourceExhausted(
+                    f"no memory for {size} bytes of chunks: the newest chunks of all streams have {held} bytes, "
+                    f"at most {share} may be kept for items yet to come (a quarter of max_memory_mib)"
+                )

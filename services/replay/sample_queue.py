@@ -1,0 +1,93 @@
+"""Batches that a caller of Sample is ready to take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+from tidemill.errors import InvalidArgument
+from tidemill.replay.limits import MAX_DRAWS
+from tidemill.services.replay.tables.rate_limiter import RateLimiter
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One batch that a caller is ready to take.
+
+    Attributes:
+        items: How many items; 0 asks for the table's state alone.
+        counted: Samples the rate limiter is to count for it, as the caller says; None if the limiter is to admit and
+            count it by itself.
+        batch_size: Size of a batch that comes without one.
+    """
+
+    items: int
+    counted: int | None = None
+    batch_size: int = 0
+
+    def counted_by(self, limiter: RateLimiter) -> int | None:
+        """Return the samples that a limiter counts for it; None if it is to count them by itself."""
+        return None if self.counted is None else limiter.countable(self.counted, self.batch_size)
+
+
+class Credit:
+    """What the reading side grants and the sending side takes, in that order."""
+
+    def __init__(self, batch_size: int) -> None:
+        """Begin with nothing; `batch_size` is the size of a batch that comes without one."""
+        self._whole = Wanted(batch_size)
+        self._waiting: deque[tuple[Wanted, int]] = deque()  # each so often
+        self._draws = 0
+        self._closed = False
+        self._error: BaseException | None = None
+        self._changed = asyncio.Event()
+
+    def grant(self, count: int) -> None:
+        """Add batches of the usual size."""
+        if count:
+            if self._waiting and self._waiting[-1][0] is self._whole:
+                count += self._waiting.pop()[1]
+            self._waiting.append((self._whole, count))
+            self._changed.set()
+
+    def draw(self, items: int, counted: int) -> None:
+        """Add a batch of a size of its own.
+
+        Raises:
+            InvalidArgument: it is larger than the usual size, or too many wait.
+        """
+        if items > self._whole.items:
+            raise InvalidArgument(f"draws.items is {items}, must be at most batch_size ({self._whole.items})")
+        if self._draws == MAX_DRAWS:
+            raise InvalidArgument(f"more than {MAX_DRAWS} draws wait, take the answers first")
+        self._draws += 1
+        self._waiting.append((Wanted(items, counted, self._whole.items), 1))
+        self._changed.set()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Note that no more is granted, because the caller half-closed or, with `error`, sent something wrong."""
+        self._closed = True
+        self._error = error
+        self._changed.set()
+
+    async def take(self) -> Wanted | None:
+        """Take one batch, waiting for it; return None once all are taken and no more will come.
+
+        Raises:
+            TidemillError: the caller sent something wrong.
+        """
+        while not self._waiting:
+            if self._closed:
+                break
+            self._changed.clear()
+            await self._changed.wait()
+        if self._error is not None:
+            raise self._error
+        if not self._waiting:
+            return None
+        wanted, count = self._waiting.popleft()
+        if count > 1:
+            self._waiting.appendleft((wanted, count - 1))
+        self._draws -= wanted.counted is not None
+        return wanted

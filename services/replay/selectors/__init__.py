@@ -1,0 +1,1 @@
+"""The rules that pick items, and the trees they stand on."""

@@ -1,0 +1,110 @@
+"""The selectors of highest and lowest priority, and the tree that finds it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.services.replay.selectors.segment_tree import FAN_OUT, Levels
+
+_SIGN = np.uint64(1 << 63)
+_EMPTY = np.uint64(0)
+
+
+class ExtremeTree:
+    """Finds the greatest of the values of `capacity` slots; of equal ones, the lowest slot.
+
+    Values are kept as whole numbers of the same order, all above 0: an empty slot is then a 0, of which a large table
+    may have any number without memory behind them.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        """Create a tree of empty slots 0 .. capacity - 1."""
+        self._levels = Levels(capacity, np.maximum, np.uint64, FAN_OUT)
+
+    def values(self, slots: NDArray[np.integer]) -> NDArray[np.float64]:
+        """Return the values of slots [N]; minus infinity for an empty one."""
+        return _number(self._levels.leaves[slots])
+
+    def set(self, slots: NDArray[np.integer], values: NDArray[np.float64]) -> None:
+        """Set the values [N] of slots [N]; minus infinity empties a slot."""
+        self._levels.set(slots, _rank(values))
+
+    def greatest(self) -> int:
+        """Return the slot of the greatest value; at least one slot must not be empty."""
+        found = 0
+        for level in reversed(self._levels.arrays):
+            found = found * FAN_OUT + int(level[found].argmax())
+        return found
+
+
+def _rank(values: NDArray[np.float64]) -> NDArray[np.uint64]:
+    """Return whole numbers [N] in the order of numbers [N] (IEEE 754 orders the bits of positive ones), 0 for -inf."""
+    bits = (values + 0.0).view(np.uint64)  # which makes one zero of the two
+    return np.where(values == -np.inf, _EMPTY, np.where(bits < _SIGN, bits | _SIGN, ~bits))
+
+
+def _number(ranks: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Return what `_rank` was given."""
+    bits = np.where(ranks < _SIGN, ~ranks, ranks & ~_SIGN)
+    return np.where(ranks == _EMPTY, -np.inf, bits.view(np.float64))
+
+
+class PriorityHeap:
+    """Picks the item of highest (or lowest) priority, of equal ones the one in the lowest slot; see `Selector`."""
+
+    random = False
+
+    def __init__(self, capacity: int, *, sign: float) -> None:
+        """Create an empty selector for slots 0 .. capacity - 1; `sign` is 1 for the highest, -1 for the lowest."""
+        self._tree = ExtremeTree(capacity)
+        self._sign = sign
+        self._count = 0
+
+    @property
+    def mass(self) -> float:
+        """The number of items."""
+        return float(self._count)
+
+    @property
+    def pickable(self) -> int:
+        """The number of items."""
+        return self._count
+
+    def can_pick(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return True for all."""
+        return np.ones(len(slots), dtype=np.bool_)
+
+    def insert(self, slots: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
+        """Add items."""
+        self._tree.set(slots, self._sign * priorities)
+        self._count += len(slots)
+
+    def update(self, slots: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
+        """Change priorities."""
+        self._tree.set(slots, self._sign * priorities)
+
+    def remove(self, slots: NDArray[np.int64]) -> None:
+        """Remove items."""
+        self._tree.set(slots, np.full(len(slots), -np.inf))
+        self._count -= len(slots)
+
+    def weights(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return 1 for all."""
+        return np.ones(len(slots))
+
+    def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:  # noqa: ARG002 - the interface's
+        """Pick the same first item `count` times."""
+        return np.full(count, self._tree.greatest(), dtype=np.int64)
+
+    def take(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:  # noqa: ARG002 - the interface's
+        """Pick items in order: each is hidden after its pick, and all are put back at the end."""
+        taken = np.empty(min(count, self._count), dtype=np.int64)
+        values = np.empty(len(taken))
+        hidden = np.array([-np.inf])
+        for i in range(len(taken)):
+            taken[i] = self._tree.greatest()
+            values[i : i + 1] = self._tree.values(taken[i : i + 1])
+            self._tree.set(taken[i : i + 1], hidden)
+        self._tree.set(taken, values)
+        return taken

@@ -1,0 +1,126 @@
+"""The rules that pick items, as the sampler or the remover of a table: one interface, six kinds.
+
+A selector knows items by their slot in the table, an integer below the table's `max_items`. All operations take a
+batch of slots; a slot comes at most once in a batch unless the method says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.replay.table_config import SelectorConfig, SelectorKind
+from tidemill.services.replay.selectors.heap import PriorityHeap
+from tidemill.services.replay.selectors.insertion_order import InsertionOrder
+from tidemill.services.replay.selectors.prioritized import Prioritized
+from tidemill.services.replay.selectors.uniform import Uniform
+
+Slots = NDArray[np.int64]
+
+
+class Selector(Protocol):
+    """Picks items of a table."""
+
+    @property
+    def random(self) -> bool:
+        """Whether picks are drawn at random; otherwise they follow an order."""
+        ...
+
+    @property
+    def mass(self) -> float:
+        """Sum of the weights that make an item's probability; the number of items where all weigh alike."""
+        ...
+
+    @property
+    def pickable(self) -> int:
+        """Items that can be picked at all."""
+        ...
+
+    def can_pick(self, slots: Slots) -> NDArray[np.bool_]:
+        """Return which of the items [N] can be picked at all."""
+        ...
+
+    def insert(self, slots: Slots, priorities: NDArray[np.float64]) -> None:
+        """Add items [N], in order, with priorities [N]."""
+        ...
+
+    def update(self, slots: Slots, priorities: NDArray[np.float64]) -> None:
+        """Change the priorities [N] of items [N]."""
+        ...
+
+    def remove(self, slots: Slots) -> None:
+        """Remove items [N]."""
+        ...
+
+    def weights(self, slots: Slots) -> NDArray[np.float64]:
+        """Return the weights [N] of items [N]; with `random`, an item is drawn with weight / mass."""
+        ...
+
+    def draw(self, count: int, rng: np.random.Generator) -> Slots:
+        """Pick `count` times, each time from all items, int64 [count]; at least one must be pickable."""
+        ...
+
+    def take(self, count: int, rng: np.random.Generator) -> Slots:
+        """Return distinct items in the order in which they would be picked if each left after its pick.
+
+        Returns:
+            int64 [min(count, pickable)]; nothing is removed.
+        """
+        ...
+
+
+def make_selector(config: SelectorConfig, capacity: int) -> Selector:
+    """Return an empty selector for slots 0 .. capacity - 1."""
+    match config.kind:
+        case SelectorKind.UNIFORM:
+            return Uniform(capacity)
+        case SelectorKind.PRIORITIZED:
+            return Prioritized(capacity, config.priority_exponent)
+        case SelectorKind.FIFO:
+            return InsertionOrder(capacity, newest_first=False)
+        case SelectorKind.LIFO:
+            return InsertionOrder(capacity, newest_first=True)
+        case SelectorKind.MAX_HEAP:
+            return PriorityHeap(capacity, sign=1.0)
+        case SelectorKind.MIN_HEAP:
+            return PriorityHeap(capacity, sign=-1.0)
+
+
+@dataclass(frozen=True)
+class SelectorPair:
+    """The sampler and the remover of a table, one object if they follow the same rule."""
+
+    sampler: Selector
+    remover: Selector
+
+    @classmethod
+    def make(cls, sampler: SelectorConfig, remover: SelectorConfig, capacity: int) -> SelectorPair:
+        """Return the empty selectors of a table."""
+        first = make_selector(sampler, capacity)
+        return cls(first, first if remover == sampler else make_selector(remover, capacity))
+
+    def insert(self, slots: Slots, priorities: NDArray[np.float64]) -> None:
+        """Add items [N] with priorities [N] to both."""
+        for selector in self._distinct():
+            selector.insert(slots, priorities)
+
+    def update(self, slots: Slots, priorities: NDArray[np.float64]) -> None:
+        """Change the priorities [N] of items [N] in both."""
+        for selector in self._distinct():
+            selector.update(slots, priorities)
+
+    def remove(self, slots: Slots) -> None:
+        """Remove items [N] from both."""
+        for selector in self._distinct():
+            selector.remove(slots)
+
+    def remove_from_remover(self, slots: Slots) -> None:
+        """Remove items [N] that the sampler has already let go."""
+        if self.remover is not self.sampler:
+            self.remover.remove(slots)
+
+    def _distinct(self) -> tuple[Selector, ...]:
+        return (self.sampler,) if self.sampler is self.remover else (self.sampler, self.remover)

@@ -1,0 +1,316 @@
+"""The whole state of a replay server: its tables, their chunk stores and the streams. Plain and synchronous."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
+from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.replay.limits import MAX_ENV_COUNT
+from tidemill.replay.table_config import TableConfig
+from tidemill.replay.wire import config_to_json
+from tidemill.services.replay.append import Appending, Plan, plan, store
+from tidemill.services.replay.append_check import block_sizes
+from tidemill.services.replay.chunks.logged_blocks import LogBlocks
+from tidemill.services.replay.chunks.store import ChunkStore
+from tidemill.services.replay.log.frame import Kind
+from tidemill.services.replay.log.journal import Journal, NewChunks
+from tidemill.services.replay.log.state_document import describe_epoch, describe_state
+from tidemill.services.replay.memory import MemoryBudget, StoredMemory
+from tidemill.services.replay.streams import Epoch, StreamRegistry
+from tidemill.services.replay.tables.table import Table
+from tidemill.types import Signature, column_names
+
+Ints = NDArray[np.int64]
+
+MAX_CHUNK_LENGTH = 1024
+MAX_APPEND_TABLES = 16
+_CHANGEABLE = ("max_items", "max_bytes", "rate_limiter", "max_times_sampled")
+_NO_SLOTS: Ints = np.empty(0, dtype=np.int64)
+_ACTOR_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+
+
+class Replay:
+    """Tables and streams of one server."""
+
+    def __init__(
+        self,
+        *,
+        max_tables: int,
+        max_streams: int,
+        first_epoch: int,
+        rng: np.random.Generator,
+        budget: MemoryBudget | None = None,
+        durable: bool = False,
+    ) -> None:
+        """Create a server without tables.
+
+        Args:
+            max_tables: Most tables.
+            max_streams: Most streams; see `StreamRegistry`.
+            first_epoch: Number of the first epoch; see `StreamRegistry`. It names the history as well.
+            rng: Source of all random picks.
+            budget: Memory for all that is stored; None means no limit.
+            durable: Whether there is a log, which has the chunks as well.
+        """
+        self._max_tables = max_tables
+        self._rng = rng
+        self.budget = budget or MemoryBudget(0)
+        self._durable = durable
+        self._journal: Journal | None = None
+        self._unconfirmed: set[str] = set()  # restored tables that nobody has asked for yet
+        self._tables: dict[str, Table] = {}
+        self._numbers: dict[str, int] = {}  # of each table in the log
+        self.next_table = 1
+        self._stores: dict[Signature, ChunkStore] = {}
+        self.streams = StreamRegistry(first_epoch, max_streams)
+        self.history = first_epoch
+        self.env_steps = 0
+        self.damaged_chunks = 0
+        self.memory = StoredMemory(self.budget, self._tables, self._stores, self.streams, durable=durable)
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """All tables in order of name."""
+        return tuple(self._tables[name] for name in sorted(self._tables))
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of all chunks as stored."""
+        return sum(store.size_bytes for store in self._stores.values())
+
+    @property
+    def chunks(self) -> int:
+        """Number of all chunks."""
+        return sum(store.count for store in self._stores.values())
+
+    @property
+    def sequence(self) -> int:
+        """Number of the newest record of the log; 0 without one."""
+        return self._journal.sequence if self._journal is not None else 0
+
+    @property
+    def segment(self) -> int:
+        """Number of the segment of the log that grows; 0 without one."""
+        return self._journal.segment if self._journal is not None else 0
+
+    def attach(self, journal: Journal) -> None:
+        """Tell a log every change from now on; tables that are there were restored from it."""
+        self._journal = journal
+        self._unconfirmed = set(self._tables)
+        for name, table in self._tables.items():
+            journal.know_table(name, self._numbers[name], table.size)
+
+    def create_table(self, config: TableConfig) -> bool:
+        """Create a table; return False if there is one: equal, or restored and not asked for since.
+
+        Raises:
+            AlreadyExists: the name is taken by a table with another configuration.
+            ResourceExhausted: too many tables, or no memory for one so large.
+        """
+        existing = self._tables.get(config.name)
+        if existing is None:
+            self._begin()
+            self.add_table(config, self.next_table)
+            self._tell_table(config)
+            return True
+        if existing.config != config:
+            if config.name not in self._unconfirmed or not _may_become(existing.config, config):
+                raise AlreadyExists(f"table {config.name!r} exists with {_difference(existing.config, config)}")
+            self._reconfigure(existing, config)
+        self._unconfirmed.discard(config.name)
+        return False
+
+    def add_table(self, config: TableConfig, number: int) -> Table:
+        """Create an empty table under the number a log has for it.
+
+        Raises:
+            ResourceExhausted: too many tables, or no memory for one so large.
+        """
+        if len(self._tables) >= self._max_tables:
+            raise ResourceExhausted(f"table {config.name!r} would be one more than max_tables ({self._max_tables})")
+        store = self._stores.get(config.signature) or self._make_store(config.signature, number)
+        try:
+            table = Table(config, store, self._rng, durable=self._durable)
+        except MemoryError as error:
+            raise ResourceExhausted(f"max_items is {config.max_items}, too many for the server's memory") from error
+        self._stores[config.signature] = store
+        self._tables[config.name] = table
+        self._numbers[config.name] = number
+        self.next_table = max(self.next_table, number + 1)
+        return table
+
+    @property
+    def stores(self) -> tuple[ChunkStore, ...]:
+        """The chunks of each signature."""
+        return tuple(self._stores.values())
+
+    def number_of(self, table: Table) -> int:
+        """Return the number a log has for a table."""
+        return self._numbers[table.config.name]
+
+    def describe_state(self) -> dict[str, Any]:
+        """Return what a log needs to know of the state but for chunks and items."""
+        tables = [(self.number_of(table), table) for table in self.tables]
+        return describe_state(self.streams, tables, self.history, self.env_steps)
+
+    def drop_chunk(self, store: ChunkStore, chunk: int) -> int:
+        """Remove every item that needs a chunk, whose bytes are damaged, and let go of it; return how many items."""
+        store.hold(np.array([chunk]))  # while its neighbours are looked for
+        self.damaged_chunks += 1
+        dropped = sum(table.drop_items_of(chunk) for table in self._tables.values() if table.store is store)
+        for epoch in self.streams.epochs:
+            if epoch.store is store:
+                epoch.forget_chunk(chunk)
+        store.release(np.array([chunk]))
+        return dropped
+
+    def delete(self, table: Table, keys: NDArray[np.uint64]) -> int:
+        """Remove items of a table by key [N]; return how many were there."""
+        self._begin()
+        deleted = table.delete(keys)
+        self._tell_changes(None, [(table, _NO_SLOTS)])
+        return deleted
+
+    def reset(self, table: Table) -> int:
+        """Remove every item of a table and zero its counters; return how many items there were."""
+        self._begin()
+        removed = table.reset()
+        self._tell_changes(None, [(table, _NO_SLOTS)])
+        return removed
+
+    def find(self, name: str) -> Table:
+        """Return a table. NotFound: there is none of that name."""
+        try:
+            return self._tables[name]
+        except KeyError:
+            raise NotFound(f"no table {name!r}; there are: {', '.join(sorted(self._tables)) or 'none'}") from None
+
+    def open_streams(
+        self,
+        actor_id: str,
+        epoch: int,
+        env_count: int,
+        tables: Sequence[str],
+        signature: Signature,
+        chunk_length: int,
+    ) -> Appending:
+        """Open or resume the streams of an actor; the caller ends it with `close_streams`.
+
+        Raises:
+            InvalidArgument: a field is out of range.
+            NotFound: a named table does not exist.
+            FailedPrecondition: the signature is not the tables', or the epoch was superseded.
+            ResourceExhausted: too many streams.
+        """
+        if not _ACTOR_ID.fullmatch(actor_id):
+            raise InvalidArgument(f"actor_id is {actor_id!r}, must match {_ACTOR_ID.pattern}")
+        _check_range("env_count", env_count, MAX_ENV_COUNT)
+        _check_range("chunk_length", chunk_length, MAX_CHUNK_LENGTH)
+        _check_range("number of tables", len(tables), MAX_APPEND_TABLES)
+        if len(set(tables)) != len(tables):
+            raise InvalidArgument(f"tables is {list(tables)}, must name each once")
+        found = tuple(self.find(name) for name in tables)
+        for table in found:
+            _check_signature(table, signature)
+        tail_steps = max(table.config.max_item_steps for table in found) - 1
+        self._begin()
+        next_epoch = self.streams.next_epoch
+        opened = self.streams.open(actor_id, epoch, env_count, found[0].store, chunk_length, tail_steps)
+        if self.streams.next_epoch != next_epoch:
+            closed = self.streams.take_closed()
+            if self._journal is not None:
+                self._journal.tell(Kind.EPOCH, {"epoch": describe_epoch(opened), "closed": closed})
+        opened.connections += 1
+        return Appending(opened, found, block_sizes(signature))
+
+    def close_streams(self, epoch: Epoch) -> None:
+        """Note that a call no longer appends to an epoch, which can be resumed."""
+        self.streams.disconnected(epoch)
+
+    def append(self, appending: Appending, planned: Plan, chunks: Sequence[Chunk], items: Sequence[ItemBatch]) -> None:
+        """Store a message; it is planned anew if the streams changed since.
+
+        Items of its tables are evicted where memory has no room for it.
+
+        Raises:
+            FailedPrecondition: the streams changed in a way that leaves no place for it.
+            ResourceExhausted: there is no room for it.
+        """
+        if planned.revision != appending.epoch.revision:
+            planned = plan(appending, chunks, items)
+        self._begin()
+        pressed = self.memory.make_room(appending, planned)
+        stored = store(appending, planned)
+        self.env_steps += planned.decisions
+        self.memory.count()
+        if len(stored.slots) or stored.inserted:
+            inserted = {table for table, _ in stored.inserted}
+            tables = (*stored.inserted, *((table, _NO_SLOTS) for table in pressed if table not in inserted))
+            self._tell_changes(NewChunks(appending.epoch.store, stored.slots, stored.blobs), tables)
+
+    def tell_removed(self) -> None:
+        """Tell the log which items left because they were sampled often enough; all else is told at once."""
+        changed = [(table, _NO_SLOTS) for table in self.tables if table.has_removed]
+        if changed:
+            self._begin()
+            self._tell_changes(None, changed)
+
+    def _begin(self) -> None:
+        if self._journal is not None:
+            self._journal.begin()
+
+    def _tell_changes(self, chunks: NewChunks | None, tables: Sequence[tuple[Table, Ints]]) -> None:
+        if self._journal is not None:
+            self._journal.tell_changes(self.env_steps, chunks, tables)
+
+    def _tell_table(self, config: TableConfig) -> None:
+        if self._journal is not None:
+            number = self._numbers[config.name]
+            self._journal.know_table(config.name, number)
+            self._journal.tell(Kind.TABLE, {"number": number, "config": config_to_json(config)})
+
+    def _reconfigure(self, table: Table, config: TableConfig) -> None:
+        self._begin()
+        table.reconfigure(config)
+        self._tell_table(config)
+        for _ in range(2):  # all items in one record: damage to it must not cost them all
+            self._tell_changes(None, [(table, table.items.oldest_first())])
+
+    def _make_store(self, signature: Signature, number: int) -> ChunkStore:
+        blocks = LogBlocks(signature, number, self.budget) if self._durable else None
+        return ChunkStore(signature, blocks)
+
+
+def _check_range(name: str, value: int, high: int) -> None:
+    if not 1 <= value <= high:
+        raise InvalidArgument(f"{name} is {value}, must be 1 .. {high}")
+
+
+def _check_signature(table: Table, signature: Signature) -> None:
+    wanted = table.config.signature
+    if signature == wanted:
+        return
+    if column_names(signature) != column_names(wanted):
+        got, names = list(column_names(signature)), list(column_names(wanted))
+        raise FailedPrecondition(f"signature has columns {got}, table {table.config.name!r} has {names}")
+    got_column, column = next((a, b) for a, b in zip(signature, wanted, strict=True) if a != b)
+    raise FailedPrecondition(f"signature has {got_column}, table {table.config.name!r} has {column}")
+
+
+def _may_become(existing: TableConfig, wanted: TableConfig) -> bool:
+    """Return whether a restored table may take another configuration: what its items are must stay."""
+    changed = {name: getattr(wanted, name) for name in _CHANGEABLE}
+    return replace(existing, **changed) == wanted
+
+
+def _difference(existing: TableConfig, wanted: TableConfig) -> str:
+    """Name the fields in which two configurations differ."""
+    fields = [name for name in TableConfig.__dataclass_fields__ if getattr(existing, name) != getattr(wanted, name)]
+    return "; ".join(f"{name} {getattr(existing, name)}, not {getattr(wanted, name)}" for name in fields)

@@ -1,0 +1,176 @@
+"""A batch drawn from a table: the items first, then the blocks they lie in, which may have to be read from disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.replay.batch import Blocks
+from tidemill.services.replay.chunks.store import ChunkStore
+from tidemill.services.replay.tables.items import Items
+
+Ints = NDArray[np.int64]
+
+_ITEM_BYTES = 32  # of the numbers of an item
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """B items drawn from a table and the C chunks they lie in.
+
+    Attributes:
+        keys: uint64 [B].
+        probabilities: Probability with which each was chosen, float64 [B].
+        first_rows: Row of each item's first step over the steps of all chunks, int64 [B].
+        lengths: Steps of each item, int64 [B].
+        payloads: One for each item, or empty when none has one.
+        step_counts: Steps of each chunk, int64 [C]; chunks are ordered by stream and position, each once.
+        params_versions: Parameter version of each chunk, uint64 [C].
+        blocks: The chunks' blocks, one entry for each column.
+        table_items: Items in the table at the draw.
+        priority_mass: Sum of sampler weights at the draw.
+    """
+
+    keys: NDArray[np.uint64]
+    probabilities: NDArray[np.float64]
+    first_rows: Ints
+    lengths: Ints
+    payloads: tuple[bytes, ...]
+    step_counts: Ints
+    params_versions: NDArray[np.uint64]
+    blocks: tuple[Blocks, ...]
+    table_items: int
+    priority_mass: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """The same items without their blocks. Their chunks are held until `release`.
+
+    Attributes:
+        keys: uint64 [B].
+        probabilities: float64 [B].
+        first_rows: int64 [B].
+        lengths: int64 [B].
+        payloads: One for each item, or empty.
+        chunks: Slots of the chunks, int64 [C].
+        step_counts: int64 [C].
+        params_versions: uint64 [C].
+        table_items: Items in the table at the draw.
+        priority_mass: Sum of sampler weights at the draw.
+    """
+
+    keys: NDArray[np.uint64]
+    probabilities: NDArray[np.float64]
+    first_rows: Ints
+    lengths: Ints
+    payloads: tuple[bytes, ...]
+    chunks: Ints
+    step_counts: Ints
+    params_versions: NDArray[np.uint64]
+    table_items: int
+    priority_mass: float
+
+    def size_bytes(self, store: ChunkStore) -> int:
+        """Return about how many bytes the batch has with its blocks, as a message."""
+        return store.bytes_of(self.chunks) + sum(map(len, self.payloads)) + _ITEM_BYTES * len(self.keys)
+
+    def hold(self, store: ChunkStore) -> None:
+        """Keep the chunks from being freed, whatever happens to the items."""
+        store.hold(self.chunks)
+
+    def release(self, store: ChunkStore) -> None:
+        """Let go of the chunks."""
+        store.release(self.chunks)
+
+    def with_blocks(self, blocks: tuple[Blocks, ...]) -> Sample:
+        """Return the whole batch."""
+        return Sample(
+            self.keys,
+            self.probabilities,
+            self.first_rows,
+            self.lengths,
+            self.payloads,
+            self.step_counts,
+            self.params_versions,
+            blocks,
+            self.table_items,
+            self.priority_mass,
+        )
+
+    def needing(self, chunks: Ints) -> NDArray[np.bool_]:
+        """Return which items [B] need one of some chunks [N]."""
+        ends = np.cumsum(self.step_counts)
+        first = np.searchsorted(ends, self.first_rows, side="right")
+        last = np.searchsorted(ends, self.first_rows + self.lengths - 1, side="right")
+        before = np.concatenate(([0], np.cumsum(np.isin(self.chunks, chunks))))
+        needing: NDArray[np.bool_] = before[last + 1] > before[first]
+        return needing
+
+    def without(self, chunks: Ints) -> Drawn:
+        """Return the batch without some chunks [N] and the items that need them."""
+        items, stays = ~self.needing(chunks), ~np.isin(self.chunks, chunks)
+        gone_rows = np.concatenate(([0], np.cumsum(np.where(stays, 0, self.step_counts))))
+        ends = np.cumsum(self.step_counts)
+        places = np.searchsorted(ends, self.first_rows, side="right")
+        payloads = tuple(p for p, is_kept in zip(self.payloads, items, strict=True) if is_kept) if self.payloads else ()
+        return replace(
+            self,
+            keys=self.keys[items],
+            probabilities=self.probabilities[items],
+            first_rows=(self.first_rows - gone_rows[places])[items],
+            lengths=self.lengths[items],
+            payloads=payloads,
+            chunks=self.chunks[stays],
+            step_counts=self.step_counts[stays],
+            params_versions=self.params_versions[stays],
+        )
+
+    def joined(self, other: Drawn) -> Drawn:
+        """Return the batch with the items of another draw behind its own."""
+        payloads: tuple[bytes, ...] = ()
+        if self.payloads or other.payloads:
+            payloads = (self.payloads or (b"",) * len(self.keys)) + (other.payloads or (b"",) * len(other.keys))
+        return replace(
+            self,
+            keys=np.concatenate((self.keys, other.keys)),
+            probabilities=np.concatenate((self.probabilities, other.probabilities)),
+            first_rows=np.concatenate((self.first_rows, other.first_rows + int(self.step_counts.sum()))),
+            lengths=np.concatenate((self.lengths, other.lengths)),
+            payloads=payloads,
+            chunks=np.concatenate((self.chunks, other.chunks)),
+            step_counts=np.concatenate((self.step_counts, other.step_counts)),
+            params_versions=np.concatenate((self.params_versions, other.params_versions)),
+        )
+
+
+def locate(
+    items: Items, store: ChunkStore, slots: Ints, probabilities: NDArray[np.float64], table: tuple[int, float]
+) -> Drawn:
+    """Return drawn items and where they lie.
+
+    Args:
+        items: The items of the table.
+        store: Their chunks.
+        slots: The items drawn, [B].
+        probabilities: With which each was chosen, [B].
+        table: Items in the table and sum of sampler weights at the draw.
+    """
+    spans = store.spans(items.first_chunks[slots].astype(np.int64), items.ends(slots))
+    chunks, places = store.in_order(spans)
+    step_counts = store.step_counts(chunks)
+    starts = np.cumsum(step_counts) - step_counts
+    return Drawn(
+        keys=items.keys(slots),
+        probabilities=probabilities,
+        first_rows=starts[places[: len(slots)]] + items.offsets[slots],
+        lengths=items.lengths[slots].astype(np.int64),
+        payloads=items.payloads(slots),
+        chunks=chunks,
+        step_counts=step_counts,
+        params_versions=store.params_versions(chunks),
+        table_items=table[0],
+        priority_mass=table[1],
+    )

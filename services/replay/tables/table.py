@@ -1,0 +1,303 @@
+"""One table: what is inserted, sampled, changed and removed. No locks, waits or clocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.errors import InvalidArgument
+from tidemill.replay.table_config import TableConfig
+from tidemill.services.replay.chunks.ref_counts import Holdings
+from tidemill.services.replay.chunks.store import NONE, ChunkStore
+from tidemill.services.replay.selectors.selector import SelectorPair
+from tidemill.services.replay.tables.item_sampler import Picker
+from tidemill.services.replay.tables.items import Items, NewItems, RestoredItems
+from tidemill.services.replay.tables.rate_limiter import RateLimiter
+from tidemill.services.replay.tables.sampled_items import Drawn, Sample, locate
+from tidemill.services.replay.tables.stats import Counters, TableStats
+
+Ints = NDArray[np.int64]
+
+
+class Table:
+    """Items over the chunks of a store, picked by a sampler and evicted by a remover."""
+
+    def __init__(
+        self, config: TableConfig, store: ChunkStore, rng: np.random.Generator, *, durable: bool = False
+    ) -> None:
+        """Create an empty table.
+
+        Args:
+            config: What defines it.
+            store: Holds the chunks of its items; may be shared by tables of the same signature.
+            rng: Source of all its random picks.
+            durable: Whether it notes for a log which items leave.
+        """
+        self.config = config
+        self.store = store
+        self.durable = durable
+        self._rng = rng
+        self.limiter = RateLimiter(config.rate_limiter)
+        self._holdings = Holdings(store)
+        self.items: Items
+        self._selectors: SelectorPair
+        self._picker: Picker
+        self.counters: Counters
+        self._removed: list[Ints]  # slots emptied since the log was last told
+        self._clear(first_number=0)
+
+    @property
+    def size(self) -> int:
+        """Items in the table."""
+        return self.items.count
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the chunks that items of this table need, and of their payloads."""
+        return self._holdings.size_bytes + self.items.payload_bytes
+
+    @property
+    def priority_mass(self) -> float:
+        """Sum of sampler weights."""
+        return self._selectors.sampler.mass
+
+    def can_insert(self) -> bool:
+        """Return whether the rate limiter admits an insert, of whatever size."""
+        return self.limiter.can_insert(self.size)
+
+    def can_sample(self, batch_size: int = 1, without_replacement: bool = False) -> bool:
+        """Return whether a batch can be drawn now."""
+        return self.limiter.can_sample(self.size) and self.has_draws(batch_size, without_replacement)
+
+    def has_draws(self, batch_size: int, without_replacement: bool = False) -> bool:
+        """Return whether the items here are enough for a batch, whatever the rate limiter says."""
+        pickable = self._selectors.sampler.pickable
+        if without_replacement and pickable < batch_size:
+            return False
+        return self._picker.left >= batch_size if self.config.max_times_sampled else pickable > 0
+
+    def check_batch_size(self, batch_size: int, without_replacement: bool) -> None:
+        """Raise InvalidArgument if a full table could not serve such a batch."""
+        draws = self.config.max_items * (1 if without_replacement else self.config.max_times_sampled)
+        if draws and batch_size > draws:
+            raise InvalidArgument(
+                f"batch_size is {batch_size}, but table {self.config.name!r} with max_items {self.config.max_items} "
+                f"has at most {draws} samples to give at a time"
+            )
+
+    def insert(self, new: NewItems) -> Ints:
+        """Insert items whose chunks are in the store; those the remover picks leave when the table is full.
+
+        Returns:
+            Slots of the new items that are still there afterwards, [M].
+        """
+        count, number, evictions = len(new.lengths), self.items.inserted, self.counters.evictions
+        self.limiter.inserted(count, self.size + count)
+        self.counters.inserts += count
+        added = [_NO_SLOTS]
+        for start in range(0, count, self.config.max_items):  # one pass but for batches larger than the table
+            part = new.part(start, start + self.config.max_items)
+            excess = self.size + len(part.lengths) - self.config.max_items
+            if excess > 0:
+                self._evict(excess)
+            added.append(self._add(part))
+        self._shrink_to_bytes()
+        slots = np.concatenate(added)
+        if self.counters.evictions > evictions:  # perhaps some of the new ones
+            slots = slots[self.items.has(slots, np.arange(number, number + count))]
+        return slots
+
+    def sample(self, batch_size: int, without_replacement: bool = False, counted: int | None = None) -> Sample:
+        """Draw a batch and read its blocks, which must be in memory; see `draw`."""
+        drawn = self.draw(batch_size, without_replacement, counted)
+        try:
+            return drawn.with_blocks(self.store.blocks.read(drawn.chunks, drawn.step_counts))
+        finally:
+            drawn.release(self.store)
+
+    def draw(self, batch_size: int, without_replacement: bool = False, counted: int | None = None) -> Drawn:
+        """Draw a batch; `has_draws` must hold. Items sampled often enough leave the table.
+
+        The rate limiter counts `counted` samples, or the batch's size if that is None. The chunks stay until the
+        caller releases them.
+        """
+        mass, size = self.priority_mass, self.size
+        slots, probabilities, exhausted = self._picker.pick(batch_size, without_replacement)
+        drawn = locate(self.items, self.store, slots, probabilities, (size, mass))
+        drawn.hold(self.store)
+        self.limiter.sampled(batch_size if counted is None else counted)
+        self.counters.samples += batch_size
+        self.counters.sampled_age += int(self.items.ages(slots).sum())
+        if len(exhausted):
+            self._selectors.remove_from_remover(exhausted)
+            self._forget(exhausted)
+        return drawn
+
+    def give_up(self, size_bytes: int) -> int:
+        """Evict, of a table that is not empty, about so many bytes of chunks and payloads; return how many items."""
+        evicted = max(1, int(min(size_bytes / max(self.held_bytes, 1), 1.0) * self.size))
+        self._evict(evicted)
+        return evicted
+
+    def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> int:
+        """Set priorities [N] of items by key [N]; the last of a repeated key counts. Return how many were found."""
+        slots, found = self.items.find(keys)
+        unique, last = np.unique(slots[::-1], return_index=True)
+        self._picker.forget(unique)
+        newest = priorities[found][::-1][last]
+        self._selectors.update(unique, newest)
+        if self.durable:
+            self.items.priorities[unique] = newest
+        self._picker.note(unique)
+        self.counters.priority_updates += len(slots)
+        self.counters.unknown_keys += len(keys) - len(slots)
+        return len(slots)
+
+    def delete(self, keys: NDArray[np.uint64]) -> int:
+        """Remove items by key [N]; return how many were there."""
+        slots, _ = self.items.find(keys)
+        slots = np.unique(slots)
+        self.counters.unknown_keys += len(keys) - len(slots)
+        self._remove(slots)
+        return len(slots)
+
+    def reset(self) -> int:
+        """Remove every item and zero the counters; return how many items there were."""
+        removed = self.size
+        leaving = [*self._removed, self.items.live()] if self.durable else []
+        self.limiter.reset()
+        self._holdings.clear()
+        self._clear(self.items.inserted)  # numbers go on, so that no key ever names two items
+        self._removed = leaving
+        return removed
+
+    def chunks(self) -> Ints:
+        """Return the chunks that items of this table need."""
+        return self._holdings.chunks()
+
+    def drop_items_of(self, chunk: int) -> int:
+        """Remove every item that needs a chunk, whose bytes are damaged; return how many there were."""
+        leaving = []
+        distance = 0  # steps from the start of an earlier chunk to that of the damaged one
+        slots = self.items.live()
+        first, ends = self.items.first_chunks[slots], self.items.ends(slots)
+        while chunk != NONE and distance < self.config.max_item_steps:
+            leaving.append(slots[(first == chunk) & (ends > distance)])
+            chunk = self.store.previous_slot(chunk)
+            distance += int(self.store.step_counts(np.array([chunk]))[0]) if chunk != NONE else 0
+        gone = np.concatenate(leaving)
+        self.counters.corrupt_items += len(gone)
+        self._remove(gone)
+        return len(gone)
+
+    @property
+    def has_removed(self) -> bool:
+        """Whether `take_removed` has something to tell."""
+        return bool(self._removed)
+
+    def take_removed(self) -> Ints:
+        """Return the slots that were emptied since this was last asked, of which some may be in use again."""
+        removed, self._removed = self._removed, []
+        return np.concatenate(removed) if removed else _NO_SLOTS
+
+    @property
+    def stats(self) -> TableStats:
+        """Every number of the table beside its items."""
+        return TableStats(self.counters, self.items.inserted, self.limiter.state)
+
+    def restore(self, stats: TableStats, items: RestoredItems, *, same_limiter: bool) -> None:
+        """Fill an empty table with the items of an earlier life, whose chunks are in the store.
+
+        Args:
+            stats: Its numbers.
+            items: Its items, in the order of their insertion.
+            same_limiter: Whether the rate limiter is configured as it was; if not, it begins anew.
+        """
+        self._clear(stats.inserted)
+        self.counters = replace(stats.counters)
+        self.items.restore(items)
+        slots = items.slots
+        self._selectors.insert(slots, items.new.priorities)
+        self._picker.note(slots)
+        self._holdings.add(self._spans(slots))
+        if same_limiter:
+            self.limiter.restore(stats.limiter)
+        else:
+            self.limiter.begin(self.size)
+        limit = self.config.max_times_sampled
+        self._remove(slots[self.items.times_sampled[slots] >= limit] if limit else _NO_SLOTS)
+        self._shrink_to_bytes()
+
+    def reconfigure(self, config: TableConfig) -> None:
+        """Take another capacity, rate limiter or `max_times_sampled`; items beyond the capacity are evicted.
+
+        All of the table is noted as removed: a log is to be told its items anew.
+        """
+        self._evict(max(self.size - config.max_items, 0))
+        slots = self.items.oldest_first()
+        items, stats, same_limiter = (
+            self.items.export(slots),
+            self.stats,
+            config.rate_limiter == self.config.rate_limiter,
+        )
+        if slots.max(initial=-1) >= config.max_items:
+            items = replace(items, slots=np.arange(len(slots)))
+        leaving, chunks = [*self._removed, slots], self.chunks()
+        self.store.hold(chunks)  # while nobody else does
+        self._holdings.clear()
+        self.config, self.limiter = config, RateLimiter(config.rate_limiter)
+        self.restore(stats, items, same_limiter=same_limiter)
+        self._removed = leaving + self._removed
+        self.store.release(chunks)
+
+    def _clear(self, first_number: int) -> None:
+        config = self.config
+        self.counters = Counters()
+        self._removed = []
+        self.items = Items(config.max_items, first_number=first_number, durable=self.durable)
+        self._selectors = SelectorPair.make(config.sampler, config.remover, config.max_items)
+        self._picker = Picker(self.items, self._selectors.sampler, config.max_times_sampled, self._rng)
+
+    def _add(self, new: NewItems) -> Ints:
+        slots = self.items.add(new)
+        self._selectors.insert(slots, new.priorities)
+        self._picker.note(slots)
+        self._holdings.add(self._spans(slots))
+        return slots
+
+    def _remove(self, slots: Ints) -> None:
+        self._picker.forget(slots)
+        self._selectors.remove(slots)
+        self._forget(slots)
+
+    def _forget(self, slots: Ints) -> None:
+        self._holdings.remove(self._spans(slots))
+        self.items.remove(slots)
+        self.note_removed(slots)
+
+    def note_removed(self, slots: Ints) -> None:
+        """Tell the log with the next record that slots [N] are empty."""
+        if self.durable and len(slots):
+            self._removed.append(slots)
+
+    def _evict(self, count: int) -> None:
+        leaving = self._selectors.remover.take(count, self._rng)
+        if len(leaving) < count:  # a prioritized remover does not pick items of priority 0
+            rest = np.setdiff1d(self.items.live(), leaving)
+            leaving = np.concatenate((leaving, rest[: count - len(leaving)]))
+        self.counters.evictions += len(leaving)
+        self._remove(leaving)
+
+    def _shrink_to_bytes(self) -> None:
+        limit = self.config.max_bytes
+        while limit and self.held_bytes > limit and self.size:
+            self.give_up(self.held_bytes - limit)
+
+    def _spans(self, slots: Ints) -> Ints:
+        items = self.items
+        return self.store.spans(items.first_chunks[slots].astype(np.int64), items.ends(slots))
+
+
+_NO_SLOTS: Ints = np.empty(0, dtype=np.int64)
