@@ -87,7 +87,7 @@ class Writer:
                 writer.end_episode()
                 continue
             writer.append(list(row))
-            observation, action, reward, terminated = writer.history
+            observation, action, reward, terminated = writer.store_id
             if len(observation) < WINDOW:
                 continue
             trajectory = {

@@ -43,7 +43,7 @@ class Counters:
         itself, under its name.
         """
         before = self._stored.get(shard, _UNKNOWN)
-        if stored.history != before.history:
+        if stored.store_id != before.store_id:
             self._base_env_steps += before.env_steps
         elif stored.env_steps < before.env_steps:
             self._base_env_steps += before.env_steps - stored.env_steps
@@ -56,7 +56,7 @@ class Counters:
             "version": self.version,
             "base_env_steps": self._base_env_steps,
             **{f"{_SERVER}{shard}": stored.env_steps for shard, stored in self._stored.items()},
-            **{f"{_HISTORY}{shard}": stored.history for shard, stored in self._stored.items()},
+            **{f"{_HISTORY}{shard}": stored.store_id for shard, stored in self._stored.items()},
         }
 
     def load_state(self, state: Mapping[str, int]) -> None:

@@ -21,14 +21,14 @@ from tidemill.config.load import load
 from tidemill.config.sections import ReplayConfig
 from tidemill.config.services import ReplaySettings
 from tidemill.rpc.server import RpcServer
-from tidemill.services.replay.admission import Gate
+from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.log import inspect as inspect_log
 from tidemill.services.replay.log.log import ReplayLog
-from tidemill.services.replay.log.open import Recovered, recover
+from tidemill.services.replay.log.open import OpenedLog, open_replay_log
 from tidemill.services.replay.memory import MemoryBudget, default_budget_bytes
 from tidemill.services.replay.metrics import EXPECTED, ReplayCollector
 from tidemill.services.replay.servicer import ReplayServicer
-from tidemill.services.replay.state import Replay
+from tidemill.services.replay.state import ReplayState
 from tidemill.services.replay.streams import EPOCH_RANDOM_BITS, first_epoch
 from tidemill.telemetry import configure_logging, serve_metrics, watch_disk
 
@@ -60,11 +60,11 @@ async def _serve(config: ReplayConfig) -> None:
     server = RpcServer(_SERVICE, settings.server)
     recovered = _recover(settings)
     replay = recovered.replay if recovered is not None else _empty(settings, _budget(settings))
-    gate = Gate(time.monotonic)
-    log = ReplayLog(recovered, settings.storage, gate.changed) if recovered is not None else None
+    admission = AdmissionQueue(time.monotonic)
+    log = ReplayLog(recovered, settings.storage, admission.changed) if recovered is not None else None
     EXPECTED.set(settings.shards)
-    REGISTRY.register(ReplayCollector(replay, gate, log))
-    servicer = ReplayServicer(replay, gate, settings.server.max_message_bytes, log)
+    REGISTRY.register(ReplayCollector(replay, admission, log))
+    servicer = ReplayServicer(replay, admission, settings.server.max_message_bytes, log)
     servicer.add_to(server)
     if settings.storage.folder:
         watch_disk(Path(settings.storage.folder))
@@ -103,8 +103,8 @@ def _budget(settings: ReplaySettings) -> MemoryBudget:
     return MemoryBudget(whole // 2)
 
 
-def _empty(settings: ReplaySettings, budget: MemoryBudget) -> Replay:
-    return Replay(
+def _empty(settings: ReplaySettings, budget: MemoryBudget) -> ReplayState:
+    return ReplayState(
         max_tables=settings.max_tables,
         max_streams=settings.max_streams,
         first_epoch=first_epoch(time.time_ns() // 1_000_000, secrets.randbits(EPOCH_RANDOM_BITS)),
@@ -114,12 +114,12 @@ def _empty(settings: ReplaySettings, budget: MemoryBudget) -> Replay:
     )
 
 
-def _recover(settings: ReplaySettings) -> Recovered | None:
+def _recover(settings: ReplaySettings) -> OpenedLog | None:
     """Bring back the tables of an earlier life; None if they are kept in memory only."""
     storage = settings.storage
     if not storage.folder:
         return None
-    recovered = recover(Path(storage.folder), _budget(settings), partial(_empty, settings))
+    recovered = open_replay_log(Path(storage.folder), _budget(settings), partial(_empty, settings))
     damage = recovered.damage
     is_whole = not (damage.is_any or recovered.dropped)
     report = _logger.info if is_whole else _logger.warning

@@ -10,8 +10,8 @@ from typing import Any
 from tidemill.errors import Unavailable
 
 
-class Calls:
-    """Calls that would go on for as long as their caller likes."""
+class ActiveStreams:
+    """ActiveStreams that would go on for as long as their caller likes."""
 
     def __init__(self) -> None:
         """Begin without calls."""

@@ -59,7 +59,7 @@ class _Demand:
         return -self._largest_first[0] if self._largest_first else 0
 
 
-class Gate:
+class AdmissionQueue:
     """Runs inserts and samples when their tables admit them, and lets them wait until then.
 
     Whatever is admitted runs at once, within the event loop, so that nothing can come between the decision and the
@@ -68,7 +68,7 @@ class Gate:
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Create an open gate; `clock` returns seconds and never goes back."""
+        """Create an open admission; `clock` returns seconds and never goes back."""
         self._clock = clock
         self._lines: dict[Side, dict[Table, OrderedDict[_Waiting, None]]] = {"insert": {}, "sample": {}}
         self._demands: dict[tuple[Table, bool], _Demand] = {}  # by table and whether without replacement
@@ -137,7 +137,9 @@ class Gate:
         Without the second rule an insert that waits for samples and a sample that waits for items could wait for
         each other, when items may be sampled only so often.
         """
-        return table.can_insert() or any(self._starves(table, distinct) for distinct in (False, True))
+        return table.can_insert() or any(
+            self._starves(table, without_replacement) for without_replacement in (False, True)
+        )
 
     def _starves(self, table: Table, without_replacement: bool) -> bool:
         """Return whether a sample waits for more items; if any does, the one of the largest batch."""

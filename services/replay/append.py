@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Appending:
+class AppendSession:
     """The open streams of an actor.
 
     Attributes:
@@ -34,7 +34,7 @@ class Appending:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class AppendPlan:
     """What of a checked message is new.
 
     Attributes:
@@ -54,17 +54,17 @@ class Plan:
     decisions: int
 
 
-def plan(appending: Appending, chunks: Sequence[Chunk], items: Sequence[ItemBatch]) -> Plan:
+def plan_append(session: AppendSession, chunks: Sequence[Chunk], items: Sequence[ItemBatch]) -> AppendPlan:
     """Check a message and find what of it is new; nothing is changed.
 
     Raises:
         InvalidArgument: a field is out of range.
         FailedPrecondition: a chunk leaves a gap, or the epoch was superseded.
     """
-    epoch = appending.epoch
+    epoch = session.epoch
     epoch.check_current()
-    fresh = _find_new(appending, chunks)
-    check_item_tables(items, len(appending.tables))
+    fresh = _find_new(session, chunks)
+    check_item_tables(items, len(session.tables))
     first_steps = np.array([chunk.first_step for chunk in chunks], dtype=np.int64)
     step_counts = np.array([chunk.step_count for chunk in chunks], dtype=np.int64)
     # of a chunk that is there already nothing is inserted, so that its items may reach back to anywhere
@@ -75,16 +75,18 @@ def plan(appending: Appending, chunks: Sequence[Chunk], items: Sequence[ItemBatc
     is_fresh = np.array(fresh, dtype=np.bool_)
     tables = []
     for batch in items:
-        table = appending.tables[batch.table_index]
+        table = session.tables[batch.table_index]
         check_items(batch, table.config, first_steps, step_counts, held_from)
         if is_fresh[batch.chunk_indices].any():
             tables.append(table)
     new = tuple(chunk for chunk, is_it in zip(chunks, fresh, strict=True) if is_it)
-    return Plan(epoch.revision, new, is_fresh, tuple(items), tuple(tables), sum(chunk.decision_count for chunk in new))
+    return AppendPlan(
+        epoch.revision, new, is_fresh, tuple(items), tuple(tables), sum(chunk.decision_count for chunk in new)
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stored:
+class AppendResult:
     """What became of a message.
 
     Attributes:
@@ -98,9 +100,9 @@ class Stored:
     inserted: Sequence[tuple[Table, Ints]]
 
 
-def store(appending: Appending, planned: Plan) -> Stored:
+def apply_append(session: AppendSession, planned: AppendPlan) -> AppendResult:
     """Store what is new of a message: its chunks, then the items of each table."""
-    epoch = appending.epoch
+    epoch = session.epoch
     epoch.revision += 1
     new = np.array([_add_chunk(epoch, chunk) for chunk in planned.chunks], dtype=np.int64)
     blobs = epoch.store.blocks.blobs(new)
@@ -110,21 +112,21 @@ def store(appending: Appending, planned: Plan) -> Stored:
     for batch in planned.items:
         picked = planned.is_new[batch.chunk_indices]
         if picked.any():
-            table = appending.tables[batch.table_index]
+            table = session.tables[batch.table_index]
             inserted.append((table, table.insert(_locate(epoch, batch, picked, slots))))
     touched = {chunk.env_index for chunk in planned.chunks}
     unreachable = [slot for env_index in touched for slot in epoch.trim(epoch.streams[env_index])]
     epoch.let_go(unreachable)
-    return Stored(new, blobs, inserted)
+    return AppendResult(new, blobs, inserted)
 
 
-def _find_new(appending: Appending, chunks: Sequence[Chunk]) -> list[bool]:
+def _find_new(session: AppendSession, chunks: Sequence[Chunk]) -> list[bool]:
     """Check chunks against the signature and their streams; return which are new."""
-    epoch = appending.epoch
+    epoch = session.epoch
     ahead: dict[int, tuple[int, bool]] = {}  # by stream: next step and whether ended, after the chunks so far
     new = []
     for chunk in chunks:
-        check_chunk(chunk, appending.block_sizes, len(epoch.streams), epoch.chunk_length)
+        check_chunk(chunk, session.block_sizes, len(epoch.streams), epoch.chunk_length)
         stream = epoch.streams[chunk.env_index]
         next_step, ended = ahead.get(chunk.env_index, (stream.next_step, stream.ended))
         new.append(is_new(chunk, next_step, ended))

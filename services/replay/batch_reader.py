@@ -7,13 +7,14 @@ from collections.abc import Callable
 import structlog
 
 from tidemill.errors import ResourceExhausted
-from tidemill.services.replay.admission import Gate
-from tidemill.services.replay.chunks.blob_reader import ColdReader
+from tidemill.replay.batch import SampledBatch
+from tidemill.services.replay.admission import AdmissionQueue
+from tidemill.services.replay.chunks.blob_reader import BlobReader
 from tidemill.services.replay.chunks.logged_blocks import LogBlocks
 from tidemill.services.replay.memory import MemoryBudget
-from tidemill.services.replay.sample_queue import Wanted
-from tidemill.services.replay.state import Replay
-from tidemill.services.replay.tables.sampled_items import Drawn, Sample
+from tidemill.services.replay.sample_queue import SampleDemand
+from tidemill.services.replay.state import ReplayState
+from tidemill.services.replay.tables.sampled_items import SampledItems
 from tidemill.services.replay.tables.table import Table
 
 COPIES = 2
@@ -56,27 +57,33 @@ _log = structlog.get_logger()
 class BatchReader:
     """Draws batches, waiting for the table first and for the disk then."""
 
-    def __init__(self, replay: Replay, gate: Gate, cold: ColdReader | None, max_batch_bytes: int = 2**62) -> None:
+    def __init__(
+        self, replay: ReplayState, admission: AdmissionQueue, blobs: BlobReader | None, max_batch_bytes: int = 2**62
+    ) -> None:
         """Draw from a state.
 
         Args:
             replay: The state.
-            gate: Where draws wait.
-            cold: Reads what is not in memory; None if everything is.
+            admission: Where draws wait.
+            blobs: Reads what is not in memory; None if everything is.
             max_batch_bytes: Most bytes of a batch.
         """
-        self._replay, self._gate, self._cold, self._max_batch_bytes = replay, gate, cold, max_batch_bytes
+        self._replay, self._admission, self._blobs, self._max_batch_bytes = replay, admission, blobs, max_batch_bytes
 
-    async def read(self, table: Table, wanted: Wanted, distinct: bool, room: BatchRoom) -> Sample:
+    async def read(
+        self, table: Table, wanted: SampleDemand, without_replacement: bool, room: BatchRoom
+    ) -> SampledBatch:
         """Draw a batch once the table admits it and there is room, and return it with its blocks.
 
         Raises:
             ResourceExhausted: it is too large.
         """
-        held: list[Drawn] = []  # by the draw itself: a call that is cancelled just then must release it all the same
+        held: list[
+            SampledItems
+        ] = []  # by the draw itself: a call that is cancelled just then must release it all the same
 
-        def draw() -> Drawn:
-            drawn = table.draw(wanted.items, distinct, wanted.counted_by(table.limiter))
+        def draw() -> SampledItems:
+            drawn = table.draw(wanted.items, without_replacement, wanted.counted_by(table.limiter))
             held.append(drawn)
             size = drawn.size_bytes(table.store)
             self._check_size(len(drawn.keys), size, room)
@@ -84,12 +91,12 @@ class BatchReader:
             return drawn
 
         try:
-            drawn = await self._gate.sample(
-                table, wanted.items, distinct, draw, limited=wanted.counted is None, has_room=room.is_free
+            drawn = await self._admission.sample(
+                table, wanted.items, without_replacement, draw, limited=wanted.counted is None, has_room=room.is_free
             )
-            if self._cold is None:
+            if self._blobs is None:
                 return drawn.with_blocks(table.store.blocks.read(drawn.chunks, drawn.step_counts))
-            return await self._complete(self._cold, table, drawn, distinct, held)
+            return await self._complete(self._blobs, table, drawn, without_replacement, held)
         finally:
             for part in held:
                 part.release(table.store)
@@ -103,32 +110,38 @@ class BatchReader:
                 raise ResourceExhausted(f"a batch of {items} items has {size} bytes, at most {limit} {what}")
 
     async def _complete(
-        self, cold: ColdReader, table: Table, drawn: Drawn, distinct: bool, held: list[Drawn]
-    ) -> Sample:
+        self, reader: BlobReader, table: Table, drawn: SampledItems, without_replacement: bool, held: list[SampledItems]
+    ) -> SampledBatch:
         blocks, count = table.store.blocks, len(drawn.keys)
         assert isinstance(blocks, LogBlocks), "a log keeps the blocks"
         while True:
-            blobs, damaged = await cold.blobs(blocks, drawn.chunks)
+            blobs, damaged = await reader.blobs(blocks, drawn.chunks)
             if not len(damaged):
                 whole = [blob for blob in blobs if blob is not None]
                 return drawn.with_blocks(blocks.cut(drawn.chunks, whole, drawn.step_counts))
             self._drop(table, damaged.tolist())
-            anew = distinct and not table.config.max_times_sampled  # or an item could come twice
+            anew = without_replacement and not table.config.max_times_sampled  # or an item could come twice
             kept = drawn.without(drawn.chunks if anew else damaged)
-            drawn = kept.joined(await self._draw_more(table, count - len(kept.keys), distinct, held))
+            drawn = kept.concat(await self._draw_more(table, count - len(kept.keys), without_replacement, held))
 
-    async def _draw_more(self, table: Table, count: int, distinct: bool, held: list[Drawn]) -> Drawn:
+    async def _draw_more(
+        self, table: Table, count: int, without_replacement: bool, held: list[SampledItems]
+    ) -> SampledItems:
         """Draw in place of damaged items, which the rate limiter has counted already."""
-        return await self._gate.sample(
-            table, count, distinct, lambda: _kept(held, table.draw(count, distinct, 0)), limited=False
+        return await self._admission.sample(
+            table,
+            count,
+            without_replacement,
+            lambda: _kept(held, table.draw(count, without_replacement, 0)),
+            limited=False,
         )
 
     def _drop(self, table: Table, chunks: list[int]) -> None:
         dropped = sum(self._replay.drop_chunk(table.store, chunk) for chunk in chunks)
         _log.error("damaged chunks on disk: their items are dropped", chunks=len(chunks), items=dropped)
-        self._gate.changed()
+        self._admission.changed()
 
 
-def _kept(held: list[Drawn], drawn: Drawn) -> Drawn:
+def _kept(held: list[SampledItems], drawn: SampledItems) -> SampledItems:
     held.append(drawn)
     return drawn

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from tidemill.replay.table_config import TableDescription
-from tidemill.services.replay.admission import Gate
+from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.log.log import ReplayLog
 from tidemill.services.replay.log.sync import BOUNDS_S
-from tidemill.services.replay.state import Replay
+from tidemill.services.replay.state import ReplayState
 from tidemill.services.replay.tables.table import Table
 
 
-def describe(table: Table, replay: Replay, gate: Gate, log: ReplayLog | None) -> TableDescription:
+def describe(table: Table, replay: ReplayState, admission: AdmissionQueue, log: ReplayLog | None) -> TableDescription:
     """Return a table's sizes, counters, limiter state and, if there is a log, the state of that."""
     counters = table.counters
     return TableDescription(
@@ -28,12 +28,12 @@ def describe(table: Table, replay: Replay, gate: Gate, log: ReplayLog | None) ->
         unknown_keys=counters.unknown_keys,
         insert_blocked=not table.can_insert(),
         sample_blocked=not table.can_sample(),
-        insert_blocked_s=gate.blocked_s(table, "insert"),
-        sample_blocked_s=gate.blocked_s(table, "sample"),
+        insert_blocked_s=admission.blocked_s(table, "insert"),
+        sample_blocked_s=admission.blocked_s(table, "sample"),
         env_steps=log.commits.env_steps if log is not None else replay.env_steps,
-        priority_mass=table.priority_mass,
+        total_weight=table.total_weight,
         held_bytes=table.held_bytes,
-        limiter_lead=table.limiter.lead,
+        limiter_diff=table.limiter.diff,
         mean_sampled_age=counters.sampled_age / counters.samples if counters.samples else 0.0,
         corrupt_items=counters.corrupt_items,
         **(_log_fields(log) if log is not None else {"memory_bytes": replay.chunk_bytes}),

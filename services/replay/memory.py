@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tidemill.errors import ResourceExhausted
-from tidemill.services.replay.append import Appending, Plan
+from tidemill.services.replay.append import AppendPlan, AppendSession
 from tidemill.services.replay.chunks.store import RECORD_BYTES, ChunkStore
 from tidemill.services.replay.streams import Epoch, StreamRegistry
 from tidemill.services.replay.tables.table import Table
@@ -33,14 +33,14 @@ def default_budget_bytes(shards: int, cgroup_limit: Path = _CGROUP_LIMIT) -> int
     return container // 4 * 3 if container < machine else machine // 2 // shards
 
 
-class Coolable(Protocol):
+class EvictableBlobs(Protocol):
     """Where blobs are kept."""
 
-    def is_warm(self, slot: int, chunk_id: int) -> bool:
+    def is_resident(self, slot: int, chunk_id: int) -> bool:
         """Return whether a chunk's blob is in memory, and the slot still that chunk's."""
         ...
 
-    def cool(self, slot: int) -> int:
+    def evict(self, slot: int) -> int:
         """Leave a blob to the log; return the bytes that became free."""
         ...
 
@@ -67,7 +67,7 @@ class MemoryBudget:
         self.share_limit = stored_limit // 2
         self.beside_bytes = self.batch_bytes = self.message_bytes = 0
         self._written = 0
-        self._queue: deque[tuple[Coolable, int, int, int]] = deque()  # store, slot, chunk, sequence; oldest first
+        self._queue: deque[tuple[EvictableBlobs, int, int, int]] = deque()  # store, slot, chunk, sequence; oldest first
         self._sweep_at = _FIRST_SWEEP
         self.size_bytes = 0
 
@@ -106,7 +106,9 @@ class MemoryBudget:
         """Count a blob that was freed."""
         self.size_bytes -= size_bytes
 
-    def may_cool(self, store: Coolable, slots: Sequence[int], chunk_ids: Sequence[int], sequence: int) -> None:
+    def mark_evictable(
+        self, store: EvictableBlobs, slots: Sequence[int], chunk_ids: Sequence[int], sequence: int
+    ) -> None:
         """Note that blobs in memory may leave it once the log has record `sequence`."""
         if self.stored_limit:
             self._queue.extend((store, *chunk, sequence) for chunk in zip(slots, chunk_ids, strict=True))
@@ -121,10 +123,10 @@ class MemoryBudget:
         queue = self._queue
         while self.room_bytes < 0 and queue and queue[0][3] <= self._written:
             store, slot, chunk_id, _ = queue.popleft()
-            if store.is_warm(slot, chunk_id):
-                self.size_bytes -= store.cool(slot)
+            if store.is_resident(slot, chunk_id):
+                self.size_bytes -= store.evict(slot)
         if len(queue) > self._sweep_at:  # blobs that were freed leave their entries behind
-            self._queue = deque(entry for entry in queue if entry[0].is_warm(entry[1], entry[2]))
+            self._queue = deque(entry for entry in queue if entry[0].is_resident(entry[1], entry[2]))
             self._sweep_at = max(2 * len(self._queue), _FIRST_SWEEP)
 
 
@@ -161,7 +163,7 @@ class StoredMemory:
         items = sum(table.items.memory_bytes for table in self._tables.values())
         self._budget.beside_bytes = chunks + items + self._streams.memory_bytes
 
-    def make_room(self, appending: Appending, planned: Plan) -> list[Table]:
+    def make_room(self, session: AppendSession, planned: AppendPlan) -> list[Table]:
         """Make room for a message; return the tables that gave up items for it.
 
         Raises:
@@ -171,37 +173,37 @@ class StoredMemory:
             return []
         size = 0 if self._durable else sum(sum(map(len, chunk.blocks)) for chunk in planned.chunks)
         if size and self._budget.share_limit:
-            self._check_tails(appending.epoch, size)
+            self._check_tails(session.epoch, size)
         size += RECORD_BYTES * len(planned.chunks)
-        if not self._excess(appending, planned, size):
+        if not self._excess(session, planned, size):
             return []
         self.count()  # items may have left since
         pressed = [
             table
-            for table in sorted(appending.tables, key=lambda table: -table.held_bytes)
-            if self._press(table, appending, planned, size)
+            for table in sorted(session.tables, key=lambda table: -table.held_bytes)
+            if self._press(table, session, planned, size)
         ]
-        if excess := self._excess(appending, planned, size):
+        if excess := self._excess(session, planned, size):
             raise ResourceExhausted(
                 f"no memory for {size} bytes of chunks: {self._budget.stored_limit} bytes may be stored (half of "
                 f"max_memory_mib), which streams and tables that this call does not name exceed by {excess} with them"
             )
         return pressed
 
-    def _press(self, table: Table, appending: Appending, planned: Plan, size: int) -> bool:
+    def _press(self, table: Table, session: AppendSession, planned: AppendPlan, size: int) -> bool:
         """Let a table give up items while there is no room for a message; return whether it did."""
         evictions, least = self.evictions, 1
-        while (excess := self._excess(appending, planned, size)) and table.size:
+        while (excess := self._excess(session, planned, size)) and table.size:
             asked = max(excess, least)
             self.evictions += table.give_up(asked)
             least = 2 * asked  # others may hold the same chunks: it must come to an end all the same
             self.count()
         return self.evictions > evictions
 
-    def _excess(self, appending: Appending, planned: Plan, size: int) -> int:
+    def _excess(self, session: AppendSession, planned: AppendPlan, size: int) -> int:
         """Return by how much a message would go beyond what may be stored; `size` is that of its chunks."""
         for batch in planned.items:
-            size += appending.tables[batch.table_index].items.bytes_for(batch.payloads, len(batch.lengths))
+            size += session.tables[batch.table_index].items.bytes_for(batch.payloads, len(batch.lengths))
         return self._budget.excess_bytes(size)
 
     def _check_tails(self, epoch: Epoch, size: int) -> None:

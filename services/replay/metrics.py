@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from prometheus_client import Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from tidemill.services.replay.admission import Gate
+from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.log.log import ReplayLog
 from tidemill.services.replay.log.sync import BOUNDS_S
-from tidemill.services.replay.state import Replay
+from tidemill.services.replay.state import ReplayState
 from tidemill.services.replay.tables.table import Table
 
 _PREFIX = "tidemill_replay"
@@ -20,12 +20,12 @@ EXPECTED = Gauge(f"{_PREFIX}_expected", "Shards the table is divided over, this 
 
 
 class ReplayCollector:
-    """A Prometheus collector over a `Replay`. It only reads, so that it may run in another thread."""
+    """A Prometheus collector over a `ReplayState`. It only reads, so that it may run in another thread."""
 
-    def __init__(self, replay: Replay, gate: Gate, log: ReplayLog | None = None) -> None:
-        """Collect from a state, the gate in front of it and the log behind it."""
+    def __init__(self, replay: ReplayState, admission: AdmissionQueue, log: ReplayLog | None = None) -> None:
+        """Collect from a state, the admission in front of it and the log behind it."""
         self._replay = replay
-        self._gate = gate
+        self._admission = admission
         self._log = log
 
     def collect(self) -> Iterator[Metric]:
@@ -37,9 +37,9 @@ class ReplayCollector:
             "Bytes of chunks and payloads that items of the table need.",
             [(t, t.held_bytes) for t in tables],
         )
-        leads = [(t, t.limiter.lead) for t in tables]
-        yield _gauge("limiter_lead", "How far inserts are ahead by the rate limiter, in samples.", leads)
-        yield _gauge("priority_mass", "Sum of sampler weights.", [(t, t.priority_mass) for t in tables])
+        leads = [(t, t.limiter.diff) for t in tables]
+        yield _gauge("limiter_diff", "How far inserts are ahead by the rate limiter, in samples.", leads)
+        yield _gauge("total_weight", "Sum of sampler weights.", [(t, t.total_weight) for t in tables])
         for name, about in _COUNTERS.items():
             yield _counter(name, about, [(t, getattr(t.counters, name)) for t in tables])
         yield self._blocked()
@@ -53,14 +53,16 @@ class ReplayCollector:
         family = CounterMetricFamily(f"{_PREFIX}_blocked_seconds", about, labels=("table", "side"))
         for table in self._replay.tables:
             for side in ("insert", "sample"):
-                family.add_metric((table.config.name, side), self._gate.blocked_s(table, side))
+                family.add_metric((table.config.name, side), self._admission.blocked_s(table, side))
         return family
 
     def _waiting(self) -> Metric:
-        family = GaugeMetricFamily(f"{_PREFIX}_waiting", "Calls of this side that wait.", labels=("table", "side"))
+        family = GaugeMetricFamily(
+            f"{_PREFIX}_waiting", "ActiveStreams of this side that wait.", labels=("table", "side")
+        )
         for table in self._replay.tables:
             for side in ("insert", "sample"):
-                family.add_metric((table.config.name, side), self._gate.waiting(table, side))
+                family.add_metric((table.config.name, side), self._admission.waiting(table, side))
         return family
 
     def _totals(self) -> Iterator[Metric]:
@@ -81,7 +83,7 @@ class ReplayCollector:
 
 
 def _log_metrics(log: ReplayLog) -> Iterator[Metric]:
-    journal, cold, recovered = log.journal, log.cold, log.recovered
+    journal, blobs, recovered = log.journal, log.blobs, log.recovered
     gauges = {
         "log_bytes": ("Bytes of the log on disk.", journal.size_bytes),
         "log_segments": ("Files of the log.", len(journal.segment_sizes)),
@@ -95,8 +97,8 @@ def _log_metrics(log: ReplayLog) -> Iterator[Metric]:
     counters = {
         "corrupt_records": ("Records and chunks found damaged or missing on disk.", log.corrupt_records),
         "missing_records": ("Records missing from the log at the last start.", recovered.damage.missing_records),
-        "cold_reads": ("Chunks read from the log because memory had them no more.", cold.reads),
-        "cold_read_bytes": ("Their bytes.", cold.read_bytes),
+        "cold_reads": ("Chunks read from the log because memory had them no more.", blobs.reads),
+        "cold_read_bytes": ("Their bytes.", blobs.read_bytes),
         "snapshots": ("Snapshots taken.", log.snapshots.taken),
     }
     for name, (about, value) in counters.items():

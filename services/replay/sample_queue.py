@@ -12,7 +12,7 @@ from tidemill.services.replay.tables.rate_limiter import RateLimiter
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SampleDemand:
     """One batch that a caller is ready to take.
 
     Attributes:
@@ -31,13 +31,13 @@ class Wanted:
         return None if self.counted is None else limiter.countable(self.counted, self.batch_size)
 
 
-class Credit:
+class SampleQueue:
     """What the reading side grants and the sending side takes, in that order."""
 
     def __init__(self, batch_size: int) -> None:
         """Begin with nothing; `batch_size` is the size of a batch that comes without one."""
-        self._whole = Wanted(batch_size)
-        self._waiting: deque[tuple[Wanted, int]] = deque()  # each so often
+        self._whole = SampleDemand(batch_size)
+        self._waiting: deque[tuple[SampleDemand, int]] = deque()  # each so often
         self._draws = 0
         self._closed = False
         self._error: BaseException | None = None
@@ -62,7 +62,7 @@ class Credit:
         if self._draws == MAX_DRAWS:
             raise InvalidArgument(f"more than {MAX_DRAWS} draws wait, take the answers first")
         self._draws += 1
-        self._waiting.append((Wanted(items, counted, self._whole.items), 1))
+        self._waiting.append((SampleDemand(items, counted, self._whole.items), 1))
         self._changed.set()
 
     def close(self, error: BaseException | None = None) -> None:
@@ -71,7 +71,7 @@ class Credit:
         self._error = error
         self._changed.set()
 
-    async def take(self) -> Wanted | None:
+    async def take(self) -> SampleDemand | None:
         """Take one batch, waiting for it; return None once all are taken and no more will come.
 
         Raises:

@@ -12,23 +12,23 @@ import numpy as np
 import structlog
 
 from tidemill.errors import InvalidArgument, TidemillError, Unimplemented
+from tidemill.replay.batch import StoredSteps
 from tidemill.replay.chunk import check_priorities
 from tidemill.replay.limits import MAX_KEYS
 from tidemill.replay.table_config import check_signature
 from tidemill.replay.v1 import replay_pb2 as pb
-from tidemill.replay.wire import pack_description, unpack_append, unpack_config, unpack_signature
+from tidemill.replay.wire import pack_description, pack_sample, unpack_append, unpack_config, unpack_signature
 from tidemill.rpc.server import RpcServer
-from tidemill.services.replay.active_streams import Calls
-from tidemill.services.replay.admission import Gate
-from tidemill.services.replay.append import Appending, plan
+from tidemill.services.replay.active_streams import ActiveStreams
+from tidemill.services.replay.admission import AdmissionQueue
+from tidemill.services.replay.append import AppendSession, plan_append
 from tidemill.services.replay.batch_reader import BatchReader, BatchRoom
 from tidemill.services.replay.description import describe
-from tidemill.services.replay.log.commits import when_durable
+from tidemill.services.replay.log.commits import acknowledge_in_order
 from tidemill.services.replay.log.log import ReplayLog
 from tidemill.services.replay.requests import Outgoing, add_handlers, read, read_each
-from tidemill.services.replay.sample_queue import Credit, Wanted
-from tidemill.services.replay.state import Replay
-from tidemill.services.replay.tables.sampled_items import Sample as SampledItems
+from tidemill.services.replay.sample_queue import SampleDemand, SampleQueue
+from tidemill.services.replay.state import ReplayState
 from tidemill.services.replay.tables.table import Table
 
 _log = structlog.get_logger()
@@ -44,23 +44,25 @@ _COPIES = 3  # a message that waits is in memory as it came, parsed and unpacked
 
 
 class ReplayServicer:
-    """Serves one `Replay`; calls that must wait do so in its `Gate`. Requests come as bytes, see `requests`."""
+    """Serves one `ReplayState`; calls that must wait do so in its `AdmissionQueue`. Requests are bytes, see `requests`."""
 
-    def __init__(self, replay: Replay, gate: Gate, max_message_bytes: int, log: ReplayLog | None = None) -> None:
+    def __init__(
+        self, replay: ReplayState, admission: AdmissionQueue, max_message_bytes: int, log: ReplayLog | None = None
+    ) -> None:
         """Serve a state.
 
         Args:
             replay: The state; nothing else may change it.
-            gate: Where inserts and samples wait.
+            admission: Where inserts and samples wait.
             max_message_bytes: Largest message this server can send.
             log: Where changes are written before they are acknowledged; None keeps all in memory only.
         """
         self._replay = replay
-        self._gate = gate
+        self._admission = admission
         self._log = log
-        cold = log.cold if log is not None else None
-        self._batches = BatchReader(replay, gate, cold, int(max_message_bytes * _MESSAGE_MARGIN))
-        self._calls = Calls()
+        blobs = log.blobs if log is not None else None
+        self._batches = BatchReader(replay, admission, blobs, int(max_message_bytes * _MESSAGE_MARGIN))
+        self._active_streams = ActiveStreams()
         self._told_of_evictions = False
 
     def add_to(self, server: RpcServer) -> None:
@@ -70,14 +72,14 @@ class ReplayServicer:
 
     def close(self) -> None:
         """End the streams in progress, because the server stops."""
-        self._calls.close()
+        self._active_streams.close()
 
     async def CreateTable(self, raw: bytes, context: Context) -> pb.CreateTableResponse:
         """Create a table, or confirm an equal one."""
         before = self._replay.sequence
         created = self._replay.create_table(unpack_config(read(pb.CreateTableRequest, raw).config))
         if self._replay.sequence != before:
-            self._gate.changed()  # a restored table may have another rate limiter now
+            self._admission.changed()  # a restored table may have another rate limiter now
             await self._durable()
         return pb.CreateTableResponse(created=created)
 
@@ -95,8 +97,8 @@ class ReplayServicer:
         """Remove every item of a table and zero its counters."""
         table = self._replay.find(read(pb.ResetTableRequest, raw).name)
         removed = self._replay.reset(table)
-        self._gate.forget_blocked(table)
-        self._gate.changed()
+        self._admission.forget_blocked(table)
+        self._admission.changed()
         await self._durable()
         return pb.ResetTableResponse(removed=removed)
 
@@ -114,7 +116,7 @@ class ReplayServicer:
         for part in parts:
             keys = np.array(request.keys[part], dtype=np.uint64)
             updated += table.update_priorities(keys, np.array(request.priorities[part]))
-            self._gate.changed()
+            self._admission.changed()
             await _pause(part)
         return pb.UpdatePrioritiesResponse(updated=updated, unknown=len(request.keys) - updated)
 
@@ -125,7 +127,7 @@ class ReplayServicer:
         deleted = 0
         for part in _parts_of(request.keys):
             deleted += self._replay.delete(table, np.array(request.keys[part], dtype=np.uint64))
-            self._gate.changed()
+            self._admission.changed()
             await _pause(part)
         await self._durable()
         return pb.DeleteItemsResponse(deleted=deleted, unknown=len(request.keys) - deleted)
@@ -145,20 +147,20 @@ class ReplayServicer:
         first = await anext(requests, None)
         if first is None:
             return
-        appending = self._open_streams(first)
+        session = self._open_streams(first)
         try:
-            with self._calls.running(appending.epoch.number):
-                answer = self._acknowledge(appending)  # of what is stored now: not all that comes later may be durable
+            with self._active_streams.running(session.epoch.number):
+                answer = self._acknowledge(session)  # of what is stored now: not all that comes later may be durable
                 await self._durable()
                 yield answer
                 if self._log is None:
-                    async for _, answer in self._store(appending, requests):
+                    async for _, answer in self._store(session, requests):
                         yield answer
                 else:
-                    async for answer in when_durable(self._store(appending, requests), self._log.commits.durable):
+                    async for answer in acknowledge_in_order(self._store(session, requests), self._log.commits.durable):
                         yield answer
         finally:
-            self._replay.close_streams(appending.epoch)
+            self._replay.close_streams(session.epoch)
 
     async def Sample(self, request_iterator: AsyncIterator[bytes], context: Context) -> AsyncIterator[Outgoing]:
         """Draw batches as credit and the rate limiter allow."""
@@ -166,38 +168,40 @@ class ReplayServicer:
         first = await anext(requests, None)
         if first is None:
             return
-        table, batch_size, distinct = self._open_sample(first)
-        credit = Credit(batch_size)
+        table, batch_size, without_replacement = self._open_sample(first)
+        credit = SampleQueue(batch_size)
         _grant(credit, first)
         reading = asyncio.create_task(_read_credit(requests, credit))
-        room = BatchRoom(self._replay.budget, self._gate.changed)
+        room = BatchRoom(self._replay.budget, self._admission.changed)
         try:
-            with self._calls.running():
+            with self._active_streams.running():
                 while (wanted := await credit.take()) is not None:
-                    yield Outgoing(await self._draw(table, wanted, distinct, room))
+                    yield Outgoing(await self._draw(table, wanted, without_replacement, room))
                     room.release()
         finally:
             reading.cancel()
             room.release()
 
-    async def _draw(self, table: Table, wanted: Wanted, distinct: bool, room: BatchRoom) -> pb.SampleResponse:
+    async def _draw(
+        self, table: Table, wanted: SampleDemand, without_replacement: bool, room: BatchRoom
+    ) -> pb.SampleResponse:
         if wanted.items:
-            sample = await self._batches.read(table, wanted, distinct, room)
-            return _pack_sample(sample, self._env_steps, table.limiter.lead, self._replay.history)
+            sample = await self._batches.read(table, wanted, without_replacement, room)
+            return pack_sample(sample, StoredSteps(self._replay.store_id, self._env_steps), table.limiter.diff)
         table.limiter.sampled(wanted.counted_by(table.limiter) or 0)
-        self._gate.changed()
+        self._admission.changed()
         return pb.SampleResponse(
             table_items=table.size,
-            priority_mass=table.priority_mass,
+            total_weight=table.total_weight,
             env_steps=self._env_steps,
-            limiter_lead=table.limiter.lead,
-            history=self._replay.history,
+            limiter_diff=table.limiter.diff,
+            store_id=self._replay.store_id,
         )
 
     def _describe(self, table: Table) -> pb.TableDescription:
-        return pack_description(describe(table, self._replay, self._gate, self._log))
+        return pack_description(describe(table, self._replay, self._admission, self._log))
 
-    def _open_streams(self, request: pb.AppendRequest) -> Appending:
+    def _open_streams(self, request: pb.AppendRequest) -> AppendSession:
         if request.WhichOneof("message") != "open":
             raise InvalidArgument("the first message of Append must be `open`")
         opening = request.open
@@ -207,13 +211,13 @@ class ReplayServicer:
             opening.actor_id, opening.epoch, opening.env_count, opening.tables, signature, opening.chunk_length
         )
 
-    async def _append(self, appending: Appending, request: pb.AppendRequest) -> None:
+    async def _append(self, session: AppendSession, request: pb.AppendRequest) -> None:
         if request.WhichOneof("message") != "data":
             raise InvalidArgument("every message of Append after the first must be `data`")
         chunks, items = unpack_append(request.data)
-        planned = plan(appending, chunks, items)
-        with self._held(request) if self._gate.would_wait(planned.tables) else contextlib.nullcontext():
-            await self._gate.insert(planned.tables, lambda: self._replay.append(appending, planned, chunks, items))
+        planned = plan_append(session, chunks, items)
+        with self._held(request) if self._admission.would_wait(planned.tables) else contextlib.nullcontext():
+            await self._admission.insert(planned.tables, lambda: self._replay.append(session, planned, chunks, items))
         if self._replay.memory.evictions and not self._told_of_evictions:
             self._told_of_evictions = True
             _log.warning("memory is full: tables give up items", remedy="raise max_memory_mib or lower max_items")
@@ -229,17 +233,17 @@ class ReplayServicer:
             budget.message_bytes -= size
 
     async def _store(
-        self, appending: Appending, requests: AsyncIterator[pb.AppendRequest]
+        self, session: AppendSession, requests: AsyncIterator[pb.AppendRequest]
     ) -> AsyncIterator[tuple[int, pb.AppendResponse]]:
         """Store messages as they come; yield the log's record and the acknowledgement of each."""
         async for request in requests:
             if self._log is not None and not self._log.commits.has_room:
                 with self._held(request):
                     await self._log.commits.room()
-            await self._append(appending, request)
+            await self._append(session, request)
             if self._log is not None:
                 self._log.commits.stored(self._replay.sequence, self._replay.env_steps)
-            yield self._replay.sequence, self._acknowledge(appending)
+            yield self._replay.sequence, self._acknowledge(session)
 
     @property
     def _env_steps(self) -> int:
@@ -251,8 +255,8 @@ class ReplayServicer:
         if self._log is not None:
             await self._log.commits.durable(self._replay.sequence)
 
-    def _acknowledge(self, appending: Appending) -> pb.AppendResponse:
-        epoch = appending.epoch
+    def _acknowledge(self, session: AppendSession) -> pb.AppendResponse:
+        epoch = session.epoch
         return pb.AppendResponse(
             epoch=epoch.number,
             next_steps=epoch.next_steps(),
@@ -277,13 +281,13 @@ class ReplayServicer:
         return table, opening.batch_size, opening.without_replacement
 
 
-def _grant(credit: Credit, request: pb.SampleRequest) -> None:
+def _grant(credit: SampleQueue, request: pb.SampleRequest) -> None:
     credit.grant(request.credit)
     for draw in request.draws:
         credit.draw(draw.items, draw.counted)
 
 
-async def _read_credit(requests: AsyncIterator[pb.SampleRequest], credit: Credit) -> None:
+async def _read_credit(requests: AsyncIterator[pb.SampleRequest], credit: SampleQueue) -> None:
     try:
         async for request in requests:
             if request.HasField("open"):
@@ -306,25 +310,3 @@ async def _pause(part: slice) -> None:
     """Give others their turn after a part that was not the whole."""
     if part.start or part.stop == _KEYS_AT_ONCE:
         await asyncio.sleep(0)
-
-
-def _pack_sample(sample: SampledItems, env_steps: int, limiter_lead: float, history: int) -> pb.SampleResponse:
-    """Return the message of a sample; lists are converted whole, never item by item."""
-    message = pb.SampleResponse(
-        keys=sample.keys.tolist(),
-        probabilities=sample.probabilities.tolist(),
-        first_rows=sample.first_rows.tolist(),
-        lengths=sample.lengths.tolist(),
-        payloads=sample.payloads,
-        table_items=sample.table_items,
-        priority_mass=sample.priority_mass,
-        env_steps=env_steps,
-        limiter_lead=limiter_lead,
-        history=history,
-    )
-    chunks = message.chunks  # filled in place: a message given to another's constructor is copied
-    chunks.step_counts.extend(sample.step_counts.tolist())
-    chunks.params_versions.extend(sample.params_versions.tolist())
-    for column in sample.blocks:
-        chunks.columns.add(data=column.data, sizes=column.sizes.tolist())
-    return message

@@ -15,7 +15,7 @@ from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.limits import MAX_ENV_COUNT
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.wire import config_to_json
-from tidemill.services.replay.append import Appending, Plan, plan, store
+from tidemill.services.replay.append import AppendPlan, AppendSession, apply_append, plan_append
 from tidemill.services.replay.append_check import block_sizes
 from tidemill.services.replay.chunks.logged_blocks import LogBlocks
 from tidemill.services.replay.chunks.store import ChunkStore
@@ -36,7 +36,7 @@ _NO_SLOTS: Ints = np.empty(0, dtype=np.int64)
 _ACTOR_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
-class Replay:
+class ReplayState:
     """Tables and streams of one server."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Replay:
         Args:
             max_tables: Most tables.
             max_streams: Most streams; see `StreamRegistry`.
-            first_epoch: Number of the first epoch; see `StreamRegistry`. It names the history as well.
+            first_epoch: Number of the first epoch; see `StreamRegistry`. It names the store_id as well.
             rng: Source of all random picks.
             budget: Memory for all that is stored; None means no limit.
             durable: Whether there is a log, which has the chunks as well.
@@ -70,7 +70,7 @@ class Replay:
         self.next_table = 1
         self._stores: dict[Signature, ChunkStore] = {}
         self.streams = StreamRegistry(first_epoch, max_streams)
-        self.history = first_epoch
+        self.store_id = first_epoch
         self.env_steps = 0
         self.damaged_chunks = 0
         self.memory = StoredMemory(self.budget, self._tables, self._stores, self.streams, durable=durable)
@@ -118,7 +118,7 @@ class Replay:
         if existing is None:
             self._begin()
             self.add_table(config, self.next_table)
-            self._tell_table(config)
+            self._log_table(config)
             return True
         if existing.config != config:
             if config.name not in self._unconfirmed or not _may_become(existing.config, config):
@@ -158,11 +158,11 @@ class Replay:
     def describe_state(self) -> dict[str, Any]:
         """Return what a log needs to know of the state but for chunks and items."""
         tables = [(self.number_of(table), table) for table in self.tables]
-        return describe_state(self.streams, tables, self.history, self.env_steps)
+        return describe_state(self.streams, tables, self.store_id, self.env_steps)
 
     def drop_chunk(self, store: ChunkStore, chunk: int) -> int:
         """Remove every item that needs a chunk, whose bytes are damaged, and let go of it; return how many items."""
-        store.hold(np.array([chunk]))  # while its neighbours are looked for
+        store.acquire(np.array([chunk]))  # while its neighbours are looked for
         self.damaged_chunks += 1
         dropped = sum(table.drop_items_of(chunk) for table in self._tables.values() if table.store is store)
         for epoch in self.streams.epochs:
@@ -175,14 +175,14 @@ class Replay:
         """Remove items of a table by key [N]; return how many were there."""
         self._begin()
         deleted = table.delete(keys)
-        self._tell_changes(None, [(table, _NO_SLOTS)])
+        self._log_changes(None, [(table, _NO_SLOTS)])
         return deleted
 
     def reset(self, table: Table) -> int:
         """Remove every item of a table and zero its counters; return how many items there were."""
         self._begin()
         removed = table.reset()
-        self._tell_changes(None, [(table, _NO_SLOTS)])
+        self._log_changes(None, [(table, _NO_SLOTS)])
         return removed
 
     def find(self, name: str) -> Table:
@@ -200,7 +200,7 @@ class Replay:
         tables: Sequence[str],
         signature: Signature,
         chunk_length: int,
-    ) -> Appending:
+    ) -> AppendSession:
         """Open or resume the streams of an actor; the caller ends it with `close_streams`.
 
         Raises:
@@ -224,17 +224,19 @@ class Replay:
         next_epoch = self.streams.next_epoch
         opened = self.streams.open(actor_id, epoch, env_count, found[0].store, chunk_length, tail_steps)
         if self.streams.next_epoch != next_epoch:
-            closed = self.streams.take_closed()
+            closed = self.streams.drain_closed()
             if self._journal is not None:
-                self._journal.tell(Kind.EPOCH, {"epoch": describe_epoch(opened), "closed": closed})
+                self._journal.log(Kind.EPOCH, {"epoch": describe_epoch(opened), "closed": closed})
         opened.connections += 1
-        return Appending(opened, found, block_sizes(signature))
+        return AppendSession(opened, found, block_sizes(signature))
 
     def close_streams(self, epoch: Epoch) -> None:
         """Note that a call no longer appends to an epoch, which can be resumed."""
         self.streams.disconnected(epoch)
 
-    def append(self, appending: Appending, planned: Plan, chunks: Sequence[Chunk], items: Sequence[ItemBatch]) -> None:
+    def append(
+        self, session: AppendSession, planned: AppendPlan, chunks: Sequence[Chunk], items: Sequence[ItemBatch]
+    ) -> None:
         """Store a message; it is planned anew if the streams changed since.
 
         Items of its tables are evicted where memory has no room for it.
@@ -243,45 +245,45 @@ class Replay:
             FailedPrecondition: the streams changed in a way that leaves no place for it.
             ResourceExhausted: there is no room for it.
         """
-        if planned.revision != appending.epoch.revision:
-            planned = plan(appending, chunks, items)
+        if planned.revision != session.epoch.revision:
+            planned = plan_append(session, chunks, items)
         self._begin()
-        pressed = self.memory.make_room(appending, planned)
-        stored = store(appending, planned)
+        pressed = self.memory.make_room(session, planned)
+        stored = apply_append(session, planned)
         self.env_steps += planned.decisions
         self.memory.count()
         if len(stored.slots) or stored.inserted:
             inserted = {table for table, _ in stored.inserted}
             tables = (*stored.inserted, *((table, _NO_SLOTS) for table in pressed if table not in inserted))
-            self._tell_changes(NewChunks(appending.epoch.store, stored.slots, stored.blobs), tables)
+            self._log_changes(NewChunks(session.epoch.store, stored.slots, stored.blobs), tables)
 
-    def tell_removed(self) -> None:
+    def log_removed(self) -> None:
         """Tell the log which items left because they were sampled often enough; all else is told at once."""
         changed = [(table, _NO_SLOTS) for table in self.tables if table.has_removed]
         if changed:
             self._begin()
-            self._tell_changes(None, changed)
+            self._log_changes(None, changed)
 
     def _begin(self) -> None:
         if self._journal is not None:
             self._journal.begin()
 
-    def _tell_changes(self, chunks: NewChunks | None, tables: Sequence[tuple[Table, Ints]]) -> None:
+    def _log_changes(self, chunks: NewChunks | None, tables: Sequence[tuple[Table, Ints]]) -> None:
         if self._journal is not None:
-            self._journal.tell_changes(self.env_steps, chunks, tables)
+            self._journal.log_changes(self.env_steps, chunks, tables)
 
-    def _tell_table(self, config: TableConfig) -> None:
+    def _log_table(self, config: TableConfig) -> None:
         if self._journal is not None:
             number = self._numbers[config.name]
             self._journal.know_table(config.name, number)
-            self._journal.tell(Kind.TABLE, {"number": number, "config": config_to_json(config)})
+            self._journal.log(Kind.TABLE, {"number": number, "config": config_to_json(config)})
 
     def _reconfigure(self, table: Table, config: TableConfig) -> None:
         self._begin()
         table.reconfigure(config)
-        self._tell_table(config)
+        self._log_table(config)
         for _ in range(2):  # all items in one record: damage to it must not cost them all
-            self._tell_changes(None, [(table, table.items.oldest_first())])
+            self._log_changes(None, [(table, table.items.oldest_first())])
 
     def _make_store(self, signature: Signature, number: int) -> ChunkStore:
         blocks = LogBlocks(signature, number, self.budget) if self._durable else None

@@ -50,7 +50,7 @@ class Epoch:
         tail_steps: How many of the newest steps an item of the next chunk may reach back over.
         tail_bytes: Bytes of the chunks that the streams hold for that.
         current: False once a newer epoch of the actor, or a lack of room, has taken its place.
-        connections: Calls that append to it now.
+        connections: ActiveStreams that append to it now.
         revision: Grows with every change; a plan made at another revision is out of date.
         superseded: Number of the actor's epoch before this one; 0 if there was none, or it is not known any more.
     """
@@ -164,7 +164,7 @@ class StreamRegistry:
         """Bytes of memory behind the streams, beside the chunks they hold."""
         return _STREAM_BYTES * self.count + _EPOCH_BYTES * len(self._epochs)
 
-    def take_closed(self) -> list[int]:
+    def drain_closed(self) -> list[int]:
         """Return the numbers of the epochs that were closed since this was last asked."""
         closed, self._closed = self._closed, []
         return closed

@@ -68,7 +68,7 @@ def test_updates_per_env_step_are_held(cluster: LearnerCluster) -> None:
     replay, least = cluster.replay_client(), 64
     for decisions in range(100, 601, 100):
         cluster.wait_for_status(lambda s, due=decisions: s.env_steps >= due, f"{decisions} decisions")  # type: ignore[misc]
-        ahead = replay.describe_table(TABLE).limiter_lead / 32  # in updates; a call is 16 decisions or an update
+        ahead = replay.describe_table(TABLE).limiter_diff / 32  # in updates; a call is 16 decisions or an update
         assert -(20 + 1) <= ahead <= 20 + 8
     status, table = cluster.rested(32)
     assert 20 < status.learner_steps - 0.5 * (table.inserts - least) <= 20 + 1

@@ -45,7 +45,7 @@ def batch_of(
         params_versions=np.zeros(len(counts), dtype=np.uint64),
         blocks=tuple(blocks),
         table_items=len(items),
-        priority_mass=1.0,
+        total_weight=1.0,
         stored={},
     )
 

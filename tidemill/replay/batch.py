@@ -27,11 +27,11 @@ class StoredSteps:
     """How much a server has stored, to this day.
 
     Attributes:
-        history: Names the count: a server that begins with nothing stored counts anew under another number.
-        env_steps: Agent decisions in all chunks of this history; fewer than before if a crash took the newest.
+        store_id: Names the count: a server that begins with nothing stored counts anew under another number.
+        env_steps: Agent decisions in all chunks of this store_id; fewer than before if a crash took the newest.
     """
 
-    history: int
+    store_id: int
     env_steps: int
 
 
@@ -50,9 +50,9 @@ class SampledBatch:
         params_versions: Version of the parameters that chose each chunk's last action, uint64 [C].
         blocks: One entry for each column of the signature, in its order.
         table_items: Items in the table when the batch was drawn.
-        priority_mass: Sum of sampler weights when the batch was drawn.
+        total_weight: Sum of sampler weights when the batch was drawn.
         stored: What the server ever stored; of several shards, each by its name.
-        limiter_lead: How far inserts were ahead of samples by the rate limiter's count, in samples; 0 without a ratio.
+        limiter_diff: How far inserts were ahead of samples by the rate limiter's count, in samples; 0 without a ratio.
     """
 
     keys: NDArray[np.uint64]
@@ -64,9 +64,9 @@ class SampledBatch:
     params_versions: NDArray[np.uint64]
     blocks: tuple[Blocks, ...]
     table_items: int
-    priority_mass: float
+    total_weight: float
     stored: Mapping[str, StoredSteps]
-    limiter_lead: float = 0.0
+    limiter_diff: float = 0.0
 
     def needing(self, chunks: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which items [B] have steps of some chunks [N]."""

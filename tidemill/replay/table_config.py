@@ -159,9 +159,9 @@ class TableDescription:
         insert_blocked_s: Time during which at least one insert waited, in seconds.
         sample_blocked_s: Time during which at least one sample waited, in seconds.
         env_steps: Agent decisions in all chunks the server ever stored.
-        priority_mass: Sum of sampler weights.
+        total_weight: Sum of sampler weights.
         held_bytes: Bytes of the chunks that items of this table need, as stored, and of their payloads.
-        limiter_lead: How far inserts are ahead, in samples; 0 without a ratio.
+        limiter_diff: How far inserts are ahead, in samples; 0 without a ratio.
         mean_sampled_age: Items inserted after an item when it was sampled, on average over all samples.
         corrupt_items: Items dropped because bytes they need were damaged on disk.
         memory_bytes: Bytes of chunks in memory, as stored, of all tables of the server; so for all below.
@@ -190,9 +190,9 @@ class TableDescription:
     insert_blocked_s: float
     sample_blocked_s: float
     env_steps: int
-    priority_mass: float
+    total_weight: float
     held_bytes: int = 0
-    limiter_lead: float = 0.0
+    limiter_diff: float = 0.0
     mean_sampled_age: float = 0.0
     corrupt_items: int = 0
     memory_bytes: int = 0

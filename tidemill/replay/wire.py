@@ -174,6 +174,28 @@ def unpack_append(message: pb.AppendData) -> tuple[list[Chunk], list[ItemBatch]]
     return chunks, items
 
 
+def pack_sample(batch: SampledBatch, stored: StoredSteps, limiter_diff: float) -> pb.SampleResponse:
+    """Return the message of a batch; lists are converted whole, never item by item."""
+    message = pb.SampleResponse(
+        keys=batch.keys.tolist(),
+        probabilities=batch.probabilities.tolist(),
+        first_rows=batch.first_rows.tolist(),
+        lengths=batch.lengths.tolist(),
+        payloads=batch.payloads,
+        table_items=batch.table_items,
+        total_weight=batch.total_weight,
+        env_steps=stored.env_steps,
+        limiter_diff=limiter_diff,
+        store_id=stored.store_id,
+    )
+    chunks = message.chunks  # filled in place: a message given to another's constructor is copied
+    chunks.step_counts.extend(batch.step_counts.tolist())
+    chunks.params_versions.extend(batch.params_versions.tolist())
+    for column in batch.blocks:
+        chunks.columns.add(data=column.data, sizes=column.sizes.tolist())
+    return message
+
+
 def unpack_sample(message: pb.SampleResponse) -> SampledBatch:
     """Return a sampled batch, its columns still encoded."""
     chunks = message.chunks
@@ -187,15 +209,15 @@ def unpack_sample(message: pb.SampleResponse) -> SampledBatch:
         params_versions=np.array(chunks.params_versions, dtype=np.uint64),
         blocks=tuple(Blocks(column.data, np.array(column.sizes, dtype=np.int64)) for column in chunks.columns),
         table_items=message.table_items,
-        priority_mass=message.priority_mass,
+        total_weight=message.total_weight,
         stored={"": unpack_stored(message)},
-        limiter_lead=message.limiter_lead,
+        limiter_diff=message.limiter_diff,
     )
 
 
 def unpack_stored(message: pb.SampleResponse) -> StoredSteps:
     """Return what the server that answered has stored."""
-    return StoredSteps(message.history, message.env_steps)
+    return StoredSteps(message.store_id, message.env_steps)
 
 
 def _pack_selector(selector: SelectorConfig) -> pb.Selector:

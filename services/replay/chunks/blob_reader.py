@@ -68,7 +68,7 @@ class BlobFiles:
 Ints = NDArray[np.int64]
 
 
-class ColdReader:
+class BlobReader:
     """Reads what memory no longer has, in one thread."""
 
     def __init__(self, files: BlobFiles) -> None:

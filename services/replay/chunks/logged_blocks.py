@@ -98,7 +98,7 @@ class LogBlocks:
     def locate(self, slots: Ints, where: Locations, sequence: int) -> None:
         """Note where the log will have chunks [N] once it has written a record."""
         self.ids[slots], self.segments[slots], self._offsets[slots] = where.ids, where.segments, where.offsets
-        self._budget.may_cool(self, slots.tolist(), where.ids.tolist(), sequence)
+        self._budget.mark_evictable(self, slots.tolist(), where.ids.tolist(), sequence)
 
     def relocate(self, slots: Ints, where: Locations) -> None:
         """Note that the log has chunks [N] at another place now."""
@@ -111,21 +111,21 @@ class LogBlocks:
         self.ids[slots], self.segments[slots], self._offsets[slots] = where.ids, where.segments, where.offsets
         self._sizes[slots], self.packed_sizes[slots] = where.sizes, packed_sizes
 
-    def warm(self, slot: int, data: bytes) -> None:
+    def keep(self, slot: int, data: bytes) -> None:
         """Keep the blob of a restored chunk in memory."""
         self._data[slot] = data
         self._budget.came(len(data))
 
-    def may_cool(self, slots: Ints) -> None:
+    def mark_evictable(self, slots: Ints) -> None:
         """Note which restored chunks may leave memory, those with lower identities first."""
         oldest_first = slots[np.argsort(self.ids[slots], kind="stable")]
-        self._budget.may_cool(self, oldest_first.tolist(), self.ids[oldest_first].tolist(), 0)
+        self._budget.mark_evictable(self, oldest_first.tolist(), self.ids[oldest_first].tolist(), 0)
 
-    def is_warm(self, slot: int, chunk_id: int) -> bool:
+    def is_resident(self, slot: int, chunk_id: int) -> bool:
         """Return whether a chunk's blob is in memory, and the slot still that chunk's."""
         return self._data[slot] is not None and int(self.ids[slot]) == chunk_id
 
-    def cool(self, slot: int) -> int:
+    def evict(self, slot: int) -> int:
         """Leave a blob to the log; return the bytes that became free."""
         self._data[slot] = None
         return int(self._sizes[slot])

@@ -10,7 +10,7 @@ from tidemill.services.replay.chunks.store import ChunkStore
 Ints = NDArray[np.int64]
 
 
-class Holdings:
+class ChunkRefCounts:
     """Counts for each chunk the items of a table that need it, and holds it in the store while any does."""
 
     def __init__(self, store: ChunkStore) -> None:
@@ -19,15 +19,15 @@ class Holdings:
         self._items = np.zeros(0, dtype=np.int32)  # by chunk slot
         self.size_bytes = 0
 
-    def add(self, chunks: Ints) -> None:
+    def acquire(self, chunks: Ints) -> None:
         """Note one more item for each entry of `chunks` [N], which may repeat."""
         self._cover_store()
         new = np.unique(chunks[self._items[chunks] == 0])
         np.add.at(self._items, chunks, 1)
         self.size_bytes += self._store.bytes_of(new)
-        self._store.hold(new)
+        self._store.acquire(new)
 
-    def remove(self, chunks: Ints) -> None:
+    def release(self, chunks: Ints) -> None:
         """Note one item less for each entry of `chunks` [N], which may repeat."""
         np.subtract.at(self._items, chunks, 1)
         unneeded = np.unique(chunks[self._items[chunks] == 0])

@@ -138,7 +138,7 @@ class ChunkStore:
         if len(unheld):
             self._remove(unheld)
 
-    def hold(self, slots: Ints) -> None:
+    def acquire(self, slots: Ints) -> None:
         """Add one holder to each of the chunks [N], all different."""
         self._holds[slots] += 1
 
@@ -152,7 +152,7 @@ class ChunkStore:
 
     def hold_tails(self, slots: Ints) -> int:
         """Let streams hold restored chunks [N], as they do each that is added; return their bytes."""
-        self.hold(slots)
+        self.acquire(slots)
         size = self.bytes_of(slots)
         self.tail_bytes += size
         return size

@@ -98,7 +98,7 @@ T = TypeVar("T")
 _MAX_ANSWERS = 256
 
 
-async def when_durable(
+async def acknowledge_in_order(
     answers: AsyncIterator[tuple[int, T]], durable: Callable[[int], Awaitable[None]]
 ) -> AsyncIterator[T]:
     """Yield answers once they may go, while more messages are stored.

@@ -10,12 +10,12 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from tidemill.services.replay.chunks.blob_reader import ColdReader
+from tidemill.services.replay.chunks.blob_reader import BlobReader
 from tidemill.services.replay.chunks.logged_blocks import LogBlocks
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.log.changes import ITEM
 from tidemill.services.replay.log.journal import Journal, NewChunks
-from tidemill.services.replay.state import Replay
+from tidemill.services.replay.state import ReplayState
 from tidemill.services.replay.tables.table import Table
 
 Ints = NDArray[np.int64]
@@ -28,7 +28,7 @@ class Garbage:
     from the old end, like those of a queue. What lives long in an old segment is written again at the new end.
     """
 
-    def __init__(self, replay: Replay, journal: Journal, segment_bytes: int) -> None:
+    def __init__(self, replay: ReplayState, journal: Journal, segment_bytes: int) -> None:
         """Watch the log of a state."""
         self._replay, self._journal, self._segment_bytes = replay, journal, segment_bytes
 
@@ -91,24 +91,24 @@ class Writing(Protocol):
         ...
 
 
-class Cleaner:
+class Compactor:
     """Carries out what `Garbage` finds, a little at a time, so that nobody waits long."""
 
     def __init__(
         self,
-        replay: Replay,
+        replay: ReplayState,
         journal: Journal,
         writing: Writing,
-        cold: ColdReader,
+        blobs: BlobReader,
         segment_bytes: int,
         changed: Callable[[], None],
     ) -> None:
         """Clean the log of a state; `changed` is called after items were dropped because bytes were damaged."""
-        self._replay, self._journal, self._writing, self._cold = replay, journal, writing, cold
+        self._replay, self._journal, self._writing, self._blobs = replay, journal, writing, blobs
         self._garbage = Garbage(replay, journal, segment_bytes)
         self._changed = changed
 
-    async def clean(self) -> None:
+    async def compact(self) -> None:
         """Delete the oldest segments that nobody needs; move what is left of them if the log is mostly waste."""
         while (segment := self._garbage.oldest) is not None:
             if self._garbage.is_needed(segment):
@@ -117,9 +117,9 @@ class Cleaner:
                 await self._move(segment)
                 if self._garbage.is_needed(segment):
                     return
-            self._replay.tell_removed()  # before segments go that say it came
+            self._replay.log_removed()  # before segments go that say it came
             self._journal.delete(segment)
-            self._cold.forget(segment)
+            self._blobs.forget(segment)
             await asyncio.sleep(0)
 
     async def _move(self, segment: int) -> None:
@@ -133,19 +133,19 @@ class Cleaner:
                 await self._writing.room()
                 self._journal.begin()
                 items = items_in(table, segment)[:_MOVED_ITEMS]  # some may have left meanwhile
-                self._journal.tell_changes(self._replay.env_steps, None, [(table, items)])
+                self._journal.log_changes(self._replay.env_steps, None, [(table, items)])
 
     async def _move_chunks(self, store: ChunkStore, slots: Ints) -> None:
         blocks = store.blocks
         assert isinstance(blocks, LogBlocks), "a log keeps the blocks"
         await self._writing.room()
-        store.hold(slots)
+        store.acquire(slots)
         try:
-            blobs, damaged = await self._cold.blobs(blocks, slots)
+            blobs, damaged = await self._blobs.blobs(blocks, slots)
             whole = ~np.isin(slots, damaged)
             self._journal.begin()
             moved = NewChunks(store, slots[whole], [blob for blob in blobs if blob is not None])
-            where = self._journal.tell_moved(self._replay.env_steps, moved)
+            where = self._journal.log_moved(self._replay.env_steps, moved)
             await self._writing.written(self._journal.sequence)
             blocks.relocate(moved.slots, where)
             for chunk in damaged.tolist():

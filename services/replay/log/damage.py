@@ -86,7 +86,7 @@ def carry_out(repairs: list[Repair]) -> None:
 
 
 @dataclass(slots=True)
-class Told:
+class TableReport:
     """What the log last told of a table.
 
     Attributes:
@@ -120,7 +120,7 @@ class Continuity:
     Attributes:
         sequence: Newest record, 0 before the first.
         link: Checksum of its header.
-        told: The newest of each table, by its number.
+        reports: The newest of each table, by its number.
         breaks: By number of a table, the record from which on its items are trusted without a snapshot.
         gaps: Where records are missing.
         fork: Before this record nothing is trusted: there are records of two lives of the log.
@@ -128,7 +128,7 @@ class Continuity:
 
     sequence: int = 0
     link: int = 0
-    told: dict[int, Told] = field(default_factory=dict)
+    reports: dict[int, TableReport] = field(default_factory=dict)
     breaks: dict[int, int] = field(default_factory=dict)
     gaps: list[Gap] = field(default_factory=list)
     fork: int = 0
@@ -157,11 +157,11 @@ class Continuity:
 
     def tell(self, table: int, size: int, removed_before: int, removed_so_far: int) -> None:
         """Note what the newest record tells of a table: how much had gone before it, and afterwards."""
-        known = self.told.get(table)
+        known = self.reports.get(table)
         doubtful = self._doubtful.pop(table, None)
         if doubtful is not None and known is not None and known.removed_so_far != removed_before:
             self.breaks[table] = doubtful
-        self.told[table] = Told(size, removed_so_far, self.sequence)
+        self.reports[table] = TableReport(size, removed_so_far, self.sequence)
 
     def end(self) -> None:
         """Note that nothing more comes: a table that told nothing since a gap cannot be trusted before it."""
@@ -174,4 +174,4 @@ class Continuity:
         return sum(gap.last - gap.first + 1 for gap in self.gaps)
 
     def _doubt(self, last: int) -> None:
-        self._doubtful.update(dict.fromkeys(self.told, last))
+        self._doubtful.update(dict.fromkeys(self.reports, last))

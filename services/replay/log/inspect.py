@@ -14,11 +14,11 @@ from tidemill.services.replay.chunks.blob_reader import BlobFiles
 from tidemill.services.replay.chunks.logged_blocks import LogBlocks
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.log.frame import FORMAT
-from tidemill.services.replay.log.open import Found, look
-from tidemill.services.replay.log.rebuild import restore
+from tidemill.services.replay.log.open import FolderContents, look
+from tidemill.services.replay.log.rebuild import rebuild
 from tidemill.services.replay.log.segments import LogFolder
 from tidemill.services.replay.memory import MemoryBudget
-from tidemill.services.replay.state import Replay
+from tidemill.services.replay.state import ReplayState
 
 _BATCH = 1024
 _UNLIMITED = 2**31 - 1
@@ -39,8 +39,8 @@ class Inspection:
         damaged_chunks: Chunks whose bytes are damaged.
     """
 
-    found: Found
-    replay: Replay
+    found: FolderContents
+    replay: ReplayState
     lost: dict[int, int]
     damaged_chunks: int
 
@@ -79,7 +79,7 @@ def inspect(folder: LogFolder) -> Inspection:
         FatalError: it has files of another format.
     """
     found = look(folder)
-    replay = Replay(
+    replay = ReplayState(
         max_tables=_UNLIMITED,
         max_streams=_UNLIMITED,
         first_epoch=1,
@@ -87,7 +87,7 @@ def inspect(folder: LogFolder) -> Inspection:
         budget=MemoryBudget(0),
         durable=True,
     )
-    _, lost = restore(replay, found.contents, found.snapshot)
+    _, lost = rebuild(replay, found.contents, found.snapshot)
     files = BlobFiles(folder)
     counted = {table: table.counters.corrupt_items for table in replay.tables}
     for store in replay.stores:

@@ -125,15 +125,15 @@ class Journal:
             position.segment, position.offset = position.segment + 1, 0
         told = [[number, size, position.removed.get(number, 0)] for number, size in self._sizes.items()]
         document = {**self._describe(), "segment": position.segment, "next_chunk": self.next_chunk, "told": told}
-        self.tell(Kind.SEGMENT, document)
+        self.log(Kind.SEGMENT, document)
 
-    def tell(self, kind: Kind, document: object) -> int:
+    def log(self, kind: Kind, document: object) -> int:
         """Write a record of its own kind, and all of it once more as a copy; return its sequence number."""
         meta = json.dumps(document).encode()
         self._write(kind, meta, copy=meta)
         return self.sequence
 
-    def tell_changes(self, env_steps: int, chunks: NewChunks | None, tables: Sequence[tuple[Table, Ints]]) -> int:
+    def log_changes(self, env_steps: int, chunks: NewChunks | None, tables: Sequence[tuple[Table, Ints]]) -> int:
         """Write what changed: new chunks, and for each table what was emptied and which new slots it has.
 
         Args:
@@ -159,7 +159,7 @@ class Journal:
             table.items.segments[slots] = self.segment
         return self.sequence
 
-    def tell_moved(self, env_steps: int, chunks: NewChunks) -> Locations:
+    def log_moved(self, env_steps: int, chunks: NewChunks) -> Locations:
         """Write chunks again that the log has in an old segment; return where they will be once that is written."""
         ids = _blocks(chunks.store).ids[chunks.slots]
         meta = encode_changes(env_steps, self._chunk_columns(chunks, ids), [])
@@ -197,7 +197,7 @@ class Journal:
         return ChunkColumns(blocks.table, columns, blocks.packed_sizes[slots].astype(np.int64))
 
     def _table_changes(self, table: Table, slots: Ints) -> TableChanges:
-        number, removed = self._table_numbers[table.config.name], table.take_removed()
+        number, removed = self._table_numbers[table.config.name], table.drain_removed()
         removed_so_far = self._position.removed.get(number, 0) + len(removed)
         self._position.removed[number] = removed_so_far
         self._sizes[number] = table.size

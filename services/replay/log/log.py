@@ -8,17 +8,17 @@ from collections.abc import Callable
 
 from tidemill.config.storage import StorageSettings
 from tidemill.errors import FatalError, ResourceExhausted
-from tidemill.services.replay.chunks.blob_reader import BlobFiles, ColdReader
+from tidemill.services.replay.chunks.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.log.commits import Commits
-from tidemill.services.replay.log.compactor import Cleaner
+from tidemill.services.replay.log.compactor import Compactor
 from tidemill.services.replay.log.journal import Journal
-from tidemill.services.replay.log.open import Recovered
+from tidemill.services.replay.log.open import OpenedLog
 from tidemill.services.replay.log.segments import SegmentFile, is_full
 from tidemill.services.replay.log.snapshotter import Snapshotter
-from tidemill.services.replay.log.sync import Latency
+from tidemill.services.replay.log.sync import FsyncLatency
 from tidemill.services.replay.log.writer import Command, LogWriter, Progress, Write
 
-_CLEAN_EVERY_S = 0.5
+_COMPACT_EVERY_S = 0.5
 _NO_LIMIT = 2**62
 
 
@@ -27,7 +27,7 @@ class ReplayLog:
 
     def __init__(
         self,
-        recovered: Recovered,
+        recovered: OpenedLog,
         settings: StorageSettings,
         changed: Callable[[], None],
         open_file: Callable[..., SegmentFile] = SegmentFile,
@@ -59,13 +59,13 @@ class ReplayLog:
         self.journal = Journal(self._submit, segment_bytes, recovered.position, self._replay.describe_state)
         self.journal.segment_sizes.update(recovered.segment_sizes)
         self._replay.attach(self.journal)
-        self.cold = ColdReader(BlobFiles(recovered.folder))
-        self._cleaner = Cleaner(self._replay, self.journal, self.commits, self.cold, segment_bytes, changed)
+        self.blobs = BlobReader(BlobFiles(recovered.folder))
+        self._compactor = Compactor(self._replay, self.journal, self.commits, self.blobs, segment_bytes, changed)
         self.snapshots = Snapshotter(self._replay, recovered.snapshots)
         self.journal.begin()
-        self._replay.tell_removed()  # what damage has cost, so that it does not come back
+        self._replay.log_removed()  # what damage has cost, so that it does not come back
         self._tasks = [
-            asyncio.create_task(self._clean_for_ever()),
+            asyncio.create_task(self._compact_for_ever()),
             asyncio.create_task(self.snapshots.take_every(settings.snapshot_every_s)),
         ]
 
@@ -89,7 +89,7 @@ class ReplayLog:
         return damage.records + damage.missing_records + self._replay.damaged_chunks
 
     @property
-    def fsync(self) -> Latency:
+    def fsync(self) -> FsyncLatency:
         """How long the disk took to confirm."""
         return self._writer.fsync
 
@@ -107,7 +107,7 @@ class ReplayLog:
             with contextlib.suppress(OSError):
                 await self.snapshots.take(is_last=True)
         await asyncio.to_thread(self._writer.close)
-        self.cold.close()
+        self.blobs.close()
         self.recovered.folder.close()
 
     def _submit(self, command: Command) -> None:
@@ -131,11 +131,11 @@ class ReplayLog:
         if not self.failed.done():
             self.failed.set_exception(FatalError(f"the replay log cannot be written: {error}"))
 
-    async def _clean_for_ever(self) -> None:
+    async def _compact_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(_CLEAN_EVERY_S)
+            await asyncio.sleep(_COMPACT_EVERY_S)
             try:
-                await self._cleaner.clean()
+                await self._compactor.compact()
             except Exception as error:
                 self._fail(error)
                 raise

@@ -17,16 +17,16 @@ from tidemill.services.replay.log.damage import Damage, carry_out
 from tidemill.services.replay.log.frame import Chain
 from tidemill.services.replay.log.journal import LogPosition
 from tidemill.services.replay.log.reader import LogContents, read_log
-from tidemill.services.replay.log.rebuild import restore
+from tidemill.services.replay.log.rebuild import rebuild
 from tidemill.services.replay.log.segments import LogFolder, find_mark, new_mark, read_newest
 from tidemill.services.replay.log.snapshot import Snapshot, SnapshotFiles, snapshot_paths
 from tidemill.services.replay.memory import MemoryBudget
-from tidemill.services.replay.state import Replay
+from tidemill.services.replay.state import ReplayState
 
 _PRELOAD_BATCH = 1024
 
 
-def warm_up(replay: Replay, files: BlobFiles, budget: MemoryBudget) -> int:
+def preload(replay: ReplayState, files: BlobFiles, budget: MemoryBudget) -> int:
     """Fill memory with blobs; return how many items were dropped because a chunk of theirs is damaged.
 
     Chunks beyond the budget are checked when they are first read.
@@ -50,13 +50,13 @@ def _read_newest(store: ChunkStore, files: BlobFiles, budget: MemoryBudget) -> l
             if blob is None:
                 damaged.append(slot)
             else:
-                blocks.warm(slot, blob)
-    blocks.may_cool(fitting)
+                blocks.keep(slot, blob)
+    blocks.mark_evictable(fitting)
     return damaged
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class FolderContents:
     """What is in the folder of a log.
 
     Attributes:
@@ -72,7 +72,7 @@ class Found:
     snapshot: Snapshot | None
 
 
-def look(folder: LogFolder) -> Found:
+def look(folder: LogFolder) -> FolderContents:
     """Read the folder of a log and change nothing in it.
 
     Raises:
@@ -92,11 +92,11 @@ def look(folder: LogFolder) -> Found:
     if not contents.chain.sequence and newest is None:  # nothing of this log: its mark was only guessed
         mark = new_mark()
         files = SnapshotFiles(folder, mark)
-    return Found(mark, contents, files, snapshot)
+    return FolderContents(mark, contents, files, snapshot)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recovered:
+class OpenedLog:
     """A state and where its log ends.
 
     Attributes:
@@ -114,7 +114,7 @@ class Recovered:
     """
 
     folder: LogFolder
-    replay: Replay
+    replay: ReplayState
     budget: MemoryBudget
     snapshots: SnapshotFiles
     position: LogPosition
@@ -126,7 +126,7 @@ class Recovered:
     took_s: float
 
 
-def recover(path: Path, budget: MemoryBudget, make_replay: Callable[[MemoryBudget], Replay]) -> Recovered:
+def open_replay_log(path: Path, budget: MemoryBudget, make_replay: Callable[[MemoryBudget], ReplayState]) -> OpenedLog:
     """Read a log, or begin one where there is none.
 
     Args:
@@ -145,10 +145,10 @@ def recover(path: Path, budget: MemoryBudget, make_replay: Callable[[MemoryBudge
         found.files.remove_drafts()
         carry_out(contents.repairs)
         replay = make_replay(budget)
-        next_chunk, lost = restore(replay, contents, found.snapshot)
+        next_chunk, lost = rebuild(replay, contents, found.snapshot)
         replay.memory.count()
         files = BlobFiles(folder)
-        dropped = sum(lost.values()) + warm_up(replay, files, budget)
+        dropped = sum(lost.values()) + preload(replay, files, budget)
         files.close()
     except OSError as error:
         folder.close()
@@ -159,9 +159,9 @@ def recover(path: Path, budget: MemoryBudget, make_replay: Callable[[MemoryBudge
     damage, chain = contents.damage, contents.chain
     damage.records += replay.damaged_chunks
     replay.damaged_chunks = 0  # those are counted now
-    removed = {number: told.removed_so_far + contents.end_is_lost for number, told in chain.told.items()}
+    removed = {number: told.removed_so_far + contents.end_is_lost for number, told in chain.reports.items()}
     position = LogPosition(contents.next_segment, 0, chain.sequence, next_chunk, removed)
-    return Recovered(
+    return OpenedLog(
         folder=folder,
         replay=replay,
         budget=budget,

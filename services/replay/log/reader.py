@@ -79,7 +79,7 @@ class LogContents:
         epochs: Streams of each actor, by the epoch's number, in the order they were opened.
         chunks: By number of a table with their signature.
         tables: By number.
-        history: Names what `env_steps` counts; 0 if nothing tells it.
+        store_id: Names what `env_steps` counts; 0 if nothing tells it.
         env_steps: Agent decisions stored.
         next_epoch: Number of the next epoch.
         next_stream: Number of the next stream.
@@ -100,7 +100,7 @@ class LogContents:
     epochs: dict[int, Json] = field(default_factory=dict)
     chunks: dict[int, ChunkPieces] = field(default_factory=dict)
     tables: dict[int, TablePieces] = field(default_factory=dict)
-    history: int = 0
+    store_id: int = 0
     env_steps: int = 0
     next_epoch: int = 1
     next_stream: int = 0
@@ -255,7 +255,7 @@ def _take(contents: LogContents, frame: Frame, segment: int) -> None:
         _take_state(contents, document, frame.sequence)
     elif frame.kind is Kind.TABLE:
         contents.configs[document["number"]] = document["config"]
-        if document["number"] not in contents.chain.told:
+        if document["number"] not in contents.chain.reports:
             contents.chain.tell(document["number"], 0, 0, 0)
     elif frame.kind is Kind.EPOCH:
         for closed in document["closed"]:
@@ -266,7 +266,7 @@ def _take(contents: LogContents, frame: Frame, segment: int) -> None:
 def _take_state(contents: LogContents, document: Json, sequence: int) -> None:
     for name in ("env_steps", "next_epoch", "next_stream", "next_chunk"):
         setattr(contents, name, max(getattr(contents, name), document[name]))
-    contents.history = document["history"]
+    contents.store_id = document["store_id"]
     for table in document["tables"]:
         contents.configs[table["number"]] = table["config"]
         contents.stats[table["number"]] = np.array(table["stats"], dtype=np.int64)

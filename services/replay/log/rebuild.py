@@ -16,7 +16,7 @@ from tidemill.services.replay.log.changes import CHUNK, ITEM, SLOT
 from tidemill.services.replay.log.frame import CRC_BYTES
 from tidemill.services.replay.log.reader import ChunkPieces, LogContents, TablePieces, join_sizes
 from tidemill.services.replay.log.snapshot import Snapshot, TableSnapshot
-from tidemill.services.replay.state import Replay
+from tidemill.services.replay.state import ReplayState
 from tidemill.services.replay.streams import Epoch, Stream
 from tidemill.services.replay.tables.items import NewItems, RestoredItems
 from tidemill.services.replay.tables.stats import STATS_FIELDS, TableStats
@@ -27,7 +27,7 @@ Records = NDArray[np.void]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KnownChunks:
+class SurvivingChunks:
     """Every chunk of one signature that the log has, in order of stream and position.
 
     Attributes:
@@ -42,7 +42,7 @@ class KnownChunks:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KnownItems:
+class SurvivingItems:
     """The items of one table that came and have not gone.
 
     Attributes:
@@ -58,7 +58,7 @@ class KnownItems:
     payloads: tuple[bytes, ...]
 
 
-def known_chunks(pieces: ChunkPieces) -> KnownChunks:
+def surviving_chunks(pieces: ChunkPieces) -> SurvivingChunks:
     """Return the chunks of many records; of one that was written twice, the later place."""
     columns = np.frombuffer(b"".join(pieces.columns), dtype=CHUNK)
     counts = np.array(pieces.counts, dtype=np.int64)
@@ -72,10 +72,10 @@ def known_chunks(pieces: ChunkPieces) -> KnownChunks:
     order = kept[np.lexsort((columns["number"][kept], columns["stream"][kept]))]
     ids = columns["id"].astype(np.int64)
     where = Locations(ids[order], segments[order], offsets[order], sizes[order])
-    return KnownChunks(columns[order], where, join_sizes(pieces)[order])
+    return SurvivingChunks(columns[order], where, join_sizes(pieces)[order])
 
 
-def known_items(pieces: TablePieces) -> KnownItems:
+def surviving_items(pieces: TablePieces) -> SurvivingItems:
     """Return the items whose slot saw nothing after they came."""
     removed = np.frombuffer(b"".join(pieces.removed), dtype=SLOT)
     items = np.frombuffer(b"".join(pieces.items), dtype=ITEM)
@@ -92,7 +92,7 @@ def known_items(pieces: TablePieces) -> KnownItems:
     live = np.flatnonzero(newest[items["slot"]] == when_came)
     segments = np.repeat(np.array(pieces.segments, dtype=np.int64), item_counts)
     sequences = np.repeat(np.array(pieces.sequences, dtype=np.int64), item_counts)
-    return KnownItems(items[live], segments[live], sequences[live], _payloads_of(pieces, items["payload"], live))
+    return SurvivingItems(items[live], segments[live], sequences[live], _payloads_of(pieces, items["payload"], live))
 
 
 def _last_of_each(values: NDArray[np.generic]) -> Ints:
@@ -118,8 +118,8 @@ def _payloads_of(pieces: TablePieces, sizes: NDArray[np.generic], live: Ints) ->
     return tuple(joined[start:end] for start, end in zip(starts[live].tolist(), ends[live].tolist(), strict=True))
 
 
-def restore(replay: Replay, contents: LogContents, snapshot: Snapshot | None) -> tuple[int, dict[int, int]]:
-    """Fill an empty state; blobs stay in the log until `warm_up` reads them.
+def rebuild(replay: ReplayState, contents: LogContents, snapshot: Snapshot | None) -> tuple[int, dict[int, int]]:
+    """Fill an empty state; blobs stay in the log until `preload` reads them.
 
     Items are left out whose chunks the log has lost, and those of which it cannot be told whether they went.
 
@@ -132,7 +132,7 @@ def restore(replay: Replay, contents: LogContents, snapshot: Snapshot | None) ->
         number: replay.add_table(config_from_json(contents.configs[number]), number)
         for number in sorted(contents.configs)
     }
-    known = {number: known_chunks(pieces) for number, pieces in contents.chunks.items()}
+    known = {number: surviving_chunks(pieces) for number, pieces in contents.chunks.items()}
     chunks = {number: found for number, found in known.items() if number in tables}
     for number, found in chunks.items():
         _restore_chunks(tables[number].store, found)
@@ -153,11 +153,11 @@ def restore(replay: Replay, contents: LogContents, snapshot: Snapshot | None) ->
     for store in {id(table.store): table.store for table in tables.values()}.values():
         store.remove_unheld()
     replay.env_steps = contents.env_steps
-    replay.history = contents.history or replay.history
+    replay.store_id = contents.store_id or replay.store_id
     return max([contents.next_chunk, *(int(found.where.ids.max()) + 1 for found in known.values())]), lost
 
 
-def _restore_chunks(store: ChunkStore, found: KnownChunks) -> None:
+def _restore_chunks(store: ChunkStore, found: SurvivingChunks) -> None:
     columns = found.columns
     slots = store.restore(
         StoredChunks(
@@ -189,7 +189,7 @@ def _restore_epoch(document: dict[str, Any], store: ChunkStore) -> Epoch:
     )
 
 
-def _advance_streams(epochs: Sequence[Epoch], found: KnownChunks) -> None:
+def _advance_streams(epochs: Sequence[Epoch], found: SurvivingChunks) -> None:
     """Move each stream behind its newest chunk."""
     streams, last = np.unique(found.columns["stream"][::-1], return_index=True)  # chunks are in order
     newest = len(found.columns) - 1 - last
@@ -222,12 +222,12 @@ def _hold_tails(epoch: Epoch) -> None:
 
 
 def _restore_tables(
-    tables: dict[int, Table], chunks: dict[int, KnownChunks], contents: LogContents, snapshot: Snapshot | None
+    tables: dict[int, Table], chunks: dict[int, SurvivingChunks], contents: LogContents, snapshot: Snapshot | None
 ) -> dict[int, int]:
     """Fill the tables; return how many items of each were lost, also of those that nothing describes."""
     snapshots = {table.number: table for table in snapshot.tables} if snapshot is not None else {}
     stores = {id(tables[number].store): found for number, found in chunks.items()}
-    told = contents.chain.told
+    told = contents.chain.reports
     lost = {number: told[number].size for number in told.keys() - tables.keys()}
     for number, table in tables.items():
         stats = contents.stats.get(number, np.zeros(STATS_FIELDS, dtype=np.int64))
@@ -235,7 +235,7 @@ def _restore_tables(
         if taken is not None and snapshot is not None and snapshot.sequence >= contents.stats_sequences.get(number, 0):
             stats = np.array(taken.stats)
         pieces, known = contents.tables.get(number), stores.get(id(table.store))
-        found = known_items(pieces if pieces is not None else TablePieces())
+        found = surviving_items(pieces if pieces is not None else TablePieces())
         trusted = _trusted(found, contents.chain.breaks.get(number, 0), snapshot, taken)
         trusted &= found.sequences >= contents.chain.fork
         kept = _restore_table(table, TableStats.from_array(stats), found, trusted, known, taken)
@@ -246,13 +246,15 @@ def _restore_tables(
 
 def _size(number: int, contents: LogContents, snapshot: Snapshot | None, taken: TableSnapshot | None) -> int:
     """Return how many items a table had, by whatever told it last."""
-    told = contents.chain.told.get(number)
+    told = contents.chain.reports.get(number)
     if taken is not None and snapshot is not None and (told is None or told.sequence < snapshot.sequence):
         return taken.size
     return told.size if told is not None else 0
 
 
-def _trusted(found: KnownItems, end: int, snapshot: Snapshot | None, taken: TableSnapshot | None) -> NDArray[np.bool_]:
+def _trusted(
+    found: SurvivingItems, end: int, snapshot: Snapshot | None, taken: TableSnapshot | None
+) -> NDArray[np.bool_]:
     """Return which items have certainly not gone in records that are missing, the last of which is `end`."""
     trusted: NDArray[np.bool_] = found.sequences >= end
     if taken is not None and snapshot is not None and snapshot.sequence >= end:
@@ -263,9 +265,9 @@ def _trusted(found: KnownItems, end: int, snapshot: Snapshot | None, taken: Tabl
 def _restore_table(
     table: Table,
     stats: TableStats,
-    found: KnownItems,
+    found: SurvivingItems,
     trusted: NDArray[np.bool_],
-    chunks: KnownChunks | None,
+    chunks: SurvivingChunks | None,
     snapshot: TableSnapshot | None,
 ) -> int:
     """Fill a table with the items that are trusted and whole; return how many these are."""
@@ -295,7 +297,7 @@ def _restore_table(
     return len(order)
 
 
-def _first_chunks(columns: NDArray[np.void], chunks: KnownChunks | None) -> tuple[Ints, NDArray[np.bool_]]:
+def _first_chunks(columns: NDArray[np.void], chunks: SurvivingChunks | None) -> tuple[Ints, NDArray[np.bool_]]:
     """Return the slot of the chunk with each item's first step, [N], and for which there is one, [N]."""
     if chunks is None:
         return np.zeros(len(columns), dtype=np.int64), np.zeros(len(columns), dtype=np.bool_)

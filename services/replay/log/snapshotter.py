@@ -9,7 +9,7 @@ import structlog
 
 from tidemill.replay.wire import config_to_json
 from tidemill.services.replay.log.snapshot import Snapshot, SnapshotFiles, States, TableSnapshot, item_states
-from tidemill.services.replay.state import Replay
+from tidemill.services.replay.state import ReplayState
 from tidemill.services.replay.tables.table import Table
 
 _SLICE = 32_768
@@ -20,7 +20,7 @@ _log = structlog.get_logger()
 class Snapshotter:
     """Takes one snapshot at a time."""
 
-    def __init__(self, replay: Replay, files: SnapshotFiles) -> None:
+    def __init__(self, replay: ReplayState, files: SnapshotFiles) -> None:
         """Take snapshots of a state."""
         self._replay, self._files = replay, files
         self._lock = asyncio.Lock()
@@ -37,7 +37,7 @@ class Snapshotter:
             OSError: the disk refused.
         """
         async with self._lock:
-            self._replay.tell_removed()
+            self._replay.log_removed()
             sequence, segment = self._replay.sequence, self._replay.segment
             tables = [(self._replay.number_of(table), table, table.stats.to_array()) for table in self._replay.tables]
             copies = [

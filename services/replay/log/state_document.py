@@ -12,18 +12,18 @@ from tidemill.services.replay.tables.table import Table
 
 
 def describe_state(
-    streams: StreamRegistry, tables: Sequence[tuple[int, Table]], history: int, env_steps: int
+    streams: StreamRegistry, tables: Sequence[tuple[int, Table]], store_id: int, env_steps: int
 ) -> dict[str, Any]:
     """Return what a restart needs to know of everything before a segment, but for chunks and items.
 
     Args:
         streams: The streams.
         tables: Each with its number in the log.
-        history: Names what `env_steps` counts.
+        store_id: Names what `env_steps` counts.
         env_steps: Agent decisions stored.
     """
     return {
-        "history": history,
+        "store_id": store_id,
         "env_steps": env_steps,
         "next_epoch": streams.next_epoch,
         "next_stream": streams.next_stream,

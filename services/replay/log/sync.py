@@ -13,7 +13,7 @@ BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2
 """Upper bounds of the buckets but the last, which has none, in seconds."""
 
 
-class Latency:
+class FsyncLatency:
     """Counts durations by bucket. Written by one thread, read by others."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Syncer:
             failed: Called with the error of a sync that was started; it cannot be repeated.
         """
         self._synced, self._failed = synced, failed
-        self.latency = Latency()
+        self.latency = FsyncLatency()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="log-syncer")
         self._underway: Future[None] | None = None
 

@@ -13,7 +13,7 @@ import structlog
 
 from tidemill.services.replay.log.frame import Chain, Record
 from tidemill.services.replay.log.segments import LogFolder, NewestSegment, SegmentFile, SegmentPair, is_full
-from tidemill.services.replay.log.sync import Latency, Syncer
+from tidemill.services.replay.log.sync import FsyncLatency, Syncer
 
 _MAX_GROUP_BYTES = 8 * 2**20
 _RETRY_S = 0.5
@@ -90,7 +90,7 @@ class LogWriter:
         self._thread.start()
 
     @property
-    def fsync(self) -> Latency:
+    def fsync(self) -> FsyncLatency:
         """How long the disk took to confirm."""
         return self._syncer.latency
 

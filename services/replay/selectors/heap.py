@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.services.replay.selectors.segment_tree import FAN_OUT, Levels
+from tidemill.services.replay.selectors.segment_tree import FAN_OUT, SegmentTree
 
 _SIGN = np.uint64(1 << 63)
 _EMPTY = np.uint64(0)
 
 
-class ExtremeTree:
+class MaxTree:
     """Finds the greatest of the values of `capacity` slots; of equal ones, the lowest slot.
 
     Values are kept as whole numbers of the same order, all above 0: an empty slot is then a 0, of which a large table
@@ -20,20 +20,20 @@ class ExtremeTree:
 
     def __init__(self, capacity: int) -> None:
         """Create a tree of empty slots 0 .. capacity - 1."""
-        self._levels = Levels(capacity, np.maximum, np.uint64, FAN_OUT)
+        self._tree = SegmentTree(capacity, np.maximum, np.uint64, FAN_OUT)
 
     def values(self, slots: NDArray[np.integer]) -> NDArray[np.float64]:
         """Return the values of slots [N]; minus infinity for an empty one."""
-        return _number(self._levels.leaves[slots])
+        return _number(self._tree.leaves[slots])
 
     def set(self, slots: NDArray[np.integer], values: NDArray[np.float64]) -> None:
         """Set the values [N] of slots [N]; minus infinity empties a slot."""
-        self._levels.set(slots, _rank(values))
+        self._tree.set(slots, _rank(values))
 
-    def greatest(self) -> int:
+    def argmax(self) -> int:
         """Return the slot of the greatest value; at least one slot must not be empty."""
         found = 0
-        for level in reversed(self._levels.arrays):
+        for level in reversed(self._tree.arrays):
             found = found * FAN_OUT + int(level[found].argmax())
         return found
 
@@ -57,7 +57,7 @@ class PriorityHeap:
 
     def __init__(self, capacity: int, *, sign: float) -> None:
         """Create an empty selector for slots 0 .. capacity - 1; `sign` is 1 for the highest, -1 for the lowest."""
-        self._tree = ExtremeTree(capacity)
+        self._tree = MaxTree(capacity)
         self._sign = sign
         self._count = 0
 
@@ -95,7 +95,7 @@ class PriorityHeap:
 
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:  # noqa: ARG002 - the interface's
         """Pick the same first item `count` times."""
-        return np.full(count, self._tree.greatest(), dtype=np.int64)
+        return np.full(count, self._tree.argmax(), dtype=np.int64)
 
     def take(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:  # noqa: ARG002 - the interface's
         """Pick items in order: each is hidden after its pick, and all are put back at the end."""
@@ -103,7 +103,7 @@ class PriorityHeap:
         values = np.empty(len(taken))
         hidden = np.array([-np.inf])
         for i in range(len(taken)):
-            taken[i] = self._tree.greatest()
+            taken[i] = self._tree.argmax()
             values[i : i + 1] = self._tree.values(taken[i : i + 1])
             self._tree.set(taken[i : i + 1], hidden)
         self._tree.set(taken, values)

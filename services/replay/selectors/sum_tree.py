@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.services.replay.selectors.segment_tree import FAN_OUT, Levels
+from tidemill.services.replay.selectors.segment_tree import FAN_OUT, SegmentTree
 
 _WIDEST_TOP = 4096  # a cumulative sum over this many costs less than another level
 _UP_TO = np.triu(np.ones((FAN_OUT, FAN_OUT)))  # column i sums the children up to i
@@ -20,21 +20,21 @@ class SumTree:
 
     def __init__(self, capacity: int) -> None:
         """Create a tree of zero weights for slots 0 .. capacity - 1; any capacity of at least 1."""
-        self._levels = Levels(capacity, np.add, np.float64, _WIDEST_TOP)
+        self._tree = SegmentTree(capacity, np.add, np.float64, _WIDEST_TOP)
 
     @property
     def total(self) -> float:
         """Sum of all weights."""
-        return float(self._levels.top.sum())
+        return float(self._tree.top.sum())
 
     def weights(self, slots: NDArray[np.integer]) -> NDArray[np.float64]:
         """Return the weights of slots [N]."""
-        found: NDArray[np.float64] = self._levels.leaves[slots]
+        found: NDArray[np.float64] = self._tree.leaves[slots]
         return found
 
     def set(self, slots: NDArray[np.integer], weights: NDArray[np.float64]) -> None:
         """Set weights [N], finite and not negative, of slots [N]; the last of repeated slots counts."""
-        self._levels.set(slots, weights)
+        self._tree.set(slots, weights)
 
     def find(self, targets: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return for each target the first slot whose cumulative weight exceeds it, int64 [N].
@@ -42,12 +42,12 @@ class SumTree:
         Args:
             targets: Numbers in [0, total), float64 [N]; the total must not be 0.
         """
-        top = self._levels.top
+        top = self._tree.top
         cumulative = np.cumsum(top)
         targets = np.minimum(targets, cumulative[-1] * _JUST_BELOW_ONE)
         found = np.searchsorted(cumulative, targets, side="right")
         targets = targets - (cumulative[found] - top[found])
-        for level in reversed(self._levels.arrays[:-1]):
+        for level in reversed(self._tree.arrays[:-1]):
             child, targets = _descend(level.take(found, axis=0), targets)
             found = found * FAN_OUT + child
         return found

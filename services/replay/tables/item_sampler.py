@@ -11,60 +11,60 @@ from tidemill.services.replay.tables.items import Items
 Ints = NDArray[np.int64]
 
 
-class Picker:
-    """Lets a sampler pick, and counts how often each item was picked if there is a limit to it."""
+class ItemSampler:
+    """Lets a selector pick, and counts how often each item was picked if there is a limit to it."""
 
-    def __init__(self, items: Items, sampler: Selector, max_times_sampled: int, rng: np.random.Generator) -> None:
+    def __init__(self, items: Items, selector: Selector, max_times_sampled: int, rng: np.random.Generator) -> None:
         """Pick from items; `max_times_sampled` of 0 means as often as one likes."""
-        self._items, self._sampler, self._limit, self._rng = items, sampler, max_times_sampled, rng
+        self._items, self._selector, self._limit, self._rng = items, selector, max_times_sampled, rng
         self.left = 0  # samples that the items may still be given; counted only with a limit
 
-    def note(self, slots: Ints) -> None:
+    def add(self, slots: Ints) -> None:
         """Count the samples that items [N], new or with a new priority, may be given."""
         self.left += self._draws_of(slots)
 
-    def forget(self, slots: Ints) -> None:
+    def discard(self, slots: Ints) -> None:
         """Stop counting those of items [N]."""
         self.left -= self._draws_of(slots)
 
-    def pick(self, count: int, without_replacement: bool) -> tuple[Ints, NDArray[np.float64], Ints]:
-        """Return slots [count], their probabilities, and which of them this used up, gone from the sampler."""
-        sampler, mass = self._sampler, self._sampler.mass
+    def sample(self, count: int, without_replacement: bool) -> tuple[Ints, NDArray[np.float64], Ints]:
+        """Return slots [count], their probabilities, and which of them this used up, gone from the selector."""
+        selector, mass = self._selector, self._selector.mass
         slots, weights, exhausted = _NO_SLOTS, np.empty(0), _NO_SLOTS
         while len(slots) < count:  # again only for items that were picked more often than they may
             picked = self._pick_some(count - len(slots), without_replacement)
             slots = np.concatenate((slots, picked))
-            weights = np.concatenate((weights, sampler.weights(picked)))
+            weights = np.concatenate((weights, selector.weights(picked)))
             if self._limit:
                 exhausted = np.concatenate((exhausted, self._use(picked)))
-        return slots, weights / mass if sampler.random else np.ones(count), exhausted
+        return slots, weights / mass if selector.random else np.ones(count), exhausted
 
     def _pick_some(self, count: int, without_replacement: bool) -> Ints:
-        sampler, limit = self._sampler, self._limit
+        selector, limit = self._selector, self._limit
         if without_replacement:
-            return sampler.take(count, self._rng)
+            return selector.take(count, self._rng)
         if not limit:
-            return sampler.draw(count, self._rng)
-        if sampler.random:
-            slots = sampler.draw(count, self._rng)
+            return selector.draw(count, self._rng)
+        if selector.random:
+            slots = selector.draw(count, self._rng)
             return slots[self._items.times_sampled[slots] + _occurrences(slots) < limit]
-        slots = sampler.take(count, self._rng)
+        slots = selector.take(count, self._rng)
         return np.repeat(slots, limit - self._items.times_sampled[slots].astype(np.int64))[:count]
 
     def _use(self, slots: Ints) -> Ints:
-        """Count the samples of items; return those that may not be sampled again, gone from the sampler."""
+        """Count the samples of items; return those that may not be sampled again, gone from the selector."""
         times = self._items.times_sampled
         np.add.at(times, slots, 1)
         self.left -= len(slots)
         exhausted = np.unique(slots[times[slots] >= self._limit])
-        self._sampler.remove(exhausted)
+        self._selector.remove(exhausted)
         return exhausted
 
     def _draws_of(self, slots: Ints) -> int:
         limit = self._limit
         if not limit:
             return 0
-        slots = slots[self._sampler.can_pick(slots)]
+        slots = slots[self._selector.can_pick(slots)]
         return limit * len(slots) - int(self._items.times_sampled[slots].sum())
 
 

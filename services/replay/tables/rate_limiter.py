@@ -1,4 +1,4 @@
-"""When inserts and samples of a table must wait. Arithmetic only; waiting happens in the gate."""
+"""When inserts and samples of a table must wait. Arithmetic only; waiting happens in the admission."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _MOST_AHEAD = 2**20
 class RateLimiter:
     """Counts the inserts and samples of one table and judges the next call before it happens.
 
-    A call is admitted whole, whatever its size. With a ratio, the *lead* of the inserts is
+    A call is admitted whole, whatever its size. With a ratio, the *diff* of the inserts is
 
-        lead = (items inserted beyond min_size) * samples_per_insert - samples
+        diff = (items inserted beyond min_size) * samples_per_insert - samples
 
-    An insert is admitted while lead <= error_buffer, a sample while lead >= -error_buffer. As the buffer is
+    An insert is admitted while diff <= error_buffer, a sample while diff >= -error_buffer. As the buffer is
     positive, one of the two always holds, so that the sides cannot wait for each other.
     """
 
@@ -49,7 +49,7 @@ class RateLimiter:
         self._samples -= count
 
     @property
-    def lead(self) -> float:
+    def diff(self) -> float:
         """How far the inserts are ahead, in samples; 0 without a ratio."""
         if not self._config.samples_per_insert:
             return 0.0
@@ -59,11 +59,11 @@ class RateLimiter:
         """Return whether an insert may go on while the table holds `size` items."""
         if self._config.queue_size and size >= self._config.queue_size:
             return False
-        return size < self._config.min_size or self.lead <= self._config.error_buffer
+        return size < self._config.min_size or self.diff <= self._config.error_buffer
 
     def can_sample(self, size: int) -> bool:
         """Return whether a sample may go on while the table holds `size` items."""
-        return self._reached and size > 0 and self.lead >= -self._config.error_buffer
+        return self._reached and size > 0 and self.diff >= -self._config.error_buffer
 
     def inserted(self, count: int, size: int) -> None:
         """Count an insert of `count` items, after which the table holds `size` (or would, were it not full)."""
@@ -76,10 +76,10 @@ class RateLimiter:
     def countable(self, said: int, batch_size: int) -> int:
         """Return how many of the samples that a caller says it drew, here or elsewhere, are counted.
 
-        At most a batch, or what takes a lead of the inserts away; and whatever callers say, samples are never further
+        At most a batch, or what takes a diff of the inserts away; and whatever callers say, samples are never further
         ahead than `_MOST_AHEAD`, so that inserts can make up for it.
         """
-        most, room = max(batch_size, self.lead + 1), self.lead + self._config.error_buffer + _MOST_AHEAD
+        most, room = max(batch_size, self.diff + 1), self.diff + self._config.error_buffer + _MOST_AHEAD
         return max(int(min(said, most, room)), 0)
 
     def sampled(self, count: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.replay.batch import Blocks
+from tidemill.replay.batch import Blocks, SampledBatch
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.tables.items import Items
 
@@ -17,37 +17,8 @@ _ITEM_BYTES = 32  # of the numbers of an item
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sample:
-    """B items drawn from a table and the C chunks they lie in.
-
-    Attributes:
-        keys: uint64 [B].
-        probabilities: Probability with which each was chosen, float64 [B].
-        first_rows: Row of each item's first step over the steps of all chunks, int64 [B].
-        lengths: Steps of each item, int64 [B].
-        payloads: One for each item, or empty when none has one.
-        step_counts: Steps of each chunk, int64 [C]; chunks are ordered by stream and position, each once.
-        params_versions: Parameter version of each chunk, uint64 [C].
-        blocks: The chunks' blocks, one entry for each column.
-        table_items: Items in the table at the draw.
-        priority_mass: Sum of sampler weights at the draw.
-    """
-
-    keys: NDArray[np.uint64]
-    probabilities: NDArray[np.float64]
-    first_rows: Ints
-    lengths: Ints
-    payloads: tuple[bytes, ...]
-    step_counts: Ints
-    params_versions: NDArray[np.uint64]
-    blocks: tuple[Blocks, ...]
-    table_items: int
-    priority_mass: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Drawn:
-    """The same items without their blocks. Their chunks are held until `release`.
+class SampledItems:
+    """B items drawn from a table and the C chunks they lie in, which are held until `release`.
 
     Attributes:
         keys: uint64 [B].
@@ -59,7 +30,7 @@ class Drawn:
         step_counts: int64 [C].
         params_versions: uint64 [C].
         table_items: Items in the table at the draw.
-        priority_mass: Sum of sampler weights at the draw.
+        total_weight: Sum of sampler weights at the draw.
     """
 
     keys: NDArray[np.uint64]
@@ -71,47 +42,48 @@ class Drawn:
     step_counts: Ints
     params_versions: NDArray[np.uint64]
     table_items: int
-    priority_mass: float
+    total_weight: float
 
     def size_bytes(self, store: ChunkStore) -> int:
         """Return about how many bytes the batch has with its blocks, as a message."""
         return store.bytes_of(self.chunks) + sum(map(len, self.payloads)) + _ITEM_BYTES * len(self.keys)
 
-    def hold(self, store: ChunkStore) -> None:
+    def acquire(self, store: ChunkStore) -> None:
         """Keep the chunks from being freed, whatever happens to the items."""
-        store.hold(self.chunks)
+        store.acquire(self.chunks)
 
     def release(self, store: ChunkStore) -> None:
         """Let go of the chunks."""
         store.release(self.chunks)
 
-    def with_blocks(self, blocks: tuple[Blocks, ...]) -> Sample:
-        """Return the whole batch."""
-        return Sample(
-            self.keys,
-            self.probabilities,
-            self.first_rows,
-            self.lengths,
-            self.payloads,
-            self.step_counts,
-            self.params_versions,
-            blocks,
-            self.table_items,
-            self.priority_mass,
+    def with_blocks(self, blocks: tuple[Blocks, ...]) -> SampledBatch:
+        """Return the whole batch; the server adds what it has stored when it sends it."""
+        return SampledBatch(
+            keys=self.keys,
+            probabilities=self.probabilities,
+            first_rows=self.first_rows,
+            lengths=self.lengths,
+            payloads=self.payloads,
+            step_counts=self.step_counts,
+            params_versions=self.params_versions,
+            blocks=blocks,
+            table_items=self.table_items,
+            total_weight=self.total_weight,
+            stored={},
         )
 
-    def needing(self, chunks: Ints) -> NDArray[np.bool_]:
+    def overlapping(self, chunks: Ints) -> NDArray[np.bool_]:
         """Return which items [B] need one of some chunks [N]."""
         ends = np.cumsum(self.step_counts)
         first = np.searchsorted(ends, self.first_rows, side="right")
         last = np.searchsorted(ends, self.first_rows + self.lengths - 1, side="right")
         before = np.concatenate(([0], np.cumsum(np.isin(self.chunks, chunks))))
-        needing: NDArray[np.bool_] = before[last + 1] > before[first]
-        return needing
+        overlapping: NDArray[np.bool_] = before[last + 1] > before[first]
+        return overlapping
 
-    def without(self, chunks: Ints) -> Drawn:
+    def without(self, chunks: Ints) -> SampledItems:
         """Return the batch without some chunks [N] and the items that need them."""
-        items, stays = ~self.needing(chunks), ~np.isin(self.chunks, chunks)
+        items, stays = ~self.overlapping(chunks), ~np.isin(self.chunks, chunks)
         gone_rows = np.concatenate(([0], np.cumsum(np.where(stays, 0, self.step_counts))))
         ends = np.cumsum(self.step_counts)
         places = np.searchsorted(ends, self.first_rows, side="right")
@@ -128,7 +100,7 @@ class Drawn:
             params_versions=self.params_versions[stays],
         )
 
-    def joined(self, other: Drawn) -> Drawn:
+    def concat(self, other: SampledItems) -> SampledItems:
         """Return the batch with the items of another draw behind its own."""
         payloads: tuple[bytes, ...] = ()
         if self.payloads or other.payloads:
@@ -148,7 +120,7 @@ class Drawn:
 
 def locate(
     items: Items, store: ChunkStore, slots: Ints, probabilities: NDArray[np.float64], table: tuple[int, float]
-) -> Drawn:
+) -> SampledItems:
     """Return drawn items and where they lie.
 
     Args:
@@ -162,7 +134,7 @@ def locate(
     chunks, places = store.in_order(spans)
     step_counts = store.step_counts(chunks)
     starts = np.cumsum(step_counts) - step_counts
-    return Drawn(
+    return SampledItems(
         keys=items.keys(slots),
         probabilities=probabilities,
         first_rows=starts[places[: len(slots)]] + items.offsets[slots],
@@ -172,5 +144,5 @@ def locate(
         step_counts=step_counts,
         params_versions=store.params_versions(chunks),
         table_items=table[0],
-        priority_mass=table[1],
+        total_weight=table[1],
     )

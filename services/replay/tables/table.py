@@ -8,14 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.table_config import TableConfig
-from tidemill.services.replay.chunks.ref_counts import Holdings
+from tidemill.services.replay.chunks.ref_counts import ChunkRefCounts
 from tidemill.services.replay.chunks.store import NONE, ChunkStore
 from tidemill.services.replay.selectors.selector import SelectorPair
-from tidemill.services.replay.tables.item_sampler import Picker
+from tidemill.services.replay.tables.item_sampler import ItemSampler
 from tidemill.services.replay.tables.items import Items, NewItems, RestoredItems
 from tidemill.services.replay.tables.rate_limiter import RateLimiter
-from tidemill.services.replay.tables.sampled_items import Drawn, Sample, locate
+from tidemill.services.replay.tables.sampled_items import SampledItems, locate
 from tidemill.services.replay.tables.stats import Counters, TableStats
 
 Ints = NDArray[np.int64]
@@ -40,10 +41,10 @@ class Table:
         self.durable = durable
         self._rng = rng
         self.limiter = RateLimiter(config.rate_limiter)
-        self._holdings = Holdings(store)
+        self._ref_counts = ChunkRefCounts(store)
         self.items: Items
         self._selectors: SelectorPair
-        self._picker: Picker
+        self._sampler: ItemSampler
         self.counters: Counters
         self._removed: list[Ints]  # slots emptied since the log was last told
         self._clear(first_number=0)
@@ -56,10 +57,10 @@ class Table:
     @property
     def held_bytes(self) -> int:
         """Bytes of the chunks that items of this table need, and of their payloads."""
-        return self._holdings.size_bytes + self.items.payload_bytes
+        return self._ref_counts.size_bytes + self.items.payload_bytes
 
     @property
-    def priority_mass(self) -> float:
+    def total_weight(self) -> float:
         """Sum of sampler weights."""
         return self._selectors.sampler.mass
 
@@ -76,7 +77,7 @@ class Table:
         pickable = self._selectors.sampler.pickable
         if without_replacement and pickable < batch_size:
             return False
-        return self._picker.left >= batch_size if self.config.max_times_sampled else pickable > 0
+        return self._sampler.left >= batch_size if self.config.max_times_sampled else pickable > 0
 
     def check_batch_size(self, batch_size: int, without_replacement: bool) -> None:
         """Raise InvalidArgument if a full table could not serve such a batch."""
@@ -109,7 +110,7 @@ class Table:
             slots = slots[self.items.has(slots, np.arange(number, number + count))]
         return slots
 
-    def sample(self, batch_size: int, without_replacement: bool = False, counted: int | None = None) -> Sample:
+    def sample(self, batch_size: int, without_replacement: bool = False, counted: int | None = None) -> SampledBatch:
         """Draw a batch and read its blocks, which must be in memory; see `draw`."""
         drawn = self.draw(batch_size, without_replacement, counted)
         try:
@@ -117,16 +118,16 @@ class Table:
         finally:
             drawn.release(self.store)
 
-    def draw(self, batch_size: int, without_replacement: bool = False, counted: int | None = None) -> Drawn:
+    def draw(self, batch_size: int, without_replacement: bool = False, counted: int | None = None) -> SampledItems:
         """Draw a batch; `has_draws` must hold. Items sampled often enough leave the table.
 
         The rate limiter counts `counted` samples, or the batch's size if that is None. The chunks stay until the
         caller releases them.
         """
-        mass, size = self.priority_mass, self.size
-        slots, probabilities, exhausted = self._picker.pick(batch_size, without_replacement)
+        mass, size = self.total_weight, self.size
+        slots, probabilities, exhausted = self._sampler.sample(batch_size, without_replacement)
         drawn = locate(self.items, self.store, slots, probabilities, (size, mass))
-        drawn.hold(self.store)
+        drawn.acquire(self.store)
         self.limiter.sampled(batch_size if counted is None else counted)
         self.counters.samples += batch_size
         self.counters.sampled_age += int(self.items.ages(slots).sum())
@@ -145,12 +146,12 @@ class Table:
         """Set priorities [N] of items by key [N]; the last of a repeated key counts. Return how many were found."""
         slots, found = self.items.find(keys)
         unique, last = np.unique(slots[::-1], return_index=True)
-        self._picker.forget(unique)
+        self._sampler.discard(unique)
         newest = priorities[found][::-1][last]
         self._selectors.update(unique, newest)
         if self.durable:
             self.items.priorities[unique] = newest
-        self._picker.note(unique)
+        self._sampler.add(unique)
         self.counters.priority_updates += len(slots)
         self.counters.unknown_keys += len(keys) - len(slots)
         return len(slots)
@@ -168,14 +169,14 @@ class Table:
         removed = self.size
         leaving = [*self._removed, self.items.live()] if self.durable else []
         self.limiter.reset()
-        self._holdings.clear()
+        self._ref_counts.clear()
         self._clear(self.items.inserted)  # numbers go on, so that no key ever names two items
         self._removed = leaving
         return removed
 
     def chunks(self) -> Ints:
         """Return the chunks that items of this table need."""
-        return self._holdings.chunks()
+        return self._ref_counts.chunks()
 
     def drop_items_of(self, chunk: int) -> int:
         """Remove every item that needs a chunk, whose bytes are damaged; return how many there were."""
@@ -194,10 +195,10 @@ class Table:
 
     @property
     def has_removed(self) -> bool:
-        """Whether `take_removed` has something to tell."""
+        """Whether `drain_removed` has something to tell."""
         return bool(self._removed)
 
-    def take_removed(self) -> Ints:
+    def drain_removed(self) -> Ints:
         """Return the slots that were emptied since this was last asked, of which some may be in use again."""
         removed, self._removed = self._removed, []
         return np.concatenate(removed) if removed else _NO_SLOTS
@@ -220,8 +221,8 @@ class Table:
         self.items.restore(items)
         slots = items.slots
         self._selectors.insert(slots, items.new.priorities)
-        self._picker.note(slots)
-        self._holdings.add(self._spans(slots))
+        self._sampler.add(slots)
+        self._ref_counts.acquire(self._spans(slots))
         if same_limiter:
             self.limiter.restore(stats.limiter)
         else:
@@ -245,8 +246,8 @@ class Table:
         if slots.max(initial=-1) >= config.max_items:
             items = replace(items, slots=np.arange(len(slots)))
         leaving, chunks = [*self._removed, slots], self.chunks()
-        self.store.hold(chunks)  # while nobody else does
-        self._holdings.clear()
+        self.store.acquire(chunks)  # while nobody else does
+        self._ref_counts.clear()
         self.config, self.limiter = config, RateLimiter(config.rate_limiter)
         self.restore(stats, items, same_limiter=same_limiter)
         self._removed = leaving + self._removed
@@ -258,22 +259,22 @@ class Table:
         self._removed = []
         self.items = Items(config.max_items, first_number=first_number, durable=self.durable)
         self._selectors = SelectorPair.make(config.sampler, config.remover, config.max_items)
-        self._picker = Picker(self.items, self._selectors.sampler, config.max_times_sampled, self._rng)
+        self._sampler = ItemSampler(self.items, self._selectors.sampler, config.max_times_sampled, self._rng)
 
     def _add(self, new: NewItems) -> Ints:
         slots = self.items.add(new)
         self._selectors.insert(slots, new.priorities)
-        self._picker.note(slots)
-        self._holdings.add(self._spans(slots))
+        self._sampler.add(slots)
+        self._ref_counts.acquire(self._spans(slots))
         return slots
 
     def _remove(self, slots: Ints) -> None:
-        self._picker.forget(slots)
+        self._sampler.discard(slots)
         self._selectors.remove(slots)
         self._forget(slots)
 
     def _forget(self, slots: Ints) -> None:
-        self._holdings.remove(self._spans(slots))
+        self._ref_counts.release(self._spans(slots))
         self.items.remove(slots)
         self.note_removed(slots)
 

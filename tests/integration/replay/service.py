@@ -19,10 +19,10 @@ from tests.unit.replay.streams_for_tests import SIGNATURE
 from tidemill.replay.appender import StreamAppender
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import MEBIBYTE, ServerSettings
-from tidemill.services.replay.admission import Gate
+from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.memory import MemoryBudget
 from tidemill.services.replay.servicer import ReplayServicer
-from tidemill.services.replay.state import Replay
+from tidemill.services.replay.state import ReplayState
 
 WAIT_S = 300.0  # only ever reached by a machine that is far too busy, or a failure
 CHUNK_LENGTH = 4
@@ -33,8 +33,8 @@ class LocalServer:
     """A server inside this process, with its state at hand (to be read only)."""
 
     address: str
-    replay: Replay
-    gate: Gate
+    replay: ReplayState
+    admission: AdmissionQueue
     loop: asyncio.AbstractEventLoop
 
 
@@ -43,14 +43,14 @@ def local_server(max_message_bytes: int = 64 * MEBIBYTE, stored_limit: int = 0) 
     """Serve an empty state on a free port, which stores so many bytes; 0 means no limit."""
     settings = ServerSettings(grace_s=0.2, max_message_bytes=max_message_bytes)
     budget = MemoryBudget(stored_limit)
-    replay = Replay(max_tables=4, max_streams=64, first_epoch=1, rng=np.random.default_rng(0), budget=budget)
-    gate = Gate(time.monotonic)
+    replay = ReplayState(max_tables=4, max_streams=64, first_epoch=1, rng=np.random.default_rng(0), budget=budget)
+    admission = AdmissionQueue(time.monotonic)
     with BackgroundServer("replay", settings) as background:
-        servicer = ReplayServicer(replay, gate, max_message_bytes)
+        servicer = ReplayServicer(replay, admission, max_message_bytes)
         servicer.add_to(background.server)
         address = background.start()
         background.set_serving(True)
-        yield LocalServer(address, replay, gate, background._loop)
+        yield LocalServer(address, replay, admission, background._loop)
 
 
 class ServerProcess:

@@ -1,4 +1,4 @@
-"""Appending over real connections: every step is stored once, and errors come back."""
+"""AppendSession over real connections: every step is stored once, and errors come back."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_appended_steps_come_back_in_samples(server: LocalServer, client: Replay
     np.testing.assert_array_equal(steps, expected)
     assert (streams == streams[:, :1]).all()
     np.testing.assert_allclose(batch.probabilities, 1 / 32)
-    assert (batch.table_items, batch.priority_mass, batch.env_steps) == (32, 32.0, 32)
+    assert (batch.table_items, batch.total_weight, batch.env_steps) == (32, 32.0, 32)
     keys = np.append(batch.keys[:10], np.uint64(999))  # 999 names slot 998, which does not exist
     assert client.update_priorities("t", keys, np.full(11, 5.0)) == 10
     described = client.describe_table("t")

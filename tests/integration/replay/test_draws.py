@@ -48,7 +48,7 @@ def test_draws_are_answered_in_order_with_their_own_sizes() -> None:
     with table_of(4, RateLimiterConfig()) as (address, _):
         found = answers(address, [pb.Draw(items=3), pb.Draw(), pb.Draw(items=5)])
     assert [len(answer.keys) for answer in found] == [3, 0, 5]
-    assert {(answer.table_items, answer.priority_mass, answer.env_steps) for answer in found} == {(4, 4.0, 4)}
+    assert {(answer.table_items, answer.total_weight, answer.env_steps) for answer in found} == {(4, 4.0, 4)}
 
 
 def test_draw_below_min_size_does_not_wait() -> None:
@@ -61,23 +61,23 @@ def test_counted_samples_let_inserts_go_on() -> None:
     """An insert held back by the ratio is let go by samples that were drawn elsewhere and are counted here."""
     limiter = RateLimiterConfig(min_size=4, samples_per_insert=2.0, error_buffer=4.0)
     with table_of(8, limiter) as (address, appender):
-        write(appender, 8)  # lead 8, beyond the buffer
+        write(appender, 8)  # diff 8, beyond the buffer
         wait_until(lambda: appender.unacknowledged_chunks == 1, "the insert to be sent")
         assert not appender.flush(0.2)
         first, second = answers(address, [pb.Draw(items=2, counted=0), pb.Draw(items=0, counted=6)])
-        assert (first.limiter_lead, second.limiter_lead) == (8.0, 10.0)  # 8 - 6, then the insert's 8 more
+        assert (first.limiter_diff, second.limiter_diff) == (8.0, 10.0)  # 8 - 6, then the insert's 8 more
         assert appender.flush(WAIT_S)
 
 
 def test_counted_samples_are_bounded_by_the_batch() -> None:
     """Four thousand million samples said to be drawn elsewhere count as a batch of 8: the table goes on."""
     limiter = RateLimiterConfig(min_size=4, samples_per_insert=1.0, error_buffer=16.0)
-    with table_of(8, limiter) as (address, _):  # lead 4
+    with table_of(8, limiter) as (address, _):  # diff 4
         draws = [pb.Draw(items=2, counted=2**32 - 1), pb.Draw(items=0, counted=2**32 - 1), pb.Draw(items=8, counted=8)]
         found = answers(address, draws)
-        assert [answer.limiter_lead for answer in found] == [-4.0, -12.0, -20.0]
+        assert [answer.limiter_diff for answer in found] == [-4.0, -12.0, -20.0]
         with ReplayClient(address) as client:
-            assert client.describe_table("t").limiter_lead == -20.0
+            assert client.describe_table("t").limiter_diff == -20.0
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def history_of(address: str) -> int:
     look = pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=1), draws=[pb.Draw()])
     with open_channel(address) as channel:
         (answer,) = replay_pb2_grpc.ReplayServiceStub(channel).Sample(iter([look]), timeout=WAIT_S)
-        return int(answer.history)
+        return int(answer.store_id)
 
 
 def test_history_goes_on_with_the_log_and_ends_with_it(tmp_path: Path) -> None:
@@ -111,11 +111,11 @@ def test_checkpoint_during_load_brings_priorities_back(tmp_path: Path) -> None:
             running.stop()
         described, metrics = client.describe_table("t"), scrape(server)
         check_log_figures(described, metrics)
-        total_weight = client.describe_table("t").priority_mass
+        total_weight = client.describe_table("t").total_weight
         kill(server)
     assert len(list(tmp_path.glob("*.snapshot"))) == 2
     with server_process("127.0.0.1:0", *arguments) as again, ReplayClient(again.address) as client:
-        assert client.describe_table("t").priority_mass == pytest.approx(total_weight, rel=1e-12)
+        assert client.describe_table("t").total_weight == pytest.approx(total_weight, rel=1e-12)
         with SampleStream(again.address, RANKED, 64, max_in_flight_batches=1) as stream:
             assert set(next(stream).keys.tolist()) <= set(keys.tolist())
 

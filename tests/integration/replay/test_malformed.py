@@ -47,7 +47,7 @@ def columns_named(*columns: tuple[str, str, list[int], int]) -> dict[str, Any]:
 def state(server: LocalServer) -> tuple[Any, ...]:
     """Return what a refused message must leave alone."""
     table = server.replay.find("t")
-    return table.size, table.counters.inserts, table.priority_mass, server.replay.chunks, server.replay.env_steps
+    return table.size, table.counters.inserts, table.total_weight, server.replay.chunks, server.replay.env_steps
 
 
 def assert_lives(server: LocalServer, stub: replay_pb2_grpc.ReplayServiceStub, before: tuple[Any, ...]) -> None:
@@ -290,4 +290,4 @@ def test_server_still_works_after_all_that(server: LocalServer, stub: replay_pb2
     opened = pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=4), credit=2)
     batches = list(stub.Sample(iter([opened]), timeout=WAIT_S))
     assert [len(batch.keys) for batch in batches] == [4, 4]
-    assert np.isfinite([batch.priority_mass for batch in batches]).all()
+    assert np.isfinite([batch.total_weight for batch in batches]).all()

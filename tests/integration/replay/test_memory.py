@@ -197,7 +197,7 @@ def test_messages_that_wait_take_no_more_than_their_share() -> None:
             messages = iter([opening(f"actor-{number}"), data])
             if number < 2:
                 waiting.append(stub.Append(messages, timeout=WAIT_S))
-                wait_until(lambda n=number: server.gate.waiting(table, "insert") == n + 1, "a message to wait")  # type: ignore[misc]
+                wait_until(lambda n=number: server.admission.waiting(table, "insert") == n + 1, "a message to wait")  # type: ignore[misc]
             else:
                 assert "may wait" in refusal(stub, messages)[1]
         client.reset_table("t")

@@ -47,7 +47,7 @@ def test_insert_blocks_when_ahead_and_the_owner_waits_for_room(server: LocalServ
         server.address, "actor", 1, SIGNATURE, ["t"], CHUNK_LENGTH, max_in_flight_chunks=2, stop=stop
     )
     with appender:
-        write(appender, range(12))  # lead 11: the next insert waits
+        write(appender, range(12))  # diff 11: the next insert waits
         assert appender.flush(WAIT_S)
         write(appender, range(12, 20))
         assert not appender.flush(0.2)
@@ -98,7 +98,7 @@ def test_thousand_waiting_samplers_are_not_looked_at_by_each_append(
         opening = pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=4), credit=1)
         stub = replay_pb2_grpc.ReplayServiceStub(channel)
         calls = [stub.Sample(iter([opening])) for _ in range(1001)]
-        wait_until(lambda: server.gate.waiting(table, "sample") == 1000, "a thousand samplers to wait")
+        wait_until(lambda: server.admission.waiting(table, "sample") == 1000, "a thousand samplers to wait")
         looks.clear()
         for first in range(4, 44, 4):
             write(appender, range(first, first + 4))
@@ -106,4 +106,4 @@ def test_thousand_waiting_samplers_are_not_looked_at_by_each_append(
         assert len(looks) <= 10 * 4
         for call in calls:
             call.cancel()
-        wait_until(lambda: server.gate.waiting(table, "sample") == 0, "the samplers to leave")
+        wait_until(lambda: server.admission.waiting(table, "sample") == 0, "the samplers to leave")

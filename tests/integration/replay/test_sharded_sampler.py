@@ -99,7 +99,7 @@ def test_new_priorities_go_to_the_shard_of_their_key() -> None:
                 assert client.update_priorities("t", [key], [10.0 * shard + step]) == 1
         for shard, server in enumerate(servers):
             with ReplayClient(server.address) as direct:
-                assert direct.describe_table("t").priority_mass == sum(10.0 * shard + step for step in range(4))
+                assert direct.describe_table("t").total_weight == sum(10.0 * shard + step for step in range(4))
 
 
 def test_min_size_counts_the_items_of_all_shards() -> None:
@@ -131,7 +131,7 @@ def test_ratio_is_held_over_all_shards() -> None:
         with sampling([s.address for s in servers], config, 4, credit=1) as stream:
             write(2)
             first = _batches(stream, 24 // 4)
-            assert first * 4 in range(24, 24 + 3 * 4 + 1)  # until the lead is below -24; 8 items count as none
+            assert first * 4 in range(24, 24 + 3 * 4 + 1)  # until the diff is below -24; 8 items count as none
             write(2)  # 16 more samples
             assert appender.flush(WAIT_S)
             second = _batches(stream, 40 // 4 - first)
@@ -217,7 +217,7 @@ def test_shard_that_joins_by_name_gets_the_table_and_is_sampled() -> None:
         ):
             wait_until(lambda: [report.live for report in stream.reports()] == [True], "the first shard")
             fill(servers[0].address, 0, [1.0] * 4)
-            assert taken(stream).stored == {servers[0].address: StoredSteps(servers[0].replay.history, 4)}
+            assert taken(stream).stored == {servers[0].address: StoredSteps(servers[0].replay.store_id, 4)}
             answers.append([server.address for server in servers])
             wait_until(lambda: len(second.list_tables()) == 1, "the table on the second shard")
             fill(servers[1].address, 1, [1.0] * 4)

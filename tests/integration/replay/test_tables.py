@@ -37,6 +37,6 @@ def test_uniform_table_without_items_reports_an_empty_mass(client: ReplayClient)
     """A new table describes itself with zeros."""
     client.create_table(make_config(sampler=UNIFORM))
     described = client.describe_table("t")
-    assert (described.items, described.priority_mass, described.samples_per_insert) == (0, 0.0, 0.0)
+    assert (described.items, described.total_weight, described.samples_per_insert) == (0, 0.0, 0.0)
     assert described.sample_blocked
     assert not described.insert_blocked

@@ -140,6 +140,6 @@ def sample(rewards: list[float], *, env_steps: int = 0, first_key: int = 1, item
         params_versions=np.array([4], np.uint64),
         blocks=(),
         table_items=items,
-        priority_mass=1.0,
+        total_weight=1.0,
         stored={"": StoredSteps(1, env_steps)},
     )

@@ -53,7 +53,7 @@ def sample_with(garbage: set[int]) -> SampledBatch:
             Blocks(b"".join(reward for _, reward in blocks), np.zeros(0, dtype=np.int64)),
         ),
         table_items=1000,
-        priority_mass=1.0,
+        total_weight=1.0,
         stored={},
     )
 

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.wire import config_to_json
-from tidemill.services.replay.chunks.blob_reader import BlobFiles, ColdReader
+from tidemill.services.replay.chunks.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.chunks.logged_blocks import LogBlocks
-from tidemill.services.replay.log.compactor import Cleaner
+from tidemill.services.replay.log.compactor import Compactor
 from tidemill.services.replay.log.journal import Journal
-from tidemill.services.replay.log.open import Recovered, recover
+from tidemill.services.replay.log.open import OpenedLog, open_replay_log
 from tidemill.services.replay.log.segments import NewestSegment, SegmentFile
 from tidemill.services.replay.log.snapshot import Snapshot, TableSnapshot, item_states
 from tidemill.services.replay.log.writer import Command, Delete
 from tidemill.services.replay.memory import MemoryBudget
-from tidemill.services.replay.state import Replay
-from tidemill.services.replay.tables.sampled_items import Sample
+from tidemill.services.replay.state import ReplayState
 from tidemill.services.replay.tables.table import Table
 
 
@@ -51,12 +51,12 @@ class BlobBudget(MemoryBudget):
 class Log:
     """A state and its log in a folder."""
 
-    recovered: Recovered
+    recovered: OpenedLog
     journal: Journal
     segment_bytes: int
 
     @property
-    def replay(self) -> Replay:
+    def replay(self) -> ReplayState:
         """The state."""
         return self.recovered.replay
 
@@ -72,16 +72,16 @@ class Log:
         folder = self.recovered.folder
         return [folder.copies(number) for number in folder.segments()]
 
-    def clean(self) -> None:
+    def compact(self) -> None:
         """Delete and move what the cleaner would."""
-        cold = ColdReader(BlobFiles(self.recovered.folder))
-        cleaner = Cleaner(self.replay, self.journal, AtOnce(), cold, self.segment_bytes, lambda: None)
-        asyncio.run(cleaner.clean())
+        cold = BlobReader(BlobFiles(self.recovered.folder))
+        cleaner = Compactor(self.replay, self.journal, AtOnce(), cold, self.segment_bytes, lambda: None)
+        asyncio.run(cleaner.compact())
         cold.close()
 
     def snapshot(self, *, is_last: bool = False) -> None:
         """Take a snapshot; with `is_last` as a server does that stops."""
-        self.replay.tell_removed()
+        self.replay.log_removed()
         tables = [
             TableSnapshot(
                 self.replay.number_of(table),
@@ -100,7 +100,7 @@ class Log:
 
 def open_log(path: Path, segment_bytes: int = 2**20, max_memory_bytes: int = 0) -> Log:
     """Open a log as a server does."""
-    recovered = recover(path, BlobBudget(max_memory_bytes), empty_replay)
+    recovered = open_replay_log(path, BlobBudget(max_memory_bytes), empty_replay)
     journal = Journal(
         lambda command: carry_out(recovered, command),
         segment_bytes,
@@ -110,18 +110,18 @@ def open_log(path: Path, segment_bytes: int = 2**20, max_memory_bytes: int = 0) 
     journal.segment_sizes.update(recovered.segment_sizes)
     recovered.replay.attach(journal)
     journal.begin()
-    recovered.replay.tell_removed()
+    recovered.replay.log_removed()
     return Log(recovered, journal, segment_bytes)
 
 
-def empty_replay(budget: MemoryBudget) -> Replay:
+def empty_replay(budget: MemoryBudget) -> ReplayState:
     """Return a state without tables."""
-    return Replay(
+    return ReplayState(
         max_tables=16, max_streams=1000, first_epoch=1, rng=np.random.default_rng(3), budget=budget, durable=True
     )
 
 
-def carry_out(recovered: Recovered, command: Command) -> None:
+def carry_out(recovered: OpenedLog, command: Command) -> None:
     """Do at once what the writer would do."""
     folder, chain = recovered.folder, recovered.chain
     if isinstance(command, Delete):
@@ -139,12 +139,12 @@ def carry_out(recovered: Recovered, command: Command) -> None:
     recovered.budget.written(command.record.sequence)
 
 
-def sample_all(log: Log, table: Table) -> Sample:
+def sample_all(log: Log, table: Table) -> SampledBatch:
     """Draw every item once, reading from the log what is not in memory."""
     drawn = table.draw(table.size, without_replacement=True)
     blocks = table.store.blocks
     assert isinstance(blocks, LogBlocks)
-    cold = ColdReader(BlobFiles(log.recovered.folder))
+    cold = BlobReader(BlobFiles(log.recovered.folder))
     blobs, damaged = asyncio.run(cold.blobs(blocks, drawn.chunks))
     cold.close()
     drawn.release(table.store)

@@ -11,9 +11,8 @@ from tidemill.codec import decode, encode
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
-from tidemill.services.replay.append import Appending, plan
-from tidemill.services.replay.state import Replay
-from tidemill.services.replay.tables.sampled_items import Sample
+from tidemill.services.replay.append import AppendSession, plan_append
+from tidemill.services.replay.state import ReplayState
 from tidemill.types import Codec, ColumnSpec, Signature
 
 SIGNATURE: Signature = (
@@ -26,9 +25,9 @@ UNIFORM = SelectorConfig(SelectorKind.UNIFORM)
 FIFO = SelectorConfig(SelectorKind.FIFO)
 
 
-def make_replay(*tables: TableConfig, max_streams: int = 1000) -> Replay:
+def make_replay(*tables: TableConfig, max_streams: int = 1000) -> ReplayState:
     """Return a state with tables."""
-    replay = Replay(max_tables=16, max_streams=max_streams, first_epoch=1, rng=np.random.default_rng(3))
+    replay = ReplayState(max_tables=16, max_streams=max_streams, first_epoch=1, rng=np.random.default_rng(3))
     for table in tables:
         replay.create_table(table)
     return replay
@@ -84,24 +83,26 @@ def make_items(
     return ItemBatch(table_index, columns[:, 0], columns[:, 1], columns[:, 2], values, tuple(payloads))
 
 
-def append(replay: Replay, appending: Appending, chunks: Sequence[Chunk], items: Sequence[ItemBatch] = ()) -> None:
+def append(
+    replay: ReplayState, session: AppendSession, chunks: Sequence[Chunk], items: Sequence[ItemBatch] = ()
+) -> None:
     """Check and store one message."""
-    replay.append(appending, plan(appending, chunks, items), chunks, items)
+    replay.append(session, plan_append(session, chunks, items), chunks, items)
 
 
 def open_streams(
-    replay: Replay,
+    replay: ReplayState,
     actor_id: str = "a",
     epoch: int = 0,
     env_count: int = 1,
     tables: Sequence[str] = ("t",),
     chunk_length: int = 4,
-) -> Appending:
+) -> AppendSession:
     """Open streams of this module's signature."""
     return replay.open_streams(actor_id, epoch, env_count, tables, SIGNATURE, chunk_length)
 
 
-def received(sample: Sample) -> SampledBatch:
+def received(sample: SampledBatch) -> SampledBatch:
     """Return a sample as the client receives it."""
     return SampledBatch(
         keys=sample.keys,
@@ -113,12 +114,12 @@ def received(sample: Sample) -> SampledBatch:
         params_versions=sample.params_versions,
         blocks=sample.blocks,
         table_items=sample.table_items,
-        priority_mass=sample.priority_mass,
+        total_weight=sample.total_weight,
         stored={},
     )
 
 
-def steps_of(sample: Sample) -> list[tuple[int, ...]]:
+def steps_of(sample: SampledBatch) -> list[tuple[int, ...]]:
     """Return (stream, first step, ..., last step) of each item of a sample, read from its decoded columns."""
     decoded = decode(SIGNATURE, received(sample), int(sample.lengths.max(initial=1)))
     columns = decoded.columns
@@ -136,6 +137,6 @@ def _only(values: NDArray[np.int32]) -> int:
     return int(values[0])
 
 
-def held_chunks(replay: Replay, table_names: Sequence[str]) -> set[int]:
+def held_chunks(replay: ReplayState, table_names: Sequence[str]) -> set[int]:
     """Return the chunks that a store of `SIGNATURE` holds."""
     return set(replay.find(table_names[0]).store.held().tolist())

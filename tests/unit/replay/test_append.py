@@ -20,20 +20,20 @@ from tests.unit.replay.streams_for_tests import (
 )
 from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from tidemill.replay.chunk import Chunk, ItemBatch
-from tidemill.services.replay.append import Appending
+from tidemill.services.replay.append import AppendSession
 from tidemill.services.replay.append_check import lz4_bound
-from tidemill.services.replay.state import Replay
+from tidemill.services.replay.state import ReplayState
 from tidemill.types import ColumnSpec
 
 
 @pytest.fixture
-def replay() -> Replay:
+def replay() -> ReplayState:
     """A state with a table of items of up to 5 steps."""
     return make_replay(make_config())
 
 
 @pytest.fixture
-def opened(replay: Replay) -> Appending:
+def opened(replay: ReplayState) -> AppendSession:
     """Two streams in chunks of 4, the first of which has 8 steps and 8 items."""
     opened = open_streams(replay, env_count=2)
     items = [(i // 4, i % 4, 1) for i in range(8)]
@@ -41,7 +41,7 @@ def opened(replay: Replay) -> Appending:
     return opened
 
 
-def snapshot(replay: Replay, opened: Appending) -> tuple[Any, ...]:
+def snapshot(replay: ReplayState, opened: AppendSession) -> tuple[Any, ...]:
     """Return everything a message could change."""
     table = replay.find("t")
     return (
@@ -87,7 +87,7 @@ def blocks_with(index: int, block: bytes) -> tuple[bytes, ...]:
     ],
 )
 def test_malformed_chunk_is_refused_and_nothing_is_stored(
-    replay: Replay, opened: Appending, chunk: Chunk, message: str
+    replay: ReplayState, opened: AppendSession, chunk: Chunk, message: str
 ) -> None:
     """A message with one wrong chunk after a good one is refused whole, with the field and its value."""
     before = snapshot(replay, opened)
@@ -123,7 +123,7 @@ def items_with(**columns: Any) -> ItemBatch:  # noqa: ANN401 - any field of a ba
     ],
 )
 def test_malformed_items_are_refused_and_nothing_is_stored(
-    replay: Replay, opened: Appending, items: list[ItemBatch], message: str
+    replay: ReplayState, opened: AppendSession, items: list[ItemBatch], message: str
 ) -> None:
     """Items that are wrong take the good chunks of their message with them."""
     before = snapshot(replay, opened)
@@ -180,7 +180,7 @@ def test_table_added_later_keeps_its_longer_steps_for_items_to_come() -> None:
     assert steps_of(replay.find("long").sample(1)) == [(0, *range(4, 24))]
 
 
-def test_repeated_chunk_is_skipped_with_its_items(replay: Replay, opened: Appending) -> None:
+def test_repeated_chunk_is_skipped_with_its_items(replay: ReplayState, opened: AppendSession) -> None:
     """A message sent again changes nothing; one that repeats and continues stores only what is new."""
     before = snapshot(replay, opened)
     repeated = [make_chunk(0, 0, 0, 4), make_chunk(0, 0, 4, 4)]
@@ -193,7 +193,7 @@ def test_repeated_chunk_is_skipped_with_its_items(replay: Replay, opened: Append
     assert replay.env_steps == 12
 
 
-def test_gap_is_refused(replay: Replay, opened: Appending) -> None:
+def test_gap_is_refused(replay: ReplayState, opened: AppendSession) -> None:
     """A chunk that leaves steps out is refused with the step the stream wants."""
     before = snapshot(replay, opened)
     with pytest.raises(FailedPrecondition, match="first_step 12 leaves a gap, the stream's next step is 8"):
@@ -203,7 +203,7 @@ def test_gap_is_refused(replay: Replay, opened: Appending) -> None:
     assert snapshot(replay, opened) == before
 
 
-def test_short_chunk_ends_its_stream(replay: Replay, opened: Appending) -> None:
+def test_short_chunk_ends_its_stream(replay: ReplayState, opened: AppendSession) -> None:
     """After a chunk of fewer steps nothing more is taken; items over it can still be sampled."""
     append(replay, opened, [make_chunk(0, 0, 8, 2)], [make_items(0, [(0, 1, 5)])])
     for chunk in (make_chunk(0, 0, 12, 4), make_chunk(0, 0, 8, 4)):
@@ -214,7 +214,7 @@ def test_short_chunk_ends_its_stream(replay: Replay, opened: Appending) -> None:
     append(replay, opened, [make_chunk(0, 0, 8, 2)])  # a repetition is still recognised
 
 
-def test_new_epoch_supersedes_the_old_one(replay: Replay, opened: Appending) -> None:
+def test_new_epoch_supersedes_the_old_one(replay: ReplayState, opened: AppendSession) -> None:
     """A second process under the same name takes over; the first is refused, at once and when it resumes."""
     second = open_streams(replay, env_count=2)
     assert second.epoch.number > opened.epoch.number
@@ -225,7 +225,7 @@ def test_new_epoch_supersedes_the_old_one(replay: Replay, opened: Appending) -> 
         open_streams(replay, epoch=opened.epoch.number, env_count=2)
 
 
-def test_known_epoch_is_resumed(replay: Replay, opened: Appending) -> None:
+def test_known_epoch_is_resumed(replay: ReplayState, opened: AppendSession) -> None:
     """Opening a known epoch goes on where it was; another shape of it is refused."""
     number = opened.epoch.number
     resumed = open_streams(replay, epoch=number, env_count=2)
@@ -236,12 +236,12 @@ def test_known_epoch_is_resumed(replay: Replay, opened: Appending) -> None:
         open_streams(replay, epoch=number, env_count=2, chunk_length=5)
 
 
-def test_unknown_epoch_begins_anew(replay: Replay) -> None:
+def test_unknown_epoch_begins_anew(replay: ReplayState) -> None:
     """An epoch of an earlier life of the server is answered with a new one."""
     assert open_streams(replay, epoch=99).epoch.number == 1
 
 
-def test_epoch_never_given_to_a_known_actor_begins_anew(replay: Replay, opened: Appending) -> None:
+def test_epoch_never_given_to_a_known_actor_begins_anew(replay: ReplayState, opened: AppendSession) -> None:
     """An epoch above the newest is that of an earlier life of the server: its steps are not those stored now."""
     later = open_streams(replay, epoch=opened.epoch.number + 1000, env_count=2)
     assert later.epoch.number == opened.epoch.number + 1
@@ -250,7 +250,7 @@ def test_epoch_never_given_to_a_known_actor_begins_anew(replay: Replay, opened: 
         append(replay, opened, [GOOD])
 
 
-def test_wrong_opening_is_refused(replay: Replay) -> None:
+def test_wrong_opening_is_refused(replay: ReplayState) -> None:
     """Names, counts and signatures are checked, each error naming what is wrong."""
     with pytest.raises(InvalidArgument, match=r"actor_id is '\.\./x'"):
         open_streams(replay, "../x")
@@ -286,7 +286,7 @@ def test_streams_of_the_longest_idle_actor_make_room() -> None:
         open_streams(replay, "four")
 
 
-def test_table_with_another_configuration_is_refused(replay: Replay) -> None:
+def test_table_with_another_configuration_is_refused(replay: ReplayState) -> None:
     """Creating an equal table is fine; a different one of the same name is refused with what differs."""
     assert not replay.create_table(make_config())
     with pytest.raises(AlreadyExists, match="max_items 100, not 7"):

@@ -30,17 +30,17 @@ def filled(folder: Path, config: TableConfig, chunks: int, keep: int = 0) -> tup
     """
     log = open_log(folder, SEGMENT_BYTES, max_memory_bytes=500)
     log.replay.create_table(config)
-    appending = open_streams(log.replay)
+    session = open_streams(log.replay)
     most = 0
     for number in range(chunks):
         priority = 1e6 if number < keep else 1.0 + number
         append(
             log.replay,
-            appending,
+            session,
             [make_chunk(0, 0, 4 * number, 4)],
             [make_items(0, [(0, 3, 4)], [priority], [number.to_bytes(4, "little")] if config.payload_bytes else ())],
         )
-        log.clean()
+        log.compact()
         most = max(most, log.journal.size_bytes)
     return log, most
 

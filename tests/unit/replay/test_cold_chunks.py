@@ -11,14 +11,14 @@ import pytest
 
 from tests.unit.replay.log_for_tests import Log, open_log
 from tests.unit.replay.streams_for_tests import append, make_chunk, make_config, make_items, open_streams, steps_of
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.table_config import RateLimiterConfig
-from tidemill.services.replay.admission import Gate
+from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.batch_reader import BatchReader, BatchRoom
-from tidemill.services.replay.chunks.blob_reader import BlobFiles, ColdReader
+from tidemill.services.replay.chunks.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.chunks.logged_blocks import LogBlocks
 from tidemill.services.replay.memory import MemoryBudget
-from tidemill.services.replay.sample_queue import Wanted
-from tidemill.services.replay.tables.sampled_items import Sample
+from tidemill.services.replay.sample_queue import SampleDemand
 
 MEMORY_BYTES = 1000
 CHUNKS = 40
@@ -31,22 +31,22 @@ def log(tmp_path: Path) -> Iterator[Log]:
     opened.replay.create_table(
         make_config(limiter=RateLimiterConfig(min_size=1, samples_per_insert=10.0, error_buffer=1e6), max_items=1000)
     )
-    appending = open_streams(opened.replay)
+    session = open_streams(opened.replay)
     for first in range(0, 4 * CHUNKS, 4):
         items = [(0, i, min(first + i + 1, 3)) for i in range(4)]
-        append(opened.replay, appending, [make_chunk(0, 0, first, 4)], [make_items(0, items)])
+        append(opened.replay, session, [make_chunk(0, 0, first, 4)], [make_items(0, items)])
     yield opened
     opened.crash()
 
 
-def read(log: Log, count: int, distinct: bool, counted: int | None = None) -> Sample:
+def read(log: Log, count: int, distinct: bool, counted: int | None = None) -> SampledBatch:
     """Draw a batch as the server does."""
 
-    async def draw() -> Sample:
-        cold = ColdReader(BlobFiles(log.recovered.folder))
+    async def draw() -> SampledBatch:
+        cold = BlobReader(BlobFiles(log.recovered.folder))
         try:
-            batches = BatchReader(log.replay, Gate(lambda: 0.0), cold)
-            return await batches.read(log.replay.find("t"), Wanted(count, counted), distinct, room())
+            batches = BatchReader(log.replay, AdmissionQueue(lambda: 0.0), cold)
+            return await batches.read(log.replay.find("t"), SampleDemand(count, counted), distinct, room())
         finally:
             cold.close()
 
@@ -102,9 +102,9 @@ def test_nothing_is_held_after_a_call_was_cancelled_at_any_moment(log: Log) -> N
     """Before the draw, at the moment of the draw or while chunks are read: they are free to go afterwards."""
 
     async def cancelled_after(turns: int) -> None:
-        cold = ColdReader(BlobFiles(log.recovered.folder))
-        batches = BatchReader(log.replay, Gate(lambda: 0.0), cold)
-        reading = asyncio.ensure_future(batches.read(log.replay.find("t"), Wanted(50), False, room()))
+        cold = BlobReader(BlobFiles(log.recovered.folder))
+        batches = BatchReader(log.replay, AdmissionQueue(lambda: 0.0), cold)
+        reading = asyncio.ensure_future(batches.read(log.replay.find("t"), SampleDemand(50), False, room()))
         for _ in range(turns):
             await asyncio.sleep(0)
         reading.cancel()
@@ -124,13 +124,15 @@ def test_draw_that_was_admitted_late_is_released_when_its_call_is_gone(log: Log)
     assert removed == 4 * CHUNKS
 
     async def cancel_at_the_draw() -> None:
-        gate, cold = Gate(lambda: 0.0), ColdReader(BlobFiles(log.recovered.folder))
-        reading = asyncio.ensure_future(BatchReader(log.replay, gate, cold).read(table, Wanted(3), False, room()))
+        admission, cold = AdmissionQueue(lambda: 0.0), BlobReader(BlobFiles(log.recovered.folder))
+        reading = asyncio.ensure_future(
+            BatchReader(log.replay, admission, cold).read(table, SampleDemand(3), False, room())
+        )
         await asyncio.sleep(0)
-        appending = open_streams(log.replay, epoch=1)
+        session = open_streams(log.replay, epoch=1)
         items = [(0, i, 1) for i in range(4)]
-        append(log.replay, appending, [make_chunk(0, 0, 4 * CHUNKS, 4)], [make_items(0, items)])
-        gate.changed()
+        append(log.replay, session, [make_chunk(0, 0, 4 * CHUNKS, 4)], [make_items(0, items)])
+        admission.changed()
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         cold.close()
@@ -149,7 +151,7 @@ def test_damaged_cold_chunk_is_never_served(log: Log, distinct: bool) -> None:
     oldest = int(table.store.held()[np.argmin(blocks_of(log).ids[table.store.held()])])
     damage(log, oldest)
     damage(log, table.store.next_slot(oldest))
-    lead = table.limiter.lead
+    diff = table.limiter.diff
     for _ in range(10):
         sample = read(log, 100, distinct)
         assert len(sample.keys) == 100
@@ -158,14 +160,14 @@ def test_damaged_cold_chunk_is_never_served(log: Log, distinct: bool) -> None:
             assert len(set(sample.keys.tolist())) == 100
     assert table.counters.corrupt_items == 10  # steps 0 .. 7, and the two that reach back to 6 and 7
     assert table.size == 4 * CHUNKS - 10
-    assert table.limiter.lead == lead - 1000
+    assert table.limiter.diff == diff - 1000
 
 
 def test_draw_that_its_caller_accounts_for_is_read_as_well(log: Log) -> None:
     """What is counted is what the caller said."""
-    lead = log.replay.find("t").limiter.lead
+    diff = log.replay.find("t").limiter.diff
     assert len(read(log, 30, distinct=False, counted=7).keys) == 30
-    assert log.replay.find("t").limiter.lead == lead - 7
+    assert log.replay.find("t").limiter.diff == diff - 7
 
 
 def test_restart_fills_memory_with_the_newest_chunks(log: Log) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tidemill.services.replay.log.commits import Commits, when_durable
-from tidemill.services.replay.log.sync import BOUNDS_S, Latency
+from tidemill.services.replay.log.commits import Commits, acknowledge_in_order
+from tidemill.services.replay.log.sync import BOUNDS_S, FsyncLatency
 from tidemill.services.replay.log.writer import Progress
 from tidemill.services.replay.memory import MemoryBudget
 
@@ -90,7 +90,7 @@ async def test_messages_are_stored_on_while_answers_wait_for_the_disk() -> None:
             yield sequence, f"answer {sequence}"
         raise ValueError("the fourth is malformed")
 
-    answers = when_durable(store(), commits.durable)
+    answers = acknowledge_in_order(store(), commits.durable)
     first = await started(anext(answers))  # type: ignore[arg-type]
     for _ in range(10):
         await asyncio.sleep(0)
@@ -105,7 +105,7 @@ async def test_messages_are_stored_on_while_answers_wait_for_the_disk() -> None:
 
 def test_latency_counts_each_duration_in_its_bucket() -> None:
     """A bound belongs to its bucket, what exceeds all goes into the last, and the sum is kept."""
-    latency = Latency()
+    latency = FsyncLatency()
     for seconds in (0.0001, BOUNDS_S[0], 0.0007, 99.0):
         latency.observe(seconds)
     assert (latency.counts[0], latency.counts[1], latency.counts[-1], sum(latency.counts)) == (2, 1, 1, 4)
@@ -118,11 +118,11 @@ class Blobs:
     def __init__(self) -> None:
         self.warm: dict[int, int] = {}
 
-    def is_warm(self, slot: int, chunk_id: int) -> bool:
+    def is_resident(self, slot: int, chunk_id: int) -> bool:
         """Return whether the slot still has that chunk."""
         return self.warm.get(slot) == chunk_id
 
-    def cool(self, slot: int) -> int:
+    def evict(self, slot: int) -> int:
         """Forget a blob."""
         del self.warm[slot]
         return 10
@@ -134,7 +134,7 @@ def test_memory_is_freed_oldest_first_and_only_what_the_log_has() -> None:
     for chunk in range(1, 6):
         blobs.warm[chunk] = chunk
         budget.came(10)
-        budget.may_cool(blobs, [chunk], [chunk], sequence=chunk)
+        budget.mark_evictable(blobs, [chunk], [chunk], sequence=chunk)
     assert budget.size_bytes == 50
     del blobs.warm[1]
     budget.left(10)
@@ -149,5 +149,5 @@ def test_memory_budget_forgets_what_was_freed() -> None:
     budget, blobs = MemoryBudget(10**9), Blobs()
     for chunk in range(50_000):
         blobs.warm = {0: chunk}
-        budget.may_cool(blobs, [0], [chunk], sequence=chunk)
+        budget.mark_evictable(blobs, [0], [chunk], sequence=chunk)
     assert len(budget._queue) <= 4097

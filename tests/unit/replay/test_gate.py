@@ -1,4 +1,4 @@
-"""Calls that wait: order, cancellation, time, and no deadlock whatever the table."""
+"""ActiveStreams that wait: order, cancellation, time, and no deadlock whatever the table."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from tests.unit.replay.streams_for_tests import (
     open_streams,
 )
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
-from tidemill.services.replay.admission import Gate
+from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.tables.table import Table
 
 
 class Scene:
-    """A table, a gate with a clock set by hand, and an actor that appends four items a call."""
+    """A table, a admission with a clock set by hand, and an actor that appends four items a call."""
 
     def __init__(self, config: TableConfig) -> None:
         self.now_s = 0.0
         self.replay = make_replay(config)
         self.table: Table = self.replay.find(config.name)
-        self.gate = Gate(lambda: self.now_s)
+        self.admission = AdmissionQueue(lambda: self.now_s)
         self.opened = open_streams(self.replay, tables=(config.name,))
         self.step = 0
 
     async def insert(self, items: int = 4) -> None:
-        """Append a chunk and items in it through the gate."""
+        """Append a chunk and items in it through the admission."""
 
         def act() -> None:
             chunk = make_chunk(0, 0, self.step, 4)
             self.step += 4
             append(self.replay, self.opened, [chunk], [make_items(0, [(0, i % 4, 1) for i in range(items)])])
 
-        await self.gate.insert((self.table,), act)
+        await self.admission.insert((self.table,), act)
 
     async def sample(self, batch_size: int) -> int:
-        """Sample through the gate; return the size of the batch."""
-        sample = await self.gate.sample(self.table, batch_size, False, lambda: self.table.sample(batch_size))
+        """Sample through the admission; return the size of the batch."""
+        sample = await self.admission.sample(self.table, batch_size, False, lambda: self.table.sample(batch_size))
         return len(sample.keys)
 
 
@@ -116,7 +116,7 @@ async def test_error_of_a_waiting_act_reaches_its_caller_only() -> None:
     def fail() -> None:
         raise ValueError("mine")
 
-    failing = asyncio.create_task(scene.gate.sample(scene.table, 1, False, fail))
+    failing = asyncio.create_task(scene.admission.sample(scene.table, 1, False, fail))
     fine = asyncio.create_task(scene.sample(1))
     await settle()
     await scene.insert()
@@ -128,18 +128,18 @@ async def test_error_of_a_waiting_act_reaches_its_caller_only() -> None:
 async def test_insert_into_several_tables_waits_for_all_and_does_not_hold_up_others() -> None:
     """A blocked table holds up those who insert into it, not those who insert elsewhere."""
     replay = make_replay(make_config("full", limiter=RateLimiterConfig(queue_size=1)), make_config("open"))
-    gate = Gate(lambda: 0.0)
+    admission = AdmissionQueue(lambda: 0.0)
     full, other = replay.find("full"), replay.find("open")
     opened = open_streams(replay, tables=("full",))
     append(replay, opened, [make_chunk(0, 0, 0, 4)], [make_items(0, [(0, 0, 1)])])
-    both = asyncio.create_task(gate.insert((full, other), lambda: None))
+    both = asyncio.create_task(admission.insert((full, other), lambda: None))
     await settle()
     assert not both.done()
-    behind = asyncio.create_task(gate.insert((other,), lambda: None))
+    behind = asyncio.create_task(admission.insert((other,), lambda: None))
     await settle()
     assert not behind.done()  # it came later and shares a table
     full.reset()
-    gate.changed()
+    admission.changed()
     await asyncio.wait_for(asyncio.gather(both, behind), 1)
 
 
@@ -152,12 +152,12 @@ async def test_blocked_time_is_that_during_which_anybody_waits() -> None:
     tasks.append(asyncio.create_task(scene.sample(1)))
     await settle()
     scene.now_s = 5.0
-    assert scene.gate.blocked_s(scene.table, "sample") == 5.0
+    assert scene.admission.blocked_s(scene.table, "sample") == 5.0
     await scene.insert()
     await asyncio.gather(*tasks)
     scene.now_s = 9.0
-    assert scene.gate.blocked_s(scene.table, "sample") == 5.0
-    assert scene.gate.blocked_s(scene.table, "insert") == 0.0
+    assert scene.admission.blocked_s(scene.table, "sample") == 5.0
+    assert scene.admission.blocked_s(scene.table, "insert") == 0.0
 
 
 LIMITERS = st.one_of(

@@ -20,9 +20,9 @@ def log(tmp_path: Path) -> Log:
     """A log of 30 chunks and 120 items in several segments."""
     log = open_log(tmp_path / "log", segment_bytes=3000)
     log.replay.create_table(make_config(max_items=1000))
-    appending = open_streams(log.replay)
+    session = open_streams(log.replay)
     for first in range(0, 120, 4):
-        append(log.replay, appending, [make_chunk(0, 0, first, 4)], [make_items(0, [(0, i, 1) for i in range(4)])])
+        append(log.replay, session, [make_chunk(0, 0, first, 4)], [make_items(0, [(0, i, 1) for i in range(4)])])
     return log
 
 

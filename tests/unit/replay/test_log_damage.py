@@ -20,7 +20,7 @@ from tests.unit.replay.streams_for_tests import (
 )
 from tidemill.errors import AlreadyExists, FatalError
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
-from tidemill.services.replay.append import Appending
+from tidemill.services.replay.append import AppendSession
 from tidemill.services.replay.log.frame import HEADER_BYTES, Kind, scan
 from tidemill.services.replay.log.segments import NEWEST, NewestSegment
 from tidemill.types import Codec
@@ -30,19 +30,19 @@ COPIES = "00000001.copies"
 RANKED = SelectorConfig(SelectorKind.PRIORITIZED, 1.0)
 
 
-def write(log: Log, appending: Appending, first: int, stream: int = 0) -> None:
+def write(log: Log, session: AppendSession, first: int, stream: int = 0) -> None:
     """Append one chunk of four steps and an item of two steps at each but the very first."""
     items = [(0, i, 2) for i in range(4) if first + i]
-    append(log.replay, appending, [make_chunk(stream, 0, first, 4)], [make_items(0, items)])
+    append(log.replay, session, [make_chunk(stream, 0, first, 4)], [make_items(0, items)])
 
 
 def filled(folder: Path, chunks: int = 4) -> Log:
     """Return a log with a table and some chunks of one stream."""
     log = open_log(folder)
     log.replay.create_table(make_config())
-    appending = open_streams(log.replay)
+    session = open_streams(log.replay)
     for first in range(0, 4 * chunks, 4):
-        write(log, appending, first)
+        write(log, session, first)
     return log
 
 
@@ -89,9 +89,9 @@ def test_tail_torn_at_any_byte_of_the_last_record_costs_that_record_alone(tmp_pa
         assert contents(torn) == expected(12)
         assert not torn.recovered.damage.is_any
         assert torn.recovered.damage.torn_bytes == cut - len(before[SEGMENT])
-        appending = open_streams(torn.replay, epoch=1)
-        assert appending.epoch.next_steps() == [12]
-        write(torn, appending, 12)
+        session = open_streams(torn.replay, epoch=1)
+        assert session.epoch.next_steps() == [12]
+        write(torn, session, 12)
         assert contents(torn) == expected(16)
         torn.crash()
 
@@ -150,14 +150,14 @@ def test_frame_hidden_in_a_column_is_not_found(tmp_path: Path) -> None:
     frame = scan(memoryview(data), other.recovered.chain.mark).frames[-1]
     other.crash()
     log = filled(tmp_path)
-    appending = open_streams(log.replay, "b", chunk_length=64)
+    session = open_streams(log.replay, "b", chunk_length=64)
     chunk = make_chunk(1, 0, 0, 64)
     hidden = data[frame.start : frame.end]
     column = chunk.blocks[1]
     assert SIGNATURE[1].codec is Codec.RAW
     assert len(hidden) < len(column)
     blocks = (chunk.blocks[0], hidden + column[len(hidden) :], chunk.blocks[2])
-    append(log.replay, appending, [replace(chunk, blocks=blocks)])
+    append(log.replay, session, [replace(chunk, blocks=blocks)])
     env_steps = log.replay.env_steps
     write(log, open_streams(log.replay, epoch=1), 16)
     saved = files_of(tmp_path)
@@ -200,9 +200,9 @@ def test_damaged_newest_chunk_lets_its_stream_go_on(tmp_path: Path) -> None:
     write(log, open_streams(log.replay, "b"), 0)  # so that the damage is not at the log's end
     chunk = log.replay.streams.epochs[0].streams[0].last
     log.replay.drop_chunk(log.replay.find("t").store, chunk)
-    appending = open_streams(log.replay, "a", epoch=1)
-    assert appending.epoch.next_steps() == [16]
-    append(log.replay, appending, [make_chunk(0, 0, 16, 4)], [make_items(0, [(0, i, i + 1) for i in range(4)])])
+    session = open_streams(log.replay, "a", epoch=1)
+    assert session.epoch.next_steps() == [16]
+    append(log.replay, session, [make_chunk(0, 0, 16, 4)], [make_items(0, [(0, i, i + 1) for i in range(4)])])
     log.crash()
     again = open_log(tmp_path)
     assert (0, 16, 17, 18, 19) in contents(again)
@@ -228,12 +228,12 @@ def test_restored_table_takes_another_capacity_or_limiter_once(tmp_path: Path, c
     log = open_log(tmp_path)
     assert log.replay.create_table(wanted) is False
     assert log.replay.find("t").config == wanted
-    assert log.replay.find("t").limiter.lead == 0
+    assert log.replay.find("t").limiter.diff == 0
     assert contents(log) == kept
     with pytest.raises(AlreadyExists):
         log.replay.create_table(config)
-    appending = open_streams(log.replay, epoch=1)
-    write(log, appending, 16)
+    session = open_streams(log.replay, epoch=1)
+    write(log, session, 16)
     log.crash()
     again = open_log(tmp_path)
     assert again.replay.find("t").config == wanted

@@ -21,7 +21,7 @@ from tests.unit.replay.streams_for_tests import (
     open_streams,
 )
 from tidemill.replay.table_config import TableConfig
-from tidemill.services.replay.append import Appending
+from tidemill.services.replay.append import AppendSession
 from tidemill.services.replay.log.frame import HEADER_BYTES, Kind, scan
 from tidemill.services.replay.log.open import look
 from tidemill.services.replay.log.segments import NEWEST, LogFolder
@@ -53,7 +53,7 @@ class Run:
     had: dict[int, Keys] = field(default_factory=dict)
     _is_up: bool = True
     _step: int = 0
-    _appending: Appending | None = None
+    _appending: AppendSession | None = None
 
     def __post_init__(self) -> None:
         """Begin a log."""
@@ -83,9 +83,9 @@ class Run:
         self.log.replay.delete(self.table, self.table.items.keys(np.array(picked, dtype=np.int64)))
         self._note()
 
-    def clean(self) -> None:
+    def compact(self) -> None:
         """Delete and move old segments."""
-        self.log.clean()
+        self.log.compact()
         self._note()
 
     def kill(self) -> None:
@@ -358,4 +358,4 @@ def _operate(run: Run, rng: random.Random) -> None:
         elif choice < 0.95:
             run.log.snapshot()
         else:
-            run.clean()
+            run.compact()

@@ -13,9 +13,9 @@ from hypothesis.stateful import rule
 from tests.unit.replay.log_for_tests import Log, open_log, sample_all
 from tests.unit.replay.streams_for_tests import append, make_chunk, make_items, open_streams
 from tests.unit.replay.test_replay_model import CONFIGS, TABLES, ReplayMachine
+from tidemill.replay.batch import SampledBatch
 from tidemill.services.replay.log.frame import scan
-from tidemill.services.replay.state import Replay
-from tidemill.services.replay.tables.sampled_items import Sample
+from tidemill.services.replay.state import ReplayState
 from tidemill.services.replay.tables.table import Table
 
 
@@ -25,7 +25,7 @@ class LogMachine(ReplayMachine):
     SEGMENT_BYTES = 3000
     MEMORY_BYTES = 600
 
-    def make_state(self) -> Replay:
+    def make_state(self) -> ReplayState:
         """Begin a log."""
         self.saved: dict[tuple[str, int], float] = {}
         self.folder = Path(tempfile.mkdtemp(prefix="tidemill-log-"))
@@ -34,7 +34,7 @@ class LogMachine(ReplayMachine):
             self.log.replay.create_table(config)
         return self.log.replay
 
-    def sample_all(self, table: Table) -> Sample:
+    def sample_all(self, table: Table) -> SampledBatch:
         """Draw every item of a table once."""
         return sample_all(self.log, table)
 
@@ -54,13 +54,13 @@ class LogMachine(ReplayMachine):
         assert self.log.recovered.dropped == 0
         assert torn or self.log.recovered.damage.torn_bytes == 0
         for actor in self.actors.values():
-            before = actor.appending.epoch
-            actor.appending = open_streams(
+            before = actor.session.epoch
+            actor.session = open_streams(
                 self.replay, actor.actor_id, before.number, len(actor.names), TABLES, actor.chunk_length
             )
-            assert actor.appending.epoch.number == before.number
-            assert actor.appending.epoch.next_steps() == actor.next_steps
-            assert [stream.ended for stream in actor.appending.epoch.streams] == actor.ended
+            assert actor.session.epoch.number == before.number
+            assert actor.session.epoch.next_steps() == actor.next_steps
+            assert [stream.ended for stream in actor.session.epoch.streams] == actor.ended
         self.take_priorities()
 
     @rule(data=st.data())
@@ -72,7 +72,7 @@ class LogMachine(ReplayMachine):
             return
         chunk = make_chunk(actor.names[env_index], env_index, actor.next_steps[env_index], actor.chunk_length)
         items = [(0, offset, 1) for offset in range(actor.chunk_length)] * data.draw(st.integers(0, 6))
-        append(self.replay, actor.appending, [chunk], [make_items(0, items)])
+        append(self.replay, actor.session, [chunk], [make_items(0, items)])
         for path, is_begun in ((self.log.files[-1], True), (self.log.copies[-1], False)):  # copies are written last
             whole = path.read_bytes()
             last = scan(memoryview(whole), self.log.recovered.chain.mark).frames[-1]
@@ -97,7 +97,7 @@ class LogMachine(ReplayMachine):
     @rule()
     def clean(self) -> None:
         """Delete what nobody needs and move what little is left of old segments."""
-        self.log.clean()
+        self.log.compact()
         total = sum(path.stat().st_size for path in (*self.log.files, *self.log.copies))
         assert total == self.log.journal.size_bytes
 

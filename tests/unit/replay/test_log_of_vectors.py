@@ -20,11 +20,11 @@ def test_steps_of_plain_columns_are_restored(tmp_path: Path) -> None:
     """A restart brings back every item and byte of a stream whose columns are all plain."""
     log = open_log(tmp_path)
     log.replay.create_table(replace(make_config(), signature=_PLAIN))
-    appending = log.replay.open_streams("a", 0, 1, ("t",), _PLAIN, 4)
+    session = log.replay.open_streams("a", 0, 1, ("t",), _PLAIN, 4)
     for first in (0, 4):
         columns: dict[str, Array] = {"step": np.arange(first, first + 4), "stream": np.full((4, 1), 7, dtype=np.int32)}
         chunk = Chunk(0, first, 4, 4, 1, encode(_PLAIN, columns))
-        append(log.replay, appending, [chunk], [make_items(0, [(0, i, 1) for i in range(4)])])
+        append(log.replay, session, [chunk], [make_items(0, [(0, i, 1) for i in range(4)])])
     log.crash()
     restored = open_log(tmp_path)
     sample = sample_all(restored, restored.replay.find("t"))

@@ -11,22 +11,22 @@ from tests.unit.replay.log_for_tests import open_log
 from tests.unit.replay.streams_for_tests import append, make_chunk, make_config, make_items, open_streams
 from tidemill.errors import ResourceExhausted
 from tidemill.replay.table_config import TableConfig
-from tidemill.services.replay.append import Appending
+from tidemill.services.replay.append import AppendSession
 from tidemill.services.replay.memory import MemoryBudget, default_budget_bytes
-from tidemill.services.replay.sample_queue import Credit, Wanted
-from tidemill.services.replay.state import Replay
+from tidemill.services.replay.sample_queue import SampleDemand, SampleQueue
+from tidemill.services.replay.state import ReplayState
 
 
-def replay_of(stored_limit: int, *tables: TableConfig) -> Replay:
+def replay_of(stored_limit: int, *tables: TableConfig) -> ReplayState:
     """Return a state that may store so many bytes."""
     budget = MemoryBudget(stored_limit)
-    replay = Replay(max_tables=4, max_streams=1000, first_epoch=1, rng=np.random.default_rng(3), budget=budget)
+    replay = ReplayState(max_tables=4, max_streams=1000, first_epoch=1, rng=np.random.default_rng(3), budget=budget)
     for table in tables:
         replay.create_table(table)
     return replay
 
 
-def write(replay: Replay, opened: Appending, chunks: int, payload: bytes = b"", first: int = 0) -> None:
+def write(replay: ReplayState, opened: AppendSession, chunks: int, payload: bytes = b"", first: int = 0) -> None:
     """Append chunks of four steps with an item in each, a message for each."""
     for step in range(first, first + 4 * chunks, 4):
         items = make_items(0, [(0, 3, 1)], payloads=[payload] if payload else [])
@@ -133,7 +133,7 @@ def test_budget_is_that_of_the_container_or_a_part_of_the_machine(tmp_path: Path
 
 async def test_credit_that_comes_in_many_messages_is_one_entry() -> None:
     """What a caller grants without taking is added up: memory holds the sum, and draws stay where they were."""
-    credit = Credit(8)
+    credit = SampleQueue(8)
     for _ in range(1000):
         credit.grant(2)
     credit.draw(3, 3)
@@ -141,4 +141,4 @@ async def test_credit_that_comes_in_many_messages_is_one_entry() -> None:
     credit.close()
     assert len(credit._waiting) == 3
     taken = [await credit.take() for _ in range(2003)]
-    assert taken == [Wanted(8)] * 2000 + [Wanted(3, 3, 8), Wanted(8), None]
+    assert taken == [SampleDemand(8)] * 2000 + [SampleDemand(3, 3, 8), SampleDemand(8), None]

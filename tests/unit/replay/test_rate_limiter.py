@@ -23,20 +23,20 @@ def test_samples_wait_until_min_size_was_reached_once() -> None:
 
 
 def test_ratio_is_counted_from_min_size() -> None:
-    """With 4 samples per insert and a buffer of 8 around min_size 10, the lead is that of the items beyond 10."""
+    """With 4 samples per insert and a buffer of 8 around min_size 10, the diff is that of the items beyond 10."""
     limiter = RateLimiter(RateLimiterConfig(min_size=10, samples_per_insert=4.0, error_buffer=8.0))
     limiter.inserted(10, 10)
-    assert limiter.lead == 0
+    assert limiter.diff == 0
     limiter.inserted(2, 12)
-    assert limiter.lead == 8
+    assert limiter.diff == 8
     assert limiter.can_insert(12)
     limiter.inserted(1, 13)
-    assert limiter.lead == 12
+    assert limiter.diff == 12
     assert not limiter.can_insert(13)
     limiter.sampled(4)
     assert limiter.can_insert(13)
     limiter.sampled(20)
-    assert limiter.lead == -12
+    assert limiter.diff == -12
     assert not limiter.can_sample(13)
     limiter.inserted(1, 14)
     assert limiter.can_sample(14)
@@ -46,7 +46,7 @@ def test_batch_that_passes_min_size_counts_only_what_lies_beyond() -> None:
     """An insert from 0 to 15 with min_size 10 is 5 items ahead."""
     limiter = RateLimiter(RateLimiterConfig(min_size=10, samples_per_insert=2.0, error_buffer=1.0))
     limiter.inserted(15, 15)
-    assert limiter.lead == 10
+    assert limiter.diff == 10
 
 
 def test_table_emptied_below_min_size_is_filled_again() -> None:
@@ -76,7 +76,7 @@ def test_queue_blocks_inserts_at_its_size() -> None:
 def test_one_side_is_always_admitted_and_the_lead_stays_within_one_call(
     ratio: float, buffer: float, min_size: int, calls: list[tuple[bool, int]]
 ) -> None:
-    """Whatever the sizes of calls: never are both sides blocked, and the lead passes the buffer by one call at most."""
+    """Whatever the sizes of calls: never are both sides blocked, and the diff passes the buffer by one call at most."""
     limiter = RateLimiter(RateLimiterConfig(min_size, ratio, buffer))
     size = 0
     for wants_insert, count in calls:
@@ -84,10 +84,10 @@ def test_one_side_is_always_admitted_and_the_lead_stays_within_one_call(
         if (wants_insert and limiter.can_insert(size)) or not limiter.can_sample(size):
             size += count
             limiter.inserted(count, size)
-            assert limiter.lead <= buffer + count * ratio + 1e-6
+            assert limiter.diff <= buffer + count * ratio + 1e-6
         else:
             limiter.sampled(count)
-            assert limiter.lead >= -buffer - count - 1e-6
+            assert limiter.diff >= -buffer - count - 1e-6
 
 
 @pytest.mark.parametrize(

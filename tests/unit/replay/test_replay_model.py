@@ -19,11 +19,11 @@ from tests.unit.replay.streams_for_tests import (
     open_streams,
     steps_of,
 )
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.table_config import SelectorConfig, SelectorKind
-from tidemill.services.replay.append import Appending
+from tidemill.services.replay.append import AppendSession
 from tidemill.services.replay.chunks.store import NONE
-from tidemill.services.replay.state import Replay
-from tidemill.services.replay.tables.sampled_items import Sample
+from tidemill.services.replay.state import ReplayState
 from tidemill.services.replay.tables.table import Table
 
 TABLES = ("uniform", "ranked")
@@ -61,7 +61,7 @@ class ModelItem:
 class ModelActor:
     """The open streams of one actor."""
 
-    appending: Appending
+    session: AppendSession
     actor_id: str
     names: list[int]  # number of each stream in the test's columns
     next_steps: list[int]
@@ -82,11 +82,11 @@ class ReplayMachine(RuleBasedStateMachine):
         self.streams = 0
         self.env_steps = 0
 
-    def make_state(self) -> Replay:
+    def make_state(self) -> ReplayState:
         """Return a state with the tables."""
         return make_replay(*CONFIGS)
 
-    def sample_all(self, table: Table) -> Sample:
+    def sample_all(self, table: Table) -> SampledBatch:
         """Draw every item of a table once."""
         return table.sample(table.size, without_replacement=True)
 
@@ -98,10 +98,10 @@ class ReplayMachine(RuleBasedStateMachine):
     @rule(actor_id=st.sampled_from(["first", "second"]), envs=st.integers(1, 3), chunk_length=st.integers(1, 5))
     def open(self, actor_id: str, envs: int, chunk_length: int) -> None:
         """Open a new epoch; the old one of the same actor lets go of its tail."""
-        appending = open_streams(self.replay, actor_id, 0, envs, TABLES, chunk_length)
+        session = open_streams(self.replay, actor_id, 0, envs, TABLES, chunk_length)
         names = list(range(self.streams, self.streams + envs))
         self.streams += envs
-        self.actors[actor_id] = ModelActor(appending, actor_id, names, [0] * envs, [False] * envs, chunk_length)
+        self.actors[actor_id] = ModelActor(session, actor_id, names, [0] * envs, [False] * envs, chunk_length)
 
     @rule(data=st.data())
     def append(self, data: st.DataObject) -> None:
@@ -138,7 +138,7 @@ class ReplayMachine(RuleBasedStateMachine):
             if picked:
                 batches.append(make_items(index, picked, priorities))
             self.items[name] = self.items[name][-MAX_ITEMS[name] :]
-        append(self.replay, actor.appending, chunks, batches)
+        append(self.replay, actor.session, chunks, batches)
 
     @precondition(lambda self: any(self.items.values()))
     @rule(data=st.data(), change=st.sampled_from(["update", "delete"]))
@@ -192,7 +192,7 @@ class ReplayMachine(RuleBasedStateMachine):
         for name in TABLES:
             needed |= set(self.replay.find(name).chunks().tolist())
         for actor in self.actors.values():
-            for stream in actor.appending.epoch.streams:
+            for stream in actor.session.epoch.streams:
                 slot, last = stream.tail, NONE
                 while slot != NONE:
                     needed.add(slot)

@@ -15,9 +15,9 @@ from tests.unit.replay.log_for_tests import empty_replay
 from tests.unit.replay.streams_for_tests import append, make_chunk, make_config, make_replay, open_streams
 from tidemill.config.storage import StorageSettings
 from tidemill.errors import Unavailable
-from tidemill.services.replay.admission import Gate
+from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.log.log import ReplayLog
-from tidemill.services.replay.log.open import recover
+from tidemill.services.replay.log.open import open_replay_log
 from tidemill.services.replay.log.segments import SegmentFile
 from tidemill.services.replay.memory import MemoryBudget
 from tidemill.services.replay.servicer import ReplayServicer
@@ -45,7 +45,7 @@ async def resuming(epoch: int) -> AsyncIterator[bytes]:
 
 async def told_while_another_stores(folder: Path) -> tuple[list[int], list[int]]:
     """Resume an epoch, store a chunk of it before the disk goes on; return the answer and what was stored then."""
-    recovered = recover(folder, MemoryBudget(0), empty_replay)
+    recovered = open_replay_log(folder, MemoryBudget(0), empty_replay)
     replay = recovered.replay
     Held.disk.set()
     log = ReplayLog(recovered, StorageSettings(folder=str(folder)), lambda: None, Held)
@@ -54,7 +54,7 @@ async def told_while_another_stores(folder: Path) -> tuple[list[int], list[int]]
     await log.commits.durable(replay.sequence)
     Held.disk.clear()
     append(replay, opened, [make_chunk(0, 0, 0, 4)])
-    servicer = ReplayServicer(replay, Gate(asyncio.get_running_loop().time), 2**20, log)
+    servicer = ReplayServicer(replay, AdmissionQueue(asyncio.get_running_loop().time), 2**20, log)
     call: Any = servicer.Append(resuming(opened.epoch.number), _CONTEXT)
     answer = asyncio.ensure_future(anext(call))
     while opened.epoch.connections != 2:
@@ -76,7 +76,7 @@ def test_resumed_call_is_told_of_durable_steps_only(tmp_path: Path) -> None:
 async def two_calls_of_one_epoch() -> list[int]:
     """Open an epoch twice in a server without a log; return what the second is told."""
     replay = make_replay(make_config())
-    servicer = ReplayServicer(replay, Gate(asyncio.get_running_loop().time), 2**20)
+    servicer = ReplayServicer(replay, AdmissionQueue(asyncio.get_running_loop().time), 2**20)
 
     async def converse(epoch: int, told: asyncio.Queue[Any]) -> None:
         async for answer in servicer.Append(resuming(epoch), _CONTEXT):

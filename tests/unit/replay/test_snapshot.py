@@ -114,7 +114,7 @@ def test_interrupted_snapshot_is_as_if_it_had_not_begun(folder: LogFolder, monke
 
 def test_snapshot_of_another_format_is_refused(folder: LogFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the file, what it has and what is read."""
-    monkeypatch.setattr("tidemill.services.replay.log_frame.FORMAT", 7)
+    monkeypatch.setattr("tidemill.services.replay.log.frame.FORMAT", 7)
     SnapshotFiles(folder, b"another!").write(make_snapshot())
     monkeypatch.undo()
     with pytest.raises(FatalError, match=r"00000001\.snapshot has format 7, this version of Tidemill reads format 2"):
@@ -122,7 +122,7 @@ def test_snapshot_of_another_format_is_refused(folder: LogFolder, monkeypatch: p
 
 
 def test_restart_has_priorities_counts_and_counters_of_the_snapshot(tmp_path: Path) -> None:
-    """Updated priorities, times sampled, counters and the limiter's lead come back; a removed item stays removed."""
+    """Updated priorities, times sampled, counters and the limiter's diff come back; a removed item stays removed."""
     config = make_config(
         sampler=SelectorConfig(SelectorKind.PRIORITIZED, 1.0),
         max_times_sampled=3,
@@ -131,18 +131,18 @@ def test_restart_has_priorities_counts_and_counters_of_the_snapshot(tmp_path: Pa
     log = open_log(tmp_path)
     log.replay.create_table(config)
     table = log.replay.find("t")
-    appending = open_streams(log.replay)
-    append(log.replay, appending, [make_chunk(0, 0, 0, 4)], [make_items(0, [(0, i, 1) for i in range(4)])])
+    session = open_streams(log.replay)
+    append(log.replay, session, [make_chunk(0, 0, 0, 4)], [make_items(0, [(0, i, 1) for i in range(4)])])
     keys = table.sample(4, without_replacement=True).keys
     table.update_priorities(keys, np.array([0.0, 2.0, 4.0, 8.0]))
     table.sample(5)
     log.snapshot()
-    lead, mass, counters = table.limiter.lead, table.priority_mass, table.counters
+    diff, mass, counters = table.limiter.diff, table.total_weight, table.counters
     times = table.items.times_sampled[table.items.live()].tolist()
     log.crash()
     again = open_log(tmp_path)
     restored = again.replay.find("t")
-    assert (restored.limiter.lead, restored.priority_mass, restored.counters) == (lead, mass, counters)
+    assert (restored.limiter.diff, restored.total_weight, restored.counters) == (diff, mass, counters)
     assert restored.items.times_sampled[restored.items.live()].tolist() == times
     assert restored.items.keys(restored.items.live()).tolist() == table.items.keys(table.items.live()).tolist()
     assert counters.samples == 9

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemill.services.replay.selectors.heap import ExtremeTree
+from tidemill.services.replay.selectors.heap import MaxTree
 from tidemill.services.replay.selectors.sum_tree import SumTree
 
 CAPACITIES = [1, 2, 3, 15, 16, 17, 100, 255, 256, 257, 1000, 4096, 4097, 65_536, 65_537, 100_003]
@@ -96,13 +96,13 @@ def test_set_with_a_repeated_slot_keeps_the_last_weight() -> None:
 @given(st.lists(st.integers(-1000, 1000), min_size=1, max_size=600))
 def test_greatest_finds_the_maximum_and_of_equals_the_lowest_slot(values: list[int]) -> None:
     """The greatest value's slot is found; emptied slots are passed over."""
-    tree = ExtremeTree(len(values) + 5)
+    tree = MaxTree(len(values) + 5)
     slots = np.arange(len(values))
     tree.set(slots, np.array(values, dtype=np.float64))
-    assert tree.greatest() == int(np.argmax(values))
+    assert tree.argmax() == int(np.argmax(values))
     top = int(np.argmax(values))
     if len(values) > 1:
         tree.set(np.array([top]), np.array([-np.inf]))
         rest = np.array(values, dtype=np.float64)
         rest[top] = -np.inf
-        assert tree.greatest() == int(np.argmax(rest))
+        assert tree.argmax() == int(np.argmax(rest))

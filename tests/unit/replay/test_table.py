@@ -20,14 +20,16 @@ from tests.unit.replay.streams_for_tests import (
 )
 from tidemill.errors import InvalidArgument
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
-from tidemill.services.replay.append import Appending
-from tidemill.services.replay.state import Replay
+from tidemill.services.replay.append import AppendSession
+from tidemill.services.replay.state import ReplayState
 from tidemill.services.replay.tables.table import Table
 
 RANKED = SelectorConfig(SelectorKind.PRIORITIZED, 1.0)
 
 
-def filled(config: TableConfig, items: int, priorities: list[float] | None = None) -> tuple[Replay, Table, Appending]:
+def filled(
+    config: TableConfig, items: int, priorities: list[float] | None = None
+) -> tuple[ReplayState, Table, AppendSession]:
     """Return a table with one item for each of the first steps of a stream, in chunks of 4."""
     replay = make_replay(config)
     opened = open_streams(replay)
@@ -35,7 +37,9 @@ def filled(config: TableConfig, items: int, priorities: list[float] | None = Non
     return replay, replay.find("t"), opened
 
 
-def extend(replay: Replay, opened: Appending, first: int, items: int, priorities: list[float] | None = None) -> None:
+def extend(
+    replay: ReplayState, opened: AppendSession, first: int, items: int, priorities: list[float] | None = None
+) -> None:
     """Append chunks of 4 steps from step `first`, with an item of one step for each of the first `items`."""
     count = -(-items // 4)
     chunks = [make_chunk(0, 0, first + 4 * i, 4) for i in range(count)]
@@ -137,7 +141,7 @@ def test_priority_updates_count_the_last_of_a_repeated_key_and_unknown_keys() ->
     key = table.sample(1).keys[0]
     keys = np.array([key, 12345, key], dtype=np.uint64)
     assert table.update_priorities(keys, np.array([9.0, 1.0, 5.0])) == 2
-    assert table.priority_mass == 3 + 5
+    assert table.total_weight == 3 + 5
     assert (table.counters.priority_updates, table.counters.unknown_keys) == (2, 1)
 
 

@@ -36,7 +36,7 @@ def sample_of(stream: int, items: int, payloads: bool = False) -> SampledBatch:
         drawn.params_versions,
         drawn.blocks,
         drawn.table_items,
-        drawn.priority_mass,
+        drawn.total_weight,
         stored={"": StoredSteps(1, 8)},
     )
 
@@ -60,7 +60,7 @@ def test_items_of_a_merged_batch_are_those_of_its_parts(sizes: list[int], rotati
     assert merged.keys.tolist() == _rolled(keys, rotation)
     probabilities = [p * 0.25 * (i + 1) for i, sample in enumerate(samples) for p in sample.probabilities.tolist()]
     np.testing.assert_allclose(merged.probabilities, _rolled(probabilities, rotation))
-    assert (merged.table_items, merged.priority_mass, merged.env_steps) == (70, 7.0, 7)
+    assert (merged.table_items, merged.total_weight, merged.env_steps) == (70, 7.0, 7)
 
 
 def test_payloads_stay_with_their_items_when_only_some_parts_have_them() -> None:

@@ -55,7 +55,7 @@ class _Link:
         """Answer everything that is asked, with the state of the table."""
         while self.asked:
             draw = self.asked.popleft()
-            answer = pb.SampleResponse(table_items=items, priority_mass=total_weight)
+            answer = pb.SampleResponse(table_items=items, total_weight=total_weight)
             answer.keys.extend(range(1, 1 + draw.items))
             answer.probabilities.extend([1 / 8] * draw.items)
             answer.first_rows.extend([0] * draw.items)

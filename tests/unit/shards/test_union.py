@@ -18,7 +18,7 @@ from tidemill.services.replay.tables.rate_limiter import RateLimiter
 def union_of(
     states: dict[str, tuple[int, float, float]], limiter: RateLimiterConfig | None = None, max_times_sampled: int = 0
 ) -> ShardedTable:
-    """Return a union whose shards have told (items, total_weight, lead)."""
+    """Return a union whose shards have told (items, total_weight, diff)."""
     config = make_config(max_items=100_000, limiter=limiter, max_times_sampled=max_times_sampled)
     union = ShardedTable(config, len(states), np.random.default_rng(1))
     for shard, told in states.items():
@@ -225,7 +225,7 @@ class _Cluster:
         self.union.asked(draw)
         self.limiters[shard].sampled(draw.counted)
         size = self.sizes[shard]
-        self.union.answered(draw, size, float(size), self.limiters[shard].lead)
+        self.union.answered(draw, size, float(size), self.limiters[shard].diff)
 
 
 @settings(max_examples=60, deadline=None)

@@ -29,7 +29,7 @@ class Part:
 
 
 def merge(
-    parts: Sequence[Part], table_items: int, priority_mass: float, rotation: int, stored: Mapping[str, StoredSteps]
+    parts: Sequence[Part], table_items: int, total_weight: float, rotation: int, stored: Mapping[str, StoredSteps]
 ) -> SampledBatch:
     """Return one batch with the items and chunks of all parts, in their order, rotated.
 
@@ -39,7 +39,7 @@ def merge(
     Args:
         parts: At least one, with the same columns.
         table_items: Items of all shards together.
-        priority_mass: Mass of all shards together.
+        total_weight: Mass of all shards together.
         rotation: By how many places the items move on. A random one gives each place of the batch the same chances.
         stored: What each shard ever stored, by name.
     """
@@ -61,7 +61,7 @@ def merge(
         params_versions=np.concatenate([sample.params_versions for sample in samples]),
         blocks=tuple(_joined(column) for column in columns),
         table_items=table_items,
-        priority_mass=priority_mass,
+        total_weight=total_weight,
         stored=stored,
     )
 
@@ -129,7 +129,7 @@ class PendingBatch:
         self,
         *,
         table_items: int,
-        priority_mass: float,
+        total_weight: float,
         rotation: int,
         random: bool,
         stored: Mapping[str, StoredSteps],
@@ -139,4 +139,4 @@ class PendingBatch:
             Part(incarnation, self.plan.fraction(shard) if random else 1.0, wire.unpack_sample(answer))
             for incarnation, shard, answer in self.answers
         ]
-        return merge(parts, table_items, priority_mass, rotation, stored)
+        return merge(parts, table_items, total_weight, rotation, stored)

@@ -112,7 +112,7 @@ class ShardedSampleStream:
             stored = {name: shard.stored for name, shard in self._shards.items() if shard.stored is not None}
             self._advance()
         return pending.batch(
-            table_items=items, priority_mass=total_weight, rotation=rotation, random=self._is_random, stored=stored
+            table_items=items, total_weight=total_weight, rotation=rotation, random=self._is_random, stored=stored
         )
 
     def client_of(self, incarnation: int) -> ReplayClient | None:
@@ -171,7 +171,7 @@ class ShardedSampleStream:
                 self._table_state.join(stream.shard)
                 self._table_state.asked(draw)
                 _log.info("sampling from a replay shard", shard=stream.shard, address=shard.address)
-            self._table_state.answered(draw, answer.table_items, answer.priority_mass, answer.limiter_lead)
+            self._table_state.answered(draw, answer.table_items, answer.total_weight, answer.limiter_diff)
             if pending is not None:
                 self._take_part(pending, draw, shard.incarnation, answer)
             self._advance()

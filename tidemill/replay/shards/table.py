@@ -93,21 +93,21 @@ class ShardState:
     Attributes:
         items: Items in its table.
         total_weight: Sum of its sampler's weights.
-        lead: How far its inserts are ahead by its rate limiter's count, in samples.
+        diff: How far its inserts are ahead by its rate limiter's count, in samples.
         asked_items: Items asked for and not answered.
         asked_counted: Samples it is to count for what is not answered.
     """
 
     items: int = 0
     total_weight: float = 0.0
-    lead: float = 0.0
+    diff: float = 0.0
     asked_items: int = 0
     asked_counted: int = 0
 
     @property
     def expected_lead(self) -> float:
-        """The lead once everything asked for is answered."""
-        return self.lead - self.asked_counted
+        """The diff once everything asked for is answered."""
+        return self.diff - self.asked_counted
 
 
 @dataclass(slots=True)
@@ -188,12 +188,12 @@ class ShardedTable:
         state.asked_items += draw.items
         state.asked_counted += draw.counted
 
-    def answered(self, draw: ShardRequest, items: int, total_weight: float, lead: float) -> None:
+    def answered(self, draw: ShardRequest, items: int, total_weight: float, diff: float) -> None:
         """A live shard answered, and told how its table is now."""
         state = self._states[draw.shard]
         state.asked_items -= draw.items
         state.asked_counted -= draw.counted
-        state.items, state.total_weight, state.lead = items, total_weight, lead
+        state.items, state.total_weight, state.diff = items, total_weight, diff
         self._limit.observe(self.items)
 
     def plan(self, batch_size: int) -> Plan | None:
@@ -225,8 +225,8 @@ class ShardedTable:
         Before the whole table reaches its minimum size, inserts do not count: the ones a shard has counted are taken
         off again.
         """
-        lead = self._states[shard].expected_lead
-        return ShardRequest(shard, 0, 0 if self._limit.reached else max(math.ceil(lead), 0))
+        diff = self._states[shard].expected_lead
+        return ShardRequest(shard, 0, 0 if self._limit.reached else max(math.ceil(diff), 0))
 
     def _draws(self, weights: Mapping[str, float], items: int, counted: int) -> tuple[ShardRequest, ...]:
         parts = dict(zip(weights, self._split(weights, items), strict=True))

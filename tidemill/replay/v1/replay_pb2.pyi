@@ -420,9 +420,9 @@ class TableDescription(_message.Message):
     INSERT_BLOCKED_S_FIELD_NUMBER: _builtins.int
     SAMPLE_BLOCKED_S_FIELD_NUMBER: _builtins.int
     ENV_STEPS_FIELD_NUMBER: _builtins.int
-    PRIORITY_MASS_FIELD_NUMBER: _builtins.int
+    TOTAL_WEIGHT_FIELD_NUMBER: _builtins.int
     HELD_BYTES_FIELD_NUMBER: _builtins.int
-    LIMITER_LEAD_FIELD_NUMBER: _builtins.int
+    LIMITER_DIFF_FIELD_NUMBER: _builtins.int
     MEAN_SAMPLED_AGE_FIELD_NUMBER: _builtins.int
     CORRUPT_ITEMS_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
@@ -464,11 +464,11 @@ class TableDescription(_message.Message):
     """Time during which at least one sample waited, in seconds."""
     env_steps: _builtins.int
     """Agent decisions in all chunks this server ever stored, whatever their table."""
-    priority_mass: _builtins.float
+    total_weight: _builtins.float
     """Sum of priorities to the power of the sampler's exponent; the number of items for other samplers."""
     held_bytes: _builtins.int
     """Bytes of the chunks that items of this table need, compressed as stored, and of their payloads."""
-    limiter_lead: _builtins.float
+    limiter_diff: _builtins.float
     """How far inserts are ahead, in samples, see RateLimiter; 0 without a ratio."""
     mean_sampled_age: _builtins.float
     """Items inserted after an item when it was sampled, on average over all samples; 0 before the first."""
@@ -519,9 +519,9 @@ class TableDescription(_message.Message):
         insert_blocked_s: _builtins.float = ...,
         sample_blocked_s: _builtins.float = ...,
         env_steps: _builtins.int = ...,
-        priority_mass: _builtins.float = ...,
+        total_weight: _builtins.float = ...,
         held_bytes: _builtins.int = ...,
-        limiter_lead: _builtins.float = ...,
+        limiter_diff: _builtins.float = ...,
         mean_sampled_age: _builtins.float = ...,
         corrupt_items: _builtins.int = ...,
         memory_bytes: _builtins.int = ...,
@@ -536,7 +536,7 @@ class TableDescription(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "chunks", b"chunks", "config", b"config", "corrupt_items", b"corrupt_items", "corrupt_records", b"corrupt_records", "env_steps", b"env_steps", "evictions", b"evictions", "fsync_bounds_s", b"fsync_bounds_s", "fsync_counts", b"fsync_counts", "fsync_sum_s", b"fsync_sum_s", "held_bytes", b"held_bytes", "insert_blocked", b"insert_blocked", "insert_blocked_s", b"insert_blocked_s", "inserts", b"inserts", "items", b"items", "limiter_lead", b"limiter_lead", "log_bytes", b"log_bytes", "log_full", b"log_full", "log_segments", b"log_segments", "mean_sampled_age", b"mean_sampled_age", "memory_bytes", b"memory_bytes", "priority_mass", b"priority_mass", "priority_updates", b"priority_updates", "sample_blocked", b"sample_blocked", "sample_blocked_s", b"sample_blocked_s", "samples", b"samples", "samples_per_insert", b"samples_per_insert", "snapshot", b"snapshot", "streams", b"streams", "unknown_keys", b"unknown_keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "chunks", b"chunks", "config", b"config", "corrupt_items", b"corrupt_items", "corrupt_records", b"corrupt_records", "env_steps", b"env_steps", "evictions", b"evictions", "fsync_bounds_s", b"fsync_bounds_s", "fsync_counts", b"fsync_counts", "fsync_sum_s", b"fsync_sum_s", "held_bytes", b"held_bytes", "insert_blocked", b"insert_blocked", "insert_blocked_s", b"insert_blocked_s", "inserts", b"inserts", "items", b"items", "limiter_diff", b"limiter_diff", "log_bytes", b"log_bytes", "log_full", b"log_full", "log_segments", b"log_segments", "mean_sampled_age", b"mean_sampled_age", "memory_bytes", b"memory_bytes", "priority_updates", b"priority_updates", "sample_blocked", b"sample_blocked", "sample_blocked_s", b"sample_blocked_s", "samples", b"samples", "samples_per_insert", b"samples_per_insert", "snapshot", b"snapshot", "streams", b"streams", "total_weight", b"total_weight", "unknown_keys", b"unknown_keys"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -880,7 +880,7 @@ class Draw(_message.Message):
     """Items, at most `batch_size` of `open`. 0 asks how the table is: answered in turn, with an empty batch."""
     counted: _builtins.int
     """Samples the rate limiter counts, whatever `items` is. What is more than `batch_size` of `open` and more than
-    `limiter_lead` is not counted, nor what would take the lead below -2^20 less `error_buffer`.
+    `limiter_diff` is not counted, nor what would take the lead below -2^20 less `error_buffer`.
     """
     def __init__(
         self,
@@ -939,21 +939,21 @@ class SampleResponse(_message.Message):
     PAYLOADS_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     TABLE_ITEMS_FIELD_NUMBER: _builtins.int
-    PRIORITY_MASS_FIELD_NUMBER: _builtins.int
+    TOTAL_WEIGHT_FIELD_NUMBER: _builtins.int
     ENV_STEPS_FIELD_NUMBER: _builtins.int
-    LIMITER_LEAD_FIELD_NUMBER: _builtins.int
-    HISTORY_FIELD_NUMBER: _builtins.int
+    LIMITER_DIFF_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
     table_items: _builtins.int
     """Items in the table when the batch was drawn."""
-    priority_mass: _builtins.float
-    """Sum of sampler weights over the table when the batch was drawn; `weight / priority_mass` is the probability."""
+    total_weight: _builtins.float
+    """Sum of sampler weights over the table when the batch was drawn; `weight / total_weight` is the probability."""
     env_steps: _builtins.int
     """Agent decisions in all chunks this server ever stored."""
-    limiter_lead: _builtins.float
+    limiter_diff: _builtins.float
     """How far inserts are ahead after this batch, in samples: items inserted beyond `min_size` times `samples_per_insert`,
     less the samples counted; 0 without a ratio.
     """
-    history: _builtins.int
+    store_id: _builtins.int
     """What `env_steps` is a count of: a server that begins with nothing stored counts anew under another number, one that is
     restored goes on under the same.
     """
@@ -991,14 +991,14 @@ class SampleResponse(_message.Message):
         payloads: _abc.Iterable[_builtins.bytes] | None = ...,
         chunks: Global___ChunkBatch | None = ...,
         table_items: _builtins.int = ...,
-        priority_mass: _builtins.float = ...,
+        total_weight: _builtins.float = ...,
         env_steps: _builtins.int = ...,
-        limiter_lead: _builtins.float = ...,
-        history: _builtins.int = ...,
+        limiter_diff: _builtins.float = ...,
+        store_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "env_steps", b"env_steps", "first_rows", b"first_rows", "history", b"history", "keys", b"keys", "lengths", b"lengths", "limiter_lead", b"limiter_lead", "payloads", b"payloads", "priority_mass", b"priority_mass", "probabilities", b"probabilities", "table_items", b"table_items"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "env_steps", b"env_steps", "first_rows", b"first_rows", "keys", b"keys", "lengths", b"lengths", "limiter_diff", b"limiter_diff", "payloads", b"payloads", "probabilities", b"probabilities", "store_id", b"store_id", "table_items", b"table_items", "total_weight", b"total_weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
