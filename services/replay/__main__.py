@@ -22,6 +22,7 @@ from tidemill.config.sections import ReplayConfig
 from tidemill.config.services import ReplaySettings
 from tidemill.rpc.server import RpcServer
 from tidemill.services.replay.admission import AdmissionQueue
+from tidemill.services.replay.chunks.logged_blocks import LoggedBlocks
 from tidemill.services.replay.log import inspect as inspect_log
 from tidemill.services.replay.log.log import ReplayLog
 from tidemill.services.replay.log.open import OpenedLog, open_replay_log
@@ -110,7 +111,7 @@ def _empty(settings: ReplaySettings, budget: MemoryBudget) -> ReplayState:
         first_epoch=first_epoch(time.time_ns() // 1_000_000, secrets.randbits(EPOCH_RANDOM_BITS)),
         rng=np.random.default_rng(),
         budget=budget,
-        durable=bool(settings.storage.folder),
+        make_blocks=partial(LoggedBlocks, budget=budget) if settings.storage.folder else None,
     )
 
 

@@ -10,7 +10,7 @@ from tidemill.errors import ResourceExhausted
 from tidemill.replay.batch import SampledBatch
 from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.chunks.blob_reader import BlobReader
-from tidemill.services.replay.chunks.logged_blocks import LogBlocks
+from tidemill.services.replay.chunks.logged_blocks import logged
 from tidemill.services.replay.memory import MemoryBudget
 from tidemill.services.replay.sample_queue import SampleDemand
 from tidemill.services.replay.state import ReplayState
@@ -112,8 +112,7 @@ class BatchReader:
     async def _complete(
         self, reader: BlobReader, table: Table, drawn: SampledItems, without_replacement: bool, held: list[SampledItems]
     ) -> SampledBatch:
-        blocks, count = table.store.blocks, len(drawn.keys)
-        assert isinstance(blocks, LogBlocks), "a log keeps the blocks"
+        blocks, count = logged(table.store), len(drawn.keys)
         while True:
             blobs, damaged = await reader.blobs(blocks, drawn.chunks)
             if not len(damaged):

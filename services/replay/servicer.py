@@ -44,7 +44,7 @@ _COPIES = 3  # a message that waits is in memory as it came, parsed and unpacked
 
 
 class ReplayServicer:
-    """Serves one `ReplayState`; calls that must wait do so in its `AdmissionQueue`. Requests are bytes, see `requests`."""
+    """Serves one `ReplayState`; calls wait in its `AdmissionQueue`. Requests are bytes, see `requests`."""
 
     def __init__(
         self, replay: ReplayState, admission: AdmissionQueue, max_message_bytes: int, log: ReplayLog | None = None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +13,11 @@ from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, 
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.limits import MAX_ENV_COUNT
 from tidemill.replay.table_config import TableConfig
-from tidemill.replay.wire import config_to_json
 from tidemill.services.replay.append import AppendPlan, AppendSession, apply_append, plan_append
 from tidemill.services.replay.append_check import block_sizes
-from tidemill.services.replay.chunks.logged_blocks import LogBlocks
+from tidemill.services.replay.change_sink import ChangeSink, NewChunks, NoLog
+from tidemill.services.replay.chunks.blocks import BlockStore
 from tidemill.services.replay.chunks.store import ChunkStore
-from tidemill.services.replay.log.frame import Kind
-from tidemill.services.replay.log.journal import Journal, NewChunks
-from tidemill.services.replay.log.state_document import describe_epoch, describe_state
 from tidemill.services.replay.memory import MemoryBudget, StoredMemory
 from tidemill.services.replay.streams import Epoch, StreamRegistry
 from tidemill.services.replay.tables.table import Table
@@ -47,7 +43,7 @@ class ReplayState:
         first_epoch: int,
         rng: np.random.Generator,
         budget: MemoryBudget | None = None,
-        durable: bool = False,
+        make_blocks: Callable[[Signature, int], BlockStore] | None = None,
     ) -> None:
         """Create a server without tables.
 
@@ -57,13 +53,15 @@ class ReplayState:
             first_epoch: Number of the first epoch; see `StreamRegistry`. It names the store_id as well.
             rng: Source of all random picks.
             budget: Memory for all that is stored; None means no limit.
-            durable: Whether there is a log, which has the chunks as well.
+            make_blocks: Returns where the blocks of chunks are kept, by their signature and the number of a table with
+                it; given where there is a log, which has them as well. None keeps them in memory only.
         """
         self._max_tables = max_tables
         self._rng = rng
         self.budget = budget or MemoryBudget(0)
-        self._durable = durable
-        self._journal: Journal | None = None
+        self._make_blocks = make_blocks
+        self._durable = make_blocks is not None
+        self._sink: ChangeSink = NoLog()
         self._unconfirmed: set[str] = set()  # restored tables that nobody has asked for yet
         self._tables: dict[str, Table] = {}
         self._numbers: dict[str, int] = {}  # of each table in the log
@@ -73,7 +71,7 @@ class ReplayState:
         self.store_id = first_epoch
         self.env_steps = 0
         self.damaged_chunks = 0
-        self.memory = StoredMemory(self.budget, self._tables, self._stores, self.streams, durable=durable)
+        self.memory = StoredMemory(self.budget, self._tables, self._stores, self.streams, durable=self._durable)
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -92,20 +90,15 @@ class ReplayState:
 
     @property
     def sequence(self) -> int:
-        """Number of the newest record of the log; 0 without one."""
-        return self._journal.sequence if self._journal is not None else 0
+        """Number of the newest change that was reported; 0 without a log."""
+        return self._sink.sequence
 
-    @property
-    def segment(self) -> int:
-        """Number of the segment of the log that grows; 0 without one."""
-        return self._journal.segment if self._journal is not None else 0
-
-    def attach(self, journal: Journal) -> None:
-        """Tell a log every change from now on; tables that are there were restored from it."""
-        self._journal = journal
+    def attach(self, sink: ChangeSink) -> None:
+        """Report every change from now on; tables that are there were restored from what the sink has."""
+        self._sink = sink
         self._unconfirmed = set(self._tables)
         for name, table in self._tables.items():
-            journal.know_table(name, self._numbers[name], table.size)
+            sink.know_table(name, self._numbers[name], table.size)
 
     def create_table(self, config: TableConfig) -> bool:
         """Create a table; return False if there is one: equal, or restored and not asked for since.
@@ -116,7 +109,7 @@ class ReplayState:
         """
         existing = self._tables.get(config.name)
         if existing is None:
-            self._begin()
+            self._sink.begin()
             self.add_table(config, self.next_table)
             self._log_table(config)
             return True
@@ -155,11 +148,6 @@ class ReplayState:
         """Return the number a log has for a table."""
         return self._numbers[table.config.name]
 
-    def describe_state(self) -> dict[str, Any]:
-        """Return what a log needs to know of the state but for chunks and items."""
-        tables = [(self.number_of(table), table) for table in self.tables]
-        return describe_state(self.streams, tables, self.store_id, self.env_steps)
-
     def drop_chunk(self, store: ChunkStore, chunk: int) -> int:
         """Remove every item that needs a chunk, whose bytes are damaged, and let go of it; return how many items."""
         store.acquire(np.array([chunk]))  # while its neighbours are looked for
@@ -173,16 +161,16 @@ class ReplayState:
 
     def delete(self, table: Table, keys: NDArray[np.uint64]) -> int:
         """Remove items of a table by key [N]; return how many were there."""
-        self._begin()
+        self._sink.begin()
         deleted = table.delete(keys)
-        self._log_changes(None, [(table, _NO_SLOTS)])
+        self._sink.log_changes(self.env_steps, None, [(table, _NO_SLOTS)])
         return deleted
 
     def reset(self, table: Table) -> int:
         """Remove every item of a table and zero its counters; return how many items there were."""
-        self._begin()
+        self._sink.begin()
         removed = table.reset()
-        self._log_changes(None, [(table, _NO_SLOTS)])
+        self._sink.log_changes(self.env_steps, None, [(table, _NO_SLOTS)])
         return removed
 
     def find(self, name: str) -> Table:
@@ -220,13 +208,12 @@ class ReplayState:
         for table in found:
             _check_signature(table, signature)
         tail_steps = max(table.config.max_item_steps for table in found) - 1
-        self._begin()
+        self._sink.begin()
         next_epoch = self.streams.next_epoch
         opened = self.streams.open(actor_id, epoch, env_count, found[0].store, chunk_length, tail_steps)
         if self.streams.next_epoch != next_epoch:
             closed = self.streams.drain_closed()
-            if self._journal is not None:
-                self._journal.log(Kind.EPOCH, {"epoch": describe_epoch(opened), "closed": closed})
+            self._sink.log_epoch(opened, closed)
         opened.connections += 1
         return AppendSession(opened, found, block_sizes(signature))
 
@@ -247,7 +234,7 @@ class ReplayState:
         """
         if planned.revision != session.epoch.revision:
             planned = plan_append(session, chunks, items)
-        self._begin()
+        self._sink.begin()
         pressed = self.memory.make_room(session, planned)
         stored = apply_append(session, planned)
         self.env_steps += planned.decisions
@@ -255,38 +242,29 @@ class ReplayState:
         if len(stored.slots) or stored.inserted:
             inserted = {table for table, _ in stored.inserted}
             tables = (*stored.inserted, *((table, _NO_SLOTS) for table in pressed if table not in inserted))
-            self._log_changes(NewChunks(session.epoch.store, stored.slots, stored.blobs), tables)
+            self._sink.log_changes(self.env_steps, NewChunks(session.epoch.store, stored.slots, stored.blobs), tables)
 
     def log_removed(self) -> None:
         """Tell the log which items left because they were sampled often enough; all else is told at once."""
         changed = [(table, _NO_SLOTS) for table in self.tables if table.has_removed]
         if changed:
-            self._begin()
-            self._log_changes(None, changed)
-
-    def _begin(self) -> None:
-        if self._journal is not None:
-            self._journal.begin()
-
-    def _log_changes(self, chunks: NewChunks | None, tables: Sequence[tuple[Table, Ints]]) -> None:
-        if self._journal is not None:
-            self._journal.log_changes(self.env_steps, chunks, tables)
+            self._sink.begin()
+            self._sink.log_changes(self.env_steps, None, changed)
 
     def _log_table(self, config: TableConfig) -> None:
-        if self._journal is not None:
-            number = self._numbers[config.name]
-            self._journal.know_table(config.name, number)
-            self._journal.log(Kind.TABLE, {"number": number, "config": config_to_json(config)})
+        number = self._numbers[config.name]
+        self._sink.know_table(config.name, number)
+        self._sink.log_table(number, config)
 
     def _reconfigure(self, table: Table, config: TableConfig) -> None:
-        self._begin()
+        self._sink.begin()
         table.reconfigure(config)
         self._log_table(config)
         for _ in range(2):  # all items in one record: damage to it must not cost them all
-            self._log_changes(None, [(table, table.items.oldest_first())])
+            self._sink.log_changes(self.env_steps, None, [(table, table.items.oldest_first())])
 
     def _make_store(self, signature: Signature, number: int) -> ChunkStore:
-        blocks = LogBlocks(signature, number, self.budget) if self._durable else None
+        blocks = self._make_blocks(signature, number) if self._make_blocks is not None else None
         return ChunkStore(signature, blocks)
 
 

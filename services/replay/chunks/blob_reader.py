@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.services.replay.chunks.logged_blocks import Locations, LogBlocks
+from tidemill.services.replay.chunks.logged_blocks import Locations, LoggedBlocks
 from tidemill.services.replay.log.frame import CRC_BYTES, blob_is_intact
 from tidemill.services.replay.log.segments import LogFolder
 
@@ -78,7 +78,7 @@ class BlobReader:
         self.reads = 0
         self.read_bytes = 0
 
-    async def blobs(self, blocks: LogBlocks, slots: Ints) -> tuple[list[bytes | None], Ints]:
+    async def blobs(self, blocks: LoggedBlocks, slots: Ints) -> tuple[list[bytes | None], Ints]:
         """Return the blob of each chunk [N], all held by the caller, and which chunks are damaged."""
         found: list[bytes | None] = list(blocks.peek(slots))
         missing = np.array([i for i, blob in enumerate(found) if blob is None], dtype=np.int64)

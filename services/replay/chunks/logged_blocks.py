@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tidemill.replay.batch import Blocks
 from tidemill.services.replay.chunks.blocks import cut_raw
+from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.memory import MemoryBudget
 from tidemill.types import Codec, Signature
 
@@ -39,7 +40,7 @@ class Locations:
         return Locations(self.ids[picked], self.segments[picked], self.offsets[picked], self.sizes[picked])
 
 
-class LogBlocks:
+class LoggedBlocks:
     """Keeps a chunk's blocks as one *blob*: its RAW blocks, then its LZ4 blocks; see `BlockStore`.
 
     A blob is in memory from its arrival until the budget asks for its room; then only the log has it.
@@ -158,3 +159,10 @@ class LogBlocks:
                 new = np.zeros((capacity, *old.shape[1:]), dtype=old.dtype)
                 new[: len(old)] = old
                 setattr(self, name, new)
+
+
+def logged(store: ChunkStore) -> LoggedBlocks:
+    """Return the blocks of a store whose chunks a log has as well. TypeError: they are in memory only."""
+    if not isinstance(store.blocks, LoggedBlocks):
+        raise TypeError("no log keeps the blocks of this store")
+    return store.blocks

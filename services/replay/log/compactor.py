@@ -10,11 +10,12 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from tidemill.services.replay.change_sink import NewChunks
 from tidemill.services.replay.chunks.blob_reader import BlobReader
-from tidemill.services.replay.chunks.logged_blocks import LogBlocks
+from tidemill.services.replay.chunks.logged_blocks import logged
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.log.changes import ITEM
-from tidemill.services.replay.log.journal import Journal, NewChunks
+from tidemill.services.replay.log.journal import Journal
 from tidemill.services.replay.state import ReplayState
 from tidemill.services.replay.tables.table import Table
 
@@ -58,8 +59,7 @@ class Garbage:
 
 def chunks_in(store: ChunkStore, segment: int) -> Ints:
     """Return the chunks that the log has in a segment, in the order they came."""
-    blocks = store.blocks
-    assert isinstance(blocks, LogBlocks), "a log keeps the blocks"
+    blocks = logged(store)
     held = store.held()
     slots = held[blocks.segments[held] == segment]
     in_order: Ints = slots[np.argsort(blocks.ids[slots], kind="stable")]
@@ -136,8 +136,7 @@ class Compactor:
                 self._journal.log_changes(self._replay.env_steps, None, [(table, items)])
 
     async def _move_chunks(self, store: ChunkStore, slots: Ints) -> None:
-        blocks = store.blocks
-        assert isinstance(blocks, LogBlocks), "a log keeps the blocks"
+        blocks = logged(store)
         await self._writing.room()
         store.acquire(slots)
         try:

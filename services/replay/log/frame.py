@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from tidemill.errors import FatalError
 
 MAGIC = b"TMLR"
-FORMAT = 2
+FORMAT = 3
 """Version of the files; a server reads only its own."""
 
 MARK_BYTES = 8

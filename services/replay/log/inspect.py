@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from tidemill.errors import FatalError
 from tidemill.services.replay.chunks.blob_reader import BlobFiles
-from tidemill.services.replay.chunks.logged_blocks import LogBlocks
+from tidemill.services.replay.chunks.logged_blocks import LoggedBlocks, logged
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.log.frame import FORMAT
 from tidemill.services.replay.log.open import FolderContents, look
@@ -79,13 +80,14 @@ def inspect(folder: LogFolder) -> Inspection:
         FatalError: it has files of another format.
     """
     found = look(folder)
+    budget = MemoryBudget(0)
     replay = ReplayState(
         max_tables=_UNLIMITED,
         max_streams=_UNLIMITED,
         first_epoch=1,
         rng=np.random.default_rng(0),
-        budget=MemoryBudget(0),
-        durable=True,
+        budget=budget,
+        make_blocks=partial(LoggedBlocks, budget=budget),
     )
     _, lost = rebuild(replay, found.contents, found.snapshot)
     files = BlobFiles(folder)
@@ -139,7 +141,7 @@ def verdict(inspection: Inspection) -> str:
 
 def _damaged_chunks(store: ChunkStore, files: BlobFiles) -> list[int]:
     """Return the chunks in use whose bytes are not what was written."""
-    blocks = _blocks(store)
+    blocks = logged(store)
     held = store.held()
     damaged = []
     for start in range(0, len(held), _BATCH):
@@ -150,10 +152,4 @@ def _damaged_chunks(store: ChunkStore, files: BlobFiles) -> list[int]:
 
 
 def _segments_of(store: ChunkStore) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
-    return _blocks(store).segments[store.held()]
-
-
-def _blocks(store: ChunkStore) -> LogBlocks:
-    blocks = store.blocks
-    assert isinstance(blocks, LogBlocks), "a log keeps the blocks"
-    return blocks
+    return logged(store).segments[store.held()]

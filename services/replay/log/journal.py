@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.services.replay.chunks.logged_blocks import Locations, LogBlocks
-from tidemill.services.replay.chunks.store import ChunkStore
+from tidemill.replay.table_config import TableConfig
+from tidemill.replay.wire import config_to_json
+from tidemill.services.replay.change_sink import NewChunks
+from tidemill.services.replay.chunks.logged_blocks import Locations, logged
 from tidemill.services.replay.log.changes import (
     CHUNK,
     ITEM,
@@ -22,7 +24,9 @@ from tidemill.services.replay.log.changes import (
     encode_leaving,
 )
 from tidemill.services.replay.log.frame import CRC_BYTES, HEADER_BYTES, Blob, Kind, Record
+from tidemill.services.replay.log.state_document import describe_epoch
 from tidemill.services.replay.log.writer import Command, Delete, Write
+from tidemill.services.replay.streams import Epoch
 from tidemill.services.replay.tables.table import Table
 
 Ints = NDArray[np.int64]
@@ -47,23 +51,8 @@ class LogPosition:
     removed: dict[int, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NewChunks:
-    """Chunks that were just stored.
-
-    Attributes:
-        store: Where.
-        slots: Their slots, [N], in the order they came; some may be free again.
-        blobs: Their blobs, [N].
-    """
-
-    store: ChunkStore
-    slots: Ints
-    blobs: Sequence[bytes]
-
-
 class Journal:
-    """Hands records to the writer in the order of the changes they tell."""
+    """A `ChangeSink` that hands records to the writer in the order of the changes they report."""
 
     def __init__(
         self,
@@ -125,13 +114,20 @@ class Journal:
             position.segment, position.offset = position.segment + 1, 0
         told = [[number, size, position.removed.get(number, 0)] for number, size in self._sizes.items()]
         document = {**self._describe(), "segment": position.segment, "next_chunk": self.next_chunk, "told": told}
-        self.log(Kind.SEGMENT, document)
+        self._log(Kind.SEGMENT, document)
 
-    def log(self, kind: Kind, document: object) -> int:
-        """Write a record of its own kind, and all of it once more as a copy; return its sequence number."""
+    def log_table(self, number: int, config: TableConfig) -> None:
+        """Write a new table, or a new configuration of one."""
+        self._log(Kind.TABLE, {"number": number, "config": config_to_json(config)})
+
+    def log_epoch(self, epoch: Epoch, closed: Sequence[int]) -> None:
+        """Write a new epoch, and the numbers of those it has closed."""
+        self._log(Kind.EPOCH, {"epoch": describe_epoch(epoch), "closed": list(closed)})
+
+    def _log(self, kind: Kind, document: object) -> None:
+        """Write a record of its own kind, and all of it once more as a copy."""
         meta = json.dumps(document).encode()
         self._write(kind, meta, copy=meta)
-        return self.sequence
 
     def log_changes(self, env_steps: int, chunks: NewChunks | None, tables: Sequence[tuple[Table, Ints]]) -> int:
         """Write what changed: new chunks, and for each table what was emptied and which new slots it has.
@@ -152,7 +148,7 @@ class Journal:
         start = self._write(Kind.CHANGES, meta, blobs, encode_leaving(sections))
         if chunks is not None and where is not None:
             offsets = where.offsets + start + HEADER_BYTES + len(meta)
-            _blocks(chunks.store).locate(
+            logged(chunks.store).locate(
                 chunks.slots, Locations(where.ids, where.segments, offsets, where.sizes), self.sequence
             )
         for table, slots in tables:
@@ -161,7 +157,7 @@ class Journal:
 
     def log_moved(self, env_steps: int, chunks: NewChunks) -> Locations:
         """Write chunks again that the log has in an old segment; return where they will be once that is written."""
-        ids = _blocks(chunks.store).ids[chunks.slots]
+        ids = logged(chunks.store).ids[chunks.slots]
         meta = encode_changes(env_steps, self._chunk_columns(chunks, ids), [])
         where = self._places(ids, chunks.blobs)
         blobs = list(zip(ids.tolist(), chunks.blobs, strict=True))
@@ -178,7 +174,7 @@ class Journal:
         first = self._position.next_chunk
         self._position.next_chunk += len(chunks.slots)
         where = self._places(np.arange(first, first + len(chunks.slots), dtype=np.int64), chunks.blobs)
-        _blocks(chunks.store).ids[chunks.slots] = where.ids
+        logged(chunks.store).ids[chunks.slots] = where.ids
         return where
 
     def _places(self, ids: Ints, blobs: Sequence[bytes]) -> Locations:
@@ -188,7 +184,7 @@ class Journal:
 
     def _chunk_columns(self, chunks: NewChunks, ids: Ints) -> ChunkColumns:
         store, slots = chunks.store, chunks.slots
-        blocks = _blocks(store)
+        blocks = logged(store)
         columns = np.empty(len(slots), dtype=CHUNK)
         columns["id"], columns["params_version"] = ids, store.params_versions(slots)
         columns["stream"], columns["number"] = store.streams_of(slots), store.numbers_of(slots)
@@ -228,16 +224,10 @@ def _item_columns(table: Table, slots: Ints) -> ItemColumns:
     found = table.items.export(slots)
     columns = np.empty(len(slots), dtype=ITEM)
     columns["slot"], columns["number"], columns["times_sampled"] = slots, found.numbers, found.times_sampled
-    columns["first_chunk"] = _blocks(table.store).ids[found.new.first_chunks]
+    columns["first_chunk"] = logged(table.store).ids[found.new.first_chunks]
     columns["offset"], columns["length"] = found.new.offsets, found.new.lengths
     columns["priority"] = found.new.priorities
     columns["payload"] = 0
     if found.new.payloads:
         columns["payload"] = [len(payload) for payload in found.new.payloads]
     return ItemColumns(columns, found.new.payloads)
-
-
-def _blocks(store: ChunkStore) -> LogBlocks:
-    blocks = store.blocks
-    assert isinstance(blocks, LogBlocks), "a log keeps the blocks"
-    return blocks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from functools import partial
 
 from tidemill.config.storage import StorageSettings
 from tidemill.errors import FatalError, ResourceExhausted
@@ -15,6 +16,7 @@ from tidemill.services.replay.log.journal import Journal
 from tidemill.services.replay.log.open import OpenedLog
 from tidemill.services.replay.log.segments import SegmentFile, is_full
 from tidemill.services.replay.log.snapshotter import Snapshotter
+from tidemill.services.replay.log.state_document import describe_state
 from tidemill.services.replay.log.sync import FsyncLatency
 from tidemill.services.replay.log.writer import Command, LogWriter, Progress, Write
 
@@ -56,12 +58,12 @@ class ReplayLog:
             open_file,
         )
         segment_bytes = settings.segment_mib * 2**20
-        self.journal = Journal(self._submit, segment_bytes, recovered.position, self._replay.describe_state)
+        self.journal = Journal(self._submit, segment_bytes, recovered.position, partial(describe_state, self._replay))
         self.journal.segment_sizes.update(recovered.segment_sizes)
         self._replay.attach(self.journal)
         self.blobs = BlobReader(BlobFiles(recovered.folder))
         self._compactor = Compactor(self._replay, self.journal, self.commits, self.blobs, segment_bytes, changed)
-        self.snapshots = Snapshotter(self._replay, recovered.snapshots)
+        self.snapshots = Snapshotter(self._replay, self.journal, recovered.snapshots)
         self.journal.begin()
         self._replay.log_removed()  # what damage has cost, so that it does not come back
         self._tasks = [

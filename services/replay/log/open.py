@@ -11,7 +11,7 @@ import numpy as np
 
 from tidemill.errors import FatalError
 from tidemill.services.replay.chunks.blob_reader import BlobFiles
-from tidemill.services.replay.chunks.logged_blocks import LogBlocks
+from tidemill.services.replay.chunks.logged_blocks import logged
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.log.damage import Damage, carry_out
 from tidemill.services.replay.log.frame import Chain
@@ -37,8 +37,7 @@ def preload(replay: ReplayState, files: BlobFiles, budget: MemoryBudget) -> int:
 
 def _read_newest(store: ChunkStore, files: BlobFiles, budget: MemoryBudget) -> list[int]:
     """Read what fits; return the damaged chunks."""
-    blocks = store.blocks
-    assert isinstance(blocks, LogBlocks), "a log keeps the blocks"
+    blocks = logged(store)
     slots = store.held()
     newest_first = slots[np.argsort(-blocks.ids[slots], kind="stable")]
     sizes = np.cumsum(blocks.locations(newest_first).sizes)

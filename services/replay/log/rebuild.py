@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.replay.wire import config_from_json
-from tidemill.services.replay.chunks.logged_blocks import Locations, LogBlocks
+from tidemill.services.replay.chunks.logged_blocks import Locations, logged
 from tidemill.services.replay.chunks.store import NONE, ChunkStore, StoredChunks
 from tidemill.services.replay.log.changes import CHUNK, ITEM, SLOT
 from tidemill.services.replay.log.frame import CRC_BYTES
@@ -168,8 +168,7 @@ def _restore_chunks(store: ChunkStore, found: SurvivingChunks) -> None:
             found.where.sizes,
         )
     )
-    blocks = store.blocks
-    assert isinstance(blocks, LogBlocks), "a log keeps the blocks"
+    blocks = logged(store)
     blocks.restore(slots, found.where, found.packed_sizes)
 
 

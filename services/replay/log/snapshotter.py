@@ -1,4 +1,4 @@
-"""Takes snapshots while the server goes on: arrays are copied slice by slice, files written beside the event loop."""
+"""Takes snapshots while the server continues: arrays are copied slice by slice, files written beside the event loop."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import structlog
 
 from tidemill.replay.wire import config_to_json
+from tidemill.services.replay.log.journal import Journal
 from tidemill.services.replay.log.snapshot import Snapshot, SnapshotFiles, States, TableSnapshot, item_states
 from tidemill.services.replay.state import ReplayState
 from tidemill.services.replay.tables.table import Table
@@ -20,9 +21,9 @@ _log = structlog.get_logger()
 class Snapshotter:
     """Takes one snapshot at a time."""
 
-    def __init__(self, replay: ReplayState, files: SnapshotFiles) -> None:
-        """Take snapshots of a state."""
-        self._replay, self._files = replay, files
+    def __init__(self, replay: ReplayState, journal: Journal, files: SnapshotFiles) -> None:
+        """Take snapshots of a state whose changes a journal writes."""
+        self._replay, self._journal, self._files = replay, journal, files
         self._lock = asyncio.Lock()
         self.taken = 0
         self._newest: list[bytes] = []  # counters of the tables when the newest was taken
@@ -38,7 +39,7 @@ class Snapshotter:
         """
         async with self._lock:
             self._replay.log_removed()
-            sequence, segment = self._replay.sequence, self._replay.segment
+            sequence, segment = self._journal.sequence, self._journal.segment
             tables = [(self._replay.number_of(table), table, table.stats.to_array()) for table in self._replay.tables]
             copies = [
                 TableSnapshot(number, stats, await _copy(table), config_to_json(table.config))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,13 @@ import numpy as np
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.wire import config_to_json
 from tidemill.services.replay.chunks.blob_reader import BlobFiles, BlobReader
-from tidemill.services.replay.chunks.logged_blocks import LogBlocks
+from tidemill.services.replay.chunks.logged_blocks import LoggedBlocks
 from tidemill.services.replay.log.compactor import Compactor
 from tidemill.services.replay.log.journal import Journal
 from tidemill.services.replay.log.open import OpenedLog, open_replay_log
 from tidemill.services.replay.log.segments import NewestSegment, SegmentFile
 from tidemill.services.replay.log.snapshot import Snapshot, TableSnapshot, item_states
+from tidemill.services.replay.log.state_document import describe_state
 from tidemill.services.replay.log.writer import Command, Delete
 from tidemill.services.replay.memory import MemoryBudget
 from tidemill.services.replay.state import ReplayState
@@ -91,7 +93,7 @@ class Log:
             )
             for table in self.replay.tables
         ]
-        self.recovered.snapshots.write(Snapshot(self.replay.sequence, tables, self.replay.segment, is_last))
+        self.recovered.snapshots.write(Snapshot(self.replay.sequence, tables, self.journal.segment, is_last))
 
     def crash(self) -> None:
         """Forget the state; the files stay."""
@@ -105,7 +107,7 @@ def open_log(path: Path, segment_bytes: int = 2**20, max_memory_bytes: int = 0) 
         lambda command: carry_out(recovered, command),
         segment_bytes,
         recovered.position,
-        recovered.replay.describe_state,
+        partial(describe_state, recovered.replay),
     )
     journal.segment_sizes.update(recovered.segment_sizes)
     recovered.replay.attach(journal)
@@ -117,7 +119,12 @@ def open_log(path: Path, segment_bytes: int = 2**20, max_memory_bytes: int = 0) 
 def empty_replay(budget: MemoryBudget) -> ReplayState:
     """Return a state without tables."""
     return ReplayState(
-        max_tables=16, max_streams=1000, first_epoch=1, rng=np.random.default_rng(3), budget=budget, durable=True
+        max_tables=16,
+        max_streams=1000,
+        first_epoch=1,
+        rng=np.random.default_rng(3),
+        budget=budget,
+        make_blocks=partial(LoggedBlocks, budget=budget),
     )
 
 
@@ -143,7 +150,7 @@ def sample_all(log: Log, table: Table) -> SampledBatch:
     """Draw every item once, reading from the log what is not in memory."""
     drawn = table.draw(table.size, without_replacement=True)
     blocks = table.store.blocks
-    assert isinstance(blocks, LogBlocks)
+    assert isinstance(blocks, LoggedBlocks)
     cold = BlobReader(BlobFiles(log.recovered.folder))
     blobs, damaged = asyncio.run(cold.blobs(blocks, drawn.chunks))
     cold.close()

@@ -16,7 +16,7 @@ from tidemill.replay.table_config import RateLimiterConfig
 from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.batch_reader import BatchReader, BatchRoom
 from tidemill.services.replay.chunks.blob_reader import BlobFiles, BlobReader
-from tidemill.services.replay.chunks.logged_blocks import LogBlocks
+from tidemill.services.replay.chunks.logged_blocks import LoggedBlocks
 from tidemill.services.replay.memory import MemoryBudget
 from tidemill.services.replay.sample_queue import SampleDemand
 
@@ -58,10 +58,10 @@ def room() -> BatchRoom:
     return BatchRoom(MemoryBudget(0), lambda: None)
 
 
-def blocks_of(log: Log) -> LogBlocks:
+def blocks_of(log: Log) -> LoggedBlocks:
     """Return where the chunks of the table are."""
     blocks = log.replay.find("t").store.blocks
-    assert isinstance(blocks, LogBlocks)
+    assert isinstance(blocks, LoggedBlocks)
     return blocks
 
 

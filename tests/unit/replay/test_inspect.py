@@ -11,7 +11,7 @@ import pytest
 from tests.unit.replay.log_for_tests import Log, open_log
 from tests.unit.replay.streams_for_tests import append, make_chunk, make_config, make_items, open_streams
 from tidemill.errors import FatalError
-from tidemill.services.replay.chunks.logged_blocks import LogBlocks
+from tidemill.services.replay.chunks.logged_blocks import LoggedBlocks
 from tidemill.services.replay.log import inspect as inspect_log
 
 
@@ -66,7 +66,7 @@ def test_damaged_log_is_described_and_exits_1(log: Log, capsys: pytest.CaptureFi
     """A missing segment, a flipped bit in a record and one in a chunk are each named, and the lost items counted."""
     table = log.replay.find("t")
     blocks = table.store.blocks
-    assert isinstance(blocks, LogBlocks)
+    assert isinstance(blocks, LoggedBlocks)
     oldest = blocks.locations(table.store.held()[:1])
     log.crash()
     data = bytearray(log.files[0].read_bytes())

@@ -1,0 +1,92 @@
+"""Where a state reports its changes, so that it need not know of the log that keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.replay.table_config import TableConfig
+from tidemill.services.replay.chunks.store import ChunkStore
+from tidemill.services.replay.streams import Epoch
+from tidemill.services.replay.tables.table import Table
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NewChunks:
+    """Chunks that were just stored.
+
+    Attributes:
+        store: Where.
+        slots: Their slots, [N], in the order they came; some may be free again.
+        blobs: Their blobs, [N].
+    """
+
+    store: ChunkStore
+    slots: Ints
+    blobs: Sequence[bytes]
+
+
+class ChangeSink(Protocol):
+    """Takes every change of a state, in order."""
+
+    @property
+    def sequence(self) -> int:
+        """Number of the newest change; 0 before the first."""
+        ...
+
+    def begin(self) -> None:
+        """Note that a change is about to be made: what is described of the state now is without it."""
+        ...
+
+    def know_table(self, name: str, number: int, size: int = 0) -> None:
+        """Note the number of a table, and how many items it has if it was not known before."""
+        ...
+
+    def log_table(self, number: int, config: TableConfig) -> None:
+        """Report a new table, or a new configuration of one."""
+        ...
+
+    def log_epoch(self, epoch: Epoch, closed: Sequence[int]) -> None:
+        """Report a new epoch, and the numbers of those it has closed."""
+        ...
+
+    def log_changes(self, env_steps: int, chunks: NewChunks | None, tables: Sequence[tuple[Table, Ints]]) -> int:
+        """Report new chunks, and for each table the slots of new items, [N]; it knows itself which went.
+
+        Args:
+            env_steps: Agent decisions stored so far.
+            chunks: The new chunks.
+            tables: Tables that changed.
+
+        Returns:
+            The number of the change.
+        """
+        ...
+
+
+class NoLog:
+    """A sink for a state that is kept in memory only."""
+
+    sequence = 0
+
+    def begin(self) -> None:
+        """Do nothing."""
+
+    def know_table(self, name: str, number: int, size: int = 0) -> None:
+        """Do nothing."""
+
+    def log_table(self, number: int, config: TableConfig) -> None:
+        """Do nothing."""
+
+    def log_epoch(self, epoch: Epoch, closed: Sequence[int]) -> None:
+        """Do nothing."""
+
+    def log_changes(self, env_steps: int, chunks: NewChunks | None, tables: Sequence[tuple[Table, Ints]]) -> int:  # noqa: ARG002 - the interface's
+        """Do nothing."""
+        return 0
