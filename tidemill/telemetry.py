@@ -7,7 +7,9 @@ import io
 import logging
 import platform
 import shutil
+import socket
 import sys
+import time
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -120,6 +122,7 @@ def serve_metrics(settings: ServerSettings, health: Health | None = None, *, pla
     port = int(first_port) and int(first_port) + place
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nothing reads
     _build_info().labels(version("tidemill"), platform.python_version()).set(1)
+    _start_time().labels(socket.gethostname()).set(time.time())
     try:
         taken = start_http_endpoint(host, port, health)
     except OSError as error:
@@ -131,3 +134,13 @@ def serve_metrics(settings: ServerSettings, health: Health | None = None, *, pla
 @cache
 def _build_info() -> Gauge:
     return Gauge("tidemill_build_info", "1 for the build that runs, told by its labels.", ["version", "python"])
+
+
+@cache
+def _start_time() -> Gauge:
+    return Gauge(
+        "tidemill_start_time_seconds",
+        "When this process started, in Unix time. A container that is started again may get another address: it keeps "
+        "the name of its host.",
+        ["host"],
+    )

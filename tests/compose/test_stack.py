@@ -235,7 +235,7 @@ def test_crash_loops_raise_alerts(stack: Stack) -> None:
         in_volume(stack, "chmod", "u+w", "/runs/short/checkpoints")
         for count in range(4):
             stack.crash("actor", restarting["Name"].strip("/"))
-            stack.until_above('max(changes(process_start_time_seconds{job="actor"}[15m]))', count)
+            stack.until_above('max(changes(max by (host) (tidemill_start_time_seconds{job="actor"})[15m:5s]))', count)
         publish_as_another(stack)
 
         def complains() -> bool:
