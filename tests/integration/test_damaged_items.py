@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S, local_server, open_appender, wait_until
 from tests.unit.learner.fakes import FakeAgent
-from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_config, make_items
+from tests.unit.replay.streams import SIGNATURE, make_chunk, make_config, make_items
 from tidemill.config.run import ClusterSettings
 from tidemill.config.table import TableSettings
 from tidemill.replay.shards.directory import ShardDirectory

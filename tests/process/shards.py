@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S, ServerProcess
 from tests.integration.replay.shards import items_of
-from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_config, make_items
+from tests.unit.replay.streams import SIGNATURE, make_chunk, make_config, make_items
 from tidemill.replay.appender import StreamRestarted
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sample_stream import SampleStream

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.integration.replay.service import WAIT_S, ServerProcess, open_appender
-from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_config, make_items
+from tests.unit.replay.streams import SIGNATURE, make_chunk, make_config, make_items
 from tidemill.codec import decode
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.client import ReplayClient

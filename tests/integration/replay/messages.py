@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.integration.replay.service import CHUNK_LENGTH
-from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_items
+from tests.unit.replay.streams import SIGNATURE, make_chunk, make_items
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import pack_append, pack_signature
 

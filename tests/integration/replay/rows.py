@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S
-from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_items
+from tests.unit.replay.streams import SIGNATURE, make_chunk, make_items
 from tidemill.codec import decode
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.batch import SampledBatch

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from tests.unit.replay.streams_for_tests import SIGNATURE
+from tests.unit.replay.streams import SIGNATURE
 from tidemill.replay.appender import StreamAppender
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import MEBIBYTE, ServerSettings

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.proxy import Proxy
 from tests.integration.replay.rows import everything, rows, write
 from tests.integration.replay.service import WAIT_S, LocalServer, open_appender, wait_until
-from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_config, make_items
+from tests.unit.replay.streams import SIGNATURE, make_chunk, make_config, make_items
 from tidemill.codec import decode
 from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError
 from tidemill.replay.appender import StreamAppender

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from tests.integration.replay.service import WAIT_S, local_server, open_appender, wait_until
-from tests.unit.replay.streams_for_tests import make_chunk, make_config, make_items
+from tests.unit.replay.streams import make_chunk, make_config, make_items
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import RateLimiterConfig

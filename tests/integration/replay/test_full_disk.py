@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.replay.log import RANKED, everything, kill, load, options, scrape, write
 from tests.integration.replay.service import WAIT_S, ServerProcess, open_appender, server_process, wait_until
-from tests.unit.replay.streams_for_tests import make_chunk, make_items
+from tests.unit.replay.streams import make_chunk, make_items
 from tidemill.errors import TidemillError
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.chunk import Chunk

@@ -16,7 +16,7 @@ import pytest
 
 from tests.integration.replay.messages import opening
 from tests.integration.replay.service import WAIT_S, LocalServer, local_server, open_appender
-from tests.unit.replay.streams_for_tests import make_chunk, make_config, make_items
+from tests.unit.replay.streams import make_chunk, make_config, make_items
 from tests.unit.replay.test_requests import field
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.v1 import replay_pb2 as pb

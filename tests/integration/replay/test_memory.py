@@ -19,7 +19,7 @@ from tests.integration.replay.service import (
     server_process,
     wait_until,
 )
-from tests.unit.replay.streams_for_tests import FIFO, UNIFORM, make_config, make_items
+from tests.unit.replay.streams import FIFO, UNIFORM, make_config, make_items
 from tidemill.replay.chunk import Chunk
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sample_stream import SampleStream

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.integration.replay.messages import MAX_MESSAGE_BYTES, data_with, opening
 from tests.integration.replay.service import WAIT_S, LocalServer, local_server
-from tests.unit.replay.streams_for_tests import make_config
+from tests.unit.replay.streams import make_config
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.replay.wire import pack_config

@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 
 from tests.integration.replay.service import WAIT_S, ServerProcess, open_appender, server_process, wait_until
-from tests.unit.replay.streams_for_tests import make_chunk, make_config, make_items
+from tests.unit.replay.streams import make_chunk, make_config, make_items
 from tidemill.errors import Unavailable
 from tidemill.replay.appender import StreamAppender, StreamRestarted
 from tidemill.replay.client import ReplayClient

@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.replay.rows import write
 from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S, LocalServer, open_appender, wait_until
-from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_config
+from tests.unit.replay.streams import SIGNATURE, make_chunk, make_config
 from tidemill.errors import Unavailable
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.client import ReplayClient

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.proxy import Proxy
 from tests.integration.replay.rows import rows, write
 from tests.integration.replay.service import WAIT_S, LocalServer, open_appender, wait_until
-from tests.unit.replay.streams_for_tests import FIFO, make_config
+from tests.unit.replay.streams import FIFO, make_config
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sample_stream import SampleStream
 from tidemill.replay.table_config import RateLimiterConfig

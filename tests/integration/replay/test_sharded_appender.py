@@ -10,7 +10,7 @@ import pytest
 from tests.integration.proxy import Proxy
 from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S, wait_until
 from tests.integration.replay.shards import local_shards
-from tests.unit.replay.streams_for_tests import SIGNATURE, make_chunk, make_config, make_items
+from tests.unit.replay.streams import SIGNATURE, make_chunk, make_config, make_items
 from tidemill.errors import Unavailable
 from tidemill.replay.appender import StreamRestarted
 from tidemill.replay.client import ReplayClient

@@ -18,7 +18,7 @@ from tests.integration.replay.shards import (
     sampling,
     taken,
 )
-from tests.unit.replay.streams_for_tests import make_chunk, make_config, make_items
+from tests.unit.replay.streams import make_chunk, make_config, make_items
 from tidemill.errors import AlreadyExists
 from tidemill.replay.batch import StoredSteps
 from tidemill.replay.client import ReplayClient

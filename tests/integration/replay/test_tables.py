@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.replay.rows import write
 from tests.integration.replay.service import WAIT_S, LocalServer, open_appender
-from tests.unit.replay.streams_for_tests import UNIFORM, make_config
+from tests.unit.replay.streams import UNIFORM, make_config
 from tidemill.errors import NotFound, TidemillError
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sample_stream import SampleStream

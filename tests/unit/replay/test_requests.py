@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.replay.streams_for_tests import make_chunk, make_config, make_items
+from tests.unit.replay.streams import make_chunk, make_config, make_items
 from tidemill.errors import InvalidArgument
 from tidemill.replay.chunk import Chunk
 from tidemill.replay.limits import MAX_DRAWS, MAX_MESSAGE_BLOCKS, MAX_MESSAGE_CHUNKS, MAX_MESSAGE_ITEMS

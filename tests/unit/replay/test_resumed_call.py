@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.integration.replay.messages import opening
-from tests.unit.replay.log_for_tests import empty_replay
-from tests.unit.replay.streams_for_tests import append, make_chunk, make_config, make_replay, open_streams
+from tests.unit.replay.log.logs import empty_replay
+from tests.unit.replay.streams import append, make_chunk, make_config, make_replay, open_streams
 from tidemill.config.storage import StorageSettings
 from tidemill.errors import Unavailable
 from tidemill.services.replay.admission import AdmissionQueue

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from tests.unit.replay.streams_for_tests import make_config
+from tests.unit.replay.streams import make_config
 from tidemill.errors import AlreadyExists
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.shards import sampler

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.unit.replay.log_for_tests import Log, open_log
-from tests.unit.replay.streams_for_tests import (
+from tests.unit.replay.log.logs import Log, open_log
+from tests.unit.replay.streams import (
     FIFO,
     UNIFORM,
     append,

@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from tests.unit.replay.log_for_tests import Log, open_log, sample_all
-from tests.unit.replay.streams_for_tests import append, make_chunk, make_items, open_streams
-from tests.unit.replay.test_replay_model import CONFIGS, TABLES, ReplayMachine
+from tests.unit.replay.log.logs import Log, open_log, sample_all
+from tests.unit.replay.streams import append, make_chunk, make_items, open_streams
+from tests.unit.replay.test_state_model import CONFIGS, TABLES, ReplayMachine
 from tidemill.replay.batch import SampledBatch
 from tidemill.services.replay.log.frame import scan
 from tidemill.services.replay.state import ReplayState

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.replay.log_for_tests import Log, open_log, sample_all
-from tests.unit.replay.streams_for_tests import (
+from tests.unit.replay.log.logs import Log, open_log, sample_all
+from tests.unit.replay.streams import (
     SIGNATURE,
     append,
     make_chunk,
