@@ -33,7 +33,7 @@ from tidemill.params.client import ParamsClient
 from tidemill.params.version import ParamsMetadata, Precision
 from tidemill.replay.client import ReplayClient
 from tidemill.rl.agents.build import build_agent
-from tidemill.services.learner.table import table_config
+from tidemill.services.learner.data.table import table_config
 from tidemill.types import EnvSpec
 
 _START_S = 60.0

@@ -39,7 +39,7 @@ from tidemill.learner.client import LearnerClient
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.sac.config import SACConfig
-from tidemill.services.learner.table import table_config
+from tidemill.services.learner.data.table import table_config
 
 _WARM_UP_S = 3.0
 _BATCHES = 8  # different batches of the updates alone

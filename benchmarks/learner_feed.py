@@ -22,7 +22,7 @@ from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.build import build_agent
-from tidemill.services.learner.table import table_config
+from tidemill.services.learner.data.table import table_config
 from tidemill.types import ColumnSpec, EnvSpec
 
 START_S = 120.0

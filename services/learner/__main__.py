@@ -14,9 +14,9 @@ from tidemill.config.sections import LearnerConfig
 from tidemill.process import die_with_parent, run, stop_event
 from tidemill.rest import leave
 from tidemill.rpc.background import BackgroundServer
+from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.learner import Learner
-from tidemill.services.learner.metrics import leave_out_what_rank_0_does
-from tidemill.services.learner.ranks import place_of
+from tidemill.services.learner.metrics import unregister_rank_0_metrics
 from tidemill.telemetry import configure_logging, serve_metrics, watch_disk
 
 _log = structlog.get_logger()
@@ -32,18 +32,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:] if argv is None else argv
         about = "Trains on sampled transitions and publishes parameters."
         config = load(LearnerConfig, arguments, prog="tidemill learner", description=about)
-        place = place_of()
-        if place.machines > 1:
+        rank = RankInfo.from_env()
+        if rank.machines > 1:
             die_with_parent()
         keep_freed_memory()
-        name = "learner" if place.is_first else f"learner-{place.index}"
+        name = "learner" if rank.is_first else f"learner-{rank.index}"
         configure_logging(name, level=config.log.level, json=config.log.json)
         watch_disk(config.run.folder)
         stop = stop_event()
-        learner = Learner(config, stop, place)
-        if not place.is_first:  # it is asked for nothing: what it does the first rank decides
-            leave_out_what_rank_0_does()
-            _log.info("listening", metrics=serve_metrics(config.learner.server, place=place.local_index))
+        learner = Learner(config, stop, rank)
+        if not rank.is_first:  # nobody calls it: the first rank decides what it does
+            unregister_rank_0_metrics()
+            _log.info("listening", metrics=serve_metrics(config.learner.server, place=rank.local_index))
             learner.run(lambda _serving: None)
             return 0
         with BackgroundServer("learner", config.learner.server) as server:

@@ -28,59 +28,56 @@ from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.optimizers import fallen
 from tidemill.rpc.server import RpcServer
-from tidemill.services.learner.batches import Batches
-from tidemill.services.learner.checkpoint import CheckpointStore
-from tidemill.services.learner.checkpointer import Checkpointer
+from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
+from tidemill.services.learner.checkpoint.resume import ResumableState, config_digest
+from tidemill.services.learner.checkpoint.rng import seed_rng
+from tidemill.services.learner.checkpoint.rollback import PUBLISH_S, Rollback
+from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.control import Control
 from tidemill.services.learner.counters import Counters
-from tidemill.services.learner.damaged_items import DamagedItems
-from tidemill.services.learner.decoder import Decoder
-from tidemill.services.learner.digest import config_digest
+from tidemill.services.learner.data.batch_loader import BatchLoader
+from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
+from tidemill.services.learner.data.decoder import Decoder
+from tidemill.services.learner.data.device import DevicePrefetcher, resolve_device
+from tidemill.services.learner.data.priorities import PriorityWriter
+from tidemill.services.learner.data.table import batches_per_sample, create_tables, open_sampler, table_config
+from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, joined_group
 from tidemill.services.learner.fence import Fence
-from tidemill.services.learner.gpu_metrics import watch_gpu
-from tidemill.services.learner.judged import PUBLISH_S, Judged
-from tidemill.services.learner.peers import wait_for_peer, wait_for_shard
-from tidemill.services.learner.priorities import PriorityWriter
-from tidemill.services.learner.progress import Progress
+from tidemill.services.learner.metrics import watch_gpu
+from tidemill.services.learner.progress import Progress, StatusReporter
 from tidemill.services.learner.publishing import PolicyPublisher
-from tidemill.services.learner.ranks import Place, Ranks, joined_ranks
-from tidemill.services.learner.resume import Resumable
-from tidemill.services.learner.rng import seed_rng
-from tidemill.services.learner.sampling import create_tables, open_sampler
+from tidemill.services.learner.readiness import wait_for_any_shard, wait_for_service
 from tidemill.services.learner.servicer import LearnerServicer
-from tidemill.services.learner.status import StatusBoard
-from tidemill.services.learner.table import batches_per_sample, table_config
-from tidemill.services.learner.trainer import Limits, Outlets, Trainer
-from tidemill.services.learner.transfer import Transfer, device_of
+from tidemill.services.learner.trainer import Limits, Trainer, TrainerOutputs
 
 _LAST_PUBLISH_S = 5.0
-_FENCE_S = 1.0  # how old the parameter server's word may be that no newer learner took over, for priorities
-_FENCE_DEADLINE_S = 1.0  # for that word; a server that is silent holds nothing up for longer
+_FENCE_S = 1.0  # how old the parameter server's answer that no newer learner took over may be, for priorities
+_FENCE_DEADLINE_S = 1.0  # for that answer; a server that is silent holds nothing up for longer
 
 _log = structlog.get_logger()
 
 
 class Learner:
-    """One learner of a run; `run` is its whole life."""
+    """One learner of a run; `run` is all of it."""
 
-    def __init__(self, config: LearnerConfig, stop: threading.Event, place: Place | None = None) -> None:
+    def __init__(self, config: LearnerConfig, stop: threading.Event, rank: RankInfo | None = None) -> None:
         """Take the settings and the event that a signal sets; nothing is connected yet.
 
         Args:
             config: The settings.
             stop: Ends the learner when set.
-            place: Which of the ranks it is; the only one if not given. The first publishes, writes checkpoints and
-                answers callers, and tells the others to stop, pause and go on.
+            rank: Which of the ranks it is; the only one if not given. The first publishes, writes checkpoints and
+                answers callers, and tells the others to stop, pause and resume.
 
         Raises:
-            ConfigError: The ranks cannot share the batch evenly.
+            ConfigError: The ranks cannot divide the batch evenly.
         """
-        self._config, self._stop, self._place = config, stop, place or Place()
-        self._share = self._place.share_of(config.agent.batch_size)
+        self._config, self._stop, self._rank = config, stop, rank or RankInfo()
+        self._local_batch_size = self._rank.local_batch_size(config.agent.batch_size)
         self._control, self._counters = Control(stop), Counters()
-        log_every_s = config.learner.log_every_s if self._place.is_first else math.inf
+        log_every_s = config.learner.log_every_s if self._rank.is_first else math.inf
         self._progress = Progress(self._counters, log_every_s=log_every_s, clock=time.monotonic)
-        self._board = StatusBoard(
+        self._board = StatusReporter(
             self._control, self._counters, self._progress, max_learner_steps=config.run.max_learner_steps
         )
         self._digest = config_digest(config)
@@ -105,13 +102,13 @@ class Learner:
         try:
             with ExitStack() as stack:
                 directory = self._directory(stack)
-                if self._peers_are_ready(directory) and not self._has_ended(stack):
+                if self._services_are_ready(directory) and not self._run_is_over(stack):
                     self._train(agent, table, device, directory, set_serving, stack)
         finally:
             self._control.close()
 
     def _build(self) -> tuple[Agent, TableConfig, torch.device]:
-        config, device = self._config, device_of(self._config.learner.device, self._place)
+        config, device = self._config, resolve_device(self._config.learner.device, self._rank)
         if config.learner.threads:
             torch.set_num_threads(config.learner.threads)
         if device.type == "cuda":
@@ -127,26 +124,26 @@ class Learner:
         addresses = self._config.cluster.replay
         return stack.enter_context(closing(ShardDirectory(addresses))) if is_sharded(addresses) else None
 
-    def _peers_are_ready(self, directory: ShardDirectory | None) -> bool:
+    def _services_are_ready(self, directory: ShardDirectory | None) -> bool:
         cluster, timeout_s = self._config.cluster, self._config.cluster.connect_timeout_s
         if directory is None:
-            is_ready = wait_for_peer("cluster.replay", cluster.replay[0], timeout_s, self._stop)
+            is_ready = wait_for_service("cluster.replay", cluster.replay[0], timeout_s, self._stop)
         else:
-            is_ready = wait_for_shard("cluster.replay", directory, timeout_s, self._stop)
-        if not self._place.is_first:
+            is_ready = wait_for_any_shard("cluster.replay", directory, timeout_s, self._stop)
+        if not self._rank.is_first:
             return is_ready
-        return is_ready and wait_for_peer("cluster.params", cluster.params, timeout_s, self._stop)
+        return is_ready and wait_for_service("cluster.params", cluster.params, timeout_s, self._stop)
 
-    def _has_ended(self, stack: ExitStack) -> bool:
+    def _run_is_over(self, stack: ExitStack) -> bool:
         """Return whether the run is over and this is all of the learner; have it end when it becomes so."""
-        if self._config.run.supervisor == "launcher" or not self._place.is_first:
+        if self._config.run.supervisor == "launcher" or not self._rank.is_first:
             return False
         self._end = stack.enter_context(closing(RunEnd(self._config.cluster.params, self._config.run.end_tag)))
         is_over = self._end.is_marked()
         self._end.watch(partial(self._control.stop, "the run is over"))
         if is_over:
-            _log.info("the run has reached its target or a limit; with others it would go on")
-        return is_over and self._place.size == 1  # other ranks are told when they have joined
+            _log.info("the run has reached its target or a limit; raise them to continue it")
+        return is_over and self._rank.size == 1  # other ranks are told once they have joined
 
     def _train(
         self,
@@ -157,9 +154,9 @@ class Learner:
         set_serving: Callable[[bool], None],
         stack: ExitStack,
     ) -> None:
-        ranks = stack.enter_context(joined_ranks(self._place, device, self._config.learner.ranks_timeout_s))
-        agent.set_process_group(ranks)
-        checkpointer, publisher, judged = self._keepers(agent, table, ranks, directory, stack)
+        group = stack.enter_context(joined_group(self._rank, device, self._config.learner.ranks_timeout_s))
+        agent.set_process_group(group)
+        checkpointer, publisher, rollback = self._start_outputs(agent, table, group, directory, stack)
         sampler = self._sampler(directory, table, stack)
         self._board.shards = sampler.shards
         priorities = self._priorities(sampler, stack)
@@ -169,39 +166,39 @@ class Learner:
         trainer = Trainer(
             agent,
             batches,
-            Outlets(priorities, publisher, checkpointer, ranks),
+            TrainerOutputs(priorities, publisher, checkpointer, group),
             self._control,
             self._counters,
             self._progress,
             self._limits(),
         )
-        self._progress.begin()
+        self._progress.restart()
         set_serving(True)
         self._control.stop(trainer.run())
         set_serving(False)
-        batches.close()  # what still comes counts for nothing
-        went_back = publisher is not None and judged is not None and judged.go_back(publisher)
-        self._finish(publisher, checkpointer, PUBLISH_S if went_back else _LAST_PUBLISH_S)
+        batches.close()  # what still arrives is not trained on
+        rolled_back = publisher is not None and rollback is not None and rollback.roll_back(publisher)
+        self._finish(publisher, checkpointer, PUBLISH_S if rolled_back else _LAST_PUBLISH_S)
 
-    def _keepers(
-        self, agent: Agent, table: TableConfig, ranks: Ranks, directory: ShardDirectory | None, stack: ExitStack
-    ) -> tuple[Checkpointer | None, PolicyPublisher | None, Judged | None]:
+    def _start_outputs(
+        self, agent: Agent, table: TableConfig, group: LearnerGroup, directory: ShardDirectory | None, stack: ExitStack
+    ) -> tuple[Checkpointer | None, PolicyPublisher | None, Rollback | None]:
         """Restore, publish a first version, and have all ranks start as the first one does."""
-        resumable = self._resumable(agent)
-        if not self._place.is_first:
-            resumable.adopt(ranks.share(b""))
+        state = self._resumable_state(agent)
+        if not self._rank.is_first:
+            state.load_bytes(group.broadcast(b""))
             return None, None, None
         table_items = create_tables(self._config.cluster, directory, table)
-        store = self._restored(resumable, table_items)
+        store = self._restored(state, table_items)
         connection = stack.enter_context(closing(self._connection(above=store.generation)))
-        judged = self._judged(connection.generation, resumable, stack)
-        keep = judged.keep if judged is not None else lambda: None
-        publisher = stack.enter_context(closing(self._publisher(agent, connection, keep)))
+        rollback = self._rollback(connection.generation, state, stack)
+        take_snapshot = rollback.take_snapshot if rollback is not None else lambda: None
+        publisher = stack.enter_context(closing(self._publisher(agent, connection, take_snapshot)))
         publisher.publish()  # actors wait for a first version
-        checkpointer = stack.enter_context(closing(self._checkpointer(resumable, store, self._fence(stack))))
-        if ranks.size > 1:
-            ranks.share(resumable.encoded())
-        return checkpointer, publisher, judged
+        checkpointer = stack.enter_context(closing(self._checkpointer(state, store, self._fence(stack))))
+        if group.size > 1:
+            group.broadcast(state.to_bytes())
+        return checkpointer, publisher, rollback
 
     def _finish(self, publisher: PolicyPublisher | None, checkpointer: Checkpointer | None, timeout_s: float) -> None:
         if publisher is not None:
@@ -214,15 +211,17 @@ class Learner:
             self._end.mark(self._config.cluster.connect_timeout_s)
         _log.info("stopped", reason=self._control.stop_reason, learner_steps=self._counters.learner_steps)
 
-    def _resumable(self, agent: Agent) -> Resumable:
-        algorithm, ranks = self._config.agent.algorithm, str(self._place.size)
+    def _resumable_state(self, agent: Agent) -> ResumableState:
+        algorithm, ranks = self._config.agent.algorithm, str(self._rank.size)
         written_by = {"tidemill": version("tidemill"), "torch": torch.__version__, "learners": ranks}
-        return Resumable(agent, self._counters, algorithm=algorithm, config_digest=self._digest, written_by=written_by)
+        return ResumableState(
+            agent, self._counters, algorithm=algorithm, config_digest=self._digest, written_by=written_by
+        )
 
-    def _restored(self, resumable: Resumable, table_items: int) -> CheckpointStore:
-        """Go on from the newest checkpoint, if there is one."""
+    def _restored(self, state: ResumableState, table_items: int) -> CheckpointStore:
+        """Continue from the newest checkpoint, if there is one."""
         store = CheckpointStore(self._config.run.folder / "checkpoints", keep=self._config.learner.keep_checkpoints)
-        if restored := resumable.restore(store):
+        if restored := state.restore(store):
             self._board.restored = "; ".join(
                 part
                 for part in (
@@ -235,10 +234,10 @@ class Learner:
             _log.info("restored", what=self._board.restored)
         return store
 
-    def _checkpointer(self, resumable: Resumable, store: CheckpointStore, fence: Fence) -> Checkpointer:
+    def _checkpointer(self, state: ResumableState, store: CheckpointStore, fence: Fence) -> Checkpointer:
         checkpointer = Checkpointer(
             store,
-            resumable.capture,
+            state.capture,
             every_s=self._config.learner.checkpoint_every_s,
             steps=self._counters.learner_steps,
             clock=time.monotonic,
@@ -261,17 +260,21 @@ class Learner:
         self._counters.generation = connection.generation
         return connection
 
-    def _publisher(self, agent: Agent, connection: ParamsPublisher, keep: Callable[[], None]) -> PolicyPublisher:
+    def _publisher(
+        self, agent: Agent, connection: ParamsPublisher, take_snapshot: Callable[[], None]
+    ) -> PolicyPublisher:
         with_half = self._config.learner.publish_half
-        return PolicyPublisher(connection, agent.policy_state, self._metadata, with_half=with_half, keep=keep)
+        return PolicyPublisher(
+            connection, agent.policy_state, self._metadata, with_half=with_half, take_snapshot=take_snapshot
+        )
 
-    def _judged(self, generation: int, resumable: Resumable, stack: ExitStack) -> Judged | None:
-        """Return what goes back at a verdict; None for a run that only the learner's own limits end."""
+    def _rollback(self, generation: int, state: ResumableState, stack: ExitStack) -> Rollback | None:
+        """Return what rolls back at a verdict; None for a run that only the learner's own limits end."""
         run, params = self._config.run, self._config.cluster.params
         if run.target_return is None and not run.max_wall_s:
             return None
-        judged = Judged(params, generation, resumable, lambda: self._control.stop("the run has been decided"))
-        return stack.enter_context(closing(judged))
+        rollback = Rollback(params, generation, state, lambda: self._control.stop("the run has been decided"))
+        return stack.enter_context(closing(rollback))
 
     def _metadata(self) -> ParamsMetadata:
         return ParamsMetadata(
@@ -283,7 +286,7 @@ class Learner:
         )
 
     def _sampler(self, directory: ShardDirectory | None, table: TableConfig, stack: ExitStack) -> ReplaySampler:
-        size, in_flight = self._share * self._splits(table), self._config.learner.decode_threads + 1
+        size, in_flight = self._local_batch_size * self._splits(table), self._config.learner.decode_threads + 1
         return open_sampler(self._config.cluster, directory, table, size, in_flight, stack)
 
     def _priorities(self, sampler: ReplaySampler, stack: ExitStack) -> PriorityWriter | None:
@@ -291,13 +294,13 @@ class Learner:
             return None
         return PriorityWriter(sampler.update_priorities, partial(self._fence(stack).check, _FENCE_S))
 
-    def _batches(self, agent: Agent, table: TableConfig, device: torch.device, sampler: ReplaySampler) -> Batches:
+    def _batches(self, agent: Agent, table: TableConfig, device: torch.device, sampler: ReplaySampler) -> BatchLoader:
         settings, splits = self._config.learner, self._splits(table)
-        damaged = DamagedItems(sampler.delete_items, time.monotonic)
+        corrupt = CorruptItemFilter(sampler.delete_items, time.monotonic)
         decoder = Decoder(
-            agent, table.signature, self._config.table, self._counters, Transfer(device), damaged, splits=splits
+            agent, table.signature, self._config.table, self._counters, DevicePrefetcher(device), corrupt, splits=splits
         )
-        return Batches(
+        return BatchLoader(
             sampler,
             decoder.decode,
             self._counters,

@@ -2,14 +2,72 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import structlog
+import torch
+from numpy.typing import NDArray
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from tidemill.services.learner.lag import LagHistogram
+from tidemill.replay.sampler import ReplaySampler
+from tidemill.replay.shards.shard import ShardReport
 
+_PREFIX = "tidemill_learner"
 _STEP_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_LAG_BOUNDS = (0, 1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
+_LAG_NAME = "tidemill_learner_policy_lag_items_versions"
+_LAG_HELP = (
+    "Items trained on by how many versions older than the newest the parameters were that chose the first action."
+)
+
+_GPU_ABOUT = {
+    "free_bytes": "Free memory of the learner's GPU, whoever uses the rest.",
+    "size_bytes": "Memory of the learner's GPU.",
+    "allocated_bytes": "Memory that tensors of this process take.",
+    "reserved_bytes": "Memory that torch holds for this process, whether or not tensors take it.",
+}
+
+_log = structlog.get_logger()
+
+
+class PolicyLagHistogram(Collector):
+    """Counts a whole batch at once: the client's own histogram takes as long as a small update for 256 items.
+
+    Written by the training thread; scraped by another, which may see a batch half counted.
+    """
+
+    def __init__(self) -> None:
+        """Have seen nothing."""
+        self._edges = np.asarray(_LAG_BOUNDS, dtype=np.float64)
+        self._counts = np.zeros(len(_LAG_BOUNDS) + 1, dtype=np.int64)
+        self._sum = 0.0
+
+    def observe(self, versions: NDArray[np.float64], newest: int) -> None:
+        """Count items.
+
+        Args:
+            versions: Version of the parameters that chose each item's first action, [B].
+            newest: Newest version that was published.
+        """
+        lag = np.maximum(newest - versions, 0.0)
+        self._counts += np.bincount(np.searchsorted(self._edges, lag), minlength=len(self._counts))
+        self._sum += float(lag.sum())
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """Return the histogram for Prometheus."""
+        reached = np.cumsum(self._counts).tolist()
+        names = [*(f"{bound:.1f}" for bound in _LAG_BOUNDS), "+Inf"]
+        yield HistogramMetricFamily(
+            _LAG_NAME, _LAG_HELP, buckets=list(zip(names, reached, strict=True)), sum_value=self._sum
+        )
+
 
 STEPS = Counter("tidemill_learner_steps_total", "Gradient steps this process has taken.")
-ENV_STEPS = Gauge("tidemill_learner_env_steps", "Agent decisions stored by the replay service, all its lives together.")
+ENV_STEPS = Gauge("tidemill_learner_env_steps", "Agent decisions stored by the replay service, restarts included.")
 PARAMS_VERSION = Gauge("tidemill_learner_params_version", "Newest version the parameter server acknowledged.")
 WAIT_SECONDS = Counter(
     "tidemill_learner_wait_seconds_total", "Time the training thread took no step.", ["what"]
@@ -29,15 +87,14 @@ POLICY_LAG = Gauge(
     "tidemill_learner_policy_lag_versions",
     "Newest version minus the mean version that chose the newest batch's actions.",
 )
-ITEM_POLICY_LAG = LagHistogram()
+ITEM_POLICY_LAG = PolicyLagHistogram()
 REGISTRY.register(ITEM_POLICY_LAG)
 TABLE_ITEMS = Gauge("tidemill_learner_table_items", "Items in the table when the newest batch was drawn.")
-SAMPLE_RECONNECTS = Counter("tidemill_learner_sample_reconnects_total", "Sample streams lost and opened again.")
 PRIORITIES_DROPPED = Counter(
     "tidemill_learner_priorities_dropped_total",
     "New priorities not delivered because the replay service was away.",
 )
-DAMAGED_ITEMS = Counter(
+CORRUPT_ITEMS = Counter(
     "tidemill_learner_damaged_items_total", "Items left out because their bytes could not be decoded."
 )
 CHECKPOINT_SECONDS = Histogram("tidemill_learner_checkpoint_seconds", "Time to write a checkpoint to disk.")
@@ -46,8 +103,108 @@ CHECKPOINT_STEPS = Gauge("tidemill_learner_checkpoint_steps", "Gradient steps in
 AGENT = Gauge("tidemill_learner_agent", "The agent's own metrics, such as losses.", ["name"])
 
 
-def leave_out_what_rank_0_does() -> None:
+def unregister_rank_0_metrics() -> None:
     """Show no versions and no checkpoints: a rank that publishes and writes none would show that nothing is done."""
     of_rank_0 = (PARAMS_VERSION, POLICY_LAG, ITEM_POLICY_LAG, CHECKPOINT_SECONDS, CHECKPOINT_FAILURES, CHECKPOINT_STEPS)
     for collector in of_rank_0:
         REGISTRY.unregister(collector)
+
+
+class SamplerCollector:
+    """A Prometheus collector over a sampler and its shards. It only reads, so any thread may collect."""
+
+    def __init__(self, sampler: ReplaySampler) -> None:
+        """Collect from a sampler."""
+        self._sampler = sampler
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield how often streams were opened again, and what is known of each shard if there are several."""
+        about = "Sample streams lost and opened again."
+        yield CounterMetricFamily(f"{_PREFIX}_sample_reconnects", about, value=self._sampler.reconnects)
+        if reports := self._sampler.shards():
+            yield from self._of_shards(reports)
+
+    def _of_shards(self, reports: tuple[ShardReport, ...]) -> Iterator[Metric]:
+        """Yield each shard's liveness, items, weight, samples and fraction of them, and what became of priorities."""
+        total = sum(report.samples for report in reports) or 1
+        live, items = {r.name: float(r.live) for r in reports}, {r.name: float(r.items) for r in reports}
+        yield _gauge("shard_live", "Whether the replay shard answers.", "shard", live)
+        yield _gauge("shard_items", "Items in the shard's part of the table.", "shard", items)
+        weights = {r.name: r.total_weight for r in reports}
+        yield _gauge("shard_total_weight", "Sum of the shard's sampler weights.", "shard", weights)
+        fractions = {r.name: r.samples / total for r in reports}
+        yield _gauge("shard_sample_ratio", "Share of all samples so far that came from the shard.", "shard", fractions)
+        samples = CounterMetricFamily(f"{_PREFIX}_shard_samples", "Items the shard has given.", labels=("shard",))
+        for report in reports:
+            samples.add_metric((report.name,), report.samples)
+        yield samples
+        dropped = "New priorities that were not delivered, because their shard was away or behind."
+        yield CounterMetricFamily(
+            f"{_PREFIX}_shard_priorities_dropped", dropped, value=self._sampler.priorities_dropped
+        )
+        unknown = "New priorities whose item had left its shard."
+        yield CounterMetricFamily(f"{_PREFIX}_shard_unknown_keys", unknown, value=self._sampler.unknown_keys)
+
+
+def watch_gpu(device: torch.device) -> None:
+    """Let Prometheus read memory and utilisation of a CUDA device, the one this process trains on."""
+    REGISTRY.register(GpuCollector(device, GpuUtilisation(device)))
+
+
+class GpuCollector:
+    """A Prometheus collector over one CUDA device. It only reads, so any thread may collect."""
+
+    def __init__(self, device: torch.device, utilisation: GpuUtilisation) -> None:
+        """Collect of a device, by torch and by the driver."""
+        self._device, self._utilisation = device, utilisation
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield memory, and utilisation where the driver tells it."""
+        gpu = str(self._device.index or 0)
+        free, size = torch.cuda.mem_get_info(self._device)
+        allocated, reserved = torch.cuda.memory_allocated(self._device), torch.cuda.memory_reserved(self._device)
+        for (name, about), value in zip(_GPU_ABOUT.items(), (free, size, allocated, reserved), strict=True):
+            yield _gauge(f"gpu_{name}", about, "gpu", {gpu: value})
+        ratio = self._utilisation.read()
+        if ratio is not None:
+            about = "Share of the newest second or less in which a kernel ran."
+            yield _gauge("gpu_utilisation_ratio", about, "gpu", {gpu: ratio})
+
+
+class _Rates(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))  # nvmlUtilization_t, in per cent
+
+
+class GpuUtilisation:
+    """How busy a GPU is, by the library that comes with NVIDIA's driver."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Find the device; without the library there is nothing to read, which is logged."""
+        self._handle = ctypes.c_void_p()
+        try:
+            self._library: ctypes.CDLL | None = ctypes.CDLL("libnvidia-ml.so.1")
+        except OSError as error:
+            self._library = None
+            _log.info("no GPU utilisation", reason=str(error))
+            return
+        name = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
+        failed = self._library.nvmlInit_v2() or self._library.nvmlDeviceGetHandleByUUID(
+            ctypes.c_char_p(name), ctypes.byref(self._handle)
+        )
+        if failed:
+            self._library = None
+            _log.info("no GPU utilisation", nvml_error=failed)
+
+    def read(self) -> float | None:
+        """Return the share of time in which a kernel ran, 0 to 1; None if the driver does not tell."""
+        rates = _Rates()
+        if self._library is None or self._library.nvmlDeviceGetUtilizationRates(self._handle, ctypes.byref(rates)):
+            return None
+        return float(rates.gpu) / 100
+
+
+def _gauge(name: str, about: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(f"{_PREFIX}_{name}", about, labels=(label,))
+    for key, value in values.items():
+        family.add_metric((key,), value)
+    return family

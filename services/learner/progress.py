@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
@@ -10,8 +11,10 @@ import structlog
 import torch
 from torch import Tensor
 
-from tidemill.learner.status import LearnerState
+from tidemill.learner.status import LearnerState, LearnerStatus, ShardStatus
+from tidemill.replay.shards.shard import ShardReport
 from tidemill.services.learner import metrics
+from tidemill.services.learner.control import Control
 from tidemill.services.learner.counters import Counters
 
 _WINDOW_S = 5.0  # rates are over this many newest seconds
@@ -42,15 +45,15 @@ class Progress:
         self._waited_s = 0.0
         self._newest: dict[str, Tensor] = {}
         self._unread_steps = 0
-        self.begin()
+        self.restart()
 
-    def begin(self) -> None:
+    def restart(self) -> None:
         """Measure from now on; once more when the counters were restored."""
         now = self._clock()
         self._marks = deque([(now, self._counters.learner_steps, self._waited_s)])
         self._next_tick, self._next_log, self._last_sign = now + _TICK_S, now + self._log_every_s, now
 
-    def stepped(self, seconds: float, newest: Mapping[str, Tensor]) -> None:
+    def record_step(self, seconds: float, newest: Mapping[str, Tensor]) -> None:
         """Count a gradient step that took so long; `newest` are its metrics, still on the device."""
         self.state = LearnerState.TRAINING
         self._newest.update(newest)  # an update need not report every metric
@@ -59,21 +62,21 @@ class Progress:
         _UPDATE.inc(seconds)
         self.tick()
 
-    def waited(self, seconds: float, *, in_vain: bool) -> None:
-        """Count time the training thread waited for a batch; `in_vain` says that none came."""
-        if in_vain:
+    def record_wait(self, seconds: float, *, got_batch: bool) -> None:
+        """Count time the training thread waited for a batch; `got_batch` says whether one came."""
+        if not got_batch:
             self.state = LearnerState.WAITING
         self._waited_s += seconds
         metrics.WAIT_SECONDS.labels("data").inc(seconds)
         self.tick()
 
-    def waited_for_ranks(self, seconds: float) -> None:
-        """Count time the training thread waited for what the other ranks have to say."""
+    def record_rank_wait(self, seconds: float) -> None:
+        """Count time the training thread waited for the votes of the other ranks."""
         self._waited_s += seconds
         metrics.WAIT_SECONDS.labels("ranks").inc(seconds)
         self.tick()
 
-    def paused(self, seconds: float) -> None:
+    def record_pause(self, seconds: float) -> None:
         """Count time in which no step was taken because a caller asked so."""
         self.state = LearnerState.PAUSED
         metrics.WAIT_SECONDS.labels("pause").inc(seconds)
@@ -136,3 +139,46 @@ def _to_host(scalars: Mapping[str, Tensor]) -> dict[str, float]:
         return {}
     values = torch.stack([value.detach().float() for value in scalars.values()]).tolist()
     return dict(zip(scalars, values, strict=True))
+
+
+class StatusReporter:
+    """Written by the main thread as the learner starts and restores; read by the server's thread."""
+
+    def __init__(self, control: Control, counters: Counters, progress: Progress, *, max_learner_steps: int) -> None:
+        self._control, self._counters, self._progress = control, counters, progress
+        self._max_learner_steps = max_learner_steps
+        self._started = time.monotonic()
+        self.restored = ""
+        """What the start restored, in words."""
+        self.shards: Callable[[], tuple[ShardReport, ...]] = tuple
+        """Reports on the replay shards."""
+        self.checkpoint_steps: Callable[[], int] = lambda: 0
+        """Gradient steps in the newest checkpoint."""
+        self.checkpoint_error: Callable[[], str] = str
+        """Why the newest attempt at a checkpoint failed; empty if it did not."""
+
+    def read(self) -> LearnerStatus:
+        """Return the status at this moment."""
+        progress, counters = self._progress, self._counters
+        stopping = self._control.stop_reason is not None
+        return LearnerStatus(
+            state=LearnerState.STOPPING if stopping else progress.state,
+            learner_steps=counters.learner_steps,
+            env_steps=counters.env_steps,
+            steps_per_s=progress.steps_per_s,
+            wait_fraction=progress.wait_fraction,
+            params_version=counters.version,
+            generation=counters.generation,
+            checkpoint_steps=self.checkpoint_steps(),
+            table_items=progress.table_items,
+            metrics=progress.metrics,
+            uptime_s=time.monotonic() - self._started,
+            max_learner_steps=self._max_learner_steps,
+            restored=self.restored,
+            checkpoint_error=self.checkpoint_error(),
+            shards=tuple(_shard_status(report) for report in self.shards()),
+        )
+
+
+def _shard_status(report: ShardReport) -> ShardStatus:
+    return ShardStatus(report.name, report.address, report.live, report.items, report.total_weight, report.samples)

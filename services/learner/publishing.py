@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import structlog
@@ -14,16 +14,14 @@ from tidemill.params.blob import half, pack
 from tidemill.params.publisher import ParamsPublisher
 from tidemill.params.version import ParamsMetadata, Precision
 
-_JOIN_S = 5.0
-
 _log = structlog.get_logger()
-_Offer = tuple[Mapping[str, Tensor], ParamsMetadata]
 
 
 class PolicyPublisher:
-    """Copies parameters off the device and serialises them in a thread; only the newest offer counts.
+    """Publishes copies of the agent's parameters; only the newest one waits while another is on its way.
 
-    The training thread pays for `Agent.policy_state`, copies on the device, and for nothing else.
+    The training thread pays for `Agent.policy_state`, copies on the device, and for nothing else: the publisher's
+    thread takes them off the device, serialises and sends them.
     """
 
     def __init__(
@@ -33,35 +31,24 @@ class PolicyPublisher:
         metadata: Callable[[], ParamsMetadata],
         *,
         with_half: bool,
-        keep: Callable[[], None] = lambda: None,
+        take_snapshot: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the thread.
+        """Take the parts.
 
         Args:
-            publisher: Sends what was serialised; closed with this.
+            publisher: Sends the parameters; closed with this.
             policy_state: Returns copies of the agent's parameters, on its device.
             metadata: Returns what the parameters are at this moment.
             with_half: Whether a float16 encoding is published beside the full one.
-            keep: Called at each `publish`, to keep the state that the parameters are a part of.
+            take_snapshot: Called at each `publish`, to keep the state that the parameters are a part of.
         """
         self._publisher, self._policy_state, self._metadata = publisher, policy_state, metadata
-        self._with_half, self._keep = with_half, keep
-        self._changed = threading.Condition()
-        self._pending: _Offer | None = None
-        self._is_packing, self._closing = False, False
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="publishing", daemon=True)
-        self._thread.start()
+        self._with_half, self._take_snapshot = with_half, take_snapshot
 
     @property
     def version(self) -> int:
         """Newest version of this learner that the server acknowledged; 0 before the first."""
         return self._publisher.version
-
-    @property
-    def generation(self) -> int:
-        """Generation of this learner as a publisher."""
-        return self._publisher.generation
 
     def publish(self) -> None:
         """Take the parameters as they are now; never blocks.
@@ -70,61 +57,31 @@ class PolicyPublisher:
             StalePublisher: A newer learner publishes now.
         """
         self.check()
-        offer = (self._policy_state(), self._metadata())
-        self._keep()
-        with self._changed:
-            self._pending = offer
-            self._changed.notify_all()
+        state, metadata = self._policy_state(), self._metadata()
+        self._take_snapshot()
+        self._publisher.offer(partial(_encode, state, metadata, with_half=self._with_half), metadata)
 
     def check(self) -> None:
         """Raise what ended publishing for good, such as `StalePublisher`; never blocks."""
-        if self._error is not None:
-            raise self._error
-        self._publisher.flush(0.0)
+        self._publisher.check()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all that was offered is acknowledged; return whether it was within `timeout_s`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._pending is None and not self._is_packing, timeout_s)
-        self.check()
+        """Wait until the newest parameters are acknowledged; return whether they were within `timeout_s`."""
         return self._publisher.flush(timeout_s)
 
     def close(self) -> None:
-        """End the threads without sending what waits. May be called twice."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
+        """End the publisher without sending what waits. May be called twice."""
         self._publisher.close()
-        self._thread.join(_JOIN_S)
 
-    def _run(self) -> None:
-        try:
-            while (offer := self._take()) is not None:
-                self._hand_on(*offer)
-                self._settle()
-        except BaseException as error:  # re-raised in the training thread
-            self._error = error
-            self._settle()
 
-    def _take(self) -> _Offer | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._pending is not None or self._closing)
-            offer, self._pending = self._pending, None
-            self._is_packing = offer is not None
-            return None if self._closing else offer
-
-    def _settle(self) -> None:
-        with self._changed:
-            self._is_packing = False
-            self._changed.notify_all()
-
-    def _hand_on(self, state: Mapping[str, Tensor], metadata: ParamsMetadata) -> None:
-        arrays: dict[str, NDArray[Any]] = {name: tensor.cpu().numpy() for name, tensor in state.items()}
-        blobs = {Precision.FULL: pack(arrays, metadata)}
-        if self._with_half:
-            rounded = half(arrays)
-            if rounded is None:
-                _log.warning("parameters do not fit float16, only full precision is published")
-            else:
-                blobs[Precision.HALF] = pack(rounded, metadata)
-        self._publisher.offer(blobs, metadata)
+def _encode(state: Mapping[str, Tensor], metadata: ParamsMetadata, *, with_half: bool) -> dict[Precision, bytes]:
+    """Return the parameters as safetensors by precision; full precision alone where a value does not fit float16."""
+    arrays: dict[str, NDArray[Any]] = {name: tensor.cpu().numpy() for name, tensor in state.items()}
+    blobs = {Precision.FULL: pack(arrays, metadata)}
+    if with_half:
+        rounded = half(arrays)
+        if rounded is None:
+            _log.warning("parameters do not fit float16, only full precision is published")
+        else:
+            blobs[Precision.HALF] = pack(rounded, metadata)
+    return blobs

@@ -32,14 +32,14 @@ from tidemill.config.sections import LearnerConfig
 from tidemill.errors import ConfigError, FatalError, Unavailable
 from tidemill.process import run, signal_event
 from tidemill.rest import INTERRUPTED, leave
-from tidemill.services.learner.one_box import BACKEND, register
-from tidemill.services.learner.ranks import Place
+from tidemill.services.learner.distributed.learner_group import RankInfo
+from tidemill.services.learner.distributed.loopback_rendezvous import BACKEND, register
 
 _LEARNER = "tidemill.services.learner"
 _CHILD = "tidemill.child"  # through which ranks are started, so that they end with this process from the first moment
 _LOOPBACK = "lo"
-_JOINED_ANEW = "TIDEMILL_JOINED_ANEW"  # how often this process has
-_PAUSE_S = 1.0  # before it does
+_REJOINS = "TIDEMILL_REJOINS"  # how often this process has rejoined the other machines
+_PAUSE_S = 1.0  # before a rejoin
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse_args([*_options_of_one_machine(*words[:2]), *words[2:]] if one_machine else words)
         config = _config_of(options)
         if one_machine:
-            Place(0, int(options.nproc_per_node)).share_of(config.agent.batch_size)
+            RankInfo(0, int(options.nproc_per_node)).local_batch_size(config.agent.batch_size)
         options.training_script, options.training_script_args = _CHILD, [_LEARNER, *options.training_script_args]
         _prepare_environment(config, one_machine=one_machine)
         interrupted = INTERRUPTED if config.run.supervisor == "job" else 0
@@ -100,7 +100,7 @@ def _run(options: argparse.Namespace, words: list[str], environ: dict[str, str])
         try:
             run_ranks(options)
         except (DistError, RendezvousError) as error:
-            _join_anew(error, options.max_restarts, words, environ)
+            _rejoin(error, options.max_restarts, words, environ)
     except SignalException:  # the ranks were told, and have ended
         return False
     except ChildFailedError as error:
@@ -120,16 +120,16 @@ def _end_without_ranks(asked: threading.Event, exit_code: int) -> None:
         os._exit(exit_code)
 
 
-def _join_anew(error: Exception, limit: int, words: list[str], environ: dict[str, str]) -> None:
+def _rejoin(error: Exception, limit: int, words: list[str], environ: dict[str, str]) -> None:
     """Become a process that knows nothing of the machines' last meeting; raises Unavailable after `limit` times."""
-    times = int(environ.get(_JOINED_ANEW, "0")) + 1
+    times = int(environ.get(_REJOINS, "0")) + 1
     why = str(error.__cause__ or error).partition("\n")[0]
     if times > limit:
         raise Unavailable(f"the other machines are lost, and there are no restarts left: {why}") from error
-    print(f"learner: lost the other machines, joining them anew ({times} of {limit}): {why}", file=sys.stderr)
+    print(f"learner: lost the other machines, rejoining ({times} of {limit}): {why}", file=sys.stderr)
     time.sleep(_PAUSE_S)
     command = [sys.executable, "-P", "-m", "tidemill.services.learner.torchrun", *words]
-    os.execve(sys.executable, command, environ | {_JOINED_ANEW: str(times)})
+    os.execve(sys.executable, command, environ | {_REJOINS: str(times)})
 
 
 if __name__ == "__main__":

@@ -13,24 +13,24 @@ from torch import Tensor
 
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner import metrics
-from tidemill.services.learner.checkpointer import Checkpointer
+from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
 from tidemill.services.learner.control import Control
 from tidemill.services.learner.counters import Counters
-from tidemill.services.learner.decoder import Batch
+from tidemill.services.learner.data.decoder import Batch
+from tidemill.services.learner.distributed.learner_group import LearnerGroup, SingleLearner, StepVote
 from tidemill.services.learner.progress import Progress
-from tidemill.services.learner.ranks import OneRank, Ranks, Word
 
-_POLL_S = 0.2  # longest the thread is deaf to requests while there is no batch
+_POLL_S = 0.2  # how soon the thread notices a request while there is no batch
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Where batches come from."""
 
     def take(self, timeout_s: float) -> Batch | None:
         """Return the next batch, or None if there is none in time; 0 does not wait."""
 
 
-class Priorities(Protocol):
+class PrioritySink(Protocol):
     """Where new priorities go."""
 
     def offer(self, keys: NDArray[np.uint64], priority: Tensor) -> None:
@@ -55,20 +55,20 @@ class Publisher(Protocol):
 
 
 @dataclass(frozen=True)
-class Outlets:
+class TrainerOutputs:
     """Where the results of training go, and who else trains.
 
     Attributes:
         priorities: None for a table whose sampler has no use for them.
         publisher: Takes parameters; None on every rank but the first.
         checkpointer: Takes checkpoints; None on every rank but the first.
-        ranks: The processes that make each update together; only this one if not given.
+        group: The processes that make each update together; only this one if not given.
     """
 
-    priorities: Priorities | None
+    priorities: PrioritySink | None
     publisher: Publisher | None = None
     checkpointer: Checkpointer | None = None
-    ranks: Ranks = field(default_factory=OneRank)
+    group: LearnerGroup = field(default_factory=SingleLearner)
 
 
 @dataclass(frozen=True)
@@ -92,24 +92,24 @@ class Limits:
 
 
 class Trainer:
-    """Owns the gradient: takes batches, updates the agent, hands out what comes of it."""
+    """Owns the gradient: takes batches, updates the agent, hands out the results."""
 
     def __init__(
         self,
         agent: Agent,
-        batches: Source,
-        outlets: Outlets,
+        batches: BatchSource,
+        outputs: TrainerOutputs,
         control: Control,
         counters: Counters,
         progress: Progress,
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the parts; the agent must have joined the ranks of `outlets`."""
-        self._ranks = outlets.ranks
+        """Take the parts; the agent must be set to the group of `outputs`."""
+        self._group = outputs.group
         self._agent, self._batches = agent, batches
-        self._priorities, self._publisher = outlets.priorities, outlets.publisher
-        self._checkpointer, self._control, self._counters = outlets.checkpointer, control, counters
+        self._priorities, self._publisher = outputs.priorities, outputs.publisher
+        self._checkpointer, self._control, self._counters = outputs.checkpointer, control, counters
         self._progress, self._limits, self._clock = progress, limits, clock
         self._batch: Batch | None = None
 
@@ -125,8 +125,8 @@ class Trainer:
         while True:
             reason = self._control.stop_reason or self._limits.reached(self._counters)
             if reason is None:
-                self._tend()
-            agreed = self._agree(must_stop=reason is not None)
+                self._between_steps()
+            agreed = self._vote(must_stop=reason is not None)
             if agreed.stop:
                 return reason or "another rank stopped"
             if agreed.pause:
@@ -134,30 +134,30 @@ class Trainer:
             elif not agreed.lacks_batch:
                 self._step(agreed.largest_weight)
 
-    def _tend(self) -> None:
+    def _between_steps(self) -> None:
         if self._publisher is not None:
             self._counters.version = self._publisher.version or self._counters.version
         if self._checkpointer is not None:
             self._checkpointer.poll(self._control, self._counters.learner_steps)
 
-    def _agree(self, *, must_stop: bool) -> Word:
-        """Get a batch, unless none is wanted, and hear what the other ranks have to say."""
+    def _vote(self, *, must_stop: bool) -> StepVote:
+        """Get a batch, unless none is wanted, and combine this rank's vote with those of the others."""
         paused = self._control.paused
         if self._batch is None and not must_stop and not paused:
             self._batch = self._batches.take(0.0) or self._wait_for_batch()
         largest_weight = 0.0 if self._batch is None else self._batch.largest_weight
-        word = Word(must_stop, paused, self._batch is None, largest_weight)
-        if self._ranks.size == 1:
-            return word
+        vote = StepVote(must_stop, paused, self._batch is None, largest_weight)
+        if self._group.size == 1:
+            return vote
         started = self._clock()
-        agreed = self._ranks.agree(word)
-        self._progress.waited_for_ranks(self._clock() - started)
+        agreed = self._group.all_agree(vote)
+        self._progress.record_rank_wait(self._clock() - started)
         return agreed
 
     def _step(self, largest_weight: float) -> None:
         batch, self._batch = self._batch, None
         assert batch is not None  # the ranks have agreed that none lacks one
-        batch.transferred.wait()
+        batch.device_batch.wait()
         started = self._clock()
         update = self._agent.update(batch.columns, _scaled(batch, largest_weight))
         seconds = self._clock() - started
@@ -166,29 +166,29 @@ class Trainer:
             self._priorities.offer(batch.keys, update.priority)
         if self._publisher is not None and self._counters.learner_steps % self._limits.publish_every == 0:
             self._publisher.publish()
-        self._observe(batch, started)
-        self._progress.stepped(seconds, update.metrics)
+        self._record(batch, started)
+        self._progress.record_step(seconds, update.metrics)
 
     def _wait_for_batch(self) -> Batch | None:
         if self._priorities is not None:
-            self._priorities.flush()  # the table may be waiting for nothing else
+            self._priorities.flush()  # the table may be waiting for just these
         started = self._clock()
         batch = self._batches.take(_POLL_S)
-        self._progress.waited(self._clock() - started, in_vain=batch is None)
+        self._progress.record_wait(self._clock() - started, got_batch=batch is not None)
         self._check_publisher()
         return batch
 
     def _pause(self) -> None:
         started = self._clock()
         self._control.wait(_POLL_S)
-        self._progress.paused(self._clock() - started)
+        self._progress.record_pause(self._clock() - started)
         self._check_publisher()
 
     def _check_publisher(self) -> None:
         if self._publisher is not None:
             self._publisher.check()
 
-    def _observe(self, batch: Batch, now: float) -> None:
+    def _record(self, batch: Batch, now: float) -> None:
         self._progress.table_items = batch.table_items
         metrics.BATCH_AGE_SECONDS.set(now - batch.received_at)
         metrics.POLICY_LAG.set(max(self._counters.version - float(batch.params_versions.mean()), 0.0))

@@ -16,12 +16,12 @@ from tests.unit.replay.streams import SIGNATURE, make_chunk, make_config, make_i
 from tidemill.config.run import ClusterSettings
 from tidemill.config.table import TableSettings
 from tidemill.replay.shards.directory import ShardDirectory
-from tidemill.services.learner.batches import Batches
 from tidemill.services.learner.counters import Counters
-from tidemill.services.learner.damaged_items import DamagedItems
-from tidemill.services.learner.decoder import Decoder
-from tidemill.services.learner.sampling import create_tables, open_sampler
-from tidemill.services.learner.transfer import Transfer, device_of
+from tidemill.services.learner.data.batch_loader import BatchLoader
+from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
+from tidemill.services.learner.data.decoder import Decoder
+from tidemill.services.learner.data.device import DevicePrefetcher, resolve_device
+from tidemill.services.learner.data.table import create_tables, open_sampler
 from tidemill.types import WindowSpec
 
 _CHUNKS = 12
@@ -60,10 +60,12 @@ def test_garbage_leaves_the_table_while_training_goes_on(shards: int) -> None:
         for server in servers:
             fill(server.address)
         sampler = open_sampler(cluster, directory, table, 32, 2, stack)
-        damaged = DamagedItems(sampler.delete_items, time.monotonic)
-        decoder = Decoder(Steps(), SIGNATURE, TableSettings(), counters, Transfer(device_of("cpu")), damaged, splits=2)
+        damaged = CorruptItemFilter(sampler.delete_items, time.monotonic)
+        decoder = Decoder(
+            Steps(), SIGNATURE, TableSettings(), counters, DevicePrefetcher(resolve_device("cpu")), damaged, splits=2
+        )
         batches = stack.enter_context(
-            closing(Batches(sampler, decoder.decode, counters, threads=2, prefetch_samples=1, clock=time.monotonic))
+            closing(BatchLoader(sampler, decoder.decode, counters, threads=2, prefetch_samples=1, clock=time.monotonic))
         )
 
         def is_clean() -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.feeder import TABLE
 from tests.integration.learner_cluster import LearnerCluster, learner_cluster, wait_until
-from tidemill.services.learner.checkpoint import CheckpointStore
+from tidemill.services.learner.checkpoint.store import CheckpointStore
 
 
 @pytest.fixture

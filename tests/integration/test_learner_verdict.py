@@ -10,7 +10,7 @@ import pytest
 from tests.integration.learner_cluster import LearnerCluster, learner_cluster
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import BEST, EVALUATED, LAST_TRAINED, VERDICT, Version
-from tidemill.services.learner.checkpoint import CheckpointStore
+from tidemill.services.learner.checkpoint.store import CheckpointStore
 
 _TARGET = ("--run.target-return", "1000")
 """Of a run that an evaluator ends; who sets the tags here is the test."""

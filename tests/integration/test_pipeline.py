@@ -26,7 +26,7 @@ from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConf
 from tidemill.replay.writer import ReplayWriter
 from tidemill.rl.transitions import transitions
 from tidemill.services.actor.__main__ import connect_appender
-from tidemill.services.learner.recurrent_state import recurrent_states
+from tidemill.services.learner.data.decoder import recurrent_states
 from tidemill.types import Signature, WindowSpec, signature_of
 
 _GAMMA, _ENVS, _LENGTH, _TICKS = 0.9, 4, 11, 160

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.unit.rl.batches import CASES, sampled_batch
 from tidemill.rl.agents.build import build_agent
-from tidemill.services.learner.ranks import Place, Ranks, Word, joined_ranks, place_of
+from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, StepVote, joined_group
 
 BATCH = 8
 """Items of the whole batch."""
@@ -25,26 +25,26 @@ def main() -> None:
     """Update every case as often as asked for and write its parameters, and what the ranks agreed on."""
     folder, updates, cases = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     torch.set_num_threads(1)
-    place = place_of()
-    with joined_ranks(place, torch.device("cpu"), TIMEOUT_S) as ranks:
+    place = RankInfo.from_env()
+    with joined_group(place, torch.device("cpu"), TIMEOUT_S) as ranks:
         found = words(ranks, place)
         for case in cases:
             found |= trained(case, updates, ranks)
     safetensors.torch.save_file(found, folder / f"rank-{place.index}.safetensors")
 
 
-def words(ranks: Ranks, place: Place) -> dict[str, Tensor]:
+def words(ranks: LearnerGroup, place: RankInfo) -> dict[str, Tensor]:
     """Return what the ranks agree on when only the last one has something to say, and what rank 0 shares."""
     is_last = place.index == place.size - 1
-    agreed = ranks.agree(Word(stop=False, pause=is_last, lacks_batch=False, largest_weight=float(place.index)))
-    shared = ranks.share(f"from {place.index}".encode())
+    agreed = ranks.all_agree(StepVote(stop=False, pause=is_last, lacks_batch=False, largest_weight=float(place.index)))
+    shared = ranks.broadcast(f"from {place.index}".encode())
     return {
         "agreed": torch.tensor(agreed, dtype=torch.float64),
         "shared": torch.frombuffer(bytearray(shared), dtype=torch.uint8),
     }
 
 
-def trained(case: str, updates: int, ranks: Ranks) -> dict[str, Tensor]:
+def trained(case: str, updates: int, ranks: LearnerGroup) -> dict[str, Tensor]:
     """Return an agent's whole state after some updates from this rank's share of made-up batches."""
     config, env_spec = CASES[case]
     agent = build_agent(config, env_spec, seed=1)

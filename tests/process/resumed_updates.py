@@ -16,15 +16,15 @@ import torch
 from tests.unit.rl.batches import CASES, sampled_batch
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
-from tidemill.services.learner.checkpoint import CheckpointStore
+from tidemill.services.learner.checkpoint.resume import ResumableState
+from tidemill.services.learner.checkpoint.rng import seed_rng
+from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.control import Control
 from tidemill.services.learner.counters import Counters
-from tidemill.services.learner.decoder import Batch
+from tidemill.services.learner.data.decoder import Batch
+from tidemill.services.learner.data.device import DeviceBatch
 from tidemill.services.learner.progress import Progress
-from tidemill.services.learner.resume import Resumable
-from tidemill.services.learner.rng import seed_rng
-from tidemill.services.learner.trainer import Limits, Outlets, Trainer
-from tidemill.services.learner.transfer import Transferred
+from tidemill.services.learner.trainer import Limits, Trainer, TrainerOutputs
 
 _BATCH = 8
 
@@ -43,7 +43,7 @@ class Recorded:
         columns = sampled_batch(self._agent, self._config, self._env_spec, _BATCH, rng)
         weight = torch.rand(_BATCH) * float(np.random.random())  # the process's own generators are part of the state
         return Batch(
-            columns, weight, np.arange(_BATCH, dtype=np.uint64), Transferred({}), _BATCH, np.zeros(_BATCH), 0.0
+            columns, weight, np.arange(_BATCH, dtype=np.uint64), DeviceBatch({}), _BATCH, np.zeros(_BATCH), 0.0
         )
 
 
@@ -52,15 +52,15 @@ def train(case: str, folder: Path, steps: int, seed: int) -> bytes:
     config, env_spec = CASES[case]
     seed_rng(seed)
     agent, counters = build_agent(config, env_spec, seed=seed), Counters()
-    resumable = Resumable(agent, counters, algorithm=config.algorithm, config_digest="")
+    resumable = ResumableState(agent, counters, algorithm=config.algorithm, config_digest="")
     store = CheckpointStore(folder / case, keep=1)
     resumable.restore(store)
     progress = Progress(counters, log_every_s=1e9, clock=time.monotonic)
     recorded = Recorded(case, agent, counters.learner_steps)
     control = Control(threading.Event())
-    Trainer(agent, recorded, Outlets(None), control, counters, progress, Limits(max_learner_steps=steps)).run()
+    Trainer(agent, recorded, TrainerOutputs(None), control, counters, progress, Limits(max_learner_steps=steps)).run()
     store.write(resumable.capture())
-    return resumable.encoded()
+    return resumable.to_bytes()
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.process.rank_updates import trained
 from tests.unit.rl.batches import CASES
-from tidemill.services.learner.ranks import OneRank
+from tidemill.services.learner.distributed.learner_group import SingleLearner
 
 _WAIT_S = 500.0
 
@@ -68,6 +68,6 @@ def test_every_agent_learns_from_shares_what_it_learns_from_the_whole(tmp_path: 
     """
     first, _ = _train_together(2, tmp_path, 12, list(CASES))
     for case in CASES:
-        expected = trained(case, 12, OneRank())
+        expected = trained(case, 12, SingleLearner())
         for name, tensor in expected.items():
             assert torch.allclose(first[name].float(), tensor.float(), rtol=1e-3, atol=2e-5), name

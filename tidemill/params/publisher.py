@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -27,10 +27,21 @@ class StalePublisher(FailedPrecondition):
     """Another process became the publisher; this one must stop."""
 
 
+Blobs = Mapping[Precision, bytes]
+"""Safetensors bytes by precision, from `blob.pack`; full precision is required."""
+
+
 @dataclass(frozen=True)
 class _Offer:
     number: int
-    blobs: Mapping[Precision, bytes]
+    blobs: Blobs | Callable[[], Blobs]
+    metadata: ParamsMetadata
+
+
+@dataclass(frozen=True)
+class _Publish:
+    number: int
+    blobs: Blobs
     metadata: ParamsMetadata
 
 
@@ -63,7 +74,7 @@ class ParamsPublisher:
         """Generation of this publisher."""
         self._base_version = opened.latest_version
         self._version = 0
-        self._offered, self._settled, self._replaced = 0, 0, 0
+        self._offered, self._acknowledged, self._replaced = 0, 0, 0
         self._pending: _Offer | None = None
         self._error: BaseException | None = None
         self._changed = threading.Condition()
@@ -81,22 +92,23 @@ class ParamsPublisher:
         """Offers that were never sent because a newer one came first."""
         return self._replaced
 
-    def offer(self, blobs: Mapping[Precision, bytes], metadata: ParamsMetadata) -> None:
+    def offer(self, blobs: Blobs | Callable[[], Blobs], metadata: ParamsMetadata) -> None:
         """Hand over parameters to publish; never blocks.
 
         Args:
-            blobs: Safetensors bytes by precision, from `blob.pack`; full precision is required.
+            blobs: Safetensors bytes by precision, or what makes them: called in the publisher's thread, once, and not
+                at all if a newer offer comes first. Full precision is required.
             metadata: What the parameters are.
 
         Raises:
             StalePublisher: Another process became the publisher.
-            TidemillError: An earlier offer was refused for good.
+            TidemillError: An earlier offer was refused for good; whatever making its bytes raised is raised, too.
         """
         with self._changed:
             self._raise()
             self._offered += 1
             self._replaced += self._pending is not None
-            self._pending = _Offer(self._offered, dict(blobs), metadata)
+            self._pending = _Offer(self._offered, blobs if callable(blobs) else dict(blobs), metadata)
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
@@ -107,12 +119,17 @@ class ParamsPublisher:
         """
 
         def is_over() -> bool:
-            return self._settled == self._offered or self._error is not None or self._closing.is_set()
+            return self._acknowledged == self._offered or self._error is not None or self._closing.is_set()
 
         with self._changed:
             self._changed.wait_for(is_over, timeout_s)
             self._raise()
-            return self._settled == self._offered
+            return self._acknowledged == self._offered
+
+    def check(self) -> None:
+        """Raise what ended publishing for good, such as `StalePublisher`; never blocks."""
+        with self._changed:
+            self._raise()
 
     def close(self) -> None:
         """End the thread without sending what waits; `flush` first to keep it. May be called twice."""
@@ -136,27 +153,30 @@ class ParamsPublisher:
 
     def _run(self) -> None:
         try:
-            while (offer := self._take()) is not None:
-                self._publish(offer)
+            while (publish := self._take()) is not None:
+                self._repeat(publish)
         except BaseException as error:  # raised again in the owner's thread
             if not self._closing.is_set():
                 with self._changed:
                     self._error = error
                     self._changed.notify_all()
 
-    def _take(self) -> _Offer | None:
-        """Wait for an offer; None when closing."""
+    def _take(self) -> _Publish | None:
+        """Wait for an offer and make its bytes, which frees what they are made of; None when closing."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending is not None or self._closing.is_set())
             offer, self._pending = self._pending, None
-            return None if self._closing.is_set() else offer
+        if offer is None or self._closing.is_set():
+            return None
+        blobs = offer.blobs() if callable(offer.blobs) else offer.blobs
+        return _Publish(offer.number, blobs, offer.metadata)
 
-    def _publish(self, offer: _Offer) -> None:
+    def _repeat(self, publish: _Publish) -> None:
         """Repeat one publish until it is acknowledged or the publisher closes."""
         backoff = Backoff()
         while not self._closing.is_set():
             try:
-                self._acknowledge(offer, self._attempt(offer))
+                self._acknowledge(publish, self._attempt(publish))
                 return
             except _FATAL:
                 raise
@@ -167,17 +187,17 @@ class ParamsPublisher:
                     _log.warning("publish failed", kind=kind, error=str(error), retry_in_s=pause_s)
                 self._closing.wait(pause_s)
 
-    def _attempt(self, offer: _Offer) -> int:
+    def _attempt(self, publish: _Publish) -> int:
         """Publish once, or once more when only the base version was wrong."""
         try:
-            return self._send(offer)
+            return self._send(publish)
         except FailedPrecondition as error:
             self._rebase(error)
-            return self._send(offer)
+            return self._send(publish)
 
-    def _send(self, offer: _Offer) -> int:
+    def _send(self, publish: _Publish) -> int:
         return self._client.publish(
-            offer.blobs, offer.metadata, generation=self.generation, base_version=self._base_version
+            publish.blobs, publish.metadata, generation=self.generation, base_version=self._base_version
         )
 
     def _rebase(self, refusal: FailedPrecondition) -> None:
@@ -195,8 +215,8 @@ class ParamsPublisher:
             raise StalePublisher(str(refusal)) from refusal
         self._base_version = newest
 
-    def _acknowledge(self, offer: _Offer, version: int) -> None:
+    def _acknowledge(self, publish: _Publish, version: int) -> None:
         with self._changed:
             self._version = self._base_version = version
-            self._settled = offer.number
+            self._acknowledged = publish.number
             self._changed.notify_all()

@@ -63,6 +63,7 @@ class SampleStream(Iterator[SampledBatch]):
         self._call_number = 0  # a request generator of an older call ends
         self._call: grpc.Call | None = None
         self._connected = False
+        self._calls = 0  # opened so far
         self._waited_s = 0.0
         self._error: BaseException | None = None
         self._client = ReplayClient(address)
@@ -125,6 +126,11 @@ class SampleStream(Iterator[SampledBatch]):
         """Whether the present connection has delivered or may deliver batches."""
         return self._connected
 
+    @property
+    def reconnects(self) -> int:
+        """How often the stream was lost and opened again."""
+        return max(self._calls - 1, 0)
+
     def _is_over(self) -> bool:
         return self._connection.closed.is_set() or self._stop.is_set()
 
@@ -145,6 +151,7 @@ class SampleStream(Iterator[SampledBatch]):
                 return
             call = self._call = self._stub.Sample(self._requests(self._call_number))
             self._connected = True
+            self._calls += 1
         backoff.reset()
         try:
             for response in call:

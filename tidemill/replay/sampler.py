@@ -170,6 +170,11 @@ class ReplaySampler(Iterator[SampledBatch]):
         return self._sharded[0].reports() if self._sharded is not None else ()
 
     @property
+    def reconnects(self) -> int:
+        """How often a sample stream was lost and opened again, those of all shards together."""
+        return self._stream.reconnects
+
+    @property
     def priorities_dropped(self) -> int:
         """Priorities that were not delivered because their shard was unavailable or behind."""
         return self._sharded[1].dropped if self._sharded is not None else 0
@@ -197,4 +202,7 @@ class ReplaySampler(Iterator[SampledBatch]):
 
 
 class _BatchStream(Protocol):
+    @property
+    def reconnects(self) -> int: ...
+
     def take(self, timeout_s: float) -> SampledBatch | None: ...

@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import re
+import threading
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -15,7 +17,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.integration.params.service import METADATA, WAIT_S, ServerProcess, local_server, server_process
-from tidemill.errors import FatalError, InvalidArgument, Unavailable
+from tidemill.errors import InvalidArgument, Unavailable
 from tidemill.params.client import ParamsClient
 from tidemill.params.publisher import ParamsPublisher, StalePublisher
 from tidemill.params.v1 import params_pb2 as pb
@@ -101,7 +103,7 @@ def test_folder_in_use_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     with local_server(tmp_path / "run" / "params"):
         code, errors = ServerProcess(tmp_path, "127.0.0.1:0").wait()
     assert code == 1
-    assert errors.startswith(f"paramserver: {FatalError.__name__}: another parameter server uses the folder")
+    assert errors.startswith("paramserver: another parameter server uses the folder")
     assert len(errors.splitlines()) == 1
 
 
@@ -212,6 +214,44 @@ def test_newest_offer_replaces_those_that_wait(tmp_path: Path) -> None:
         assert newest.metadata.learner_steps == 99
         assert len(server.store.catalog.versions) == 101 - publisher.replaced
         assert publisher.replaced > 0
+
+
+def test_bytes_are_made_for_offers_that_are_sent(tmp_path: Path) -> None:
+    """While the first are being made nobody waits, and of five offers meanwhile only the last one's are made."""
+    entered, release = threading.Event(), threading.Event()
+    made: list[int] = []
+
+    def slow() -> dict[Precision, bytes]:
+        entered.set()
+        assert release.wait(WAIT_S)
+        return _full("slow")
+
+    def made_of(number: int) -> dict[Precision, bytes]:
+        made.append(number)
+        return _full(f"{number}")
+
+    with local_server(tmp_path) as server, ParamsPublisher(server.address, name="test") as publisher:
+        publisher.offer(slow, METADATA)
+        assert entered.wait(WAIT_S)
+        assert publisher.version == 0
+        for number in range(5):
+            publisher.offer(partial(made_of, number), METADATA)
+        release.set()
+        assert publisher.flush(WAIT_S)
+        assert (made, publisher.replaced, publisher.version) == ([4], 4, 2)
+
+
+def test_fault_while_making_bytes_is_raised_in_the_owner(tmp_path: Path) -> None:
+    """Parameters that cannot be serialised do not vanish in the background; no later offer is taken."""
+
+    def broken() -> dict[Precision, bytes]:
+        raise TypeError("cannot be serialised")
+
+    with local_server(tmp_path) as server, ParamsPublisher(server.address, name="test") as publisher:
+        publisher.offer(broken, METADATA)
+        for call in (partial(publisher.flush, WAIT_S), publisher.check, partial(publisher.offer, broken, METADATA)):
+            with pytest.raises(TypeError, match="cannot be serialised"):
+                call()
 
 
 def test_refused_offer_is_raised_in_the_owner(tmp_path: Path) -> None:

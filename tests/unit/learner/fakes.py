@@ -14,8 +14,8 @@ from torch import Tensor
 from tidemill.replay.batch import SampledBatch, StoredSteps
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.process_group import ProcessGroup
-from tidemill.services.learner.decoder import Batch
-from tidemill.services.learner.transfer import Transferred
+from tidemill.services.learner.data.decoder import Batch
+from tidemill.services.learner.data.device import DeviceBatch
 from tidemill.types import WindowSpec
 
 
@@ -124,7 +124,7 @@ class FakePublisher:
 def batch(*keys: int) -> Batch:
     """Return a batch of items with these keys."""
     weight = torch.ones(len(keys))
-    return Batch({}, weight, np.array(keys, np.uint64), Transferred({}), 10, np.zeros(len(keys)), 0.0)
+    return Batch({}, weight, np.array(keys, np.uint64), DeviceBatch({}), 10, np.zeros(len(keys)), 0.0)
 
 
 def sample(rewards: list[float], *, env_steps: int = 0, first_key: int = 1, items: int = 10) -> SampledBatch:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tidemill.services.learner.gpu_metrics import GpuCollector, Utilisation
+from tidemill.services.learner.metrics import GpuCollector, GpuUtilisation
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: there is nothing to tell without one")
 def test_gpu_says_how_full_and_how_busy_it_is() -> None:
     """A tensor of 64 MiB is seen as allocated, reserved, and gone from what is free; work makes the GPU busy."""
     device = torch.device("cuda", torch.cuda.current_device())
-    collector = GpuCollector(device, Utilisation(device))
+    collector = GpuCollector(device, GpuUtilisation(device))
     tensor = torch.ones(2**24, device=device)
     square = torch.ones(4096, 4096, device=device)
     for _ in range(200):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from tidemill.services.learner.lag import LagHistogram
+from tidemill.services.learner.metrics import PolicyLagHistogram
 
 
 def test_items_are_counted_by_their_lag() -> None:
     """Lags 0, 3, 7 and 20,000: 1 is at most 0, 2 at most 3, 3 at most 10, all at most infinity."""
-    histogram = LagHistogram()
+    histogram = PolicyLagHistogram()
     histogram.observe(np.array([20_010.0, 20_007.0]), 20_010)
     histogram.observe(np.array([20_003.0, 10.0]), 20_010)
     (family,) = histogram.collect()
@@ -21,7 +21,7 @@ def test_items_are_counted_by_their_lag() -> None:
 
 def test_parameters_newer_than_the_learner_knows_of_have_no_lag() -> None:
     """An actor may have a version before its acknowledgement has come back."""
-    histogram = LagHistogram()
+    histogram = PolicyLagHistogram()
     histogram.observe(np.array([5.0]), 4)
     (family,) = histogram.collect()
     assert next(sample.value for sample in family.samples if sample.labels.get("le") == "0.0") == 1

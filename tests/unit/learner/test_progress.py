@@ -26,7 +26,7 @@ def test_rates_are_over_the_newest_seconds() -> None:
     for second in range(20):
         for _ in range(10 if second < 10 else 20):
             counters.learner_steps += 1
-            progress.stepped(0.01, {})
+            progress.record_step(0.01, {})
         clock.now += 1.0
         progress.tick()
     assert progress.steps_per_s == pytest.approx(20.0)
@@ -38,7 +38,7 @@ def test_rate_after_a_resume_does_not_count_restored_steps() -> None:
     clock, counters = Clock(), Counters()
     progress = _progress(clock, counters)
     counters.learner_steps = 1_000_000
-    progress.begin()
+    progress.restart()
     clock.now += 2.0
     counters.learner_steps += 4
     progress.tick()
@@ -50,8 +50,8 @@ def test_wait_fraction_is_the_share_of_time_without_data() -> None:
     clock = Clock()
     progress = _progress(clock, Counters())
     for _ in range(5):
-        progress.waited(0.5, in_vain=False)
-        progress.paused(0.5)
+        progress.record_wait(0.5, got_batch=True)
+        progress.record_pause(0.5)
         clock.now += 1.0
     progress.tick()
     assert progress.wait_fraction == pytest.approx(0.5)
@@ -60,10 +60,10 @@ def test_wait_fraction_is_the_share_of_time_without_data() -> None:
 def test_state_is_waiting_only_when_no_batch_came() -> None:
     """A training learner that its rate limiter holds back a little is still training."""
     progress = _progress(Clock(), Counters())
-    progress.stepped(0.01, {})
-    progress.waited(0.1, in_vain=False)
+    progress.record_step(0.01, {})
+    progress.record_wait(0.1, got_batch=True)
     states = [progress.state]
-    progress.waited(0.2, in_vain=True)
+    progress.record_wait(0.2, got_batch=False)
     states.append(progress.state)
     assert states == [LearnerState.TRAINING, LearnerState.WAITING]
 
@@ -72,10 +72,10 @@ def test_metrics_are_read_once_a_second() -> None:
     """Between two reads nothing leaves the device; names that an update leaves out keep their value."""
     clock = Clock()
     progress = _progress(clock, Counters())
-    progress.stepped(0.01, {"loss": torch.tensor(3.0), "actor_loss": torch.tensor(1.0)})
+    progress.record_step(0.01, {"loss": torch.tensor(3.0), "actor_loss": torch.tensor(1.0)})
     assert progress.metrics == {}
     clock.now += 1.0
-    progress.stepped(0.01, {"loss": torch.tensor(2.0)})
+    progress.record_step(0.01, {"loss": torch.tensor(2.0)})
     assert progress.metrics == {"loss": 2.0, "actor_loss": 1.0}
     assert REGISTRY.get_sample_value("tidemill_learner_agent", {"name": "loss"}) == 2.0
 
@@ -84,12 +84,12 @@ def test_stalled_time_grows_without_steps() -> None:
     """The alarm on it rings when nothing moves, for whatever reason."""
     clock = Clock()
     progress = _progress(clock, Counters())
-    progress.stepped(0.01, {})
+    progress.record_step(0.01, {})
     clock.now += 1.0
     progress.tick()
     assert REGISTRY.get_sample_value("tidemill_learner_stalled_seconds") == 0.0
     clock.now += 30.0
-    progress.waited(0.2, in_vain=True)
+    progress.record_wait(0.2, got_batch=False)
     assert REGISTRY.get_sample_value("tidemill_learner_stalled_seconds") == 30.0
 
 
@@ -97,7 +97,7 @@ def test_log_line_warns_of_metrics_that_are_not_finite() -> None:
     """A diverged run says so."""
     clock = Clock()
     progress = _progress(clock, Counters())
-    progress.stepped(0.01, {"loss": torch.tensor(math.nan)})
+    progress.record_step(0.01, {"loss": torch.tensor(math.nan)})
     clock.now += 10.0
     with capture_logs() as logs:
         progress.tick()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
@@ -19,43 +18,32 @@ _WAIT_S = 120.0
 
 
 class _Connection:
-    """Takes offers as a `ParamsPublisher` does; can be held while one is packed."""
-
-    generation = 3
+    """Takes offers as a `ParamsPublisher` does, and makes their bytes at `flush`."""
 
     def __init__(self) -> None:
-        self.offers: list[tuple[Mapping[Precision, bytes], ParamsMetadata]] = []
+        self.offers: list[tuple[Callable[[], Mapping[Precision, bytes]], ParamsMetadata]] = []
+        self.sent: list[tuple[Mapping[Precision, bytes], ParamsMetadata]] = []
         self.error: Exception | None = None
         self.closed = False
 
     @property
     def version(self) -> int:
-        return len(self.offers)
+        return len(self.sent)
 
-    def offer(self, blobs: Mapping[Precision, bytes], metadata: ParamsMetadata) -> None:
-        self.flush(0)
+    def offer(self, blobs: Callable[[], Mapping[Precision, bytes]], metadata: ParamsMetadata) -> None:
         self.offers.append((blobs, metadata))
 
-    def flush(self, timeout_s: float) -> bool:
+    def check(self) -> None:
         if self.error is not None:
             raise self.error
+
+    def flush(self, timeout_s: float) -> bool:
+        self.sent += [(blobs(), metadata) for blobs, metadata in self.offers]
+        self.offers = []
         return True
 
     def close(self) -> None:
         self.closed = True
-
-
-class _Held(dict[str, Tensor]):
-    """A state whose copy waits, as for a slow device."""
-
-    def __init__(self) -> None:
-        super().__init__(weight=torch.zeros(1))
-        self.entered, self.release = threading.Event(), threading.Event()
-
-    def items(self) -> object:  # type: ignore[override]
-        self.entered.set()
-        assert self.release.wait(_WAIT_S)
-        return super().items()
 
 
 def _publisher(connection: _Connection, weight: Tensor, *, with_half: bool = True) -> PolicyPublisher:
@@ -74,23 +62,23 @@ def test_parameters_are_those_of_the_moment() -> None:
     publisher.publish()
     weight += 5
     assert publisher.flush(_WAIT_S)
-    ((blobs, metadata),) = connection.offers
+    ((blobs, metadata),) = connection.sent
     assert metadata.learner_steps == 2
     np.testing.assert_array_equal(unpack(blobs[Precision.FULL])["weight"], np.array([2.0, 0.1], np.float32))
     np.testing.assert_array_equal(unpack(blobs[Precision.HALF])["weight"], np.array([2.0, 0.1], np.float16))
-    assert (publisher.version, publisher.generation) == (1, 3)
+    assert publisher.version == 1
     publisher.close()
     assert connection.closed
 
 
 def test_state_around_the_parameters_is_kept_with_each_publish() -> None:
-    """`keep` is called once for each accepted call, and not by a learner that was superseded."""
+    """A snapshot is taken once for each accepted call, and not by a learner that was superseded."""
     connection, kept = _Connection(), [0]
 
-    def keep() -> None:
+    def take_snapshot() -> None:
         kept[0] += 1
 
-    publisher = PolicyPublisher(connection, dict, ParamsMetadata, with_half=False, keep=keep)  # type: ignore[arg-type]
+    publisher = PolicyPublisher(connection, dict, ParamsMetadata, with_half=False, take_snapshot=take_snapshot)  # type: ignore[arg-type]
     publisher.publish()
     publisher.publish()
     assert publisher.flush(_WAIT_S)
@@ -108,29 +96,7 @@ def test_half_precision_is_left_out(with_half: bool, weight: float) -> None:
     publisher = _publisher(connection, torch.tensor([weight]), with_half=with_half)
     publisher.publish()
     assert publisher.flush(_WAIT_S)
-    assert list(connection.offers[0][0]) == [Precision.FULL]
-    publisher.close()
-
-
-def test_only_the_newest_of_waiting_parameters_is_sent() -> None:
-    """A slow copy delays no step: of five publishes meanwhile the last one follows."""
-    connection, held, weight = _Connection(), _Held(), torch.zeros(1)
-    states: list[Mapping[str, Tensor]] = [held]
-    publisher = PolicyPublisher(
-        connection,  # type: ignore[arg-type]
-        lambda: states.pop() if states else {"weight": weight.clone()},
-        lambda: ParamsMetadata(learner_steps=int(weight[0])),
-        with_half=False,
-    )
-    publisher.publish()
-    assert held.entered.wait(_WAIT_S)
-    assert connection.offers == []
-    for _ in range(5):
-        weight += 1
-        publisher.publish()
-    held.release.set()
-    assert publisher.flush(_WAIT_S)
-    assert [metadata.learner_steps for _, metadata in connection.offers] == [0, 5]
+    assert list(connection.sent[0][0]) == [Precision.FULL]
     publisher.close()
 
 
@@ -141,21 +107,5 @@ def test_newer_learner_is_noticed_by_the_next_call() -> None:
     connection.error = StalePublisher("superseded")
     for call in (publisher.publish, publisher.check):
         with pytest.raises(StalePublisher):
-            call()
-    publisher.close()
-
-
-def test_fault_while_packing_is_raised_in_the_owner() -> None:
-    """Parameters that cannot be serialised do not vanish in the background."""
-    publisher = PolicyPublisher(
-        _Connection(),  # type: ignore[arg-type]
-        lambda: {"weight": torch.zeros(1, dtype=torch.complex64).to_sparse()},
-        ParamsMetadata,
-        with_half=False,
-    )
-    publisher.publish()
-    publisher._thread.join(_WAIT_S)
-    for call in (publisher.check, publisher.publish, lambda: publisher.flush(threading.TIMEOUT_MAX)):
-        with pytest.raises(Exception, match=r".+"):
             call()
     publisher.close()

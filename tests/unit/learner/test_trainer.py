@@ -20,13 +20,13 @@ from tidemill.errors import FatalError
 from tidemill.learner.status import LearnerState
 from tidemill.params.publisher import StalePublisher
 from tidemill.replay.batch import StoredSteps
-from tidemill.services.learner.checkpoint import CheckpointStore
-from tidemill.services.learner.checkpointer import Checkpointer
+from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
+from tidemill.services.learner.checkpoint.resume import ResumableState
+from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.control import Control
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.progress import Progress
-from tidemill.services.learner.resume import Resumable
-from tidemill.services.learner.trainer import Limits, Outlets, Trainer
+from tidemill.services.learner.trainer import Limits, Trainer, TrainerOutputs
 
 _WAIT_S = 120.0
 
@@ -39,14 +39,14 @@ class _Scene:
         self.priorities, self.publisher = FakePriorities(), FakePublisher(self.agent)
         self.control, self.counters, self.clock = Control(threading.Event()), Counters(), Clock()
         self.progress = Progress(self.counters, log_every_s=10.0, clock=self.clock)
-        resumable = Resumable(self.agent, self.counters, algorithm="fake", config_digest="")
+        resumable = ResumableState(self.agent, self.counters, algorithm="fake", config_digest="")
         self.checkpointer = Checkpointer(
             CheckpointStore(folder, keep=2), resumable.capture, every_s=0.0, steps=0, clock=self.clock
         )
         self.trainer = Trainer(
             self.agent,
             self.source,
-            Outlets(self.priorities, self.publisher, self.checkpointer),
+            TrainerOutputs(self.priorities, self.publisher, self.checkpointer),
             self.control,
             self.counters,
             self.progress,
@@ -136,11 +136,11 @@ def test_publishing_goes_on_from_the_restored_step(tmp_path: Path, scenes: list[
 def test_table_without_priorities_gets_none(tmp_path: Path, scenes: list[_Scene]) -> None:
     """For a uniform table nothing is collected."""
     scene = _scene(scenes, tmp_path, Limits(max_learner_steps=2), batches=2)
-    outlets = Outlets(None, scene.publisher, scene.checkpointer)
+    outputs = TrainerOutputs(None, scene.publisher, scene.checkpointer)
     Trainer(
         scene.agent,
         scene.source,
-        outlets,
+        outputs,
         scene.control,
         scene.counters,
         scene.progress,
@@ -212,11 +212,11 @@ class _Broken(FakePriorities):
 def test_fault_of_a_part_ends_training(tmp_path: Path, scenes: list[_Scene]) -> None:
     """What a background thread reports comes out of `run`."""
     scene = _scene(scenes, tmp_path, Limits(), batches=1)
-    outlets = Outlets(_Broken(), scene.publisher, scene.checkpointer)
+    outputs = TrainerOutputs(_Broken(), scene.publisher, scene.checkpointer)
     trainer = Trainer(
         scene.agent,
         scene.source,
-        outlets,
+        outputs,
         scene.control,
         scene.counters,
         scene.progress,

@@ -83,6 +83,7 @@ class ShardedSampleStream:
         self._incarnations: list[str] = []  # shard of each incarnation number
         self._underway: list[PendingBatch] = []
         self._ready: deque[PendingBatch] = deque()
+        self._reconnects = 0
         self._open_at_s: float | None = clock() + _OPENING_S
         self._error: BaseException | None = None
         self._closed = threading.Event()
@@ -137,6 +138,11 @@ class ShardedSampleStream:
                 for name, shard in sorted(self._shards.items())
             )
 
+    @property
+    def reconnects(self) -> int:
+        """How often a shard's stream was lost and opened again, all shards together."""
+        return self._reconnects
+
     def close(self) -> None:
         """End every conversation and thread, within a bounded time. May be called twice."""
         self._closed.set()
@@ -154,7 +160,8 @@ class ShardedSampleStream:
                 return
             if created:
                 shard.incarnation = self._new_incarnation(stream.shard)
-            shard.connected, shard.heard_s = True, self._clock()
+            self._reconnects += shard.was_connected
+            shard.connected, shard.was_connected, shard.heard_s = True, True, self._clock()
             stream.send(look := ShardRequest(stream.shard, 0, 0))
             shard.asked.append((look, None))
 

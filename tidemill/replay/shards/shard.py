@@ -41,6 +41,7 @@ class Shard:
         stream: The conversation with it.
         incarnation: Number that goes with its keys; another one when its table was lost.
         connected: Whether a conversation is held.
+        was_connected: Whether one was ever held.
         live: Whether it has answered in this conversation.
         asked: What is not answered, and for which batch.
         heard_s: When it answered last, or was asked the first thing that is not answered.
@@ -52,6 +53,7 @@ class Shard:
     stream: ShardStream
     incarnation: int
     connected: bool = False
+    was_connected: bool = False
     live: bool = False
     asked: deque[tuple[ShardRequest, PendingBatch | None]] = field(default_factory=deque)
     heard_s: float = 0.0

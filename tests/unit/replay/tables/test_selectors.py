@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tidemill.replay.chunk import MAX_PRIORITY
 from tidemill.replay.table_config import SelectorConfig, SelectorKind
-from tidemill.services.learner.importance import importance_weights
+from tidemill.services.learner.data.importance_weights import importance_weights
 from tidemill.services.replay.selectors.selector import Selector, make_selector
 
 KINDS = list(SelectorKind)

@@ -1,0 +1,136 @@
+"""When checkpoints are written, and the thread that writes them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import structlog
+
+from tidemill.errors import TidemillError
+from tidemill.learner.status import SavedCheckpoint
+from tidemill.params.publisher import StalePublisher
+from tidemill.services.learner import metrics
+from tidemill.services.learner.checkpoint.format import Checkpoint
+from tidemill.services.learner.checkpoint.store import CheckpointStore
+from tidemill.services.learner.control import Control
+
+_CLOSE_S = 10.0
+
+_log = structlog.get_logger()
+_Job = tuple[Checkpoint, Future[SavedCheckpoint]]
+
+
+class Checkpointer:
+    """Copies the learner's state in the training thread and writes it in another, one at a time.
+
+    A checkpoint that cannot be written is a warning, not an end: training goes on without it.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        capture: Callable[[], Checkpoint],
+        *,
+        every_s: float,
+        steps: int,
+        clock: Callable[[], float],
+        fence: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start the writing thread.
+
+        Args:
+            store: Where checkpoints are kept.
+            capture: Returns a copy of the learner's state that training does not touch.
+            every_s: Seconds between two checkpoints; 0 means only when asked.
+            steps: Gradient steps of the checkpoint that was restored; 0 if there was none.
+            clock: Monotonic time in seconds.
+            fence: Raises StalePublisher if a newer learner took over; asked by the thread before each write.
+        """
+        self._fence = fence
+        self._store, self._capture, self._every_s, self._clock = store, capture, every_s, clock
+        self._steps = steps
+        self._error = ""
+        self._due = clock() + every_s
+        self._jobs: queue.Queue[_Job | None] = queue.Queue(1)
+        self._writing: Future[SavedCheckpoint] | None = None
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def steps(self) -> int:
+        """Gradient steps in the newest checkpoint; 0 means there is none."""
+        return self._steps
+
+    @property
+    def error(self) -> str:
+        """Why the newest attempt failed; empty if it did not, or there was none."""
+        return self._error
+
+    def poll(self, control: Control, learner_steps: int) -> None:
+        """Start a checkpoint if one is due or asked for; between two gradient steps only.
+
+        Raises:
+            StalePublisher: The one before was refused: a newer learner took over.
+        """
+        if self._writing is not None and not self._writing.done():
+            return
+        if self._writing is not None and isinstance(error := self._writing.exception(), StalePublisher):
+            raise error
+        if (request := control.take_checkpoint_request()) is not None:
+            if request.set_running_or_notify_cancel():
+                self._start(request)
+        elif self._every_s > 0 and self._clock() >= self._due:
+            self._due = self._clock() + self._every_s
+            if learner_steps != self._steps:
+                self._start(Future())
+
+    def finish(self) -> None:
+        """Write a last checkpoint and end the thread, both within a bounded time."""
+        last: Future[SavedCheckpoint] = Future()
+        try:
+            if self._writing is not None:
+                self._writing.exception(_CLOSE_S)
+            self._start(last)
+            last.exception(_CLOSE_S)
+        except TimeoutError:
+            _log.error("the last checkpoint was not written in time", timeout_s=_CLOSE_S)
+        self.close()
+
+    def close(self) -> None:
+        """End the thread after what it is writing, within a bounded time. May be called twice."""
+        if self._thread.is_alive():
+            try:
+                self._jobs.put(None, timeout=_CLOSE_S)
+            except queue.Full:
+                return  # the disk hangs; the thread ends with the process
+            self._thread.join(_CLOSE_S)
+
+    def _start(self, future: Future[SavedCheckpoint]) -> None:
+        started = time.perf_counter()
+        self._writing = future
+        self._jobs.put_nowait((self._capture(), future))
+        metrics.WAIT_SECONDS.labels("checkpoint").inc(time.perf_counter() - started)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            checkpoint, future = job
+            try:
+                future.set_result(self._write(checkpoint))
+            except Exception as error:
+                metrics.CHECKPOINT_FAILURES.inc()
+                self._error = str(error)
+                _log.warning("no checkpoint written, training goes on", reason=str(error))
+                future.set_exception(error if isinstance(error, TidemillError) else TidemillError(str(error)))
+
+    def _write(self, checkpoint: Checkpoint) -> SavedCheckpoint:
+        self._fence()
+        with metrics.CHECKPOINT_SECONDS.time():
+            path = self._store.write(checkpoint)
+        self._steps, self._error = checkpoint.counters["learner_steps"], ""
+        metrics.CHECKPOINT_STEPS.set(self._steps)
+        _log.info("checkpoint written", path=str(path), learner_steps=self._steps)
+        return SavedCheckpoint(str(path.resolve()), self._steps)

@@ -1,0 +1,108 @@
+"""What a checkpoint holds, and its bytes: one safetensors file whose header carries the rest as JSON.
+
+Nothing in it is code, and every version of the format stays readable:
+
+| Format | What is new |
+|---|---|
+| 1 | algorithm, network, config_digest, counters, state of agent and random generators |
+| 2 | `written_by`: versions of the libraries and the number of learners |
+| 3 | `generation` of the learner that wrote it |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError
+
+from tidemill.errors import DataLoss, FatalError
+from tidemill.services.learner.checkpoint.state_tree import Tree, flatten, unflatten
+
+FORMAT_VERSION = 3
+"""Raised with every change of what is written; older formats are read."""
+
+_HEADER = "tidemill_checkpoint"
+_LENGTH_BYTES = 8  # before the header of a safetensors file
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a learner is, between two gradient steps."""
+
+    algorithm: str
+    """Name of the agent's algorithm, e.g. `sac`."""
+    network: dict[str, list[int]]
+    """Shapes of the policy's tensors by name."""
+    config_digest: str
+    """Digest of the settings of agent and environment."""
+    counters: dict[str, int]
+    """`Counters.state()`."""
+    agent: Tree
+    """`Agent.state_dict()`: weights, target, optimizer, schedules."""
+    rng: Tree
+    """`rng_state()`."""
+    written_by: Mapping[str, str] = field(default_factory=dict)
+    """What wrote it: `tidemill`, `torch` and `device` by version or name, `learners` by number; empty in format 1."""
+    generation: int = 0
+    """Generation of the learner as a publisher; 0 in formats 1 and 2."""
+
+
+def encode(checkpoint: Checkpoint) -> bytes:
+    """Return a checkpoint's bytes."""
+    document, tensors = flatten({"agent": checkpoint.agent, "rng": checkpoint.rng})
+    header = {
+        "format": FORMAT_VERSION,
+        "algorithm": checkpoint.algorithm,
+        "network": checkpoint.network,
+        "config_digest": checkpoint.config_digest,
+        "counters": checkpoint.counters,
+        "written_by": dict(checkpoint.written_by),
+        "generation": checkpoint.generation,
+        "state": document,
+    }
+    return safetensors.torch.save(tensors, metadata={_HEADER: json.dumps(header)})
+
+
+def decode(data: bytes, source: object) -> Checkpoint:
+    """Return what `encode` was given, by this version or an older one.
+
+    Args:
+        data: The bytes.
+        source: Where they are from, for messages.
+
+    Raises:
+        DataLoss: They are no checkpoint.
+        FatalError: They are of a format this version does not know.
+    """
+    try:
+        header = _header(data)
+        tensors = safetensors.torch.load(data)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise DataLoss(f"not a checkpoint: {error}") from error
+    if header["format"] > FORMAT_VERSION:
+        raise FatalError(
+            f"{source} has format {header['format']}, this version reads up to {FORMAT_VERSION}: "
+            "resume it with the version of Tidemill that wrote it, or a newer one"
+        )
+    state = unflatten(header["state"], tensors)
+    return Checkpoint(
+        algorithm=header["algorithm"],
+        network=header["network"],
+        config_digest=header["config_digest"],
+        counters=header["counters"],
+        agent=state["agent"],
+        rng=state["rng"],
+        written_by=header.get("written_by", {}),
+        generation=header.get("generation", 0),
+    )
+
+
+def _header(data: bytes) -> dict[str, Any]:
+    size = int.from_bytes(data[:_LENGTH_BYTES], "little")
+    metadata = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + size])["__metadata__"]
+    header: dict[str, Any] = json.loads(metadata[_HEADER])
+    return header

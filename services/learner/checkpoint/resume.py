@@ -1,0 +1,144 @@
+"""The state of a running learner: into checkpoints and back, onto its device and back, and to the other ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from tidemill.config.overlay import to_document
+from tidemill.config.sections import LearnerConfig
+from tidemill.errors import FatalError, InvalidArgument
+from tidemill.rl.agents.interface import Agent
+from tidemill.services.learner.checkpoint.format import Checkpoint, decode, encode
+from tidemill.services.learner.checkpoint.rng import fits_devices, load_rng_state, rng_state
+from tidemill.services.learner.checkpoint.state_tree import clone_tree, copied_to_cpu, flatten, shapes_of
+from tidemill.services.learner.checkpoint.store import CheckpointStore, check_fits
+from tidemill.services.learner.counters import Counters
+
+_RESTORED = "weights, targets, optimizers, schedules, counters and random generators are back"
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class LearnerSnapshot:
+    """A learner between two gradient steps, on its device: what a checkpoint is made of."""
+
+    counters: dict[str, int]
+    agent: Any
+    """A tree of tensors that nothing writes to."""
+    rng: dict[str, Any]
+
+    @property
+    def learner_steps(self) -> int:
+        """Gradient steps behind it."""
+        return self.counters["learner_steps"]
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of its tensors."""
+        return sum(tensor.nbytes for tensor in flatten(self.agent)[1].values())
+
+
+class ResumableState:
+    """An agent and its counters, as the training thread leaves them between two gradient steps."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        counters: Counters,
+        *,
+        algorithm: str,
+        config_digest: str,
+        written_by: Mapping[str, str] | None = None,
+    ) -> None:
+        self._agent, self._counters = agent, counters
+        self._algorithm, self._config_digest = algorithm, config_digest
+        self._written_by = written_by or {}
+
+    def capture(self) -> Checkpoint:
+        """Return a copy of everything needed to resume exactly; training may continue meanwhile."""
+        return Checkpoint(
+            algorithm=self._algorithm,
+            network=shapes_of(self._agent.policy_state()),
+            config_digest=self._config_digest,
+            counters=self._counters.state(),
+            agent=copied_to_cpu(self._agent.state_dict()),
+            rng=copied_to_cpu(rng_state()),
+            written_by=self._written_by,
+            generation=self._counters.generation,
+        )
+
+    def snapshot(self) -> LearnerSnapshot:
+        """Return a copy of the present state that stays on its device: quicker than `capture`, and for `roll_back`."""
+        return LearnerSnapshot(self._counters.state(), clone_tree(self._agent.state_dict()), rng_state())
+
+    def roll_back(self, snapshot: LearnerSnapshot) -> None:
+        """Become the learner that `snapshot` saw."""
+        self._agent.load_state_dict(snapshot.agent)
+        self._counters.load_state(snapshot.counters)
+        load_rng_state(snapshot.rng)
+
+    def to_bytes(self) -> bytes:
+        """Return what `capture` does as bytes, for `load_bytes`."""
+        return encode(self.capture())
+
+    def load_bytes(self, data: bytes) -> None:
+        """Become the learner that another rank of the same run is.
+
+        Raises:
+            FatalError: It is of another algorithm or network.
+        """
+        checkpoint, source = decode(data, "rank 0"), Path("rank 0")
+        check_fits(source, checkpoint, self.capture())
+        self._load(source, checkpoint)
+        self._counters.generation = checkpoint.generation
+
+    def restore(self, store: CheckpointStore) -> str:
+        """Continue from the newest whole checkpoint; return in words what was restored, empty if there is none.
+
+        Raises:
+            FatalError: The checkpoint is of another algorithm or network; the message names both.
+        """
+        found = store.newest()
+        if found is None:
+            return ""
+        path, checkpoint = found
+        check_fits(path, checkpoint, self.capture())
+        self._load(path, checkpoint)
+        if checkpoint.config_digest != self._config_digest:
+            _log.warning("settings of agent or environment changed since the checkpoint", path=str(path))
+        return self._described(path, checkpoint)
+
+    def _described(self, path: Path, checkpoint: Checkpoint) -> str:
+        counters = self._counters
+        where = f"{path.stem}: {counters.learner_steps:,} gradient steps, {counters.env_steps:,} agent decisions"
+        lost = ["batches that were ready and not trained on"]
+        if not fits_devices(checkpoint.rng):
+            lost.append("random generators of the GPUs, whose number is another")
+        before, now = checkpoint.written_by, self._written_by
+        changed = [
+            f"{name} {before[name]} then, {now.get(name)} now" for name in before if before[name] != now.get(name)
+        ]
+        with_what = f", with {'; '.join(changed)}" if changed else ""
+        return f"{where}; {_RESTORED}{with_what}; not restored: {', '.join(lost)}"
+
+    def _load(self, path: Path, checkpoint: Checkpoint) -> None:
+        try:
+            self._agent.load_state_dict(checkpoint.agent)
+        except (InvalidArgument, KeyError, RuntimeError, ValueError) as error:
+            raise FatalError(f"{path} does not fit this run's agent: {error}") from error
+        self._counters.load_state(checkpoint.counters)
+        load_rng_state(checkpoint.rng)
+
+
+def config_digest(config: LearnerConfig) -> str:
+    """Return the SHA-256, in hex, of the resolved settings of agent and environment."""
+    document = {"agent": to_document(config.agent), "env": to_document(config.env)}
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,170 @@
+"""Checkpoints on disk: all that a learner needs to go on exactly, in formats that run no code when read.
+
+A checkpoint is one file, `checkpoint-GGGGGG-NNNNNNNN.safetensors`, and beside it its checksum, the same name with
+`.sha256`, in the format of `sha256sum --check`. G is the generation of the learner that wrote it, N counts on over all
+of them; the newest is the last one of the greatest generation. Files of earlier versions, without G, are of generation
+0. The checksum is written first and the data is renamed into place last, so a file without a fitting checksum is a
+damaged one.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+from pathlib import Path
+
+import structlog
+
+from tidemill.errors import DataLoss, FatalError, ResourceExhausted, TidemillError
+from tidemill.params.publisher import StalePublisher
+from tidemill.services.learner.checkpoint.format import Checkpoint, decode, encode
+
+_NAME = re.compile(r"checkpoint-(?:(\d{6,})-)?(\d{8})\.safetensors")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_log = structlog.get_logger()
+
+
+class CheckpointStore:
+    """Keeps the newest checkpoints in one folder. One thread at a time."""
+
+    def __init__(self, folder: Path, *, keep: int) -> None:
+        """Take the folder, made with the first checkpoint, and remove what a crash left half written.
+
+        Args:
+            folder: Where the files lie.
+            keep: Newest checkpoints kept, at least 1.
+        """
+        self._folder, self._keep = folder, keep
+        for leftover in folder.glob("*.partial"):
+            leftover.unlink(missing_ok=True)
+
+    def write(self, checkpoint: Checkpoint) -> Path:
+        """Write a checkpoint durably, then remove those that are too many, the oldest first; return its path.
+
+        Raises:
+            StalePublisher: There is one of a newer generation; nothing of this one is left.
+            ResourceExhausted: The disk is full; nothing of the new checkpoint is left.
+            TidemillError: The disk failed otherwise.
+        """
+        self._check_newest(checkpoint.generation)
+        data = encode(checkpoint)
+        path = self._path(checkpoint.generation, max((serial for _, serial, _ in self._found()), default=0) + 1)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            checksum = f"{hashlib.sha256(data).hexdigest()}  {path.name}\n"
+            _replace(path.with_suffix(".sha256"), checksum.encode())
+            _write(_partial(path), data)
+            self._check_newest(checkpoint.generation)
+            _rename(_partial(path), path)
+        except StalePublisher:
+            _remove(path)
+            raise
+        except OSError as error:
+            _remove(path)
+            kind = ResourceExhausted if error.errno in _FULL else TidemillError
+            raise kind(f"cannot write {path}: {error.strerror}") from error
+        for _, _, old in self._found()[: -self._keep]:
+            _remove(old)
+        return path
+
+    @property
+    def generation(self) -> int:
+        """Greatest generation of a checkpoint, damaged ones included; 0 if there is none."""
+        return max((generation for generation, _, _ in self._found()), default=0)
+
+    def newest(self) -> tuple[Path, Checkpoint] | None:
+        """Return the newest checkpoint that is whole; damaged ones are skipped and logged.
+
+        Raises:
+            FatalError: The newest whole one is of a format this version does not know.
+        """
+        for _, _, path in reversed(self._found()):
+            try:
+                return path, decode(_checked(path), path)
+            except DataLoss as error:
+                _log.warning("checkpoint damaged, trying the one before", path=str(path), reason=str(error))
+        return None
+
+    def _check_newest(self, generation: int) -> None:
+        if self.generation > generation:
+            raise StalePublisher(
+                f"{self._folder} holds a checkpoint of generation {self.generation}, this learner has {generation}: "
+                "another learner trains this run now"
+            )
+
+    def _found(self) -> list[tuple[int, int, Path]]:
+        """Return generation, serial number and path of every checkpoint, the oldest first."""
+        paths = self._folder.glob("checkpoint-*.safetensors")
+        matches = ((_NAME.fullmatch(path.name), path) for path in paths)
+        return sorted((int(match[1] or 0), int(match[2]), path) for match, path in matches if match)
+
+    def _path(self, generation: int, serial: int) -> Path:
+        return self._folder / f"checkpoint-{generation:06d}-{serial:08d}.safetensors"
+
+
+def check_fits(path: Path, found: Checkpoint, wanted: Checkpoint) -> None:
+    """Refuse a checkpoint of another algorithm or network than this run's.
+
+    Raises:
+        FatalError: It does not fit; the message names both and what to do.
+    """
+    advice = f"choose another run.name, restore the old settings, or remove {path.parent}"
+    if found.algorithm != wanted.algorithm:
+        raise FatalError(f"{path} holds {found.algorithm}, this run trains {wanted.algorithm}: {advice}")
+    for name in sorted(found.network.keys() | wanted.network.keys()):
+        theirs, ours = found.network.get(name), wanted.network.get(name)
+        if theirs != ours and (theirs or ours):  # a single number is no part of a network
+            holds, wants = _described(name, theirs), _described(name, ours)
+            raise FatalError(f"{path} holds {holds}, this run's network has {wants}: {advice}")
+
+
+def _described(name: str, shape: list[int] | None) -> str:
+    return f"no {name}" if shape is None else f"{name} of shape {shape}"
+
+
+def _checked(path: Path) -> bytes:
+    """Return the bytes of a file that match their checksum."""
+    try:
+        expected = path.with_suffix(".sha256").read_text(encoding="ascii").split()[:1]
+        data = path.read_bytes()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataLoss(f"cannot be read: {error}") from error
+    if expected != [hashlib.sha256(data).hexdigest()]:
+        raise DataLoss("its bytes do not match their SHA-256")
+    return data
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Put a file in place so that a crash leaves the old one or the new one."""
+    _write(_partial(path), data)
+    _rename(_partial(path), path)
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _rename(path: Path, target: Path) -> None:
+    path.rename(target)
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _remove(path: Path) -> None:
+    """Remove what there is of a checkpoint."""
+    for each in (path, path.with_suffix(".sha256")):
+        each.unlink(missing_ok=True)
+        _partial(each).unlink(missing_ok=True)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")

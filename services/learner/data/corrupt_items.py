@@ -1,0 +1,69 @@
+"""Items whose bytes make no sense: left out of training, counted, named, and removed from their table."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from tidemill.errors import NotFound, Unavailable
+from tidemill.replay.batch import SampledBatch
+from tidemill.services.learner import metrics
+
+Delete = Callable[[NDArray[np.uint64]], object]
+"""Removes items by key from the table; bounded in time."""
+
+_LOG_EVERY_S = 10.0
+_KEYS_LOGGED = 8
+
+_log = structlog.get_logger()
+
+
+class CorruptItemFilter:
+    """Puts others in the place of corrupt items, and removes them. Safe to call from several threads."""
+
+    def __init__(self, delete: Delete, clock: Callable[[], float]) -> None:
+        """Take what removes items from the table, so that they are not sampled again, and monotonic time in seconds."""
+        self._delete, self._clock = delete, clock
+        self._lock = threading.Lock()  # guards the two below
+        self._unlogged = 0  # since the last log line
+        self._logged_at_s = float("-inf")
+
+    def replace(self, sample: SampledBatch, corrupt: NDArray[np.bool_], why: str) -> SampledBatch | None:
+        """Return a sample of as many items with others of its own in the place of corrupt ones; None if it has none.
+
+        The others take turns. Each keeps its key, probability and payload, as if it had been drawn that often.
+
+        Args:
+            sample: The sample.
+            corrupt: Which of its items are, [B].
+            why: What is wrong with them, for the log.
+        """
+        self._drop(np.unique(sample.keys[corrupt], axis=0), why)
+        sound = np.flatnonzero(~corrupt)
+        if not len(sound):
+            return None
+        positions = np.arange(len(corrupt))
+        positions[corrupt] = np.resize(sound, np.count_nonzero(corrupt))
+        return sample.take(positions)
+
+    def _drop(self, keys: NDArray[np.uint64], why: str) -> None:
+        metrics.CORRUPT_ITEMS.inc(len(keys))
+        self._report(keys, why)
+        try:
+            self._delete(keys)
+        except (Unavailable, NotFound) as error:  # sampled again they are found again
+            _log.debug("corrupt items not removed", reason=str(error))
+
+    def _report(self, keys: NDArray[np.uint64], why: str) -> None:
+        with self._lock:
+            self._unlogged += len(keys)
+            if self._clock() - self._logged_at_s < _LOG_EVERY_S:
+                return
+            items, self._unlogged, self._logged_at_s = self._unlogged, 0, self._clock()
+        named: list[Any] = keys[:_KEYS_LOGGED].tolist()
+        _log.error("corrupt items left out and removed", items=items, keys=named, why=why)

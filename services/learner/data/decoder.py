@@ -1,0 +1,171 @@
+"""From one raw sample to the batches of a few gradient steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tidemill import codec
+from tidemill.config.table import TableSettings
+from tidemill.replay.batch import SampledBatch
+from tidemill.rl.agents.interface import Agent
+from tidemill.rl.transitions import FRAMES
+from tidemill.services.learner import metrics
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
+from tidemill.services.learner.data.device import DeviceBatch, DevicePrefetcher
+from tidemill.services.learner.data.importance_weights import (
+    importance_sampling_exponent,
+    importance_weights,
+    largest_weight,
+)
+from tidemill.types import Signature
+
+STATE_DTYPE = np.dtype("<f4")
+"""Of the numbers in an item's payload: the recurrent state of the policy at its start."""
+
+RECURRENT_STATE = "recurrent_state"
+"""Column of it in the batches of an agent that has one, float32 [B, M]."""
+
+_WEIGHT = "importance_weight"
+_DECODE_S, _COPY_S = (metrics.STAGE_SECONDS.labels(stage) for stage in ("decode", "copy"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """What one gradient step takes.
+
+    Attributes:
+        columns: What `Agent.decode` returned, on the device, each [B, ...] but for the `frames` that batches of one
+            sample share; and `recurrent_state` if the items have one.
+        weight: Importance weights, float32 [B].
+        keys: Keys of the items, uint64 [B].
+        device_batch: The copy to the device, to be waited for.
+        table_items: Items in the table when it was drawn.
+        params_versions: Version of the parameters that chose each item's first action, float64 [B].
+        received_at: When it arrived, by the clock given.
+        largest_weight: The largest importance weight before they were divided by it; other ranks have another.
+    """
+
+    columns: dict[str, Tensor]
+    weight: Tensor
+    keys: NDArray[np.uint64]
+    device_batch: DeviceBatch
+    table_items: int
+    params_versions: NDArray[np.float64]
+    received_at: float
+    largest_weight: float = 1.0
+
+
+class Decoder:
+    """Decodes samples of `splits * B` items into `splits` batches of B. Safe to call from several threads."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        signature: Signature,
+        table: TableSettings,
+        counters: Counters,
+        prefetcher: DevicePrefetcher,
+        corrupt: CorruptItemFilter,
+        *,
+        splits: int,
+    ) -> None:
+        self._agent, self._signature, self._table = agent, signature, table
+        self._counters, self._prefetcher, self._corrupt, self._splits = counters, prefetcher, corrupt, splits
+
+    def decode(self, sample: SampledBatch, received_at: float) -> list[Batch]:
+        """Return the batches of a sample, all of the same size; the work is done once for all of them.
+
+        Corrupt items are left out. Where all are, no batch is returned.
+
+        Raises:
+            DataLoss: The sample is not one of this table's signature.
+        """
+        started = time.perf_counter()
+        opened = self._open(sample)
+        if opened is None:
+            return []
+        sample, rows = opened
+        # Batch i takes items i, i + splits, ...: of a sampler's strata each batch gets its share.
+        order = np.arange(len(sample.keys)).reshape(-1, self._splits).T.ravel()
+        arrays = self._agent.decode(rows.columns, rows.index[order])
+        arrays[_WEIGHT], largest = self._weights(sample, order)
+        if self._agent.recurrent_state_size:
+            arrays[RECURRENT_STATE] = recurrent_states(sample.payloads, self._agent.recurrent_state_size)[order]
+        decoded = time.perf_counter()
+        on_device = self._prefetcher.start(arrays)
+        _DECODE_S.inc(decoded - started)
+        _COPY_S.inc(time.perf_counter() - decoded)
+        items = _Items(sample.keys[order], self._versions(sample)[order], largest)
+        return self._split(items, on_device, sample.table_items, received_at)
+
+    def _open(self, sample: SampledBatch) -> tuple[SampledBatch, codec.DecodedBatch] | None:
+        """Return a sample without its corrupt items, and its rows; None if it has no others."""
+        sound: SampledBatch | None = sample
+        size = self._agent.recurrent_state_size
+        if size and (wrong := without_recurrent_state(sample.payloads or (b"",) * len(sample.keys), size)).any():
+            sound = self._corrupt.replace(sample, wrong, f"a payload has not the bytes of {size} floats")
+        while sound is not None:
+            try:
+                return sound, codec.decode(self._signature, sound, self._agent.window.length)
+            except codec.DamagedBlocks as error:  # of one column; another may have more
+                sound = self._corrupt.replace(sound, sound.needing(error.chunks), str(error))
+        return None
+
+    def _weights(
+        self, sample: SampledBatch, order: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+        """Return the weight of each item and what each batch's were divided by."""
+        if self._table.sampler != "prioritized":
+            return np.ones(len(order), dtype=np.float32), np.ones(self._splits)
+        exponent = importance_sampling_exponent(self._table, self._counters.learner_steps)
+        probability = sample.probabilities[order].reshape(self._splits, -1)
+        weights = importance_weights(probability, sample.table_items, exponent).ravel()
+        return weights, largest_weight(probability, sample.table_items, exponent)
+
+    def _versions(self, sample: SampledBatch) -> NDArray[np.float64]:
+        """Return the version that chose each item's first action, [B]: that of the chunk which holds it."""
+        window = self._agent.window
+        history = np.maximum(window.history - (window.length - sample.lengths), 0)  # shorter at a stream's start
+        chunk = np.searchsorted(np.cumsum(sample.step_counts), sample.first_rows + history, side="right")
+        return sample.params_versions[chunk].astype(np.float64)
+
+    def _split(self, items: _Items, on_device: DeviceBatch, table_items: int, received_at: float) -> list[Batch]:
+        size = len(items.keys) // self._splits
+        parts = {
+            name: (tensor,) * self._splits if name == FRAMES else tensor.split(size)
+            for name, tensor in on_device.tensors.items()
+        }
+        batches = []
+        for number in range(self._splits):
+            columns = {name: part[number] for name, part in parts.items()}
+            weight = columns.pop(_WEIGHT)
+            part_of = slice(number * size, (number + 1) * size)
+            keys, versions, largest = items.keys[part_of], items.versions[part_of], float(items.largest_weight[number])
+            batches.append(Batch(columns, weight, keys, on_device, table_items, versions, received_at, largest))
+        return batches
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Items:
+    """What a sample says of its items besides their columns, in the order of the batches."""
+
+    keys: NDArray[np.uint64]
+    versions: NDArray[np.float64]
+    largest_weight: NDArray[np.float64]
+
+
+def recurrent_states(payloads: Sequence[bytes], size: int) -> NDArray[np.float32]:
+    """Return the recurrent states of items, each of `size` numbers, [B, M]."""
+    return np.frombuffer(b"".join(payloads), dtype=STATE_DTYPE).reshape(len(payloads), size).astype(np.float32)
+
+
+def without_recurrent_state(payloads: Sequence[bytes], size: int) -> NDArray[np.bool_]:
+    """Return which items [B] have another payload than a recurrent state of `size` numbers."""
+    return np.array([len(payload) != size * STATE_DTYPE.itemsize for payload in payloads], dtype=np.bool_)

@@ -1,0 +1,78 @@
+"""The training device, and the copies of batches to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tidemill.errors import ConfigError
+from tidemill.services.learner.distributed.learner_group import RankInfo
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceBatch:
+    """Tensors that are on the device, or on their way to it.
+
+    Attributes:
+        tensors: By name; on a GPU not to be touched before `wait`.
+        event: Marks the end of the copy on its own stream; None on a CPU.
+    """
+
+    tensors: dict[str, Tensor]
+    event: torch.cuda.Event | None = None
+
+    def wait(self) -> None:
+        """Order the calling thread's stream after the copy; the host does not wait."""
+        if self.event is None:
+            return
+        stream = torch.cuda.current_stream()
+        stream.wait_event(self.event)
+        for tensor in self.tensors.values():
+            tensor.record_stream(stream)  # keeps the memory until this stream is past its use
+
+
+class DevicePrefetcher:
+    """Starts copies; on a GPU from pinned memory on a stream beside the training thread's."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def start(self, arrays: Mapping[str, NDArray[Any]]) -> DeviceBatch:
+        """Return the arrays as tensors; on a CPU they share the arrays' memory."""
+        host = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        if self._stream is None:
+            return DeviceBatch(host)
+        with torch.cuda.stream(self._stream):
+            copies = {name: tensor.pin_memory().to(self._device, non_blocking=True) for name, tensor in host.items()}
+            return DeviceBatch(copies, self._stream.record_event())
+
+
+def resolve_device(name: str, rank: RankInfo | None = None) -> torch.device:
+    """Return the device of `learner.device` for one of the ranks.
+
+    `auto` is a GPU if there is one, and the CPU otherwise. Of several ranks each takes the GPU of its number on its
+    machine, and the only one takes the first.
+
+    Raises:
+        ConfigError: There is no such device on this machine, or all ranks would share one GPU.
+    """
+    if rank is not None and rank.size > 1 and name.startswith("cuda:"):
+        raise ConfigError(f"learner.device is {name!r}, which {rank.size} learners cannot share; use auto or cuda")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if rank is not None and rank.size > 1 and name == "cuda":
+        name = f"cuda:{rank.local_index}"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"learner.device is {name!r}, allowed: auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ConfigError(f"learner.device is {name!r}, but torch finds {count} GPUs here; use auto or cpu")
+    return device

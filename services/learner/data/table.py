@@ -1,0 +1,165 @@
+"""The replay table that an agent and the run's settings ask for: its settings, its creation, and a sampler of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+import structlog
+from prometheus_client import REGISTRY
+
+from tidemill.config.run import ClusterSettings
+from tidemill.config.services import LearnerSettings
+from tidemill.config.table import TableSettings
+from tidemill.errors import AlreadyExists, ConfigError, FatalError, Unavailable
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampler import ReplaySampler
+from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.replay.shards.table import shard_config
+from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
+from tidemill.rl.agents.interface import Agent
+from tidemill.services.learner.data.decoder import STATE_DTYPE
+from tidemill.services.learner.metrics import SamplerCollector
+from tidemill.types import EnvSpec, Signature, signature_of
+
+_MIN_VECTORS, _MIN_IMAGES = 2048, 128
+"""Items of a call that make it worth its cost."""
+
+_MAX_BATCHES = 8
+"""In one call, so that the last one's priorities are not much older than the first one's."""
+
+_CREATE_S = 5.0
+
+_log = structlog.get_logger()
+
+
+def table_config(
+    table: TableSettings, learner: LearnerSettings, agent: Agent, spec: EnvSpec, batch_size: int
+) -> TableConfig:
+    """Return the table to create.
+
+    Args:
+        table: How the table samples and how much it keeps.
+        learner: The wanted ratio of gradient steps to agent decisions.
+        agent: Says which columns and how many steps its items need.
+        spec: The environment's observations and actions.
+        batch_size: Items of one gradient step.
+
+    Raises:
+        ConfigError: The table cannot hold the ratio.
+    """
+    signature = signature_of(spec)
+    batches = batches_per_sample(learner, signature, batch_size)
+    return TableConfig(
+        name=table.name,
+        signature=signature,
+        sampler=_sampler(table),
+        max_items=table.max_items,
+        max_item_steps=agent.window.length,
+        rate_limiter=_rate_limiter(table, learner, agent.window.stride, batch_size, batches),
+        max_times_sampled=1 if table.sampler == "fifo" else 0,  # a queue: each item once
+        payload_bytes=agent.recurrent_state_size * STATE_DTYPE.itemsize,
+    )
+
+
+def batches_per_sample(learner: LearnerSettings, signature: Signature, batch_size: int) -> int:
+    """Return how many batches one sample call draws: as set, or enough for what a call costs to be small beside them.
+
+    A call costs about half a millisecond of both sides besides its items (benchmarks/learner.py): as much as decoding
+    some thousand short vectors, or a few dozen stacks of images.
+    """
+    if learner.batches_per_sample:
+        return learner.batches_per_sample
+    observation = next(column for column in signature if column.name == "observation")
+    worthwhile = _MIN_VECTORS if len(observation.shape) == 1 else _MIN_IMAGES
+    return min(max(worthwhile // batch_size, 1), _MAX_BATCHES)
+
+
+def create_tables(cluster: ClusterSettings, directory: ShardDirectory | None, table: TableConfig) -> int:
+    """Create the table, or each shard's part of it, where it is not there; return the items it holds.
+
+    An unavailable shard gets its part when it is first sampled.
+
+    Raises:
+        FatalError: The name is taken by a table with another configuration.
+        Unavailable: No server answers.
+    """
+    part = shard_config(table, cluster.shard_count)
+    addresses: Mapping[str, str] = {"": cluster.replay[0]} if directory is None else directory.current
+    items, unavailable = 0, []
+    for address in addresses.values():
+        with ReplayClient(address, deadline_s=_CREATE_S) as client:
+            try:
+                items += create_table(client, part)
+            except Unavailable as error:
+                unavailable.append(error)
+                _log.warning("replay server unavailable at the start", address=address, reason=str(error))
+    if len(unavailable) == len(addresses):
+        raise unavailable[-1] if unavailable else Unavailable(f"no replay shard is known by {cluster.replay[0]}")
+    return items
+
+
+def open_sampler(
+    cluster: ClusterSettings,
+    directory: ShardDirectory | None,
+    table: TableConfig,
+    batch_size: int,
+    max_in_flight_batches: int,
+    stack: ExitStack,
+) -> ReplaySampler:
+    """Start sampling, with metrics; `stack` ends it."""
+    sampler = ReplaySampler(
+        cluster.replay,
+        table,
+        batch_size,
+        shard_count=cluster.shard_count,
+        directory=directory,
+        max_in_flight_batches=max_in_flight_batches,
+    )
+    stack.enter_context(sampler)
+    collector = SamplerCollector(sampler)
+    REGISTRY.register(collector)
+    stack.callback(REGISTRY.unregister, collector)
+    return sampler
+
+
+def create_table(replay: ReplayClient, config: TableConfig) -> int:
+    """Create the table, or find the one that is there; return the items it holds.
+
+    Raises:
+        FatalError: The name is taken by a table with another configuration; the message says what to do.
+    """
+    try:
+        if replay.create_table(config):
+            return 0
+    except AlreadyExists as error:
+        raise FatalError(
+            f"{error}. The replay service was set up by a run with other settings: "
+            "restart it, or choose another table.name"
+        ) from error
+    return replay.describe_table(config.name).items
+
+
+def _sampler(table: TableSettings) -> SelectorConfig:
+    kind = SelectorKind(table.sampler)
+    return SelectorConfig(kind, table.priority_exponent if kind is SelectorKind.PRIORITIZED else 0.0)
+
+
+def _rate_limiter(
+    table: TableSettings, learner: LearnerSettings, stride: int, batch_size: int, batches: int
+) -> RateLimiterConfig:
+    """Return the limiter that holds the ratio: one item is inserted every `stride` decisions."""
+    samples_per_insert = learner.updates_per_env_step * batch_size * stride
+    if table.sampler == "fifo" and samples_per_insert > 1:
+        raise ConfigError(
+            f"learner.updates_per_env_step is {learner.updates_per_env_step:g}, but table.sampler is 'fifo', which "
+            f"gives each item once: at most {1 / (batch_size * stride):g}, or 0 for as many updates as there are items"
+        )
+    if samples_per_insert == 0:
+        return RateLimiterConfig(min_size=table.min_size)
+    one_call = batch_size * batches
+    return RateLimiterConfig(
+        min_size=table.min_size,
+        samples_per_insert=samples_per_insert,
+        error_buffer=max(table.error_buffer_updates * batch_size, one_call),
+    )

@@ -1,0 +1,228 @@
+"""The learner processes that train together: which of them this is, and what they exchange.
+
+Started by torchrun there are several, and torch.distributed carries what passes between them: gradients over NCCL
+between GPUs, everything else over gloo. Started by itself a learner is the only rank and nothing is sent.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from tidemill.errors import ConfigError, Unavailable
+from tidemill.rl.process_group import ProcessGroup, SingleProcess
+from tidemill.services.learner.distributed.membership import GroupMembership
+
+_POLL_S = 0.1  # between two looks at the store
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """Which of the ranks this process is."""
+
+    index: int = 0
+    """Its number, from 0; rank 0 publishes, writes checkpoints and serves the control API."""
+    size: int = 1
+    """How many there are."""
+    local_index: int = 0
+    """Its number among those of this machine, from 0: the GPU it takes."""
+    machines: int = 1
+    """Over how many machines they are spread, or more exactly how many torchruns have started them."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the rank that callers, parameter server and disk know."""
+        return self.index == 0
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ) -> RankInfo:
+        """Return what torchrun wrote into the environment; a single rank without it."""
+        if "WORLD_SIZE" not in environ:
+            return cls()
+        machines = int(environ.get("GROUP_WORLD_SIZE", "1"))
+        return cls(int(environ["RANK"]), int(environ["WORLD_SIZE"]), int(environ["LOCAL_RANK"]), machines)
+
+    def local_batch_size(self, batch_size: int) -> int:
+        """Return how many of a batch's items this rank takes; raises ConfigError if the ranks cannot share it."""
+        if batch_size % self.size:
+            raise ConfigError(
+                f"agent.batch_size is {batch_size}, which {self.size} learners cannot share evenly: "
+                f"choose a multiple of {self.size}"
+            )
+        return batch_size // self.size
+
+
+class StepVote(NamedTuple):
+    """What a rank says before a step, and what all of them say together."""
+
+    stop: bool
+    """Whether one must end."""
+    pause: bool
+    """Whether one must take no step for now."""
+    lacks_batch: bool
+    """Whether one has no batch yet."""
+    largest_weight: float
+    """The largest importance weight of the batch before any scaling; 0 without one."""
+
+
+class LearnerGroup(ProcessGroup, Protocol):
+    """All ranks of a learner, as the training thread of one of them sees them."""
+
+    def all_agree(self, vote: StepVote) -> StepVote:
+        """Return what is true of any rank, and the largest weight of all; waits until every rank has asked.
+
+        Raises:
+            Unavailable: Another rank ended or was silent for too long.
+        """
+
+    def broadcast(self, data: bytes) -> bytes:
+        """Return what rank 0 gave; what the others give is ignored. Waits and raises as `all_agree` does."""
+
+
+class SingleLearner(SingleProcess):
+    """A learner without others."""
+
+    def all_agree(self, vote: StepVote) -> StepVote:
+        """Return the vote."""
+        return vote
+
+    def broadcast(self, data: bytes) -> bytes:
+        """Return the data."""
+        return data
+
+
+class TorchLearnerGroup:
+    """The ranks of a torch.distributed process group, which must exist."""
+
+    def __init__(self, rank: RankInfo, device: torch.device, timeout_s: float) -> None:
+        """Make the group for what passes between hosts; every rank must do so at the same time.
+
+        Args:
+            rank: Which rank this is.
+            device: Where gradients are.
+            timeout_s: Longest wait for the others, in seconds.
+        """
+        self._rank, self._timeout_s = rank, timeout_s
+        with self._translated():
+            # On GPUs votes are not gradients: they must not wait for the device, so gloo carries them.
+            self._host_group = (
+                dist.new_group(backend="gloo", timeout=_span(timeout_s)) if device.type == "cuda" else None
+            )
+
+    @property
+    def index(self) -> int:
+        """Which rank this is."""
+        return self._rank.index
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return self._rank.size
+
+    def mean(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Return the mean of each gradient over all ranks: one collective on one flat bucket."""
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        with self._translated():
+            dist.all_reduce(flat)
+        flat.div_(self._rank.size)
+        parts = flat.split([gradient.numel() for gradient in gradients])
+        return [part.view(gradient.shape) for part, gradient in zip(parts, gradients, strict=True)]
+
+    def all_agree(self, vote: StepVote) -> StepVote:
+        """Return what is true of any rank, and the largest weight of all."""
+        numbers = torch.tensor(vote, dtype=torch.float64)
+        with self._translated():
+            dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._host_group)
+        stop, pause, lacks_batch, largest_weight = numbers.tolist()
+        return StepVote(bool(stop), bool(pause), bool(lacks_batch), largest_weight)
+
+    def broadcast(self, data: bytes) -> bytes:
+        """Return what rank 0 gave."""
+        length = torch.tensor([len(data)], dtype=torch.int64)
+        with self._translated():
+            dist.broadcast(length, src=0, group=self._host_group)
+            buffer = torch.empty(int(length), dtype=torch.uint8)
+            if self._rank.is_first:
+                buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            dist.broadcast(buffer, src=0, group=self._host_group)
+        return buffer.numpy().tobytes()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        with _errors_translated(self._rank, self._timeout_s):
+            yield
+
+
+@contextmanager
+def joined_group(rank: RankInfo, device: torch.device, timeout_s: float) -> Iterator[LearnerGroup]:
+    """Join the other ranks, if there are any, and leave them at the end.
+
+    Args:
+        rank: Which rank this is.
+        device: Where gradients are; NCCL carries those of a GPU, gloo those of a CPU.
+        timeout_s: Longest wait for the others, here and later, in seconds.
+
+    Raises:
+        Unavailable: The others did not come in time.
+    """
+    if rank.size == 1:
+        yield SingleLearner()
+        return
+    with _errors_translated(rank, timeout_s):
+        _join(rank, device, timeout_s)
+    try:
+        yield TorchLearnerGroup(rank, device, timeout_s)
+    finally:
+        dist.destroy_process_group()
+
+
+def _join(rank: RankInfo, device: torch.device, timeout_s: float) -> None:
+    on_gpu = device.type == "cuda"
+    store, _, _ = next(rendezvous("env://", timeout=_span(timeout_s)))
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        # Under their own prefix, or they would find the addresses of the ranks before them.
+        store=PrefixStore(_agreed_incarnation(store, rank, timeout_s), store),
+        rank=rank.index,
+        world_size=rank.size,
+        timeout=_span(timeout_s),
+        device_id=device if on_gpu else None,
+    )
+
+
+def _agreed_incarnation(store: Store, rank: RankInfo, timeout_s: float) -> str:
+    """Wait until all ranks are there; return the name of this incarnation of the group."""
+    membership, deadline = GroupMembership(store, rank.index, rank.size), time.monotonic() + timeout_s
+    while (incarnation := membership.poll()) is None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(membership.missing())
+        time.sleep(_POLL_S)
+    return incarnation
+
+
+@contextmanager
+def _errors_translated(rank: RankInfo, timeout_s: float) -> Iterator[None]:
+    """Turn what torch.distributed raises into one line."""
+    try:
+        yield
+    except (RuntimeError, ValueError, TimeoutError) as error:  # its own errors derive from the first two
+        first_line = str(error).strip().partition("\n")[0]
+        raise Unavailable(
+            f"learner rank {rank.index} of {rank.size} lost the others, or they were silent for {timeout_s:g} s: "
+            f"{first_line}"
+        ) from error
+
+
+def _span(seconds: float) -> datetime.timedelta:
+    return datetime.timedelta(seconds=seconds)

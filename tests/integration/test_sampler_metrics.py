@@ -1,0 +1,47 @@
+"""What a sampler's connections tell Prometheus."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+from tests.integration.proxy import Proxy
+from tests.integration.replay.rows import write
+from tests.integration.replay.service import WAIT_S, local_server, open_appender, wait_until
+from tests.unit.replay.streams_for_tests import make_config
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampler import ReplaySampler
+from tidemill.replay.shards.table import shard_config
+from tidemill.services.learner.metrics import SamplerCollector
+
+
+def _reconnects(collector: SamplerCollector) -> float:
+    """Return what Prometheus scrapes as tidemill_learner_sample_reconnects_total."""
+    samples = [sample for metric in collector.collect() for sample in metric.samples]
+    return next(sample.value for sample in samples if sample.name == "tidemill_learner_sample_reconnects_total")
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_reopened_sample_streams_are_counted(servers: int) -> None:
+    """Nothing at first; after every cut of the connections, more than before."""
+    config = make_config()
+    with ExitStack() as stack:
+        proxies = []
+        for _ in range(servers):
+            server = stack.enter_context(local_server())
+            with ReplayClient(server.address) as client:
+                client.create_table(shard_config(config, servers))
+            with open_appender(server.address) as appender:
+                write(appender, range(8))
+                assert appender.flush(WAIT_S)
+            proxies.append(stack.enter_context(Proxy(server.address)))
+        sampler = stack.enter_context(ReplaySampler([proxy.address for proxy in proxies], config, batch_size=4))
+        collector = SamplerCollector(sampler)
+        assert sampler.take(WAIT_S) is not None
+        assert _reconnects(collector) == 0
+        for _ in range(2):
+            before = _reconnects(collector)
+            proxies[-1].cut()
+            wait_until(lambda before=before: _reconnects(collector) > before, "the stream is opened again")  # type: ignore[misc]
+            assert sampler.take(WAIT_S) is not None

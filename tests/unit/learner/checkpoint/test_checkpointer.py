@@ -1,0 +1,183 @@
+"""When checkpoints are written, and what happens when they cannot be."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.unit.learner.fakes import Clock
+from tidemill.errors import ResourceExhausted
+from tidemill.params.publisher import StalePublisher
+from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
+from tidemill.services.learner.checkpoint.format import Checkpoint
+from tidemill.services.learner.checkpoint.store import CheckpointStore
+from tidemill.services.learner.control import Control
+
+_WAIT_S = 120.0
+
+
+class _Store(CheckpointStore):
+    """Fails when told to; can be held at its write."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, keep=9)
+        self.written: list[int] = []
+        self.fault: Exception | None = None
+        self.may_write = threading.Event()
+        self.may_write.set()
+
+    def write(self, checkpoint: Checkpoint) -> Path:
+        assert self.may_write.wait(_WAIT_S)
+        if self.fault is not None:
+            raise self.fault
+        self.written.append(checkpoint.counters["learner_steps"])
+        return super().write(checkpoint)
+
+
+class _Scene:
+    """A checkpointer with everything around it under the test's control."""
+
+    def __init__(self, folder: Path, *, every_s: float = 60.0) -> None:
+        self.clock, self.store, self.control = Clock(), _Store(folder), Control(threading.Event())
+        self.steps = 0
+        self.captures = 0
+        self.checkpointer = Checkpointer(
+            self.store, self._capture, every_s=every_s, steps=0, clock=self.clock, fence=self._check
+        )
+        self.newer_learner: Exception | None = None
+
+    def _check(self) -> None:
+        if self.newer_learner is not None:
+            raise self.newer_learner
+
+    def _capture(self) -> Checkpoint:
+        self.captures += 1
+        state = {"weight": torch.zeros(1)}
+        return Checkpoint("sac", {}, "", {"learner_steps": self.steps}, state, {})
+
+    def poll(self) -> None:
+        self.checkpointer.poll(self.control, self.steps)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[_Scene]:
+    """A scene with a checkpoint due every 60 s."""
+    scene = _Scene(tmp_path)
+    yield scene
+    scene.store.may_write.set()
+    scene.checkpointer.close()
+
+
+def test_checkpoint_is_written_when_due(scene: _Scene) -> None:
+    """Not before `every_s`; then once, with the steps of that moment."""
+    scene.steps = 3
+    scene.poll()
+    assert scene.captures == 0
+    scene.clock.now += 60
+    scene.poll()
+    scene.poll()
+    scene.checkpointer.close()
+    assert scene.store.written == [3]
+    assert scene.checkpointer.steps == 3
+
+
+def test_checkpoint_without_a_new_step_is_not_due(scene: _Scene) -> None:
+    """A learner that waits for data does not write the same state again and again."""
+    scene.clock.now += 60
+    scene.poll()
+    assert scene.captures == 0
+
+
+def test_request_is_answered_when_on_disk(scene: _Scene) -> None:
+    """The caller learns path and steps."""
+    scene.steps = 8
+    request = scene.control.request_checkpoint()
+    scene.poll()
+    saved = request.result(_WAIT_S)
+    assert saved.learner_steps == 8
+    assert Path(saved.path).exists()
+
+
+def test_one_is_written_at_a_time(scene: _Scene) -> None:
+    """While the disk is busy further requests wait; no state is copied for them yet."""
+    scene.store.may_write.clear()
+    requests = [scene.control.request_checkpoint() for _ in range(2)]
+    scene.poll()
+    scene.poll()
+    assert scene.captures == 1
+    scene.store.may_write.set()
+    requests[0].result(_WAIT_S)
+    scene.poll()
+    requests[1].result(_WAIT_S)
+
+
+def test_abandoned_request_is_not_carried_out(scene: _Scene) -> None:
+    """A caller that gave up costs nothing."""
+    request: Future[object] = scene.control.request_checkpoint()  # type: ignore[assignment]
+    request.cancel()
+    scene.poll()
+    assert scene.captures == 0
+
+
+def test_full_disk_is_told_and_training_goes_on(scene: _Scene) -> None:
+    """The request fails with the reason, and the next one succeeds when space returns."""
+    scene.store.fault = ResourceExhausted("No space left on device")
+    request = scene.control.request_checkpoint()
+    scene.poll()
+    with pytest.raises(ResourceExhausted, match="No space left"):
+        request.result(_WAIT_S)
+    assert (scene.checkpointer.steps, scene.checkpointer.error) == (0, "No space left on device")
+    scene.store.fault = None
+    request = scene.control.request_checkpoint()
+    scene.poll()
+    assert request.result(_WAIT_S).learner_steps == 0
+    assert scene.checkpointer.error == ""
+
+
+def test_fault_of_a_periodic_checkpoint_stays_in_the_log(scene: _Scene) -> None:
+    """Nobody asked for it, so nothing is raised; the next one is due later."""
+    scene.store.fault = ResourceExhausted("No space left on device")
+    scene.steps = 1
+    scene.clock.now += 60
+    scene.poll()
+    scene.checkpointer.close()
+    assert scene.captures == 1
+
+
+def test_finish_writes_a_last_one(scene: _Scene) -> None:
+    """The last state is on disk before the process ends, even behind one in progress."""
+    scene.store.may_write.clear()
+    scene.steps = 1
+    scene.control.request_checkpoint()
+    scene.poll()
+    scene.steps = 2
+    threading.Timer(0.05, scene.store.may_write.set).start()
+    scene.checkpointer.finish()
+    assert scene.store.written == [1, 2]
+
+
+def test_zero_interval_means_on_request_only(tmp_path: Path) -> None:
+    """`every_s` 0 turns periodic checkpoints off."""
+    scene = _Scene(tmp_path, every_s=0.0)
+    scene.steps = 1
+    scene.clock.now += 10_000
+    scene.poll()
+    scene.checkpointer.close()
+    assert scene.captures == 0
+
+
+def test_superseded_learner_writes_no_checkpoint_and_ends(scene: _Scene) -> None:
+    """The fence is asked before the write; the request fails, and the training thread learns of it at its next look."""
+    scene.newer_learner = StalePublisher("generation 1 was superseded by 2")
+    request = scene.control.request_checkpoint()
+    scene.poll()
+    with pytest.raises(StalePublisher):
+        request.result(_WAIT_S)
+    assert scene.store.written == []
+    with pytest.raises(StalePublisher, match="superseded by 2"):
+        scene.poll()

@@ -1,0 +1,188 @@
+"""A learner that goes on from its checkpoint is the learner that was."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tidemill.errors import FatalError
+from tidemill.rl.agents.build import build_agent
+from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.agents.interface import Agent
+from tidemill.rl.agents.registry import AgentConfig
+from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.services.learner.checkpoint.resume import ResumableState
+from tidemill.services.learner.checkpoint.rng import seed_rng
+from tidemill.services.learner.checkpoint.store import CheckpointStore
+from tidemill.services.learner.counters import Counters
+from tidemill.types import EnvSpec
+
+_FORMAT_1 = Path(__file__).parent / "format-1"
+
+_CONTINUOUS = EnvSpec((8,), "float32", action_shape=(2,))
+_DISCRETE = EnvSpec((4,), "float32", num_actions=3)
+_SAC = SACConfig(hidden_sizes=(16, 16))
+_DQN = DQNConfig(network="mlp", hidden_sizes=(16,), target_update_period=7)
+
+_CASES = [pytest.param(_SAC, _CONTINUOUS, id="sac"), pytest.param(_DQN, _DISCRETE, id="dqn")]
+
+
+def _batches(spec: EnvSpec, count: int) -> list[dict[str, Tensor]]:
+    rng = torch.Generator().manual_seed(3)
+    size = 8
+
+    def action() -> Tensor:
+        if spec.is_discrete:
+            return torch.randint(spec.num_actions, (size,), generator=rng)
+        return torch.rand((size, *spec.action_shape), generator=rng) * 2 - 1
+
+    return [
+        {
+            "observation": torch.randn((size, *spec.observation_shape), generator=rng),
+            "action": action(),
+            "n_step_return": torch.randn(size, generator=rng),
+            "bootstrap_discount": torch.full((size,), 0.99),
+            "bootstrap_observation": torch.randn((size, *spec.observation_shape), generator=rng),
+        }
+        for _ in range(count)
+    ]
+
+
+def _train(agent: Agent, batches: list[dict[str, Tensor]]) -> None:
+    for each in batches:
+        agent.update(each, torch.ones(8))
+
+
+def _resumable(agent: Agent, counters: Counters, algorithm: str = "x", digest: str = "") -> ResumableState:
+    return ResumableState(agent, counters, algorithm=algorithm, config_digest=digest)
+
+
+@pytest.mark.parametrize("config, spec", _CASES)
+def test_resumed_training_equals_training_in_one_go(config: AgentConfig, spec: EnvSpec, tmp_path: Path) -> None:
+    """20 updates equal 10, a checkpoint, a new agent and 10 more, bit for bit."""
+    batches = _batches(spec, 20)
+    straight = build_agent(config, spec, seed=1)
+    _train(straight, batches)
+
+    first = build_agent(config, spec, seed=1)
+    _train(first, batches[:10])
+    CheckpointStore(tmp_path, keep=1).write(_resumable(first, Counters(learner_steps=10)).capture())
+    _train(first, batches[10:13])  # what came after the checkpoint is lost, and must not leak into it
+
+    second, counters = build_agent(config, spec, seed=99), Counters()
+    seed_rng(5)
+    restored = _resumable(second, counters).restore(CheckpointStore(tmp_path, keep=1))
+    _train(second, batches[10:])
+    assert restored.startswith("checkpoint-000000-00000001: 10 gradient steps")
+    assert counters.learner_steps == 10
+    for name, tensor in straight.policy_state().items():
+        assert torch.equal(tensor, second.policy_state()[name]), name
+
+
+@pytest.mark.parametrize("config, spec", _CASES)
+def test_checkpoint_of_a_checkpoint_is_equal(config: AgentConfig, spec: EnvSpec, tmp_path: Path) -> None:
+    """Nothing of the state is left out: what was restored is captured again as it was."""
+    agent = build_agent(config, spec, seed=1)
+    _train(agent, _batches(spec, 3))
+    saved = _resumable(agent, Counters(learner_steps=3)).capture()
+    CheckpointStore(tmp_path, keep=1).write(saved)
+    other, counters = build_agent(config, spec, seed=2), Counters()
+    resumable = _resumable(other, counters)
+    resumable.restore(CheckpointStore(tmp_path, keep=1))
+    torch.testing.assert_close(resumable.capture().agent, saved.agent, rtol=0, atol=0)
+    assert resumable.capture().counters == saved.counters
+
+
+@pytest.mark.parametrize("config, spec", _CASES)
+def test_learner_goes_back_to_a_state_it_held(config: AgentConfig, spec: EnvSpec) -> None:
+    """After further updates it is what it was: a checkpoint of it equals one of then, generators included."""
+    agent, counters = build_agent(config, spec, seed=1), Counters(learner_steps=3)
+    resumable, batches = _resumable(agent, counters), _batches(spec, 6)
+    _train(agent, batches[:3])
+    then, held = resumable.to_bytes(), resumable.snapshot()
+    _train(agent, batches[3:])
+    counters.learner_steps = 6
+    resumable.roll_back(held)
+    assert resumable.to_bytes() == then
+
+
+def test_checkpoint_of_format_1_is_read(tmp_path: Path) -> None:
+    """A file written before format 2 gives its counters and weights, and training goes on from it."""
+    for each in _FORMAT_1.iterdir():
+        shutil.copy(each, tmp_path)
+    agent, counters = build_agent(SACConfig(hidden_sizes=(4,)), EnvSpec((3,), "float32", action_shape=(2,))), Counters()
+    store = CheckpointStore(tmp_path, keep=1)
+    found = store.newest()
+    assert found is not None
+    assert (found[1].generation, found[1].written_by) == (0, {})  # of before there were any
+    restored = _resumable(agent, counters, "sac").restore(store)
+    assert restored.startswith("checkpoint-00000001: 3 gradient steps, 40 agent decisions")
+    assert (counters.learner_steps, counters.version) == (3, 2)
+    sums = {name: float(tensor.sum()) for name, tensor in agent.policy_state().items()}
+    assert sums["actor.layers.0.weight"] == pytest.approx(0.37803, abs=1e-4)
+    assert sums["actor.layers.1.bias"] == pytest.approx(-0.84059, abs=1e-4)
+    assert agent.state_dict()["updates"] == 3
+
+
+def test_what_came_back_and_what_did_not_is_said(tmp_path: Path) -> None:
+    """Also which library is another than the one that wrote it."""
+    agent = build_agent(_SAC, _CONTINUOUS)
+    then = ResumableState(
+        agent, Counters(), algorithm="x", config_digest="", written_by={"torch": "1", "learners": "2"}
+    )
+    CheckpointStore(tmp_path, keep=1).write(then.capture())
+    now = ResumableState(agent, Counters(), algorithm="x", config_digest="", written_by={"torch": "2", "learners": "2"})
+    restored = now.restore(CheckpointStore(tmp_path, keep=1))
+    assert "optimizers, schedules, counters and random generators are back, with torch 1 then, 2 now" in restored
+    assert restored.endswith("not restored: batches that were ready and not trained on")
+
+
+def test_fresh_run_restores_nothing(tmp_path: Path) -> None:
+    """An empty folder leaves agent and counters as they are."""
+    counters = Counters()
+    assert _resumable(build_agent(_SAC, _CONTINUOUS), counters).restore(CheckpointStore(tmp_path, keep=1)) == ""
+    assert counters.learner_steps == 0
+
+
+def test_random_numbers_go_on_after_a_resume(tmp_path: Path) -> None:
+    """The process's generators are part of the state."""
+    agent = build_agent(_SAC, _CONTINUOUS)
+    seed_rng(1)
+    CheckpointStore(tmp_path, keep=1).write(_resumable(agent, Counters()).capture())
+    expected = torch.rand(3)
+    seed_rng(2)
+    _resumable(agent, Counters()).restore(CheckpointStore(tmp_path, keep=1))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_other_network_is_refused_and_the_agent_untouched(tmp_path: Path) -> None:
+    """A run whose hidden sizes changed says which tensor does not fit."""
+    wide = build_agent(SACConfig(hidden_sizes=(32, 16)), _CONTINUOUS)
+    CheckpointStore(tmp_path, keep=1).write(_resumable(wide, Counters()).capture())
+    agent = build_agent(_SAC, _CONTINUOUS, seed=1)
+    before = agent.policy_state()
+    with pytest.raises(FatalError, match=r"of shape \[.*32.*of shape \[.*16"):
+        _resumable(agent, Counters()).restore(CheckpointStore(tmp_path, keep=1))
+    for name, tensor in agent.policy_state().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_other_algorithm_is_refused(tmp_path: Path) -> None:
+    """A DQN run does not start from a SAC checkpoint."""
+    agent = build_agent(_SAC, _CONTINUOUS)
+    CheckpointStore(tmp_path, keep=1).write(_resumable(agent, Counters(), "sac").capture())
+    other = build_agent(_DQN, _DISCRETE)
+    with pytest.raises(FatalError, match="holds sac, this run trains dqn"):
+        _resumable(other, Counters(), "dqn").restore(CheckpointStore(tmp_path, keep=1))
+
+
+def test_state_the_agent_cannot_take_is_a_clear_error(tmp_path: Path) -> None:
+    """Equal policy shapes but another critic: the agent's refusal names the file."""
+    normed = build_agent(SACConfig(hidden_sizes=(16, 16), critic_layer_norm=True), _CONTINUOUS)
+    CheckpointStore(tmp_path, keep=1).write(_resumable(normed, Counters()).capture())
+    with pytest.raises(FatalError, match=r"checkpoint-000000-00000001\.safetensors does not fit this run's agent"):
+        _resumable(build_agent(_SAC, _CONTINUOUS), Counters()).restore(CheckpointStore(tmp_path, keep=1))

@@ -1,0 +1,264 @@
+"""Checkpoints on disk: round trip, damage, other runs, full disks."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from tidemill.errors import FatalError, ResourceExhausted, TidemillError
+from tidemill.params.publisher import StalePublisher
+from tidemill.services.learner.checkpoint import format as checkpoint_format
+from tidemill.services.learner.checkpoint.format import Checkpoint
+from tidemill.services.learner.checkpoint.store import CheckpointStore, check_fits
+
+
+def _checkpoint(steps: int = 5, *, algorithm: str = "sac", width: int = 3, generation: int = 0) -> Checkpoint:
+    return Checkpoint(
+        algorithm=algorithm,
+        network={"actor.0.weight": [width, 2]},
+        config_digest="ab",
+        counters={"learner_steps": steps},
+        agent={
+            "weight": torch.full((width, 2), float(steps)),
+            "optimizer": {"0": {"step": torch.tensor(2.0)}},
+        },
+        rng={"python": (3, (1, 2), None), "torch": torch.arange(4, dtype=torch.uint8)},
+        generation=generation,
+    )
+
+
+def _steps(store: CheckpointStore) -> int | None:
+    found = store.newest()
+    return None if found is None else found[1].counters["learner_steps"]
+
+
+def test_checkpoint_comes_back_whole(tmp_path: Path) -> None:
+    """Every field of a written checkpoint is read back by a store of a new process; folders are made as needed."""
+    written = _checkpoint()
+    path = CheckpointStore(tmp_path / "new" / "checkpoints", keep=2).write(written)
+    found = CheckpointStore(tmp_path / "new" / "checkpoints", keep=2).newest()
+    assert found is not None
+    assert found[0] == path
+    read = found[1]
+    assert (read.algorithm, read.network, read.config_digest) == ("sac", {"actor.0.weight": [3, 2]}, "ab")
+    assert read.counters == written.counters
+    assert torch.equal(read.agent["weight"], written.agent["weight"])
+    assert read.agent["optimizer"]["0"]["step"].item() == 2.0
+    assert read.rng["python"] == (3, (1, 2), None)
+    assert torch.equal(read.rng["torch"], written.rng["torch"])
+
+
+def test_checksum_file_is_what_sha256sum_checks(tmp_path: Path) -> None:
+    """An operator can check a checkpoint with coreutils."""
+    path = CheckpointStore(tmp_path, keep=1).write(_checkpoint())
+    checked = subprocess.run(
+        ["sha256sum", "--check", "--strict", path.with_suffix(".sha256").name],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
+    """A fresh run restores nothing, and makes no folder by looking."""
+    assert CheckpointStore(tmp_path / "none", keep=1).newest() is None
+    assert not (tmp_path / "none").exists()
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    """With keep = 2 the third checkpoint removes the first, checksum included."""
+    store = CheckpointStore(tmp_path, keep=2)
+    for steps in (1, 2, 3):
+        store.write(_checkpoint(steps))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint-000000-00000002.safetensors",
+        "checkpoint-000000-00000002.sha256",
+        "checkpoint-000000-00000003.safetensors",
+        "checkpoint-000000-00000003.sha256",
+    ]
+    assert _steps(store) == 3
+
+
+def test_newest_generation_is_restored_whatever_the_numbers(tmp_path: Path) -> None:
+    """A checkpoint that an older learner wrote last is older; it is also the first to be removed."""
+    newer, older = CheckpointStore(tmp_path / "newer", keep=2), CheckpointStore(tmp_path / "older", keep=9)
+    newer.write(_checkpoint(6000, generation=2))
+    for steps in (1000, 1500, 1994):
+        older.write(_checkpoint(steps, generation=1))
+    for path in (tmp_path / "older").iterdir():  # as if it had been frozen between its last look and its rename
+        path.rename(tmp_path / "newer" / path.name)
+    assert (_steps(newer), newer.generation) == (6000, 2)
+    newer.write(_checkpoint(6018, generation=2))
+    assert sorted(path.name for path in (tmp_path / "newer").glob("*.safetensors")) == [
+        "checkpoint-000002-00000001.safetensors",
+        "checkpoint-000002-00000004.safetensors",
+    ]
+
+
+def test_file_of_an_earlier_version_is_older_than_any_generation(tmp_path: Path) -> None:
+    """Its name has no generation, which counts as 0."""
+    store = CheckpointStore(tmp_path, keep=9)
+    path = store.write(_checkpoint(7))
+    for each in (path, path.with_suffix(".sha256")):
+        each.rename(tmp_path / each.name.replace("000000-00000001", "00000009"))
+    assert (_steps(store), store.generation) == (7, 0)
+    store.write(_checkpoint(8, generation=1))
+    assert (_steps(store), store.generation) == (8, 1)
+
+
+def test_older_generation_writes_nothing_beside_a_newer_one(tmp_path: Path) -> None:
+    """The refusal names both generations, and the folder stays as it was."""
+    store = CheckpointStore(tmp_path, keep=9)
+    store.write(_checkpoint(6, generation=3))
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(StalePublisher, match="a checkpoint of generation 3, this learner has 2"):
+        store.write(_checkpoint(9, generation=2))
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_learner_superseded_while_it_writes_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks once more between writing its bytes and giving them their name."""
+    store, fsync, calls = CheckpointStore(tmp_path, keep=9), os.fsync, [0]
+
+    def frozen_in(file: int) -> None:
+        calls[0] += 1
+        if calls[0] == 3:  # the checkpoint's own bytes; the checksum and its folder were before
+            monkeypatch.setattr(os, "fsync", fsync)
+            CheckpointStore(tmp_path, keep=9).write(_checkpoint(6, generation=2))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", frozen_in)
+    with pytest.raises(StalePublisher):
+        store.write(_checkpoint(5, generation=1))
+    assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == {"checkpoint-000002-00000001"}
+
+
+def _tear(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _lose_checksum(path: Path) -> None:
+    path.with_suffix(".sha256").unlink()
+
+
+def _garble_checksum(path: Path) -> None:
+    path.with_suffix(".sha256").write_bytes(b"\xff\xfe")
+
+
+@pytest.mark.parametrize("damage", [_tear, _flip, _empty, _lose_checksum, _garble_checksum])
+def test_damaged_checkpoint_is_skipped_for_the_one_before(tmp_path: Path, damage: object) -> None:
+    """Whatever happened to the newest file, the newest whole one is restored."""
+    store = CheckpointStore(tmp_path, keep=3)
+    store.write(_checkpoint(1))
+    newest = store.write(_checkpoint(2))
+    damage(newest)  # type: ignore[operator]
+    assert _steps(store) == 1
+
+
+def test_next_checkpoint_after_a_damaged_one_is_the_newest(tmp_path: Path) -> None:
+    """Numbers go on behind a damaged file, so that it never hides a good one."""
+    store = CheckpointStore(tmp_path, keep=3)
+    _flip(store.write(_checkpoint(1)))
+    store.write(_checkpoint(2))
+    assert _steps(store) == 2
+
+
+def test_foreign_file_with_a_right_checksum_is_skipped(tmp_path: Path) -> None:
+    """A safetensors file that is no checkpoint counts as damaged."""
+    store = CheckpointStore(tmp_path, keep=3)
+    path = store.write(_checkpoint(1))
+    foreign = safetensors.torch.save({"a": torch.zeros(1)})
+    path.write_bytes(foreign)
+    path.with_suffix(".sha256").write_text(f"{hashlib.sha256(foreign).hexdigest()}  {path.name}\n")
+    assert store.newest() is None
+
+
+def test_half_written_files_of_a_crash_are_removed(tmp_path: Path) -> None:
+    """What a killed process left behind does not pile up."""
+    leftover = tmp_path / "checkpoint-000000-00000009.safetensors.partial"
+    leftover.write_bytes(b"half")
+    CheckpointStore(tmp_path, keep=1)
+    assert not leftover.exists()
+
+
+def test_full_disk_is_reported_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ENOSPC becomes ResourceExhausted; the older checkpoint stays and the folder holds nothing else."""
+    store = CheckpointStore(tmp_path, keep=3)
+    store.write(_checkpoint(1))
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ResourceExhausted, match="No space left on device"):
+        store.write(_checkpoint(2))
+    assert _steps(store) == 1
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_disk_that_fails_otherwise_is_an_error_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An I/O error is not called a full disk."""
+
+    def broken(_descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(TidemillError, match="Input/output error") as caught:
+        CheckpointStore(tmp_path, keep=1).write(_checkpoint())
+    assert not isinstance(caught.value, ResourceExhausted)
+
+
+def test_checkpoint_of_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not skipped as damaged: an older one must not be restored in its place without a word."""
+    monkeypatch.setattr(checkpoint_format, "FORMAT_VERSION", 3)
+    store = CheckpointStore(tmp_path, keep=1)
+    store.write(_checkpoint())
+    monkeypatch.setattr(checkpoint_format, "FORMAT_VERSION", 2)
+    with pytest.raises(FatalError, match="has format 3, this version reads up to 2"):
+        store.newest()
+
+
+def test_checkpoint_of_another_algorithm_is_refused() -> None:
+    """The message names both algorithms and the way out."""
+    with pytest.raises(FatalError, match=r"holds dqn, this run trains sac: choose another run\.name"):
+        check_fits(Path("c/x"), _checkpoint(algorithm="dqn"), _checkpoint())
+
+
+def test_checkpoint_of_another_network_is_refused() -> None:
+    """The message names the tensor and both shapes."""
+    expected = r"holds actor\.0\.weight of shape \[4, 2\], this run's network has actor\.0\.weight of shape \[3, 2\]"
+    with pytest.raises(FatalError, match=expected):
+        check_fits(Path("c/x"), _checkpoint(width=4), _checkpoint())
+
+
+def test_fitting_checkpoint_is_accepted() -> None:
+    """Equal algorithm and shapes raise nothing."""
+    check_fits(Path("c/x"), _checkpoint(1), _checkpoint(2))
+
+
+def test_header_is_readable_json(tmp_path: Path) -> None:
+    """Nothing in the file needs Tidemill, or runs code, to be looked at."""
+    path = CheckpointStore(tmp_path, keep=1).write(_checkpoint(7))
+    with safetensors.safe_open(str(path), framework="pt") as file:
+        header = json.loads(file.metadata()["tidemill_checkpoint"])
+    assert (header["format"], header["counters"]["learner_steps"]) == (3, 7)

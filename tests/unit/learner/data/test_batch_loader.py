@@ -1,0 +1,141 @@
+"""Batches between the decoding threads and the training thread."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.unit.learner.fakes import Clock, batch, sample
+from tidemill.errors import AlreadyExists
+from tidemill.replay.batch import SampledBatch
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.data.batch_loader import BatchLoader
+from tidemill.services.learner.data.decoder import Batch
+
+_WAIT_S = 120.0
+
+
+class _Samples:
+    """A source the test fills."""
+
+    def __init__(self) -> None:
+        self.queue: queue.Queue[SampledBatch | Exception] = queue.Queue()
+        self.closed = False
+
+    def take(self, timeout_s: float) -> SampledBatch | None:
+        try:
+            found = self.queue.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def _decode(found: SampledBatch, received_at: float) -> list[Batch]:
+    """Return one batch an item."""
+    return [batch(int(key)) for key in found.keys]
+
+
+_Make = Callable[..., BatchLoader]
+
+
+@pytest.fixture
+def samples() -> _Samples:
+    """An empty source."""
+    return _Samples()
+
+
+@pytest.fixture
+def counters() -> Counters:
+    """Fresh counters."""
+    return Counters()
+
+
+@pytest.fixture
+def make(samples: _Samples, counters: Counters) -> Iterator[_Make]:
+    """Make queues over the source; closed at the end."""
+    made: list[BatchLoader] = []
+
+    def build(*, decode: Callable[[SampledBatch, float], list[Batch]] = _decode, threads: int = 1) -> BatchLoader:
+        made.append(BatchLoader(samples, decode, counters, threads=threads, prefetch_samples=1, clock=Clock()))
+        return made[-1]
+
+    yield build
+    for each in made:
+        each.close()
+
+
+def _key(found: Batch | None) -> int:
+    assert found is not None
+    return int(found.keys[0])
+
+
+def test_batches_of_samples_come_in_order(samples: _Samples, make: _Make) -> None:
+    """The batches of one sample are taken one by one, then those of the next."""
+    samples.queue.put(sample([0.0, 0.0], first_key=1))
+    samples.queue.put(sample([0.0], first_key=7))
+    batches = make()
+    assert [_key(batches.take(_WAIT_S)) for _ in range(3)] == [1, 2, 7]
+
+
+def test_take_without_data_returns_none(make: _Make) -> None:
+    """Both without waiting and after a bounded wait."""
+    batches = make()
+    assert batches.take(0.0) is None
+    assert batches.take(0.05) is None
+
+
+def test_samples_are_not_taken_without_end(samples: _Samples, make: _Make) -> None:
+    """One sample ready and one in the thread's hand, so that priorities do not grow old in a queue."""
+    for number in range(20):
+        samples.queue.put(sample([0.0], first_key=number + 1))
+    decoded: queue.Queue[int] = queue.Queue()
+
+    def decode(found: SampledBatch, received_at: float) -> list[Batch]:
+        decoded.put(int(found.keys[0]))
+        return _decode(found, received_at)
+
+    batches = make(decode=decode)
+    assert [decoded.get(timeout=_WAIT_S) for _ in range(2)] == [1, 2]
+    with pytest.raises(queue.Empty):
+        decoded.get(timeout=0.1)
+    assert _key(batches.take(_WAIT_S)) == 1
+    assert decoded.get(timeout=_WAIT_S) == 3
+
+
+def test_fault_in_a_thread_is_raised_in_the_training_thread(samples: _Samples, make: _Make) -> None:
+    """After the batches that were ready, the reason comes out of `take`."""
+    samples.queue.put(sample([0.0]))
+    samples.queue.put(AlreadyExists("table 'replay' has another configuration"))
+    batches = make()
+    assert _key(batches.take(_WAIT_S)) == 1
+    batches._threads[0].join(_WAIT_S)
+    with pytest.raises(AlreadyExists, match="another configuration"):
+        batches.take(0.01)
+
+
+def test_env_steps_are_counted_in_order_with_many_threads(samples: _Samples, counters: Counters, make: _Make) -> None:
+    """Threads that overtake each other are not mistaken for a restarted service."""
+    for count in range(1, 201):
+        samples.queue.put(sample([0.0], env_steps=count))
+    batches = make(threads=4)
+    taken = sum(batches.take(_WAIT_S) is not None for _ in range(200))
+    assert (taken, counters.env_steps) == (200, 200)
+
+
+def test_close_ends_threads_and_source(samples: _Samples, make: _Make) -> None:
+    """Even a thread that holds a batch nobody takes ends."""
+    for number in range(5):
+        samples.queue.put(sample([0.0], first_key=number + 1))
+    batches = make(threads=2)
+    assert batches.take(_WAIT_S) is not None
+    batches.close()
+    batches.close()
+    assert samples.closed
+    assert not any(thread.is_alive() for thread in batches._threads)

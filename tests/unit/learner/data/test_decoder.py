@@ -1,0 +1,126 @@
+"""From a raw sample to batches: which item goes where, and with which weight."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from tests.unit.learner.fakes import FakeAgent, sample
+from tidemill import codec
+from tidemill.config.table import TableSettings
+from tidemill.replay.batch import SampledBatch
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
+from tidemill.services.learner.data.decoder import Batch, Decoder
+from tidemill.services.learner.data.device import DevicePrefetcher, resolve_device
+from tidemill.types import ColumnSpec, Signature
+
+_SIGNATURE = (ColumnSpec("reward", "float32", ()),)
+_REWARDS = [10.0, 11.0, 12.0, 13.0, 14.0, 15.0]
+_NO_DAMAGE = CorruptItemFilter(lambda keys: pytest.fail(f"{keys} are not damaged"), lambda: 0.0)
+
+
+@pytest.fixture(autouse=True)
+def rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples whose row r has reward `_REWARDS[r]`, without going through blocks of bytes."""
+
+    def decode(signature: Signature, found: SampledBatch, length: int) -> codec.DecodedBatch:
+        assert (signature, length) == (_SIGNATURE, 2)
+        index = found.first_rows[:, None] + np.arange(length)
+        return codec.DecodedBatch({"reward": np.array([*_REWARDS, 0.0], np.float32)}, index)
+
+    monkeypatch.setattr(codec, "decode", decode)
+
+
+def _transfer() -> DevicePrefetcher:
+    return DevicePrefetcher(resolve_device("cpu"))
+
+
+def _decode(settings: TableSettings, *, splits: int, learner_steps: int = 0) -> list[Batch]:
+    counters = Counters(learner_steps=learner_steps)
+    decoder = Decoder(FakeAgent(), _SIGNATURE, settings, counters, _transfer(), _NO_DAMAGE, splits=splits)
+    return decoder.decode(sample(_REWARDS), received_at=7.0)
+
+
+def test_one_batch_keeps_the_order_of_its_sample() -> None:
+    """Keys and columns stay side by side."""
+    (batch,) = _decode(TableSettings(), splits=1)
+    assert batch.columns["reward"].tolist() == _REWARDS
+    assert batch.keys.tolist() == [1, 2, 3, 4, 5, 6]
+    assert (batch.table_items, batch.received_at) == (10, 7.0)
+    assert batch.params_versions.tolist() == [4.0] * 6
+
+
+def test_items_are_dealt_out_to_batches_in_turn() -> None:
+    """Two batches get every other item, so that neither is the lower half of a sampler's strata."""
+    first, second = _decode(TableSettings(), splits=2)
+    assert first.keys.tolist() == [1, 3, 5]
+    assert first.columns["reward"].tolist() == [10, 12, 14]
+    assert second.keys.tolist() == [2, 4, 6]
+    assert second.columns["reward"].tolist() == [11, 13, 15]
+    assert set(first.columns) == {"reward"}
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "fifo"])
+def test_other_samplers_have_weight_one(sampler: str) -> None:
+    """Only a prioritized sampler is corrected for."""
+    (batch,) = _decode(TableSettings(sampler=sampler), splits=1)  # type: ignore[arg-type]
+    assert batch.weight.tolist() == [1.0] * 6
+
+
+def test_weights_are_scaled_within_each_batch() -> None:
+    """With beta = 1 the probabilities 0.1, 0.3, 0.5 give 1, 1/3, 1/5; and 0.2, 0.4, 0.6 give 1, 1/2, 1/3."""
+    settings = TableSettings(sampler="prioritized", importance_sampling_exponent=1.0)
+    first, second = _decode(settings, splits=2)
+    assert first.weight.tolist() == pytest.approx([1, 1 / 3, 1 / 5])
+    assert second.weight.tolist() == pytest.approx([1, 1 / 2, 1 / 3])
+    assert (first.largest_weight, second.largest_weight) == pytest.approx((1.0, 0.5))
+
+
+def test_each_item_has_the_version_of_its_own_chunk() -> None:
+    """Chunks of 2, 1 and 4 rows by versions 3, 5 and 9: the rows 0 to 5 are theirs in that order."""
+    found = dataclasses.replace(
+        sample(_REWARDS), step_counts=np.array([2, 1, 4]), params_versions=np.array([3, 5, 9], np.uint64)
+    )
+    decoder = Decoder(FakeAgent(), _SIGNATURE, TableSettings(), Counters(), _transfer(), _NO_DAMAGE, splits=1)
+    (batch,) = decoder.decode(found, received_at=7.0)
+    assert batch.params_versions.tolist() == [3, 3, 5, 9, 9, 9]
+
+
+def test_recurrent_states_of_items_go_with_them() -> None:
+    """Two numbers per item, dealt out like the items; where the policy has no state there is no such column."""
+    found = dataclasses.replace(sample(_REWARDS), payloads=tuple(np.array([i, -i], "<f4").tobytes() for i in range(6)))
+    agent = FakeAgent()
+    agent.recurrent_state_size = 2
+    decoder = Decoder(agent, _SIGNATURE, TableSettings(), Counters(), _transfer(), _NO_DAMAGE, splits=2)
+    first, second = decoder.decode(found, received_at=7.0)
+    assert first.columns["recurrent_state"].tolist() == [[0, 0], [2, -2], [4, -4]]
+    assert second.columns["recurrent_state"].tolist() == [[1, -1], [3, -3], [5, -5]]
+
+
+def test_exponent_follows_the_learner_steps() -> None:
+    """Half-way from 0 to 1 it is 1/2: probabilities 0.1 and 0.4 give 1 and 1/2."""
+    settings = TableSettings(
+        sampler="prioritized",
+        importance_sampling_exponent=0.0,
+        importance_sampling_exponent_final=1.0,
+        importance_sampling_steps=100,
+    )
+    (batch,) = _decode(settings, splits=1, learner_steps=50)
+    assert batch.weight[[0, 3]].tolist() == pytest.approx([1, 1 / 2])
+
+
+def test_frames_are_shared_by_the_batches_of_a_sample() -> None:
+    """An agent that stacks later gets all rows with each batch; its other columns are dealt out."""
+
+    class Stacking(FakeAgent):
+        def decode(self, columns: Mapping[str, np.ndarray], index: np.ndarray) -> dict[str, np.ndarray]:
+            return {"frames": columns["reward"], "observation_rows": index[:, 0]}
+
+    decoder = Decoder(Stacking(), _SIGNATURE, TableSettings(), Counters(), _transfer(), _NO_DAMAGE, splits=2)
+    first, second = decoder.decode(sample(_REWARDS), received_at=7.0)
+    assert first.columns["frames"].tolist() == second.columns["frames"].tolist() == [*_REWARDS, 0.0]
+    assert second.columns["observation_rows"].tolist() == [1, 3, 5]

@@ -1,0 +1,54 @@
+"""Arrays to tensors, and the names of devices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tidemill.errors import ConfigError
+from tidemill.services.learner.data.device import DevicePrefetcher, resolve_device
+
+
+def test_arrays_on_a_cpu_are_shared_not_copied() -> None:
+    """The decoder's arrays become the batch without another copy."""
+    array = np.zeros(2, np.float32)
+    transferred = DevicePrefetcher(torch.device("cpu")).start({"reward": array})
+    transferred.wait()
+    array[0] = 3.0
+    assert transferred.tensors["reward"].tolist() == [3.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ["auto", "cpu"])
+def test_machine_without_a_gpu_computes_on_its_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` needs no setting to run anywhere."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device(name) == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0", "cuda:7"])
+def test_gpu_that_is_not_there_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the setting and how many there are."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ConfigError, match=rf"learner\.device is '{name}', but torch finds 0 GPUs"):
+        resolve_device(name)
+
+
+def test_misspelt_device_is_told() -> None:
+    """With the names that are allowed."""
+    with pytest.raises(ConfigError, match=r"learner\.device is 'gpu', allowed: auto, cpu, cuda or cuda:N"):
+        resolve_device("gpu")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: only there is anything copied")
+def test_arrays_on_a_gpu_are_copied_beside_the_computing_stream() -> None:
+    """After `wait` they are whole, even while the computing stream is still busy with what it had before."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    transfer, busy = DevicePrefetcher(device), torch.ones((4096, 4096), device=device)
+    arrays = [{"reward": np.full(1 << 20, number, np.float32)} for number in range(8)]
+    for _ in range(20):
+        busy = busy @ busy
+    for number, transferred in enumerate([transfer.start(each) for each in arrays]):
+        transferred.wait()
+        assert transferred.tensors["reward"].device == device
+        assert bool((transferred.tensors["reward"] == number).all())

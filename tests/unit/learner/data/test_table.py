@@ -1,0 +1,109 @@
+"""The table a run asks for, in numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.learner.fakes import FakeAgent
+from tidemill.config.services import LearnerSettings
+from tidemill.config.table import TableSettings
+from tidemill.errors import AlreadyExists, ConfigError, FatalError
+from tidemill.replay.table_config import SelectorKind, TableConfig
+from tidemill.services.learner.data.table import batches_per_sample, create_table, table_config
+from tidemill.types import EnvSpec, WindowSpec, signature_of
+
+_SPEC = EnvSpec((8,), "float32", action_shape=(2,))
+
+
+class _Agent(FakeAgent):
+    window = WindowSpec(history=3, steps=3, stride=2)
+
+
+def _config(table: TableSettings, learner: LearnerSettings, batch_size: int = 128) -> TableConfig:
+    return table_config(table, learner, _Agent(), _SPEC, batch_size)
+
+
+def test_table_has_the_environments_columns_and_the_agents_lengths() -> None:
+    """The signature is the environment's; an item is history + steps + 1 = 7 steps."""
+    config = _config(TableSettings(name="main", max_items=5_000), LearnerSettings())
+    names = [column.name for column in config.signature]
+    assert names == ["observation", "action", "reward", "terminated", "truncated", "is_first"]
+    assert (config.name, config.max_items, config.max_item_steps) == ("main", 5_000, 7)
+    assert config.max_times_sampled == 0
+
+
+def test_ratio_is_in_samples_an_insert() -> None:
+    """0.25 updates of 128 items a decision, one item every 2 decisions: 64 samples an insert."""
+    limiter = _config(TableSettings(min_size=500), LearnerSettings(updates_per_env_step=0.25)).rate_limiter
+    assert limiter.min_size == 500
+    assert limiter.samples_per_insert == pytest.approx(64.0)
+    assert limiter.error_buffer == pytest.approx(100 * 128)
+
+
+def test_error_buffer_is_never_less_than_one_sample_call() -> None:
+    """A buffer of 2 updates must still let a call of 8 batches through."""
+    table = TableSettings(error_buffer_updates=2)
+    limiter = _config(table, LearnerSettings(batches_per_sample=8)).rate_limiter
+    assert limiter.error_buffer == 8 * 128
+
+
+@pytest.mark.parametrize(
+    "shape, batch_size, asked, expected",
+    [
+        ((8,), 256, 0, 8),
+        ((8,), 32, 0, 8),
+        ((8,), 1_000, 0, 2),
+        ((8,), 4_096, 0, 1),
+        ((84, 84), 32, 0, 4),
+        ((84, 84), 512, 0, 1),
+        ((84, 84), 512, 3, 3),
+    ],
+)
+def test_small_batches_are_drawn_several_at_once(
+    shape: tuple[int, ...], batch_size: int, asked: int, expected: int
+) -> None:
+    """About 2048 vectors or 128 images make a call, of at most eight batches, unless the settings say otherwise."""
+    signature = signature_of(EnvSpec(shape, "uint8", num_actions=2))
+    assert batches_per_sample(LearnerSettings(batches_per_sample=asked), signature, batch_size) == expected
+
+
+def test_no_ratio_means_no_buffer() -> None:
+    """`updates_per_env_step` 0 trains as fast as possible once `min_size` is reached."""
+    limiter = _config(TableSettings(), LearnerSettings(updates_per_env_step=0)).rate_limiter
+    assert (limiter.samples_per_insert, limiter.error_buffer, limiter.min_size) == (0.0, 0.0, 1_000)
+
+
+def test_sampler_follows_the_settings() -> None:
+    """Only the prioritized sampler has an exponent; a FIFO table hands each item out once."""
+    learner = LearnerSettings()
+    prioritized = _config(TableSettings(sampler="prioritized", priority_exponent=0.5), learner)
+    assert (prioritized.sampler.kind, prioritized.sampler.priority_exponent) == (
+        SelectorKind.PRIORITIZED,
+        0.5,
+    )
+    assert _config(TableSettings(), learner).sampler.kind is SelectorKind.UNIFORM
+    fifo = _config(TableSettings(sampler="fifo"), LearnerSettings(updates_per_env_step=0))
+    assert (fifo.sampler.kind, fifo.max_times_sampled) == (SelectorKind.FIFO, 1)
+
+
+def test_ratio_that_a_queue_cannot_hold_is_refused() -> None:
+    """An item makes at most 1 / batch_size updates and comes every 2 decisions; up to that the limiter holds it."""
+    fifo = TableSettings(sampler="fifo")
+    with pytest.raises(
+        ConfigError, match=r"updates_per_env_step is 0\.25, but .* 'fifo'.* at most 0\.015625, or 0 for"
+    ):
+        _config(fifo, LearnerSettings(updates_per_env_step=0.25), batch_size=32)
+    held = _config(fifo, LearnerSettings(updates_per_env_step=1 / 64), batch_size=32)
+    assert held.rate_limiter.samples_per_insert == 1
+
+
+class _TakenName:
+    def create_table(self, config: TableConfig) -> bool:
+        raise AlreadyExists("table 'replay' has other columns")
+
+
+def test_name_taken_by_another_run_is_fatal_and_says_what_to_do() -> None:
+    """The message keeps the server's reason and names the way out."""
+    config = _config(TableSettings(), LearnerSettings())
+    with pytest.raises(FatalError, match=r"other columns.*choose another table\.name"):
+        create_table(_TakenName(), config)  # type: ignore[arg-type]

@@ -1,0 +1,134 @@
+"""Which of the ranks a process is, and the training loop of one of several."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.unit.learner.fakes import Clock, FakeAgent, FakePriorities, FakeSource
+from tidemill.errors import ConfigError
+from tidemill.rl.agents.interface import Update
+from tidemill.rl.process_group import SINGLE_PROCESS, draw_normal
+from tidemill.services.learner.control import Control
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.data.decoder import Batch
+from tidemill.services.learner.data.device import DeviceBatch, resolve_device
+from tidemill.services.learner.distributed.learner_group import RankInfo, SingleLearner, StepVote
+from tidemill.services.learner.progress import Progress
+from tidemill.services.learner.trainer import Limits, Trainer, TrainerOutputs
+
+
+class _Others(SingleLearner):
+    """A rank of two whose other one says what the test lays down, once a word; then it has nothing to say."""
+
+    size = 2
+
+    def __init__(self, *words: StepVote) -> None:
+        self._words, self.heard = list(words), []  # type: ignore[var-annotated]
+
+    def all_agree(self, word: StepVote) -> StepVote:
+        """Return what holds for either."""
+        self.heard.append(word)
+        other = self._words.pop(0) if self._words else _NOTHING
+        largest = max(word.largest_weight, other.largest_weight)
+        lacks_batch = word.lacks_batch or other.lacks_batch
+        return StepVote(word.stop or other.stop, word.pause or other.pause, lacks_batch, largest)
+
+
+_NOTHING = StepVote(stop=False, pause=False, lacks_batch=False, largest_weight=0.0)
+_LACKS = _NOTHING._replace(lacks_batch=True)
+
+
+class _Agent(FakeAgent):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: list[Tensor] = []
+
+    def update(self, batch: dict[str, Tensor], weight: Tensor) -> Update:  # type: ignore[override]
+        self.weights.append(weight)
+        return super().update(batch, weight)
+
+
+def _batch(largest_weight: float = 1.0) -> Batch:
+    keys = np.arange(2, dtype=np.uint64)
+    return Batch({}, torch.tensor([1.0, 0.5]), keys, DeviceBatch({}), 10, np.zeros(2), 0.0, largest_weight)
+
+
+def _trainer(ranks: _Others, agent: FakeAgent, batches: list[Batch], steps: int) -> Trainer:
+    counters, clock = Counters(), Clock()
+    progress = Progress(counters, log_every_s=1e9, clock=clock)
+    control, outputs = Control(threading.Event()), TrainerOutputs(FakePriorities(), group=ranks)
+    return Trainer(agent, FakeSource(*batches), outputs, control, counters, progress, Limits(steps), clock)
+
+
+def test_no_step_is_taken_while_another_rank_lacks_a_batch() -> None:
+    """The batch at hand is kept: after two vain words two steps use two batches."""
+    ranks, agent = _Others(_LACKS, _LACKS), FakeAgent()
+    assert _trainer(ranks, agent, [_batch(), _batch()], 2).run() == "run.max_learner_steps (2) reached"
+    assert len(agent.batches) == 2
+    assert [word.lacks_batch for word in ranks.heard] == [False, False, False, False, True]  # the last one stops
+    assert ranks.heard[-1].stop
+
+
+def test_rank_stops_when_another_one_must() -> None:
+    """Before its own limit, and without a step."""
+    agent = FakeAgent()
+    reason = _trainer(_Others(_NOTHING._replace(stop=True)), agent, [_batch()], 5).run()
+    assert (reason, agent.batches) == ("another rank stopped", [])
+
+
+def test_rank_pauses_with_the_others() -> None:
+    """A word of pause costs no batch."""
+    agent = FakeAgent()
+    _trainer(_Others(_NOTHING._replace(pause=True)), agent, [_batch()], 1).run()
+    assert len(agent.batches) == 1
+
+
+def test_weights_are_divided_by_the_largest_of_all_ranks() -> None:
+    """This batch was divided by 3, another rank's by 12: its weights are 3/12 of what they were; then it is itself."""
+    agent = _Agent()
+    ranks = _Others(_NOTHING._replace(largest_weight=12.0))
+    _trainer(ranks, agent, [_batch(3.0), _batch(3.0)], 2).run()
+    assert [weight.tolist() for weight in agent.weights] == [[0.25, 0.125], [1.0, 0.5]]
+
+
+def test_place_is_what_torchrun_says() -> None:
+    """Without torchrun a process is alone."""
+    assert RankInfo.from_env({}) == RankInfo(0, 1, 0)
+    place = RankInfo.from_env({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
+    assert place == RankInfo(5, 8, 1)
+    assert not place.is_first
+    assert place.local_batch_size(64) == 8
+
+
+def test_batch_that_cannot_be_shared_is_refused() -> None:
+    """The message names both numbers."""
+    with pytest.raises(ConfigError, match="batch_size is 32, which 3 learners cannot share evenly"):
+        RankInfo(0, 3, 0).local_batch_size(32)
+
+
+def test_ranks_cannot_all_be_sent_to_one_gpu() -> None:
+    """A device with a number is for a learner alone."""
+    with pytest.raises(ConfigError, match="'cuda:0', which 2 learners cannot share"):
+        resolve_device("cuda:0", RankInfo(0, 2, 0))
+
+
+def test_every_rank_draws_its_rows_of_the_whole_batchs_noise() -> None:
+    """The rows of two ranks, side by side, are what one process draws; their generators stay equal."""
+
+    class Half(SingleLearner):
+        size = 2
+
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+    cpu = torch.device("cpu")
+    generators = [torch.Generator().manual_seed(3) for _ in range(3)]
+    whole = draw_normal((2, 8, 5), SINGLE_PROCESS, generators[0], cpu, dim=1)
+    halves = [draw_normal((2, 4, 5), Half(index), generators[1 + index], cpu, dim=1) for index in range(2)]
+    assert torch.equal(torch.cat(halves, dim=1), whole)
+    assert len({generator.get_state().numpy().tobytes() for generator in generators}) == 1

@@ -1,0 +1,31 @@
+"""Waiting at the start for services that may not be there yet."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tidemill.errors import Unavailable
+from tidemill.rpc.background import BackgroundServer
+from tidemill.rpc.settings import ServerSettings
+from tidemill.services.learner.readiness import wait_for_service
+
+
+def test_listening_service_is_found() -> None:
+    """It need not be healthy, only there."""
+    with BackgroundServer("test", ServerSettings(grace_s=0.1)) as server:
+        assert wait_for_service("cluster.replay", server.start(), 10.0, threading.Event())
+
+
+def test_absent_service_is_named_after_the_timeout() -> None:
+    """One line with setting, address and time."""
+    with pytest.raises(Unavailable, match=r"cluster\.params \(127\.0\.0\.1:1\) after 0\.2 s: is the service"):
+        wait_for_service("cluster.params", "127.0.0.1:1", 0.2, threading.Event())
+
+
+def test_stop_ends_the_wait() -> None:
+    """SIGTERM during the start is not ignored for a minute."""
+    stop = threading.Event()
+    stop.set()
+    assert not wait_for_service("cluster.replay", "127.0.0.1:1", 60.0, stop)
