@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,13 +72,60 @@ def decode(signature: Signature, batch: SampledBatch, length: int) -> DecodedBat
     """
     if len(batch.blocks) != len(signature):
         raise DataLoss(f"the batch has {len(batch.blocks)} columns, the signature {len(signature)}")
-    index = _index(batch.first_rows, batch.lengths, length, int(batch.step_counts.sum()))
+    index = window_index(batch.first_rows, batch.lengths, length, int(batch.step_counts.sum()))
     cover = _Cover.of(batch)
     columns = {
         spec.name: _decode_column(spec, blocks, batch.step_counts, cover)
         for spec, blocks in zip(signature, batch.blocks, strict=True)
     }
     return DecodedBatch(columns, cover.place[index])
+
+
+def decode_chunks(
+    signature: Signature,
+    blocks: Sequence[Blocks],
+    step_counts: NDArray[np.int64],
+    columns: Mapping[str, Array],
+    places: NDArray[np.int64],
+) -> NDArray[np.bool_]:
+    """Decode whole chunks to where their rows are kept; return which of them are damaged, [C].
+
+    Args:
+        signature: The columns.
+        blocks: The chunks' blocks, one entry for each column.
+        step_counts: Steps of each chunk, [C].
+        columns: Where the rows of each column go, C-contiguous [R, ...].
+        places: Row for the first step of each chunk, [C].
+
+    Raises:
+        DataLoss: The blocks are not those of the signature, or a chunk would lie outside of the rows.
+    """
+    if len(blocks) != len(signature):
+        raise DataLoss(f"the chunks have {len(blocks)} columns, the signature {len(signature)}")
+    rows = len(next(iter(columns.values())))
+    if len(places) and (int(places.min()) < 0 or int((places + step_counts).max()) > rows):
+        raise DataLoss(f"a chunk would lie outside of {rows} rows")
+    damaged = np.zeros(len(places), dtype=np.bool_)
+    within = np.arange(int(step_counts.sum())) - np.repeat(np.cumsum(step_counts) - step_counts, step_counts)
+    targets = np.repeat(places, step_counts) + within
+    for spec, column in zip(signature, blocks, strict=True):
+        if spec.codec is Codec.RAW:
+            columns[spec.name][targets] = _raw_rows(spec, column, len(targets))
+        else:
+            damaged |= _decompress_chunks(spec, column, step_counts, columns[spec.name], places)
+    return damaged
+
+
+def _decompress_chunks(
+    spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64], rows: Array, places: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Decompress a column of whole chunks to their places; return which are damaged, [C]."""
+    _check_sizes(spec, blocks, step_counts)
+    source = np.frombuffer(blocks.data, dtype=np.uint8)
+    sources = source.ctypes.data + np.cumsum(blocks.sizes) - blocks.sizes
+    wanted = step_counts * spec.step_bytes
+    calls = np.stack([sources, blocks.sizes, rows.ctypes.data + places * spec.step_bytes, wanted, wanted], axis=1)
+    return np.array([decompress_prefix(*call) != call[3] for call in calls.tolist()], dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,15 +183,23 @@ def _encode_column(spec: ColumnSpec, columns: Mapping[str, Array], steps: int, a
 
 def _decode_column(spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64], cover: _Cover) -> Array:
     if spec.codec is Codec.RAW:
-        rows = len(cover.place)
-        if len(blocks.data) != rows * spec.step_bytes:
-            raise DataLoss(
-                f"column {spec.name!r} has {len(blocks.data)} bytes where its signature says {rows * spec.step_bytes}"
-            )
-        return np.frombuffer(blocks.data, dtype=spec.dtype).reshape(rows, *spec.shape)[cover.rows]
+        return _raw_rows(spec, blocks, len(cover.place))[cover.rows]
+    _check_sizes(spec, blocks, step_counts)
+    return _decompress(spec, blocks, step_counts, cover)
+
+
+def _raw_rows(spec: ColumnSpec, blocks: Blocks, rows: int) -> Array:
+    """Return the rows [R, ...] of a RAW column, over the bytes they came in."""
+    if len(blocks.data) != rows * spec.step_bytes:
+        raise DataLoss(
+            f"column {spec.name!r} has {len(blocks.data)} bytes where its signature says {rows * spec.step_bytes}"
+        )
+    return np.frombuffer(blocks.data, dtype=spec.dtype).reshape(rows, *spec.shape)
+
+
+def _check_sizes(spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64]) -> None:
     if len(blocks.sizes) != len(step_counts) or int(blocks.sizes.sum()) != len(blocks.data):
         raise DataLoss(f"the blocks of column {spec.name!r} do not add up to its {len(blocks.data)} bytes")
-    return _decompress(spec, blocks, step_counts, cover)
 
 
 def _decompress(spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64], cover: _Cover) -> Array:
@@ -170,7 +225,21 @@ def _decompress(spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64]
     return array[spare:]
 
 
-def _index(first_rows: NDArray[np.int64], lengths: NDArray[np.int64], length: int, rows: int) -> NDArray[np.int64]:
+def window_index(
+    first_rows: NDArray[np.int64], lengths: NDArray[np.int64], length: int, rows: int
+) -> NDArray[np.int64]:
+    """Return the rows of each item, oldest first, int64 [B, length]; a shorter item repeats its first row in front.
+
+    Args:
+        first_rows: First row of each item, [B].
+        lengths: Its rows, [B].
+        length: Rows of a full item.
+        rows: How many rows there are.
+
+    Raises:
+        DataLoss: An item ends behind the last row.
+        InvalidArgument: An item is longer than `length`.
+    """
     if len(lengths) and int(lengths.max()) > length:
         raise InvalidArgument(f"an item has {int(lengths.max())} steps, more than the {length} asked for")
     if len(lengths) and int((first_rows + lengths).max()) > rows:

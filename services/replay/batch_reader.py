@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from tidemill.errors import ResourceExhausted
-from tidemill.replay.batch import SampledBatch
+from tidemill.replay.batch import Blocks, SampledBatch
 from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.chunks.blob_reader import BlobReader
 from tidemill.services.replay.chunks.logged_blocks import logged
+from tidemill.services.replay.chunks.mirror import ChunkMirror
 from tidemill.services.replay.memory import MemoryBudget
 from tidemill.services.replay.sample_queue import SampleDemand
 from tidemill.services.replay.state import ReplayState
 from tidemill.services.replay.tables.sampled_items import SampledItems
 from tidemill.services.replay.tables.table import Table
+
+Ints = NDArray[np.int64]
 
 COPIES = 2
 """How often a batch is in memory while it waits for its caller: as bytes in Python and in gRPC's buffer."""
@@ -71,21 +76,31 @@ class BatchReader:
         self._replay, self._admission, self._blobs, self._max_batch_bytes = replay, admission, blobs, max_batch_bytes
 
     async def read(
-        self, table: Table, wanted: SampleDemand, without_replacement: bool, room: BatchRoom
+        self,
+        table: Table,
+        wanted: SampleDemand,
+        without_replacement: bool,
+        room: BatchRoom,
+        mirror: ChunkMirror | None = None,
     ) -> SampledBatch:
-        """Draw a batch once the table admits it and there is room, and return it with its blocks.
+        """Draw a batch once the table admits it and there is room, and return it with the blocks its caller lacks.
+
+        Args:
+            table: The table.
+            wanted: The batch.
+            without_replacement: Whether no item may come twice.
+            room: Memory of the call.
+            mirror: What the caller has already; None if it keeps nothing.
 
         Raises:
             ResourceExhausted: it is too large.
         """
-        held: list[
-            SampledItems
-        ] = []  # by the draw itself: a call that is cancelled just then must release it all the same
+        held: list[SampledItems] = []  # by the draw itself: a call that is cancelled just then must release it
 
         def draw() -> SampledItems:
             drawn = table.draw(wanted.items, without_replacement, wanted.counted_by(table.limiter))
             held.append(drawn)
-            size = drawn.size_bytes(table.store)
+            size = drawn.size_bytes(table.store, mirror)
             self._check_size(len(drawn.keys), size, room)
             room.take(size)
             return drawn
@@ -94,9 +109,12 @@ class BatchReader:
             drawn = await self._admission.sample(
                 table, wanted.items, without_replacement, draw, limited=wanted.counted is None, has_room=room.is_free
             )
-            if self._blobs is None:
-                return drawn.with_blocks(table.store.blocks.read(drawn.chunks, drawn.step_counts))
-            return await self._complete(self._blobs, table, drawn, without_replacement, held)
+            if self._blobs is not None:
+                return await self._complete(self._blobs, table, drawn, without_replacement, held, mirror)
+            lacked = _lacked(drawn, mirror)
+            return _placed(
+                drawn, lacked, table.store.blocks.read(drawn.chunks[lacked], drawn.step_counts[lacked]), mirror
+            )
         finally:
             for part in held:
                 part.release(table.store)
@@ -110,14 +128,22 @@ class BatchReader:
                 raise ResourceExhausted(f"a batch of {items} items has {size} bytes, at most {limit} {what}")
 
     async def _complete(
-        self, reader: BlobReader, table: Table, drawn: SampledItems, without_replacement: bool, held: list[SampledItems]
+        self,
+        reader: BlobReader,
+        table: Table,
+        drawn: SampledItems,
+        without_replacement: bool,
+        held: list[SampledItems],
+        mirror: ChunkMirror | None,
     ) -> SampledBatch:
         blocks, count = logged(table.store), len(drawn.keys)
         while True:
-            blobs, damaged = await reader.blobs(blocks, drawn.chunks)
+            lacked = _lacked(drawn, mirror)
+            chunks = drawn.chunks[lacked]
+            blobs, damaged = await reader.blobs(blocks, chunks)
             if not len(damaged):
                 whole = [blob for blob in blobs if blob is not None]
-                return drawn.with_blocks(blocks.cut(drawn.chunks, whole, drawn.step_counts))
+                return _placed(drawn, lacked, blocks.cut(chunks, whole, drawn.step_counts[lacked]), mirror)
             self._drop(table, damaged.tolist())
             anew = without_replacement and not table.config.max_times_sampled  # or an item could come twice
             kept = drawn.without(drawn.chunks if anew else damaged)
@@ -144,3 +170,14 @@ class BatchReader:
 def _kept(held: list[SampledItems], drawn: SampledItems) -> SampledItems:
     held.append(drawn)
     return drawn
+
+
+def _lacked(drawn: SampledItems, mirror: ChunkMirror | None) -> Ints:
+    """Return the chunks whose blocks are to be sent, by position."""
+    return np.arange(len(drawn.chunks)) if mirror is None else mirror.missing(drawn.chunks)
+
+
+def _placed(drawn: SampledItems, lacked: Ints, blocks: tuple[Blocks, ...], mirror: ChunkMirror | None) -> SampledBatch:
+    if mirror is None:
+        return drawn.with_blocks(blocks)
+    return drawn.with_blocks(blocks, mirror.place(drawn.chunks), lacked)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
 import numpy as np
 import structlog
 
-from tidemill.errors import InvalidArgument, TidemillError, Unimplemented
+from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unimplemented
 from tidemill.replay.batch import StoredSteps
 from tidemill.replay.chunk import check_priorities
 from tidemill.replay.limits import MAX_KEYS
+from tidemill.replay.mirror import least_slots
 from tidemill.replay.table_config import check_signature
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import pack_description, pack_sample, unpack_append, unpack_config, unpack_signature
@@ -23,12 +25,13 @@ from tidemill.services.replay.active_streams import ActiveStreams
 from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.append import AppendSession, plan_append
 from tidemill.services.replay.batch_reader import BatchReader, BatchRoom
+from tidemill.services.replay.chunks.mirror import ChunkMirror
 from tidemill.services.replay.description import describe
 from tidemill.services.replay.log.commits import acknowledge_in_order
 from tidemill.services.replay.log.log import ReplayLog
 from tidemill.services.replay.requests import Outgoing, add_handlers, read, read_each
 from tidemill.services.replay.sample_queue import SampleDemand, SampleQueue
-from tidemill.services.replay.state import ReplayState
+from tidemill.services.replay.state import MAX_CHUNK_LENGTH, ReplayState
 from tidemill.services.replay.tables.table import Table
 
 _log = structlog.get_logger()
@@ -39,6 +42,8 @@ SERVICE = "tidemill.replay.v1.ReplayService"
 _MAX_BATCH_SIZE = 65_536
 _MAX_BATCH_STEPS = 2**22  # where a batch lies is looked up chunk by chunk before its size is known
 _MESSAGE_MARGIN = 0.9  # of a message may be blocks
+_MAX_SLOTS = 2**21  # chunks that a caller of Sample may keep
+_MAX_HOLD = 2**16
 _KEYS_AT_ONCE = 2**13  # between two of them others get their turn
 _COPIES = 3  # a message that waits is in memory as it came, parsed and unpacked
 
@@ -168,25 +173,30 @@ class ReplayServicer:
         first = await anext(requests, None)
         if first is None:
             return
-        table, batch_size, without_replacement = self._open_sample(first)
-        credit = SampleQueue(batch_size)
+        opened = self._open_sample(first)
+        credit = SampleQueue(opened.batch_size)
         _grant(credit, first)
         reading = asyncio.create_task(_read_credit(requests, credit))
         room = BatchRoom(self._replay.budget, self._admission.changed)
         try:
             with self._active_streams.running():
                 while (wanted := await credit.take()) is not None:
-                    yield Outgoing(await self._draw(table, wanted, without_replacement, room))
+                    yield Outgoing(await self._draw(opened, wanted, room))
                     room.release()
         finally:
             reading.cancel()
             room.release()
+            if opened.mirror is not None:
+                opened.mirror.close()
 
-    async def _draw(
-        self, table: Table, wanted: SampleDemand, without_replacement: bool, room: BatchRoom
-    ) -> pb.SampleResponse:
+    async def _draw(self, opened: _OpenedSample, wanted: SampleDemand, room: BatchRoom) -> pb.SampleResponse:
+        table = opened.table
         if wanted.items:
-            sample = await self._batches.read(table, wanted, without_replacement, room)
+            sample = await self._batches.read(table, wanted, opened.without_replacement, room, opened.mirror)
+            if opened.mirror is not None and int(sample.step_counts.max(initial=0)) > opened.slot_steps:
+                raise FailedPrecondition(
+                    f"a chunk has {int(sample.step_counts.max())} steps, mirror.slot_steps is {opened.slot_steps}"
+                )
             return pack_sample(sample, StoredSteps(self._replay.store_id, self._env_steps), table.limiter.diff)
         table.limiter.sampled(wanted.counted_by(table.limiter) or 0)
         self._admission.changed()
@@ -264,7 +274,7 @@ class ReplayServicer:
             superseded_epoch=epoch.superseded,
         )
 
-    def _open_sample(self, request: pb.SampleRequest) -> tuple[Table, int, bool]:
+    def _open_sample(self, request: pb.SampleRequest) -> _OpenedSample:
         if not request.HasField("open"):
             raise InvalidArgument("the first message of Sample must have `open`")
         opening = request.open
@@ -278,7 +288,36 @@ class ReplayServicer:
                 f"it must be at most {_MAX_BATCH_STEPS // table.config.max_item_steps}"
             )
         table.check_batch_size(opening.batch_size, opening.without_replacement)
-        return table, opening.batch_size, opening.without_replacement
+        mirror = _open_mirror(opening, table) if opening.HasField("mirror") else None
+        return _OpenedSample(table, opening.batch_size, opening.without_replacement, mirror, opening.mirror.slot_steps)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _OpenedSample:
+    """What a call of Sample asked for when it was opened."""
+
+    table: Table
+    batch_size: int
+    without_replacement: bool
+    mirror: ChunkMirror | None
+    slot_steps: int
+
+
+def _open_mirror(opening: pb.SampleOpen, table: Table) -> ChunkMirror:
+    asked = opening.mirror
+    for name, value, low, high in (
+        ("slot_steps", asked.slot_steps, 1, MAX_CHUNK_LENGTH),
+        ("hold", asked.hold, 0, _MAX_HOLD),
+    ):
+        if not low <= value <= high:
+            raise InvalidArgument(f"mirror.{name} is {value}, must be {low} .. {high}")
+    least = least_slots(opening.batch_size, table.config.max_item_steps, asked.slot_steps, asked.hold)
+    if not least <= asked.slots <= _MAX_SLOTS:
+        raise InvalidArgument(
+            f"mirror.slots is {asked.slots}, must be {least} .. {_MAX_SLOTS} for batches of {opening.batch_size} items "
+            f"of up to {table.config.max_item_steps} steps, mirror.slot_steps {asked.slot_steps} and hold {asked.hold}"
+        )
+    return ChunkMirror(table.store, asked.slots, asked.hold)
 
 
 def _grant(credit: SampleQueue, request: pb.SampleRequest) -> None:

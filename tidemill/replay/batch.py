@@ -48,10 +48,13 @@ class SampledBatch:
         payloads: Payload of each item; empty when none has one.
         step_counts: Steps of each chunk, int64 [C].
         params_versions: Version of the parameters that chose each chunk's last action, uint64 [C].
-        blocks: One entry for each column of the signature, in its order.
+        blocks: One entry for each column of the signature, in its order. With a mirror, of the chunks in `sent` alone.
         table_items: Items in the table when the batch was drawn.
         total_weight: Sum of sampler weights when the batch was drawn.
         stored: What the server ever stored; of several shards, each by its name.
+        slots: With a mirror, the slot of each chunk, int64 [C]; None without one.
+        sent: With a mirror, which of the chunks came with blocks, by position, int64; None without one.
+        writes: Once its chunks are kept in a `TableMirror`, how often each one's slot was filled by then, int64 [C].
         limiter_diff: How far inserts were ahead of samples by the rate limiter's count, in samples; 0 without a ratio.
     """
 
@@ -67,6 +70,9 @@ class SampledBatch:
     total_weight: float
     stored: Mapping[str, StoredSteps]
     limiter_diff: float = 0.0
+    slots: NDArray[np.int64] | None = None
+    sent: NDArray[np.int64] | None = None
+    writes: NDArray[np.int64] | None = None
 
     def needing(self, chunks: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which items [B] have steps of some chunks [N]."""

@@ -15,6 +15,7 @@ from tidemill.backoff import Backoff
 from tidemill.replay import wire
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.mirror import TableMirror
 from tidemill.replay.reconnect import ReconnectLoop
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
@@ -43,6 +44,7 @@ class SampleStream(Iterator[SampledBatch]):
         *,
         max_in_flight_batches: int = 4,
         without_replacement: bool = False,
+        mirror: TableMirror | None = None,
         stop: threading.Event | None = None,
     ) -> None:
         """Start connecting in the background; creates the table if it does not exist.
@@ -53,12 +55,19 @@ class SampleStream(Iterator[SampledBatch]):
             batch_size: Items in each batch, 1 .. 65536.
             max_in_flight_batches: Batches that may be underway or waiting, at least 1.
             without_replacement: Whether no item may come twice in a batch.
+            mirror: Keeps the rows that come, for this stream alone; batches are then without blocks.
             stop: Ends the iteration when set.
         """
         self._table, self._max_in_flight, self._stop = table, max_in_flight_batches, stop or threading.Event()
-        self._open = pb.SampleOpen(table=table.name, batch_size=batch_size, without_replacement=without_replacement)
+        self._mirror = mirror
+        self._open = pb.SampleOpen(
+            table=table.name,
+            batch_size=batch_size,
+            without_replacement=without_replacement,
+            mirror=mirror.size.to_message() if mirror is not None else None,
+        )
         self._changed = threading.Condition()  # guards everything below
-        self._ready: deque[pb.SampleResponse] = deque()
+        self._ready: deque[SampledBatch] = deque()
         self._to_grant = 0  # credit for batches taken since the last grant
         self._call_number = 0  # a request generator of an older call ends
         self._call: grpc.Call | None = None
@@ -99,10 +108,10 @@ class SampleStream(Iterator[SampledBatch]):
                 raise self._error
             if not self._ready or self._is_over():
                 return None
-            message = self._ready.popleft()
+            batch = self._ready.popleft()
             self._to_grant += 1
             self._changed.notify_all()
-        return wire.unpack_sample(message)
+        return batch
 
     def close(self) -> None:
         """End the call and the thread; waiting threads get StopIteration. May be called twice."""
@@ -155,8 +164,11 @@ class SampleStream(Iterator[SampledBatch]):
         backoff.reset()
         try:
             for response in call:
+                batch = wire.unpack_sample(response, mirrored=self._mirror is not None)
+                if self._mirror is not None:
+                    batch = self._mirror.keep(batch)
                 with self._changed:
-                    self._ready.append(response)
+                    self._ready.append(batch)
                     self._changed.notify_all()
         finally:
             with self._changed:

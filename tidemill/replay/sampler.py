@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.mirror import TableMirror
 from tidemill.replay.sample_stream import SampleStream
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded
 from tidemill.replay.shards.priorities import ShardedPriorities
@@ -40,7 +41,7 @@ class ReplaySampler(Iterator[SampledBatch]):
     Batches may be taken by several threads, each batch goes to one of them.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one decision of the caller
         self,
         addresses: Sequence[str],
         table: TableConfig,
@@ -50,6 +51,7 @@ class ReplaySampler(Iterator[SampledBatch]):
         directory: ShardDirectory | None = None,
         max_in_flight_batches: int = 4,
         without_replacement: bool = False,
+        mirror: TableMirror | None = None,
         stop: threading.Event | None = None,
     ) -> None:
         """Start connecting in the background; the table is created where it does not exist.
@@ -62,6 +64,7 @@ class ReplaySampler(Iterator[SampledBatch]):
             directory: The shards behind `addresses`, if the caller has them already; stays the caller's to close.
             max_in_flight_batches: Batches that may be under way or waiting to be taken, at least 1.
             without_replacement: Whether no item may come twice in a batch.
+            mirror: Keeps the rows that come, so that each step crosses the wire once; batches are then without blocks.
             stop: Ends every wait when set.
 
         Raises:
@@ -77,7 +80,7 @@ class ReplaySampler(Iterator[SampledBatch]):
                 directory = stack.enter_context(closing(ShardDirectory(addresses)))
             if directory is None:
                 self._stream = self._one_server(
-                    stack, addresses[0], batch_size, max_in_flight_batches, without_replacement
+                    stack, addresses[0], batch_size, max_in_flight_batches, without_replacement, mirror
                 )
             else:
                 sharded = ShardedSampleStream(
@@ -88,6 +91,7 @@ class ReplaySampler(Iterator[SampledBatch]):
                     rng=np.random.default_rng(),
                     max_in_flight_batches=max_in_flight_batches,
                     without_replacement=without_replacement,
+                    mirror=mirror,
                 )
                 self._stream = stack.enter_context(sharded)
                 priorities = stack.enter_context(closing(ShardedPriorities(table.name, sharded.client_of)))
@@ -95,7 +99,13 @@ class ReplaySampler(Iterator[SampledBatch]):
             self._resources = stack.pop_all()
 
     def _one_server(
-        self, stack: ExitStack, address: str, batch_size: int, in_flight: int, without_replacement: bool
+        self,
+        stack: ExitStack,
+        address: str,
+        batch_size: int,
+        in_flight: int,
+        without_replacement: bool,
+        mirror: TableMirror | None,
     ) -> SampleStream:
         self._client = stack.enter_context(ReplayClient(address))
         stream = SampleStream(
@@ -104,6 +114,7 @@ class ReplaySampler(Iterator[SampledBatch]):
             batch_size,
             max_in_flight_batches=in_flight,
             without_replacement=without_replacement,
+            mirror=mirror,
         )
         return stack.enter_context(stream)
 

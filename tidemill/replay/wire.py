@@ -191,13 +191,16 @@ def pack_sample(batch: SampledBatch, stored: StoredSteps, limiter_diff: float) -
     chunks = message.chunks  # filled in place: a message given to another's constructor is copied
     chunks.step_counts.extend(batch.step_counts.tolist())
     chunks.params_versions.extend(batch.params_versions.tolist())
+    if batch.slots is not None and batch.sent is not None:
+        chunks.slots.extend(batch.slots.tolist())
+        chunks.sent.extend(batch.sent.tolist())
     for column in batch.blocks:
         chunks.columns.add(data=column.data, sizes=column.sizes.tolist())
     return message
 
 
-def unpack_sample(message: pb.SampleResponse) -> SampledBatch:
-    """Return a sampled batch, its columns still encoded."""
+def unpack_sample(message: pb.SampleResponse, *, mirrored: bool = False) -> SampledBatch:
+    """Return a sampled batch, its columns still encoded; `mirrored` if its stream was opened with a mirror."""
     chunks = message.chunks
     return SampledBatch(
         keys=np.array(message.keys, dtype=np.uint64),
@@ -212,6 +215,8 @@ def unpack_sample(message: pb.SampleResponse) -> SampledBatch:
         total_weight=message.total_weight,
         stored={"": unpack_stored(message)},
         limiter_diff=message.limiter_diff,
+        slots=np.array(chunks.slots, dtype=np.int64) if mirrored else None,
+        sent=np.array(chunks.sent, dtype=np.int64) if mirrored else None,
     )
 
 

@@ -93,7 +93,9 @@ def cut_raw(raws: list[bytes], step_counts: NDArray[np.int64], starts: Sequence[
         starts: Where each column starts in a step's bytes, and where the last one ends.
     """
     spans = list(itertools.pairwise(starts))
-    steps = int(step_counts[0]) if len(step_counts) else 0
+    if not raws:
+        return [b""] * len(spans)
+    steps = int(step_counts[0])
     if (step_counts == steps).all():
         joined = np.frombuffer(b"".join(raws), dtype=np.uint8).reshape(len(raws), -1)
         return [joined[:, steps * start : steps * end].tobytes() for start, end in spans]

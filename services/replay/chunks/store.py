@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,6 +81,7 @@ class ChunkStore:
         self.count = 0
         self._blocks = blocks if blocks is not None else MemoryBlocks(signature)
         self._free: list[int] = []
+        self._watchers: list[Callable[[Ints], None]] = []
         self._used = 0  # slots ever used; those beyond are free as well
         self._holds = np.zeros(_FIRST_CAPACITY, dtype=np.int32)
         self._next = np.full(_FIRST_CAPACITY, NONE, dtype=np.int32)
@@ -163,6 +165,14 @@ class ChunkStore:
         self.tail_bytes -= size
         self.release(slots)
         return size
+
+    def watch(self, freed: Callable[[Ints], None]) -> None:
+        """Call `freed` with chunks [N] whenever some are freed, before their slots are used again."""
+        self._watchers.append(freed)
+
+    def unwatch(self, freed: Callable[[Ints], None]) -> None:
+        """Undo `watch`."""
+        self._watchers.remove(freed)
 
     @property
     def record_bytes(self) -> int:
@@ -268,6 +278,8 @@ class ChunkStore:
         return np.flatnonzero(self._holds)
 
     def _remove(self, slots: Ints) -> None:
+        for freed in self._watchers:
+            freed(slots)
         self._blocks.drop(slots)
         self.size_bytes -= self.bytes_of(slots)
         self.count -= len(slots)

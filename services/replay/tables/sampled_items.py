@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.replay.batch import Blocks, SampledBatch
+from tidemill.services.replay.chunks.mirror import ChunkMirror
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.tables.items import Items
 
@@ -44,9 +45,10 @@ class SampledItems:
     table_items: int
     total_weight: float
 
-    def size_bytes(self, store: ChunkStore) -> int:
-        """Return about how many bytes the batch has with its blocks, as a message."""
-        return store.bytes_of(self.chunks) + sum(map(len, self.payloads)) + _ITEM_BYTES * len(self.keys)
+    def size_bytes(self, store: ChunkStore, mirror: ChunkMirror | None = None) -> int:
+        """Return about how many bytes the batch has with the blocks that its caller lacks, as a message."""
+        sent = self.chunks if mirror is None else self.chunks[mirror.missing(self.chunks)]
+        return store.bytes_of(sent) + sum(map(len, self.payloads)) + _ITEM_BYTES * len(self.keys)
 
     def acquire(self, store: ChunkStore) -> None:
         """Keep the chunks from being freed, whatever happens to the items."""
@@ -56,8 +58,16 @@ class SampledItems:
         """Let go of the chunks."""
         store.release(self.chunks)
 
-    def with_blocks(self, blocks: tuple[Blocks, ...]) -> SampledBatch:
-        """Return the whole batch; the server adds what it has stored when it sends it."""
+    def with_blocks(
+        self, blocks: tuple[Blocks, ...], slots: Ints | None = None, sent: Ints | None = None
+    ) -> SampledBatch:
+        """Return the whole batch; the server adds what it has stored when it sends it.
+
+        Args:
+            blocks: Blocks of the chunks, or with a mirror of those in `sent`.
+            slots: With a mirror, where the caller keeps each chunk, [C].
+            sent: With a mirror, which chunks it does not have, by position.
+        """
         return SampledBatch(
             keys=self.keys,
             probabilities=self.probabilities,
@@ -70,6 +80,8 @@ class SampledItems:
             table_items=self.table_items,
             total_weight=self.total_weight,
             stored={},
+            slots=slots,
+            sent=sent,
         )
 
     def overlapping(self, chunks: Ints) -> NDArray[np.bool_]:

@@ -102,26 +102,9 @@ def open_streams(
     return replay.open_streams(actor_id, epoch, env_count, tables, SIGNATURE, chunk_length)
 
 
-def received(sample: SampledBatch) -> SampledBatch:
-    """Return a sample as the client receives it."""
-    return SampledBatch(
-        keys=sample.keys,
-        probabilities=sample.probabilities,
-        first_rows=sample.first_rows,
-        lengths=sample.lengths,
-        payloads=sample.payloads,
-        step_counts=sample.step_counts,
-        params_versions=sample.params_versions,
-        blocks=sample.blocks,
-        table_items=sample.table_items,
-        total_weight=sample.total_weight,
-        stored={},
-    )
-
-
 def steps_of(sample: SampledBatch) -> list[tuple[int, ...]]:
     """Return (stream, first step, ..., last step) of each item of a sample, read from its decoded columns."""
-    decoded = decode(SIGNATURE, received(sample), int(sample.lengths.max(initial=1)))
+    decoded = decode(SIGNATURE, sample, int(sample.lengths.max(initial=1)))
     columns = decoded.columns
     np.testing.assert_array_equal(columns["frame"][:, 0], columns["step"])
     np.testing.assert_array_equal(columns["frame"][:, 2], columns["stream"][:, 0])

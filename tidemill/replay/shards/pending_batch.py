@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tidemill.replay import wire
 from tidemill.replay.batch import Blocks, SampledBatch, StoredSteps
 from tidemill.replay.shards.table import Plan, ShardRequest
-from tidemill.replay.v1 import replay_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +62,14 @@ def merge(
         table_items=table_items,
         total_weight=total_weight,
         stored=stored,
+        slots=_joined_arrays([sample.slots for sample in samples]),
+        writes=_joined_arrays([sample.writes for sample in samples]),
     )
+
+
+def _joined_arrays(arrays: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:
+    given = [array for array in arrays if array is not None]
+    return np.concatenate(given) if given else None
 
 
 def _joined(column: Sequence[Blocks]) -> Blocks:
@@ -95,7 +101,7 @@ class PendingBatch:
 
     plan: Plan
     waiting: list[ShardRequest]
-    answers: list[tuple[int, str, pb.SampleResponse]] = field(default_factory=list)
+    answers: list[tuple[int, str, SampledBatch]] = field(default_factory=list)
 
     @classmethod
     def of(cls, plan: Plan) -> PendingBatch:
@@ -107,7 +113,7 @@ class PendingBatch:
         """Whether every draw is answered."""
         return not self.waiting
 
-    def answer(self, draw: ShardRequest, incarnation: int, answer: pb.SampleResponse) -> None:
+    def answer(self, draw: ShardRequest, incarnation: int, answer: SampledBatch) -> None:
         """Take the answer to a draw; one without items was only to be counted."""
         self.waiting.remove(draw)
         if draw.items:
@@ -136,7 +142,7 @@ class PendingBatch:
     ) -> SampledBatch:
         """Return the batch, see `merge`; `random` says whether the sampler is one that draws at random."""
         parts = [
-            Part(incarnation, self.plan.fraction(shard) if random else 1.0, wire.unpack_sample(answer))
+            Part(incarnation, self.plan.fraction(shard) if random else 1.0, answer)
             for incarnation, shard, answer in self.answers
         ]
         return merge(parts, table_items, total_weight, rotation, stored)

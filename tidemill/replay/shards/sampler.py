@@ -14,6 +14,7 @@ import structlog
 
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.mirror import TableMirror
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.pending_batch import PendingBatch
 from tidemill.replay.shards.shard import Shard, ShardReport
@@ -21,7 +22,7 @@ from tidemill.replay.shards.stream import ShardStream
 from tidemill.replay.shards.table import ShardedTable, ShardRequest, shard_config
 from tidemill.replay.table_config import SelectorKind, TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
-from tidemill.replay.wire import unpack_stored
+from tidemill.replay.wire import unpack_sample, unpack_stored
 
 SILENT_S = 8.0
 """A shard that answers nothing for so long is left out until it answers again, in seconds."""
@@ -45,7 +46,7 @@ class ShardedSampleStream:
     called from any thread.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one decision of the caller
         self,
         directory: ShardDirectory,
         table: TableConfig,
@@ -55,6 +56,7 @@ class ShardedSampleStream:
         rng: np.random.Generator,
         max_in_flight_batches: int = 4,
         without_replacement: bool = False,
+        mirror: TableMirror | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start connecting in the background.
@@ -67,6 +69,7 @@ class ShardedSampleStream:
             rng: Source of all splits.
             max_in_flight_batches: Batches that may be underway or ready, at least 1.
             without_replacement: Whether no item may come twice in a batch.
+            mirror: Keeps the rows that come, a part for each shard; batches are then without blocks.
             clock: Monotonic time in seconds.
         """
         self._directory, self._part = directory, shard_config(table, shard_count)
@@ -80,6 +83,8 @@ class ShardedSampleStream:
         self._changed = threading.Condition()  # guards everything below
         self._table_state = ShardedTable(table, shard_count, rng, without_replacement=without_replacement)
         self._shards: dict[str, Shard] = {}
+        self._mirror = mirror
+        self._free_parts = list(range(mirror.parts)) if mirror is not None else []
         self._incarnations: list[str] = []  # shard of each incarnation number
         self._underway: list[PendingBatch] = []
         self._ready: deque[PendingBatch] = deque()
@@ -167,6 +172,7 @@ class ShardedSampleStream:
 
     def answered(self, stream: ShardStream, answer: pb.SampleResponse) -> None:
         """Take an answer, and draw what it allows (`StreamOwner`)."""
+        batch = self._received(stream, answer)
         with self._changed:
             if (shard := self._of(stream)) is None:
                 return
@@ -180,7 +186,7 @@ class ShardedSampleStream:
                 _log.info("sampling from a replay shard", shard=stream.shard, address=shard.address)
             self._table_state.answered(draw, answer.table_items, answer.total_weight, answer.limiter_diff)
             if pending is not None:
-                self._take_part(pending, draw, shard.incarnation, answer)
+                self._take_part(pending, draw, shard.incarnation, batch)
             self._advance()
 
     def lost(self, stream: ShardStream) -> None:
@@ -205,10 +211,17 @@ class ShardedSampleStream:
         shard = self._shards.get(stream.shard)
         return shard if shard is not None and shard.stream is stream else None
 
-    def _take_part(
-        self, pending: PendingBatch, draw: ShardRequest, incarnation: int, answer: pb.SampleResponse
-    ) -> None:
-        pending.answer(draw, incarnation, answer)
+    def _received(self, stream: ShardStream, answer: pb.SampleResponse) -> SampledBatch:
+        """Return an answer's items; their rows are kept in the order in which the shard sends them."""
+        if self._mirror is None:
+            return unpack_sample(answer)
+        with self._changed:
+            shard = self._of(stream)
+        batch = unpack_sample(answer, mirrored=True)
+        return self._mirror.keep(batch, shard.mirror_part) if shard is not None else batch
+
+    def _take_part(self, pending: PendingBatch, draw: ShardRequest, incarnation: int, batch: SampledBatch) -> None:
+        pending.answer(draw, incarnation, batch)
         if pending.is_complete and pending in self._underway:
             self._underway.remove(pending)
             self._ready.append(pending)
@@ -275,12 +288,16 @@ class ShardedSampleStream:
     def _follow_directory(self) -> None:
         current = self._directory.current
         for name, address in current.items():
-            if name not in self._shards:
-                stream = ShardStream(name, address, self._part, self._most, self._without_replacement, self)
-                self._shards[name] = Shard(address, stream, self._new_incarnation(name))
+            if name not in self._shards and (self._mirror is None or self._free_parts):
+                size = self._mirror.size if self._mirror is not None else None
+                stream = ShardStream(name, address, self._part, self._most, self._without_replacement, self, size)
+                part = self._free_parts.pop(0) if self._mirror is not None else 0  # none: until another shard has gone
+                self._shards[name] = Shard(address, stream, self._new_incarnation(name), mirror_part=part)
                 stream.start()
         for name in [name for name, shard in self._shards.items() if name not in current and not shard.connected]:
             gone = self._shards.pop(name)
+            if self._mirror is not None:
+                self._free_parts.append(gone.mirror_part)
             threading.Thread(target=gone.stream.close, name=f"close-{name}", daemon=True).start()
 
     def _new_incarnation(self, shard: str) -> int:

@@ -47,6 +47,7 @@ class Shard:
         heard_s: When it answered last, or was asked the first thing that is not answered.
         samples: Items it has given.
         stored: What it ever stored; None before its first answer.
+        mirror_part: Which part of the sampler's mirror is for its chunks, from 0.
     """
 
     address: str
@@ -59,6 +60,7 @@ class Shard:
     heard_s: float = 0.0
     samples: int = 0
     stored: StoredSteps | None = None
+    mirror_part: int = 0
 
     def end_conversation(self) -> list[tuple[PendingBatch, list[ShardRequest]]]:
         """Forget what was asked; return the draws that batches wait for in vain."""

@@ -11,6 +11,7 @@ import grpc
 
 from tidemill.backoff import Backoff
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.mirror import MirrorSize
 from tidemill.replay.reconnect import ReconnectLoop
 from tidemill.replay.shards.table import ShardRequest
 from tidemill.replay.table_config import TableConfig
@@ -51,6 +52,7 @@ class ShardStream:
         batch_size: int,
         without_replacement: bool,
         owner: StreamOwner,
+        mirror: MirrorSize | None = None,
     ) -> None:
         """Prepare; `start` starts the thread.
 
@@ -61,9 +63,15 @@ class ShardStream:
             batch_size: Most items of a draw.
             without_replacement: Whether no item may come twice in a draw.
             owner: Told what happens.
+            mirror: What of its part the owner keeps; None if nothing.
         """
         self.shard, self._table, self._owner = shard, table, owner
-        self._open = pb.SampleOpen(table=table.name, batch_size=batch_size, without_replacement=without_replacement)
+        self._open = pb.SampleOpen(
+            table=table.name,
+            batch_size=batch_size,
+            without_replacement=without_replacement,
+            mirror=mirror.to_message() if mirror is not None else None,
+        )
         self.client = ReplayClient(address, deadline_s=_DEADLINE_S)
         self._channel = open_channel(address)
         self._stub = replay_pb2_grpc.ReplayServiceStub(self._channel)

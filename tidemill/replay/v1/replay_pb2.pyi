@@ -905,26 +905,68 @@ class SampleOpen(_message.Message):
     TABLE_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     WITHOUT_REPLACEMENT_FIELD_NUMBER: _builtins.int
+    MIRROR_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """Name of the table."""
     batch_size: _builtins.int
     """Items in each batch, 1 .. 65536; times the table's `max_item_steps` at most 4,194,304."""
     without_replacement: _builtins.bool
     """Whether no item may come twice in a batch; the batch then waits until the table has as many items."""
+    @_builtins.property
+    def mirror(self) -> Global___Mirror:
+        """Set by a caller that keeps chunks: each crosses the wire once, as long as the caller has it. Unset, every batch brings
+        the blocks of all its chunks.
+        """
+
     def __init__(
         self,
         *,
         table: _builtins.str = ...,
         batch_size: _builtins.int = ...,
         without_replacement: _builtins.bool = ...,
+        mirror: Global___Mirror | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["mirror", b"mirror"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "table", b"table", "without_replacement", b"without_replacement"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "mirror", b"mirror", "table", b"table", "without_replacement", b"without_replacement"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SampleOpen: _TypeAlias = SampleOpen  # noqa: Y015
+
+@_typing.final
+class Mirror(_message.Message):
+    """Room for chunks at a caller of Sample, for as long as the call lasts. The server says what goes where, so that both
+    always agree; a new call begins with empty slots.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOTS_FIELD_NUMBER: _builtins.int
+    SLOT_STEPS_FIELD_NUMBER: _builtins.int
+    HOLD_FIELD_NUMBER: _builtins.int
+    slots: _builtins.int
+    """Slots, each for one chunk, at most 2,097,152 and enough for `hold` + 1 batches: `batch_size` times the chunks that an
+    item of `max_item_steps` may need, if chunks have `slot_steps`.
+    """
+    slot_steps: _builtins.int
+    """Steps of a slot, 1 .. 1024. FAILED_PRECONDITION ends the call when a chunk of a batch is longer."""
+    hold: _builtins.int
+    """After so many further batches without it a slot may be given to another chunk, at most 65,536."""
+    def __init__(
+        self,
+        *,
+        slots: _builtins.int = ...,
+        slot_steps: _builtins.int = ...,
+        hold: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold", b"hold", "slot_steps", b"slot_steps", "slots", b"slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Mirror: _TypeAlias = Mirror  # noqa: Y015
 
 @_typing.final
 class SampleResponse(_message.Message):
@@ -1013,6 +1055,8 @@ class ChunkBatch(_message.Message):
     STEP_COUNTS_FIELD_NUMBER: _builtins.int
     PARAMS_VERSIONS_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    SENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def step_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Steps in the chunk."""
@@ -1023,7 +1067,15 @@ class ChunkBatch(_message.Message):
 
     @_builtins.property
     def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___ColumnBlocks]:
-        """One entry for each column of the table's signature, in its order."""
+        """One entry for each column of the table's signature, in its order. With a mirror, of the chunks in `sent` alone."""
+
+    @_builtins.property
+    def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With a mirror, the slot in which the caller has the chunk, or is to keep it from now on; empty without one."""
+
+    @_builtins.property
+    def sent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With a mirror, which of the chunks come with blocks, by position, in order. It has no entry a chunk."""
 
     def __init__(
         self,
@@ -1031,10 +1083,12 @@ class ChunkBatch(_message.Message):
         step_counts: _abc.Iterable[_builtins.int] | None = ...,
         params_versions: _abc.Iterable[_builtins.int] | None = ...,
         columns: _abc.Iterable[Global___ColumnBlocks] | None = ...,
+        slots: _abc.Iterable[_builtins.int] | None = ...,
+        sent: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "params_versions", b"params_versions", "step_counts", b"step_counts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "params_versions", b"params_versions", "sent", b"sent", "slots", b"slots", "step_counts", b"step_counts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,136 @@
+"""A table's rows kept by whoever samples it, so that every step crosses the wire and is decoded once."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import threading
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.codec import decode_chunks, window_index
+from tidemill.errors import DataLoss
+from tidemill.replay.batch import SampledBatch
+from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.types import Signature
+
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+
+_MAP_NORESERVE = 0x4000  # of Linux; the module `mmap` does not name it
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorSize:
+    """How much a sampler keeps.
+
+    Attributes:
+        slots: Chunks of each server that it has room for.
+        slot_steps: Steps of the longest chunk.
+        hold: Batches that may be drawn before one is read.
+    """
+
+    slots: int
+    slot_steps: int
+    hold: int
+
+    def to_message(self) -> pb.Mirror:
+        """Return the message that asks for it."""
+        return pb.Mirror(slots=self.slots, slot_steps=self.slot_steps, hold=self.hold)
+
+
+def least_slots(batch_size: int, max_item_steps: int, slot_steps: int, hold: int) -> int:
+    """Return the slots that `hold` + 1 batches may need: an item may begin at the last step of a chunk."""
+    return (hold + 1) * batch_size * (1 + -(-(max_item_steps - 1) // slot_steps))
+
+
+class TableMirror:
+    """The rows of chunks, by slot. Every method may be called from any thread.
+
+    A sampler's streams `keep` the chunks that come with each batch, each stream in the order of its batches. Decoding
+    threads look up the rows of a batch with `rows_of` and, once they have copied what they need, ask with `is_intact`
+    whether nobody wrote over it meanwhile. With slots held as long as `MirrorSize.hold` says that does not happen.
+
+    Attributes:
+        columns: The rows of each column of the signature, [parts * slots * slot_steps, ...]. Not to be written to.
+        parts: Servers whose chunks it has room for.
+    """
+
+    def __init__(self, signature: Signature, size: MirrorSize, servers: int = 1) -> None:
+        """Take address space for rows; memory is taken as they are filled.
+
+        Args:
+            signature: The columns.
+            size: What is kept of each server.
+            servers: Over how many servers the table is spread. Twice as many have room, because shards may be replaced
+                or added while the sampler runs.
+        """
+        self._signature, self._steps = signature, size.slot_steps
+        self.size, self.parts = size, 1 if servers == 1 else 2 * servers
+        slots = self.parts * size.slots
+        self.columns: dict[str, Array] = {
+            spec.name: _reserve((slots * size.slot_steps, *spec.shape), np.dtype(spec.dtype)) for spec in signature
+        }
+        self._writes = np.zeros(slots, dtype=np.int64)  # how often each slot was filled
+        self._corrupt = np.zeros(slots, dtype=np.bool_)
+        self._lock = threading.Lock()  # of those that write
+
+    def keep(self, batch: SampledBatch, part: int = 0) -> SampledBatch:
+        """Keep the chunks that came with a batch; return it without their blocks.
+
+        Args:
+            batch: What a stream with this mirror received.
+            part: Which of the servers it comes from, 0 .. parts - 1.
+
+        Raises:
+            DataLoss: The batch is not one of this table's signature, or names slots that are not there.
+        """
+        assert batch.slots is not None, "the stream was opened without a mirror"
+        assert batch.sent is not None
+        if len(batch.slots) != len(batch.step_counts):
+            raise DataLoss(f"a batch of {len(batch.step_counts)} chunks names {len(batch.slots)} slots")
+        if int(batch.slots.max(initial=0)) >= self.size.slots:
+            raise DataLoss(f"a batch names slot {int(batch.slots.max())} of {self.size.slots}")
+        if int(batch.step_counts.max(initial=0)) > self._steps:
+            raise DataLoss(f"a chunk has {int(batch.step_counts.max())} steps, a slot {self._steps}")
+        slots = batch.slots + part * self.size.slots
+        with self._lock:
+            filled = slots[batch.sent]
+            self._writes[filled] += 1
+            bad = decode_chunks(
+                self._signature, batch.blocks, batch.step_counts[batch.sent], self.columns, filled * self._steps
+            )
+            self._corrupt[filled] = bad
+            written = self._writes[slots]
+        return replace(batch, blocks=(), slots=slots, writes=written)
+
+    def corrupt_chunks(self, batch: SampledBatch) -> Ints:
+        """Return which chunks of a kept batch could not be decoded, by position."""
+        assert batch.slots is not None
+        return np.flatnonzero(self._corrupt[batch.slots])
+
+    def rows_of(self, batch: SampledBatch, length: int) -> Ints:
+        """Return the rows of each item of a kept batch, oldest first, [B, length]; see `codec.window_index`."""
+        assert batch.slots is not None
+        starts = np.cumsum(batch.step_counts) - batch.step_counts
+        steps = int(batch.step_counts.sum())
+        index = window_index(batch.first_rows, batch.lengths, length, steps)
+        place = np.repeat(batch.slots * self._steps - starts, batch.step_counts) + np.arange(steps)
+        rows: Ints = place[index]
+        return rows
+
+    def is_intact(self, batch: SampledBatch) -> bool:
+        """Return whether the rows of a kept batch are still the ones that came with it."""
+        assert batch.slots is not None, "the batch was not kept"
+        assert batch.writes is not None
+        return bool((self._writes[batch.slots] == batch.writes).all())
+
+
+def _reserve(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return zeros that take no memory before they are written, not even as a promise of the system."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    return np.frombuffer(memory, dtype=dtype, count=math.prod(shape)).reshape(shape)
