@@ -21,6 +21,7 @@ from tidemill.params.client import ParamsClient
 from tidemill.params.publisher import ParamsPublisher
 from tidemill.params.run_end import RunEnd
 from tidemill.params.version import ParamsMetadata
+from tidemill.replay.mirror import TableMirror
 from tidemill.replay.sampler import ReplaySampler
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded
 from tidemill.replay.table_config import TableConfig
@@ -39,6 +40,7 @@ from tidemill.services.learner.data.batch_loader import BatchLoader
 from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
 from tidemill.services.learner.data.decoder import Decoder
 from tidemill.services.learner.data.device import DevicePrefetcher, resolve_device
+from tidemill.services.learner.data.mirror import free_bytes, open_mirror
 from tidemill.services.learner.data.priorities import PriorityWriter
 from tidemill.services.learner.data.table import batches_per_sample, create_tables, open_sampler, table_config
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, joined_group
@@ -157,12 +159,13 @@ class Learner:
         group = stack.enter_context(joined_group(self._rank, device, self._config.learner.ranks_timeout_s))
         agent.set_process_group(group)
         checkpointer, publisher, rollback = self._start_outputs(agent, table, group, directory, stack)
-        sampler = self._sampler(directory, table, stack)
+        mirror = self._mirror(directory, table, agent)
+        sampler = self._sampler(directory, table, mirror, stack)
         self._board.shards = sampler.shards
         priorities = self._priorities(sampler, stack)
         if priorities is not None:
             stack.enter_context(closing(priorities))
-        batches = stack.enter_context(closing(self._batches(agent, table, device, sampler)))
+        batches = stack.enter_context(closing(self._batches(agent, table, device, sampler, mirror)))
         trainer = Trainer(
             agent,
             batches,
@@ -285,20 +288,51 @@ class Learner:
             config_digest=self._digest,
         )
 
-    def _sampler(self, directory: ShardDirectory | None, table: TableConfig, stack: ExitStack) -> ReplaySampler:
+    def _mirror(self, directory: ShardDirectory | None, table: TableConfig, agent: Agent) -> TableMirror | None:
+        settings, cluster = self._config.learner, self._config.cluster
+        limit_bytes = settings.mirror_mib * 2**20
+        if limit_bytes < 0:
+            limit_bytes = free_bytes() // 2 // self._rank.size
+        return open_mirror(
+            table,
+            stride=agent.window.stride,
+            chunk_length=self._config.table.chunk_length,
+            batch_size=self._local_batch_size * self._splits(table),
+            hold=2 * settings.decode_threads + 2,  # those on their way, those being read, and one for safety
+            shards=cluster.shard_count if directory is not None else 0,
+            limit_bytes=limit_bytes,
+        )
+
+    def _sampler(
+        self, directory: ShardDirectory | None, table: TableConfig, mirror: TableMirror | None, stack: ExitStack
+    ) -> ReplaySampler:
         size, in_flight = self._local_batch_size * self._splits(table), self._config.learner.decode_threads + 1
-        return open_sampler(self._config.cluster, directory, table, size, in_flight, stack)
+        return open_sampler(self._config.cluster, directory, table, size, in_flight, mirror, stack)
 
     def _priorities(self, sampler: ReplaySampler, stack: ExitStack) -> PriorityWriter | None:
         if self._config.table.sampler != "prioritized":
             return None
         return PriorityWriter(sampler.update_priorities, partial(self._fence(stack).check, _FENCE_S))
 
-    def _batches(self, agent: Agent, table: TableConfig, device: torch.device, sampler: ReplaySampler) -> BatchLoader:
+    def _batches(
+        self,
+        agent: Agent,
+        table: TableConfig,
+        device: torch.device,
+        sampler: ReplaySampler,
+        mirror: TableMirror | None,
+    ) -> BatchLoader:
         settings, splits = self._config.learner, self._splits(table)
         corrupt = CorruptItemFilter(sampler.delete_items, time.monotonic)
         decoder = Decoder(
-            agent, table.signature, self._config.table, self._counters, DevicePrefetcher(device), corrupt, splits=splits
+            agent,
+            table.signature,
+            self._config.table,
+            self._counters,
+            DevicePrefetcher(device),
+            corrupt,
+            splits=splits,
+            mirror=mirror,
         )
         return BatchLoader(
             sampler,

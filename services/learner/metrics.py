@@ -97,6 +97,9 @@ PRIORITIES_DROPPED = Counter(
 CORRUPT_ITEMS = Counter(
     "tidemill_learner_damaged_items_total", "Items left out because their bytes could not be decoded."
 )
+MIRROR_OVERRUNS = Counter(
+    "tidemill_learner_mirror_overruns_total", "Samples dropped because the mirror's rows were written over meanwhile."
+)
 CHECKPOINT_SECONDS = Histogram("tidemill_learner_checkpoint_seconds", "Time to write a checkpoint to disk.")
 CHECKPOINT_FAILURES = Counter("tidemill_learner_checkpoint_failures_total", "Checkpoints that could not be written.")
 CHECKPOINT_STEPS = Gauge("tidemill_learner_checkpoint_steps", "Gradient steps in the newest checkpoint.")

@@ -15,6 +15,7 @@ from tests.unit.learner.fakes import FakeAgent
 from tests.unit.replay.streams import SIGNATURE, make_chunk, make_config, make_items
 from tidemill.config.run import ClusterSettings
 from tidemill.config.table import TableSettings
+from tidemill.replay.mirror import MirrorSize, TableMirror
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.batch_loader import BatchLoader
@@ -48,8 +49,9 @@ def fill(address: str) -> None:
         assert appender.flush(WAIT_S)
 
 
+@pytest.mark.parametrize("mirrored", [False, True])
 @pytest.mark.parametrize("shards", [1, 2])
-def test_garbage_leaves_the_table_while_training_goes_on(shards: int) -> None:
+def test_garbage_leaves_the_table_while_training_goes_on(shards: int, mirrored: bool) -> None:
     """Every batch is whole and of sound items; soon the servers have no others."""
     table, counters = make_config(max_items=1000), Counters()
     with ExitStack() as stack:
@@ -59,10 +61,18 @@ def test_garbage_leaves_the_table_while_training_goes_on(shards: int) -> None:
         create_tables(cluster, directory, table)
         for server in servers:
             fill(server.address)
-        sampler = open_sampler(cluster, directory, table, 32, 2, stack)
+        mirror = TableMirror(SIGNATURE, MirrorSize(2000, CHUNK_LENGTH, hold=6), 2 * shards) if mirrored else None
+        sampler = open_sampler(cluster, directory, table, 32, 2, mirror, stack)
         damaged = CorruptItemFilter(sampler.delete_items, time.monotonic)
         decoder = Decoder(
-            Steps(), SIGNATURE, TableSettings(), counters, DevicePrefetcher(resolve_device("cpu")), damaged, splits=2
+            Steps(),
+            SIGNATURE,
+            TableSettings(),
+            counters,
+            DevicePrefetcher(resolve_device("cpu")),
+            damaged,
+            splits=2,
+            mirror=mirror,
         )
         batches = stack.enter_context(
             closing(BatchLoader(sampler, decoder.decode, counters, threads=2, prefetch_samples=1, clock=time.monotonic))

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.proxy import Proxy
 from tests.integration.replay.rows import write
 from tests.integration.replay.service import WAIT_S, local_server, open_appender, wait_until
-from tests.unit.replay.streams_for_tests import make_config
+from tests.unit.replay.streams import make_config
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampler import ReplaySampler
 from tidemill.replay.shards.table import shard_config

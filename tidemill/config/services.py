@@ -89,6 +89,11 @@ class LearnerSettings:
     """Decoded batches held ready for the training thread, at least 1."""
     decode_threads: int = 1
     """Threads that decode samples, at least 1."""
+    mirror_mib: int = -1
+    """Memory for the table's decoded steps, each sent once, in MiB; 0: none; -1: as the table needs.
+
+    Of the memory that is free -1 takes at most a half, divided among the learners.
+    """
     publish_every: int = 100
     """Gradient steps between two published versions, at least 1."""
     publish_half: bool = True
@@ -111,6 +116,7 @@ class LearnerSettings:
             "0 or more",
         )
         check(self.batches_per_sample >= 0, "learner.batches_per_sample", self.batches_per_sample, "0 or more")
+        check(self.mirror_mib >= -1, "learner.mirror_mib", self.mirror_mib, "-1 or more")
         for name in ("prefetch_batches", "decode_threads", "publish_every", "keep_checkpoints"):
             check(getattr(self, name) >= 1, f"learner.{name}", getattr(self, name), "at least 1")
         check(self.checkpoint_every_s >= 0, "learner.checkpoint_every_s", self.checkpoint_every_s, "0 or more")

@@ -59,17 +59,17 @@ class TableMirror:
         parts: Servers whose chunks it has room for.
     """
 
-    def __init__(self, signature: Signature, size: MirrorSize, servers: int = 1) -> None:
+    def __init__(self, signature: Signature, size: MirrorSize, parts: int = 1) -> None:
         """Take address space for rows; memory is taken as they are filled.
 
         Args:
             signature: The columns.
             size: What is kept of each server.
-            servers: Over how many servers the table is spread. Twice as many have room, because shards may be replaced
-                or added while the sampler runs.
+            parts: Servers whose chunks have room: one, or more than there are shards, some of which may be replaced or
+                added while the sampler runs.
         """
         self._signature, self._steps = signature, size.slot_steps
-        self.size, self.parts = size, 1 if servers == 1 else 2 * servers
+        self.size, self.parts = size, parts
         slots = self.parts * size.slots
         self.columns: dict[str, Array] = {
             spec.name: _reserve((slots * size.slot_steps, *spec.shape), np.dtype(spec.dtype)) for spec in signature

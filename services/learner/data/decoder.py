@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +14,9 @@ from torch import Tensor
 from tidemill import codec
 from tidemill.config.table import TableSettings
 from tidemill.replay.batch import SampledBatch
+from tidemill.replay.mirror import TableMirror
 from tidemill.rl.agents.interface import Agent
-from tidemill.rl.transitions import FRAMES
+from tidemill.rl.transitions import FRAMES, ROWS
 from tidemill.services.learner import metrics
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
@@ -75,14 +77,16 @@ class Decoder:
         corrupt: CorruptItemFilter,
         *,
         splits: int,
+        mirror: TableMirror | None = None,
     ) -> None:
         self._agent, self._signature, self._table = agent, signature, table
         self._counters, self._prefetcher, self._corrupt, self._splits = counters, prefetcher, corrupt, splits
+        self._mirror = mirror
 
     def decode(self, sample: SampledBatch, received_at: float) -> list[Batch]:
         """Return the batches of a sample, all of the same size; the work is done once for all of them.
 
-        Corrupt items are left out. Where all are, no batch is returned.
+        Corrupt items are left out. Where all are, no batch is returned, nor where a mirror's rows were written over.
 
         Raises:
             DataLoss: The sample is not one of this table's signature.
@@ -95,6 +99,12 @@ class Decoder:
         # Batch i takes items i, i + splits, ...: of a sampler's strata each batch gets its share.
         order = np.arange(len(sample.keys)).reshape(-1, self._splits).T.ravel()
         arrays = self._agent.decode(rows.columns, rows.index[order])
+        if self._mirror is not None:
+            if FRAMES in arrays:
+                arrays |= _own_frames(arrays)
+            if not self._mirror.is_intact(sample):
+                metrics.MIRROR_OVERRUNS.inc()
+                return []
         arrays[_WEIGHT], largest = self._weights(sample, order)
         if self._agent.recurrent_state_size:
             arrays[RECURRENT_STATE] = recurrent_states(sample.payloads, self._agent.recurrent_state_size)[order]
@@ -111,12 +121,23 @@ class Decoder:
         size = self._agent.recurrent_state_size
         if size and (wrong := without_recurrent_state(sample.payloads or (b"",) * len(sample.keys), size)).any():
             sound = self._corrupt.replace(sample, wrong, f"a payload has not the bytes of {size} floats")
+        if sound is not None and self._mirror is not None:
+            return self._open_kept(sound, self._mirror)
         while sound is not None:
             try:
                 return sound, codec.decode(self._signature, sound, self._agent.window.length)
             except codec.DamagedBlocks as error:  # of one column; another may have more
                 sound = self._corrupt.replace(sound, sound.needing(error.chunks), str(error))
         return None
+
+    def _open_kept(self, sample: SampledBatch, mirror: TableMirror) -> tuple[SampledBatch, codec.DecodedBatch] | None:
+        """Return a kept sample without the items of corrupt chunks, and where the mirror has its rows."""
+        sound: SampledBatch | None = sample
+        if len(chunks := mirror.corrupt_chunks(sample)):
+            sound = self._corrupt.replace(sample, sample.needing(chunks), f"{len(chunks)} chunks cannot be decoded")
+        if sound is None:
+            return None
+        return sound, codec.DecodedBatch(mirror.columns, mirror.rows_of(sound, self._agent.window.length))
 
     def _weights(
         self, sample: SampledBatch, order: NDArray[np.int64]
@@ -150,6 +171,18 @@ class Decoder:
             keys, versions, largest = items.keys[part_of], items.versions[part_of], float(items.largest_weight[number])
             batches.append(Batch(columns, weight, keys, on_device, table_items, versions, received_at, largest))
         return batches
+
+
+def _own_frames(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the frames that a batch shows, copied out of the mirror, and their rows counted anew."""
+    rows = np.concatenate([arrays[name].ravel() for name in ROWS.values()])
+    shown, places = np.unique(rows, return_inverse=True)
+    own: dict[str, NDArray[Any]] = {FRAMES: arrays[FRAMES][shown]}
+    first = 0
+    for name in ROWS.values():
+        own[name] = places[first : first + arrays[name].size].reshape(arrays[name].shape)
+        first += arrays[name].size
+    return own
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,6 +13,7 @@ from tidemill.config.services import LearnerSettings
 from tidemill.config.table import TableSettings
 from tidemill.errors import AlreadyExists, ConfigError, FatalError, Unavailable
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.mirror import TableMirror
 from tidemill.replay.sampler import ReplaySampler
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.table import shard_config
@@ -105,6 +106,7 @@ def open_sampler(
     table: TableConfig,
     batch_size: int,
     max_in_flight_batches: int,
+    mirror: TableMirror | None,
     stack: ExitStack,
 ) -> ReplaySampler:
     """Start sampling, with metrics; `stack` ends it."""
@@ -115,6 +117,7 @@ def open_sampler(
         shard_count=cluster.shard_count,
         directory=directory,
         max_in_flight_batches=max_in_flight_batches,
+        mirror=mirror,
     )
     stack.enter_context(sampler)
     collector = SamplerCollector(sampler)

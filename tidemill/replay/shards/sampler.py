@@ -213,7 +213,7 @@ class ShardedSampleStream:
 
     def _received(self, stream: ShardStream, answer: pb.SampleResponse) -> SampledBatch:
         """Return an answer's items; their rows are kept in the order in which the shard sends them."""
-        if self._mirror is None:
+        if self._mirror is None or not answer.keys:
             return unpack_sample(answer)
         with self._changed:
             shard = self._of(stream)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.unit.replay.log.logs import open_log, sample_all
-from tests.unit.replay.streams import SIGNATURE, append, make_config, make_items, received
+from tests.unit.replay.streams import SIGNATURE, append, make_config, make_items
 from tidemill.codec import Array, decode, encode
 from tidemill.replay.chunk import Chunk
 from tidemill.types import Codec
@@ -28,7 +28,7 @@ def test_steps_of_plain_columns_are_restored(tmp_path: Path) -> None:
     log.crash()
     restored = open_log(tmp_path)
     sample = sample_all(restored, restored.replay.find("t"))
-    decoded = decode(_PLAIN, received(sample), 1)
+    decoded = decode(_PLAIN, (sample), 1)
     assert sorted(decoded.columns["step"][decoded.index[:, -1]].tolist()) == list(range(8))
     assert set(decoded.columns["stream"][decoded.index[:, -1], 0].tolist()) == {7}
     assert restored.replay.env_steps == 8

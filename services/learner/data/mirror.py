@@ -1,0 +1,74 @@
+"""How much of the table the learner keeps decoded, so that each step crosses the wire once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import structlog
+
+from tidemill.replay.mirror import MirrorSize, TableMirror, least_slots
+from tidemill.replay.table_config import TableConfig
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+_MOST_SLOTS = 2**21
+_SPARE = 1.1  # chunks that streams hold beyond the table, and short ones at the ends of streams
+
+_log = structlog.get_logger()
+
+
+def open_mirror(
+    table: TableConfig,
+    *,
+    stride: int,
+    chunk_length: int,
+    batch_size: int,
+    hold: int,
+    shards: int,
+    limit_bytes: int,
+) -> TableMirror | None:
+    """Return a mirror of the table, or of a part of it; None if what it may take is too little to be of use.
+
+    Args:
+        table: The whole table.
+        stride: Steps from the start of an item to that of the next.
+        chunk_length: Steps of a chunk.
+        batch_size: Items of one sample.
+        hold: Samples that may be drawn before one is read.
+        shards: Over how many shards the table is spread; 0 for a single server.
+        limit_bytes: Most bytes of its rows; 0 for no mirror.
+    """
+    if not limit_bytes:
+        return None
+    servers = max(shards, 1)
+    step_bytes = sum(column.step_bytes for column in table.signature)
+    least = least_slots(batch_size, table.max_item_steps, chunk_length, hold)
+    of_table = -(-int(_SPARE * table.max_items * stride) // (chunk_length * servers))
+    affordable = limit_bytes // (servers * chunk_length * step_bytes)
+    slots = min(of_table + least, affordable, _MOST_SLOTS)
+    if slots < least:
+        needed = servers * least * chunk_length * step_bytes
+        _log.info("no mirror of the table: too little memory", needed_mib=needed >> 20, allowed_mib=limit_bytes >> 20)
+        return None
+    taken = servers * slots * chunk_length * step_bytes
+    _log.info("mirror of the table", mib=taken >> 20, share=round(min(slots / of_table, 1.0), 2))
+    return TableMirror(table.signature, MirrorSize(slots, chunk_length, hold), 2 * shards or 1)
+
+
+def free_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
+    """Return the memory that is free for this process: of its container, or of the machine."""
+    found = [int(line.split()[1]) * 1024 for line in _lines(meminfo) if line.startswith("MemAvailable:")]
+    free = found[0] if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    try:
+        container = int((cgroup / "memory.max").read_text()) - int((cgroup / "memory.current").read_text())
+    except (OSError, ValueError):  # no container, or one without a limit
+        container = free
+    return max(min(free, container), 0)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:  # no Linux
+        return []
