@@ -55,7 +55,7 @@ protos: $(VENV)/.dev ## generate the stubs from protos/
 	$(BIN)/python -m scripts.protos
 
 .PHONY: bench
-bench: bench-replay bench-learner bench-actor bench-cluster ## every benchmark at its default size, into benchmarks/results/
+bench: bench-replay bench-feed bench-learner bench-actor bench-cluster ## every benchmark at its default size, into benchmarks/results/
 	$(BIN)/python -m benchmarks.sac_update
 	$(BIN)/python -m benchmarks.update
 
@@ -81,6 +81,10 @@ bench-cluster: $(VENV)/.dev ## a whole cluster: its rate with 1, 2, 4 and 8 acto
 	$(BIN)/python -m benchmarks.cluster $(BENCH)
 	$(BIN)/python -m benchmarks.cluster_cost
 	$(BIN)/python -m benchmarks.plan_check
+
+.PHONY: bench-feed
+bench-feed: $(VENV)/.dev ## from the replay service to ready batches: with and without a mirror of the table
+	$(BIN)/python -m benchmarks.feed $(BENCH)
 
 .PHONY: bench-replay
 bench-replay: $(VENV)/.dev $(VENV)-reverb/.installed ## the replay service beside Reverb, in turns (2 GB of packages)

@@ -126,9 +126,9 @@ def sequences(
 
 def _observations(columns: Mapping[str, Array], index: NDArray[np.int64], shape: SequenceShape) -> dict[str, Array]:
     if shape.frame_stack == 1:
-        return {"observation": columns["observation"][index[:, shape.history :]]}
+        return {"observation": columns["observation"].take(index[:, shape.history :], axis=0)}
     positions = np.arange(index.shape[1])
     starts = np.maximum.accumulate(np.where(columns["is_first"][index], positions, 0), axis=1)  # of each row's episode
     oldest = positions[shape.history :, None] + np.arange(1 - shape.frame_stack, 1)  # [T, stack]
     stack = np.maximum(oldest, starts[:, shape.history :, None])
-    return {"observation": columns["observation"][index], "stack": stack}
+    return {"observation": columns["observation"].take(index, axis=0), "stack": stack}

@@ -70,7 +70,8 @@ def transitions(
     observation = columns["observation"]
     if stack_on_device:
         return {FRAMES: observation, **{ROWS[name]: found for name, found in rows.items()}, **rest}
-    return {**{name: observation[found] for name, found in rows.items()}, **rest}
+    # unlike indexing, `take` copies whole rows at a time
+    return {**{name: observation.take(found, axis=0) for name, found in rows.items()}, **rest}
 
 
 class _StackIndex:

@@ -1,0 +1,179 @@
+"""The way from the replay service to a learner's ready batches, with an update that does nothing: `make bench-feed`.
+
+The server has one core; the feeding process may use that one and another. Frames are made up and as compressible as
+Atari's. Rows: items per second to the training thread with a mirror and without one, in turns, with stacks put together
+and as rows of frames (as on a GPU); and the rate of small operators that the training thread launches beside the feed
+at 100 batches per second, against its rate alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import torch
+
+from benchmarks.learner_cases import CASES, Case
+from benchmarks.learner_feed import servers
+from benchmarks.rows import Row, row, write
+from tidemill.allocator import keep_freed_memory
+from tidemill.config.sections import RunConfig
+from tidemill.envs.make import spec_of
+from tidemill.replay.sampler import ReplaySampler
+from tidemill.rl.agents.build import build_agent
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.data.batch_loader import BatchLoader
+from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
+from tidemill.services.learner.data.decoder import Decoder
+from tidemill.services.learner.data.device import DevicePrefetcher
+from tidemill.services.learner.data.mirror import open_mirror
+from tidemill.services.learner.data.table import batches_per_sample, table_config
+
+_FEED_CORES = {0, 1}
+_OPERATORS = 179  # of an update of the DQN family, each small
+_FED_BATCHES_PER_S = 100.0
+
+
+@contextmanager
+def feed(config: RunConfig, address: str, *, mirrored: bool, on_device: bool, threads: int) -> Iterator[BatchLoader]:
+    """Open a learner's feed to the training thread."""
+    spec = spec_of(config.env)
+    agent = build_agent(config.agent, spec, seed=1)
+    agent._stack_on_device = on_device  # type: ignore[attr-defined]  # as on a GPU
+    learner = dataclasses.replace(config.learner, updates_per_env_step=0.0)
+    batch_size = config.agent.batch_size
+    table = table_config(config.table, learner, agent, spec, batch_size)
+    splits = batches_per_sample(learner, table.signature, batch_size)
+    mirror = open_mirror(
+        table,
+        stride=agent.window.stride,
+        chunk_length=config.table.chunk_length,
+        batch_size=batch_size * splits,
+        hold=2 * threads + 2,
+        shards=0,
+        limit_bytes=2**34 if mirrored else 0,
+    )
+    with ExitStack() as stack:
+        sampler = stack.enter_context(
+            ReplaySampler([address], table, batch_size * splits, max_in_flight_batches=threads + 1, mirror=mirror)
+        )
+        decoder = Decoder(
+            agent,
+            table.signature,
+            config.table,
+            Counters(),
+            DevicePrefetcher(torch.device("cpu")),
+            CorruptItemFilter(lambda _: None, time.monotonic),
+            splits=splits,
+            mirror=mirror,
+        )
+        loader = BatchLoader(
+            sampler, decoder.decode, Counters(), threads=threads, prefetch_samples=2, clock=time.monotonic
+        )
+        yield stack.enter_context(closing(loader))
+
+
+def rate(loader: BatchLoader, seconds: float, warm_s: float) -> float:
+    """Return batches per second, each dropped at once, after some that are not counted."""
+    for bound_s in (warm_s, seconds):
+        taken, started = 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - started) < bound_s:
+            taken += loader.take(1.0) is not None
+    return taken / elapsed
+
+
+def launches(seconds: float) -> float:
+    """Return how often per second a thread gets through the small operators of an update."""
+    with torch.no_grad():
+        small = [torch.ones(64, 64) for _ in range(2)]
+        done, started = 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - started) < seconds:
+            for _ in range(_OPERATORS):
+                torch.add(small[0], small[1])
+            done += 1
+    return done / elapsed
+
+
+def launches_beside(loader: BatchLoader, seconds: float) -> float:
+    """Return the same while another thread takes batches at the rate of a fast GPU."""
+    ended = threading.Event()
+
+    def take() -> None:
+        due = time.perf_counter()
+        while not ended.wait(max(due - time.perf_counter(), 0.0)):
+            loader.take(1.0)
+            due += 1.0 / _FED_BATCHES_PER_S
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    try:
+        return launches(seconds)
+    finally:
+        ended.set()
+        thread.join()
+
+
+def measure(case: Case, env_steps: int, rounds: int, seconds: float, threads: int) -> list[Row]:
+    """Measure one case; every variant once per round, in turns."""
+    variants = {"mirrored": (True, False), "mirrored, stacks on the device": (True, True), "unmirrored": (False, False)}
+    items: dict[str, list[float]] = {name: [] for name in variants}
+    beside: dict[str, list[float]] = {"alone": [], "mirrored": [], "unmirrored": []}
+    with tempfile.TemporaryDirectory(prefix="tm-") as folder:
+        config, path = case.config(), case.write(Path(folder))
+        with servers(config, path, env_steps) as options:
+            address = options[options.index("--cluster.replay") + 1]
+            for _ in range(rounds):
+                for name, (mirrored, on_device) in variants.items():
+                    with feed(config, address, mirrored=mirrored, on_device=on_device, threads=threads) as loader:
+                        warm_s = seconds if mirrored else 1.0
+                        items[name].append(rate(loader, seconds, warm_s) * config.agent.batch_size)
+                        if not on_device:
+                            beside[name].append(launches_beside(loader, seconds))
+                beside["alone"].append(launches(seconds))
+    per = f"{case.name}, {threads} threads"
+    return [
+        *(
+            row(f"feed {name} against unmirrored, {per}", "items/s", items[name], items["unmirrored"])
+            for name in variants
+        ),
+        *(
+            row(
+                f"launches beside the feed at 100 batches/s {name}, against alone, {per}",
+                "1/s",
+                beside[name],
+                beside["alone"],
+            )
+            for name in ("mirrored", "unmirrored")
+        ),
+    ]
+
+
+def main() -> None:
+    """Measure and write benchmarks/results/feed.json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", default="nature_dueling_dqn_512", choices=sorted(CASES))
+    parser.add_argument("--env-steps", type=int, default=100_000, help="steps in the table")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="that decode")
+    options = parser.parse_args()
+    os.sched_setaffinity(0, _FEED_CORES)
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    rows = [
+        found
+        for threads in options.threads
+        for found in measure(CASES[options.case], options.env_steps, options.rounds, options.seconds, threads)
+    ]
+    write("feed", rows)
+
+
+if __name__ == "__main__":
+    main()
