@@ -80,6 +80,7 @@ $(VENV)-rllib/.installed: requirements/rllib.txt
 bench-cluster: $(VENV)/.dev ## a whole cluster: its rate with 1, 2, 4 and 8 actors, its cost by actors, shards and batch, its plan
 	$(BIN)/python -m benchmarks.cluster $(BENCH)
 	$(BIN)/python -m benchmarks.cluster_cost
+	$(BIN)/python -m scripts.plan_rates
 	$(BIN)/python -m benchmarks.plan_check
 
 .PHONY: bench-feed

@@ -16,7 +16,7 @@ PARENT_VARIABLE = "TIDEMILL_PARENT_PID"
 """Environment variable by which a process tells those it starts that they shall end when it does."""
 
 WAIT = "--wait"
-"""First argument of a process in reserve: it imports what the module does, and runs it when a byte comes in."""
+"""First argument of a process on standby: it imports what the module does, and runs it when a byte comes in."""
 
 _PR_SET_PDEATHSIG = 1
 

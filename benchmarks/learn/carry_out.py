@@ -15,7 +15,7 @@ from benchmarks.learn.processes import Processes
 from benchmarks.learn.ran import versions_to_test
 from benchmarks.rows import machine
 from tidemill.errors import ConfigError
-from tidemill.services.launcher.versions import versions
+from tidemill.services.launcher.installation import versions
 
 _GRACE_S = 600.0
 """What a run may take besides its own limit: start, last evaluation, confirmation, video."""

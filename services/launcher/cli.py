@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,50 +27,59 @@ class Entry:
 
 
 def _train() -> Command:
-    from tidemill.services.launcher.train import train
+    from tidemill.services.launcher.commands.train import train
 
     return train
 
 
 def _resume() -> Command:
-    from tidemill.services.launcher.train import resume
+    from tidemill.services.launcher.commands.train import resume
 
     return resume
 
 
 def _status() -> Command:
-    from tidemill.services.launcher.control import status
+    from tidemill.services.launcher.commands.control import status
 
     return status
 
 
 def _ctl() -> Command:
-    from tidemill.services.launcher.control import ctl
+    from tidemill.services.launcher.commands.control import ctl
 
     return ctl
 
 
 def _doctor() -> Command:
-    from tidemill.services.launcher.doctor import doctor
+    from tidemill.services.launcher.commands.doctor import doctor
 
     return doctor
 
 
 def _plan() -> Command:
-    from tidemill.services.launcher.plan import plan
+    from tidemill.services.launcher.commands.plan import plan
 
     return plan
 
 
 def _module(name: str) -> Callable[[], Command]:
     """Return the loader of a command that another service's module carries out, in this process' place."""
+    return lambda: exec_module(name)
 
-    def load() -> Command:
-        from tidemill.services.launcher.hand_over import hand_over_to
 
-        return hand_over_to(name)
+def exec_module(module: str) -> Command:
+    """Return a command that becomes `python -P -m MODULE ARGUMENTS`.
 
-    return load
+    The module is started by its name because no service imports another; the process id, the terminal and the
+    signals stay the same, so `tidemill actor` behaves as `python -m tidemill.services.actor`.
+    """
+
+    def command(arguments: Sequence[str]) -> int:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
+
+    return command
 
 
 COMMANDS: dict[str, Entry] = {
@@ -137,7 +147,7 @@ def _run(name: str, rest: Sequence[str]) -> int:
 
 
 def _print_version() -> int:
-    from tidemill.services.launcher.versions import versions
+    from tidemill.services.launcher.installation import versions
 
     print("\n".join(f"{name} {version}" for name, version in versions().items()))
     return 0

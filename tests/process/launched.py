@@ -128,7 +128,7 @@ def services_of(launcher_pid: int) -> dict[str, int]:
                 word for word in words[words.index(b"-m") + 1 :] if word not in (b"tidemill.child", b"--wait")
             )
             name = module.decode().removeprefix("tidemill.services.")
-            found[f"{name} in reserve" if waits else name] = int(folder.name)
+            found[f"{name} on standby" if waits else name] = int(folder.name)
     return found
 
 

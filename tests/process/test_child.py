@@ -59,7 +59,7 @@ def test_child_runs_a_module_as_python_does() -> None:
 
 
 @pytest.mark.parametrize("word, expected", [("\n", (7, "hello\n")), ("", (0, ""))])
-def test_child_in_reserve_waits_for_the_word(word: str, expected: tuple[int, str]) -> None:
+def test_child_on_standby_waits_for_the_word(word: str, expected: tuple[int, str]) -> None:
     """With a byte it runs; with the end of its input it is not needed, and ends."""
     said = _run("--wait", "tests.process.speaks", "hello", word=word, TIDEMILL_PARENT_PID=str(os.getpid()))
     assert (said.returncode, said.stdout) == expected

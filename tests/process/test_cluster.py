@@ -14,11 +14,11 @@ import pytest
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
-from tidemill.services.launcher.addresses import make_socket_folder, remove_socket_folder
-from tidemill.services.launcher.cluster import Cluster
-from tidemill.services.launcher.run_folder import RunFolder
-from tidemill.services.launcher.service_spec import ServiceSpec
-from tidemill.services.launcher.supervisor import Outcome, Supervisor
+from tidemill.services.launcher.run.folder import RunFolder
+from tidemill.services.launcher.run.paths import make_socket_folder, remove_socket_folder
+from tidemill.services.launcher.supervise.runner import ClusterRunner
+from tidemill.services.launcher.supervise.service_spec import ServiceSpec
+from tidemill.services.launcher.supervise.supervisor import Outcome, Supervisor
 
 pytestmark = pytest.mark.process
 
@@ -71,10 +71,10 @@ class Scene:
         arguments = ("--address", address, "--journal", str(self.journal), "--name", name, *options)
         return ServiceSpec(name, kind or name, "tests.process.stand_in", arguments, address, after)
 
-    def cluster_of(self, *specs: ServiceSpec, settings: LauncherSettings = _SETTINGS) -> tuple[Cluster, Recorder]:
+    def cluster_of(self, *specs: ServiceSpec, settings: LauncherSettings = _SETTINGS) -> tuple[ClusterRunner, Recorder]:
         """Return a cluster of these services that tells a recorder."""
         recorder = Recorder()
-        return Cluster(Supervisor(specs, settings), self.folder, recorder), recorder
+        return ClusterRunner(Supervisor(specs, settings), self.folder, recorder), recorder
 
     def journal_lines(self) -> list[str]:
         """Return what the stand-ins wrote, in order."""
@@ -167,9 +167,9 @@ async def test_cluster_leaves_a_service_alone_that_answers_again(scene: Scene) -
     await asyncio.wait_for(running, _BOUND_S)
 
 
-async def test_process_in_reserve_takes_over_and_is_replaced(scene: Scene) -> None:
+async def test_process_on_standby_takes_over_and_is_replaced(scene: Scene) -> None:
     """The killed service's successor was started before it died; another then waits, and none is left at the end."""
-    cluster, recorder = scene.cluster_of(replace(scene.spec("learner"), has_reserve=True))
+    cluster, recorder = scene.cluster_of(replace(scene.spec("learner"), has_standby=True))
     running = asyncio.create_task(cluster.run())
     served: list[set[int]] = []
     for count in (1, 2, 3):

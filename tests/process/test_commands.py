@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from tests.process.launched import BOUND_S, ROOT, launched
-from tidemill.services.launcher.addresses import make_socket_folder, remove_socket_folder
 from tidemill.services.launcher.cli import COMMANDS
+from tidemill.services.launcher.run.paths import make_socket_folder, remove_socket_folder
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

@@ -17,6 +17,7 @@ RENAMED = {
     "agent.target_every": "agent.target_update_period",
     "agent.target_noise_limit": "agent.noise_clip",
     "env.observed": "env.observation_indices",
+    "launcher.learner_reserve": "launcher.learner_standby",
     "table.importance_exponent": "table.importance_sampling_exponent",
     "table.importance_exponent_final": "table.importance_sampling_exponent_final",
     "table.importance_steps": "table.importance_sampling_steps",

@@ -234,7 +234,7 @@ class LauncherSettings:
     frozen_timeout_s: float = 30.0
     """How long a service that was healthy may leave health checks unanswered before it is killed and restarted, in
     seconds. That one does not answer is reported within ten."""
-    learner_reserve: bool = True
+    learner_standby: bool = True
     """Whether a second learner process waits with its imports done, to take over when a single learner dies: it is back
     without the seconds that importing torch takes. It takes 250 MiB of memory; several learners have none."""
     stop_timeout_s: float = 20.0

@@ -148,7 +148,7 @@ def test_errors_become_one_line_and_an_exit_code(
 
 def test_launcher_imports_no_other_service_and_no_torch() -> None:
     """The launcher starts the others by name, and stays small."""
-    for file in (_ROOT / "services" / "launcher").glob("*.py"):
+    for file in (_ROOT / "services" / "launcher").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

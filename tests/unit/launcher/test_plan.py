@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
+import json
 
 import pytest
 
+from scripts import plan_rates
 from tidemill.errors import ConfigError, FatalError
-from tidemill.services.launcher import rates
-from tidemill.services.launcher.plan import PlanOptions, Rates, make_plan, plan
+from tidemill.services.launcher.commands.plan import (
+    RATES_FILE,
+    PlanOptions,
+    Rates,
+    actor_steps_per_s,
+    make_plan,
+    plan,
+    updates_per_core_s,
+)
 
 _RATES = Rates(actor=1_000.0, update=100.0, decode=10_000.0, shard_inserts=100_000.0, shard_samples=50_000.0)
 
@@ -37,24 +45,27 @@ def test_plan_with_gpus_divides_the_cores() -> None:
     assert "--launcher.actors 11" in found.lines()[0]
 
 
-def test_rates_are_those_of_the_committed_results() -> None:
-    """A game that was measured has its own, another the median of the games; each row is there."""
-    pong = rates.actor_steps_per_s("ALE/Pong-v5")
-    assert pong > 0
-    assert rates.actor_steps_per_s("ALE/Asterix-v5") > 0
-    assert rates.updates_per_core_s("quickstart", 128) > 0
-    for what in ("mixed, inserted", "mixed, sampled", "sample decoded, prioritized with updates, batch 256"):
-        assert rates.replay_per_s(what) > 0
+def test_rates_of_the_package_are_those_of_the_committed_results() -> None:
+    """The file in the package equals what benchmarks/results holds; `python -m scripts.plan_rates` writes it."""
+    assert json.loads(RATES_FILE.read_text(encoding="utf-8")) == plan_rates.measured()
 
 
-def test_what_was_not_measured_is_not_guessed(tmp_path: Path) -> None:
-    """The message says what to run or to give."""
-    with pytest.raises(FatalError, match=r"env steps/s of Ant-v5 were not measured: .*or give --actor-steps-per-s"):
-        rates.actor_steps_per_s("Ant-v5")
-    with pytest.raises(FatalError, match="updates/s of quickstart at batch 7 were not measured"):
-        rates.updates_per_core_s("quickstart", 7)
-    with pytest.raises(FatalError, match=r"cannot read .*replay\.json"):
-        rates.replay_per_s("insert", tmp_path)
+def test_rate_of_an_atari_game_that_was_not_measured_is_the_median_of_the_others() -> None:
+    """Five games were measured: the median is the third of them."""
+    measured = json.loads(RATES_FILE.read_text(encoding="utf-8"))["actor_env_steps_per_s"]
+    games = sorted(rate for name, rate in measured.items() if name.startswith("ALE/"))
+    assert actor_steps_per_s("ALE/Asterix-v5") == games[2]
+    assert actor_steps_per_s("ALE/Pong-v5") == measured["ALE/Pong-v5"]
+
+
+def test_what_was_not_measured_is_not_guessed() -> None:
+    """The message says which option to pass, and what was measured."""
+    with pytest.raises(FatalError, match=r"env steps/s of Ant-v5 were not measured; pass --actor-steps-per-s"):
+        actor_steps_per_s("Ant-v5")
+    with pytest.raises(FatalError, match=r"quickstart at batch 7 were not measured; .* \(measured batch sizes: 128\)"):
+        updates_per_core_s("quickstart", 7)
+    with pytest.raises(FatalError, match=r"updates/s of ppo at batch 7 .*measured cases: nature_dueling_dqn, "):
+        updates_per_core_s("ppo", 7)
     with pytest.raises(ConfigError, match=r"updates_per_s"):
         PlanOptions(cores=8, env="ALE/Pong-v5", gpus=1)
 
@@ -63,5 +74,5 @@ def test_plan_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """The command line of a machine with a GPU whose rate is given."""
     assert plan(["--cores", "16", "--gpus", "1", "--env", "ALE/Pong-v5", "--updates-per-s", "300"]) == 0
     said = capsys.readouterr().out
-    assert "1 learners" in said
+    assert "--launcher.learners 1" in said
     assert "updates/s" in said

@@ -11,7 +11,7 @@ from tidemill.config.load import from_document, load, read_document
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, FailedPrecondition
-from tidemill.services.launcher.run_folder import RunFolder, is_running, located
+from tidemill.services.launcher.run.folder import RunFolder, is_running, with_run_paths
 
 
 def _config(root: Path) -> RunConfig:
@@ -122,6 +122,6 @@ def test_result_of_an_earlier_end_is_kept_when_a_run_goes_on(tmp_path: Path) -> 
 
 def test_settings_follow_a_folder_that_was_moved(tmp_path: Path) -> None:
     """A copied or renamed run is resumed where it lies."""
-    moved = located(_config(Path("elsewhere")), tmp_path / "renamed")
+    moved = with_run_paths(_config(Path("elsewhere")), tmp_path / "renamed")
     assert moved.run.folder == tmp_path / "renamed"
     assert moved.run.seed == 7

@@ -16,13 +16,13 @@ from tidemill.config.services import LauncherSettings, ReplaySettings
 from tidemill.config.storage import StorageSettings
 from tidemill.errors import ConfigError
 from tidemill.rpc.settings import ServerSettings
-from tidemill.services.launcher.addresses import (
+from tidemill.services.launcher.run.paths import (
     make_socket_folder,
     remove_socket_folder,
     socket_folder_of,
     with_addresses,
 )
-from tidemill.services.launcher.service_spec import cluster_specs
+from tidemill.services.launcher.supervise.service_spec import cluster_specs
 
 _SOCKETS = Path("/tmp/tidemill-x")
 

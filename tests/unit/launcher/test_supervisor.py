@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from tidemill.config.services import LauncherSettings
-from tidemill.services.launcher.service_spec import ServiceSpec
-from tidemill.services.launcher.supervisor import Action, Outcome, Phase, Supervisor, Verb, describe_exit
+from tidemill.services.launcher.supervise.service_spec import ServiceSpec
+from tidemill.services.launcher.supervise.supervisor import Action, Outcome, Phase, Supervisor, Verb, describe_exit
 
 _SETTINGS = LauncherSettings(max_restarts=3, restart_backoff_s=1.0, start_timeout_s=60.0, stop_timeout_s=20.0)
 

@@ -16,13 +16,18 @@ from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
 from tidemill.learner.status import LearnerState, LearnerStatus, ShardStatus
 from tidemill.scores import Score
-from tidemill.services.launcher.restored import describe_restored
-from tidemill.services.launcher.shard_lines import describe_shards
-from tidemill.services.launcher.snapshot import ProcessRow, Rate, Snapshot
-from tidemill.services.launcher.summary import summarise
-from tidemill.services.launcher.supervisor import Outcome, Phase
-from tidemill.services.launcher.usage import Usage, UsageMeter
-from tidemill.services.launcher.view import LiveView, PlainView, describe_progress, make_view, render
+from tidemill.services.launcher.commands.summary import describe_restored, summarise
+from tidemill.services.launcher.supervise.supervisor import Outcome, Phase
+from tidemill.services.launcher.view.poller import RateMeter, UsageMeter
+from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow, ProcessUsage
+from tidemill.services.launcher.view.terminal import (
+    LiveView,
+    PlainView,
+    describe_progress,
+    describe_shards,
+    make_view,
+    render,
+)
 
 _SCORE = Score(61.0, 5_000, 20_000, 50, 25, 123.45, 10.5, 80.0, 140.0)
 _BEST = dataclasses.replace(_SCORE, mean=150.0, params_version=40)
@@ -30,15 +35,15 @@ _LEARNER = LearnerStatus(
     LearnerState.TRAINING, 6_000, 24_000, steps_per_s=312.0, wait_fraction=0.05, params_version=60, table_items=23_900
 )
 _PROCESSES = (
-    ProcessRow("replay", Phase.SERVING, 4711, 0, "", Usage(0.125, 64 * 2**20)),
+    ProcessRow("replay", Phase.SERVING, 4711, 0, "", ProcessUsage(0.125, 64 * 2**20)),
     ProcessRow("learner", Phase.BACKOFF, None, 2, "was killed by signal 9", None),
 )
-_SNAPSHOT = Snapshot(72.0, _PROCESSES, _LEARNER, 1_234.0, _SCORE, _BEST)
+_STATUS = ClusterStatus(72.0, _PROCESSES, _LEARNER, 1_234.0, _SCORE, _BEST)
 
 
-def _rendered(snapshot: Snapshot, run: RunSettings, events: tuple[str, ...] = (), width: int = 110) -> str:
+def _rendered(status: ClusterStatus, run: RunSettings, events: tuple[str, ...] = (), width: int = 110) -> str:
     console = Console(file=io.StringIO(), width=width)
-    console.print(render(RunConfig(run=run), snapshot, events))
+    console.print(render(RunConfig(run=run), status, events))
     shown = console.file
     assert isinstance(shown, io.StringIO)
     return shown.getvalue()
@@ -47,18 +52,18 @@ def _rendered(snapshot: Snapshot, run: RunSettings, events: tuple[str, ...] = ()
 @pytest.mark.parametrize("every_s", [0.5, 1.0, 10.0, 60.0])
 def test_rate_is_shown_however_seldom_one_looks(every_s: float) -> None:
     """A count that grows by 40 a second does so at each look but the first, and at once after a step back."""
-    rate = Rate()
-    assert rate.at(100.0, 0) == 0.0
-    looks = [rate.at(100.0 + i * every_s, round(i * every_s * 40)) for i in range(1, 60)]
+    rate = RateMeter()
+    assert rate.update(100.0, 0) == 0.0
+    looks = [rate.update(100.0 + i * every_s, round(i * every_s * 40)) for i in range(1, 60)]
     assert looks == pytest.approx([40.0] * 59)
-    assert rate.at(10_000.0, 5) == 0.0
-    assert rate.at(10_000.0 + every_s, 5 + round(20 * every_s)) == pytest.approx(20.0)
+    assert rate.update(10_000.0, 5) == 0.0
+    assert rate.update(10_000.0 + every_s, 5 + round(20 * every_s)) == pytest.approx(20.0)
 
 
 def test_rate_is_of_the_newest_ten_seconds() -> None:
     """What was before them does not count."""
-    rate = Rate()
-    found = [rate.at(float(second), 0 if second < 20 else (second - 20) * 100) for second in range(31)]
+    rate = RateMeter()
+    found = [rate.update(float(second), 0 if second < 20 else (second - 20) * 100) for second in range(31)]
     assert found[20] == 0.0
     assert found[29] == pytest.approx(90.0)
     assert found[30] == pytest.approx(100.0)
@@ -75,16 +80,16 @@ def test_shards_are_shown_with_what_they_hold_and_give() -> None:
         "shard 1": "does not answer, 10% of all samples, unix:///b.sock",
     }
     learner = dataclasses.replace(_LEARNER, shards=shards)
-    snapshot = dataclasses.replace(_SNAPSHOT, learner=learner)
-    assert "without replay shard 1" in _rendered(snapshot, RunSettings())
-    assert describe_progress(snapshot, learner, RunSettings()).endswith("learner is busy, without replay shard 1")
-    assert "shard" not in _rendered(_SNAPSHOT, RunSettings())
+    status = dataclasses.replace(_STATUS, learner=learner)
+    assert "without replay shard 1" in _rendered(status, RunSettings())
+    assert describe_progress(status, learner, RunSettings()).endswith("learner is busy, without replay shard 1")
+    assert "shard" not in _rendered(_STATUS, RunSettings())
 
 
 def test_live_view_shows_progress_scores_and_processes() -> None:
     """Counters with their limits and rates, newest and best score, and each process with its troubles."""
     run = RunSettings(name="lander", target_return=200.0, max_env_steps=100_000)
-    shown = _rendered(_SNAPSHOT, run, ("   61.0 s  evaluator is ready",))
+    shown = _rendered(_STATUS, run, ("   61.0 s  evaluator is ready",))
     for words in (
         "lander: sac on LunarLanderContinuous-v3, 1:12",
         "24,000 of 100,000",
@@ -115,15 +120,15 @@ def test_live_view_has_everything_in_its_place(width: int) -> None:
         "the disk of runs/lander is full (3 MiB free): nothing more is stored until there is room; delete or move it"
     )
     learner = dataclasses.replace(_LEARNER, checkpoint_steps=5_000, checkpoint_error="no space left on device")
-    snapshot = dataclasses.replace(_SNAPSHOT, first=first, learner=learner, is_disk_full=True, warnings=(warning,))
+    status = dataclasses.replace(_STATUS, first=first, learner=learner, is_disk_full=True, warnings=(warning,))
     events = ("   61.0 s  evaluator is ready", "   70.2 s  learner was killed by signal 9; starting it again in 1.0 s")
     expected = (Path(__file__).parent / f"live_view_{width}.txt").read_text(encoding="utf-8")
-    assert _rendered(snapshot, run, events, width=width) == expected
+    assert _rendered(status, run, events, width=width) == expected
 
 
 def test_live_view_before_the_first_evaluation_shows_no_score() -> None:
     """A dash, not a number that could be one: a real Pong agent begins at -21."""
-    shown = _rendered(dataclasses.replace(_SNAPSHOT, newest=None, best=None), RunSettings(target_return=18.0))
+    shown = _rendered(dataclasses.replace(_STATUS, newest=None, best=None), RunSettings(target_return=18.0))
     assert [line.split()[3] for line in shown.splitlines() if " score " in line] == ["-", "-"]
     assert "%" not in next(line for line in shown.splitlines() if "target" in line)
 
@@ -136,44 +141,44 @@ def test_snapshot_measures_the_way_from_the_first_score_to_the_target(
     first: float, best: float, target: float, fraction: float
 ) -> None:
     """Scores may be negative: the share of the target alone would say nothing."""
-    snapshot = dataclasses.replace(
-        _SNAPSHOT, first=dataclasses.replace(_SCORE, mean=first), best=dataclasses.replace(_SCORE, mean=best)
+    status = dataclasses.replace(
+        _STATUS, first=dataclasses.replace(_SCORE, mean=first), best=dataclasses.replace(_SCORE, mean=best)
     )
-    assert snapshot.target_fraction(target) == fraction
-    assert snapshot.target_fraction(None) is None
-    assert Snapshot(0.0, ()).target_fraction(target) is None
+    assert status.target_fraction(target) == fraction
+    assert status.target_fraction(None) is None
+    assert ClusterStatus(0.0, ()).target_fraction(target) is None
 
 
 def test_snapshot_tells_the_time_to_the_nearest_limit() -> None:
     """76,000 decisions at 1,234 a second, 4,000 updates at 312, 528 s: the updates are over first."""
     limits = RunSettings(max_env_steps=100_000, max_learner_steps=10_000, max_wall_s=600.0)
-    assert _SNAPSHOT.left_s(limits) == pytest.approx(4_000 / 312)
-    assert _SNAPSHOT.left_s(RunSettings(max_wall_s=600.0)) == 528.0
-    assert _SNAPSHOT.left_s(RunSettings()) is None
-    still = dataclasses.replace(_SNAPSHOT, env_steps_per_s=0.0)
+    assert _STATUS.left_s(limits) == pytest.approx(4_000 / 312)
+    assert _STATUS.left_s(RunSettings(max_wall_s=600.0)) == 528.0
+    assert _STATUS.left_s(RunSettings()) is None
+    still = dataclasses.replace(_STATUS, env_steps_per_s=0.0)
     assert still.left_s(RunSettings(max_env_steps=100_000)) is None
 
 
 def test_snapshot_says_what_an_end_now_would_keep() -> None:
     """All of it, unless the last checkpoint failed or the next one will."""
-    assert _SNAPSHOT.keeps == "keeps everything"
+    assert _STATUS.keeps == "keeps everything"
     failed = dataclasses.replace(_LEARNER, checkpoint_steps=5_000, checkpoint_error="no space left on device")
-    assert dataclasses.replace(_SNAPSHOT, learner=failed).keeps == "keeps what was learned up to step 5,000 only"
+    assert dataclasses.replace(_STATUS, learner=failed).keeps == "keeps what was learned up to step 5,000 only"
     none = dataclasses.replace(failed, checkpoint_steps=0)
-    assert dataclasses.replace(_SNAPSHOT, learner=none).keeps == "keeps nothing of what was learned"
-    full = dataclasses.replace(_SNAPSHOT, is_disk_full=True)
+    assert dataclasses.replace(_STATUS, learner=none).keeps == "keeps nothing of what was learned"
+    full = dataclasses.replace(_STATUS, is_disk_full=True)
     assert full.keeps == "cannot keep what was learned since the last checkpoint"
     assert full.waiting == "the disk is full"
 
 
 def test_live_view_shows_a_run_of_which_nothing_is_known_yet() -> None:
     """The first picture comes before the first answer."""
-    assert "waiting for the learner to start" in _rendered(Snapshot(0.0, ()), RunSettings())
+    assert "waiting for the learner to start" in _rendered(ClusterStatus(0.0, ()), RunSettings())
 
 
 def test_live_view_keeps_the_last_counts_of_a_learner_that_is_gone() -> None:
     """The last picture of a run shows how far it came, and no rate."""
-    shown = _rendered(dataclasses.replace(_SNAPSHOT, learner_answers=False, env_steps_per_s=0.0), RunSettings())
+    shown = _rendered(dataclasses.replace(_STATUS, learner_answers=False, env_steps_per_s=0.0), RunSettings())
     for words in ("24,000", "the learner does not answer"):
         assert words in shown
     assert "312/s" not in shown
@@ -185,7 +190,7 @@ def test_plain_view_prints_events_scores_once_and_progress_every_ten_seconds() -
     view = PlainView(RunSettings(max_env_steps=100_000), stream)
     view.event("learner was killed by signal 9", ["last words"])
     for elapsed_s in (1.0, 2.0, 9.0, 11.5):
-        view.show(dataclasses.replace(_SNAPSHOT, elapsed_s=elapsed_s))
+        view.show(dataclasses.replace(_STATUS, elapsed_s=elapsed_s))
     lines = stream.getvalue().splitlines()
     assert lines[:2] == ["[    0.0 s] learner was killed by signal 9", "           | last words"]
     assert sum("evaluation  mean 123.5" in line for line in lines) == 1
@@ -199,7 +204,7 @@ def test_plain_view_prints_a_warning_when_it_comes_not_each_time() -> None:
     stream = io.StringIO()
     view = PlainView(RunSettings(), stream)
     for warnings in (("3.5 MiB left",), ("2 MiB left",), (), ("1,000 MiB left",)):
-        view.show(Snapshot(0.0, (), warnings=warnings))
+        view.show(ClusterStatus(0.0, (), warnings=warnings))
     assert [line.partition("] ")[2] for line in stream.getvalue().splitlines()] == [
         "warning: 3.5 MiB left",
         "warning: 1,000 MiB left",
@@ -212,7 +217,7 @@ def test_view_is_live_only_on_a_terminal() -> None:
     live = make_view(RunConfig(launcher=LauncherSettings(view="live")), io.StringIO())
     assert isinstance(live, LiveView)
     live.event("hello", ["detail"])
-    live.show(_SNAPSHOT)
+    live.show(_STATUS)
     live.close()
 
 
@@ -228,14 +233,14 @@ def test_view_is_live_only_on_a_terminal() -> None:
 )
 def test_snapshot_says_who_waits(learner: LearnerStatus | None, words: str) -> None:
     """The bottleneck in words."""
-    assert Snapshot(0.0, (), learner).waiting == words
+    assert ClusterStatus(0.0, (), learner).waiting == words
 
 
 def test_snapshot_measures_the_way_to_the_nearest_limit() -> None:
     """24,000 of 100,000 decisions, 6,000 of 10,000 steps: 60 %; without limits there is no way to measure."""
-    assert _SNAPSHOT.fraction(RunSettings(max_env_steps=100_000, max_learner_steps=10_000)) == 0.6
-    assert _SNAPSHOT.fraction(RunSettings()) == 0.0
-    assert _SNAPSHOT.fraction(RunSettings(max_learner_steps=10)) == 1.0
+    assert _STATUS.fraction(RunSettings(max_env_steps=100_000, max_learner_steps=10_000)) == 0.6
+    assert _STATUS.fraction(RunSettings()) == 0.0
+    assert _STATUS.fraction(RunSettings(max_learner_steps=10)) == 1.0
 
 
 def test_usage_is_the_share_of_a_core_since_the_last_look(tmp_path: Path) -> None:
@@ -245,16 +250,16 @@ def test_usage_is_the_share_of_a_core_since_the_last_look(tmp_path: Path) -> Non
     stat.parent.mkdir()
     rest = "S 1 1 1 0 -1 0 0 0 0 0 {utime} {stime} 0 0 20 0 1 0 100 1000 25"
     stat.write_text("7 (a b) c) " + rest.format(utime=100, stime=100))
-    first = meter.look(7)
+    first = meter.read(7)
     stat.write_text("7 (a b) c) " + rest.format(utime=350, stime=150))
-    second = meter.look(7)
+    second = meter.read(7)
     assert first is not None
     assert second is not None
     assert first.cpu_fraction == 0.0
     assert second.cpu_fraction > 0.0
     assert second.memory_bytes == 25 * os.sysconf("SC_PAGE_SIZE")
-    assert meter.look(8) is None
-    assert meter.look(None) is None
+    assert meter.read(8) is None
+    assert meter.read(None) is None
 
 
 def test_summary_says_how_it_went_and_where_the_files_are(tmp_path: Path) -> None:

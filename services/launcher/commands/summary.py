@@ -1,4 +1,4 @@
-"""What is printed when a run has ended: how it went and where its files are."""
+"""What is printed when a run is resumed and when it has ended: how it stands and where its files are."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.learner.status import LearnerStatus
-from tidemill.services.launcher.command import activation, command_name
-from tidemill.services.launcher.holdings import has_trained
-from tidemill.services.launcher.supervisor import Outcome
+from tidemill.scores import read_scores
+from tidemill.services.launcher.installation import activation, command_name
+from tidemill.services.launcher.run.folder import has_trained
+from tidemill.services.launcher.supervise.supervisor import Outcome
 
 _FILES = (
     ("result.json", "final summary"),
@@ -79,3 +80,30 @@ def describe_result(result: dict[str, Any]) -> str:
 
 def _has_content(path: Path) -> bool:
     return any(path.iterdir()) if path.is_dir() else path.exists()
+
+
+def describe_restored(folder: Path) -> list[str]:
+    """Return lines that say what goes on where it was and what starts anew."""
+    scores = read_scores(folder / "scores.csv")
+    checkpoints = sorted(path.name for path in (folder / "checkpoints").glob("[!.]*.safetensors"))
+    has_params = any((folder / "params").glob("*"))
+    lines = [f"resuming {folder}"]
+    params = "the parameter server takes up its versions" if has_params else "none were published"
+    lines.append(f"  params       {params}")
+    if checkpoints:
+        lines.append(f"  learner      from its newest checkpoint ({checkpoints[-1]}); see below")
+    else:
+        lines.append("  learner      no checkpoint: it starts anew")
+    if scores:
+        best = max(score.mean for score in scores)
+        trained = f"{scores[-1].wall_s:.0f} s of training"
+        lines.append(f"  scores       {len(scores)} evaluations, best mean {best:.1f}, {trained}")
+    lines.append(f"  replay       {_replay(folder / 'replay')}")
+    lines.append("  environments not restored: every actor starts new episodes, with a new epoch of its streams")
+    return lines
+
+
+def _replay(folder: Path) -> str:
+    if any(folder.glob("**/*")):
+        return "its tables come back from the log; the learner says below how many items it found"
+    return "not restored: its tables were in memory only and fill anew before training goes on"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -11,9 +12,7 @@ from typing import Self
 from tidemill.config.load import write_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition
-from tidemill.services.launcher.command import command_name
-from tidemill.services.launcher.holdings import clear, has_trained
-from tidemill.services.launcher.versions import versions
+from tidemill.services.launcher.installation import command_name, versions
 
 _LOCK = ".lock"
 
@@ -163,7 +162,7 @@ def check_is_run(path: Path) -> None:
     raise ConfigError(f"{path} is no run (it has no config.yaml); runs there: {', '.join(names) or 'none'}")
 
 
-def located(config: RunConfig, path: Path) -> RunConfig:
+def with_run_paths(config: RunConfig, path: Path) -> RunConfig:
     """Return the settings of a run with the place where its folder is now."""
     path = path.resolve()
     return replace(config, run=replace(config.run, root=str(path.parent), name=path.name))
@@ -180,3 +179,38 @@ def _move_aside(path: Path) -> None:
     if is_running(path):
         raise FailedPrecondition(f"{path} is running; end it first: `{command_name()} ctl stop {path}`")
     path.rename(_free_name(path))
+
+
+_WORTH_KEEPING_BYTES = 2**20
+_FIRST_VERSION = 1  # published before the first gradient step, for actors to begin with
+
+
+def has_trained(folder: Path) -> bool:
+    """Return whether the run of a folder has learned, or collected a MiB of experience.
+
+    What was ended before that, by a wrong setting for example, holds nothing that `tidemill resume` would bring back.
+    """
+    if (folder / "result.json").exists() or _has_rows(folder / "scores.csv"):
+        return True
+    checkpoints = (folder / "checkpoints").glob("[!.]*.safetensors")
+    versions = (folder / "params").glob("[0-9]*.json")
+    if any(checkpoints) or any(int(path.stem) > _FIRST_VERSION for path in versions):
+        return True
+    log_bytes = sum(path.stat().st_size for path in (folder / "replay").rglob("*") if path.is_file())
+    return log_bytes > _WORTH_KEEPING_BYTES
+
+
+def clear(folder: Path, *, keep: str) -> None:
+    """Delete what a run that never trained has left in its folder, but for the file `keep`."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != keep:
+            path.unlink()
+
+
+def _has_rows(file: Path) -> bool:
+    try:
+        return len(file.read_text(encoding="utf-8").splitlines()) > 1
+    except OSError:
+        return False

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidemill.config.sections import RunConfig
-from tidemill.services.launcher.command import activation, command_name
-from tidemill.services.launcher.versions import versions
+from tidemill.services.launcher.installation import activation, command_name, versions
 
 _MIN_FREE_BYTES = 5 * 1024**3
 _PROBE_TIMEOUT_S = 120.0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.services.launcher.command import activation, command_name
+from tidemill.services.launcher.installation import activation, command_name
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
-"""How the person at this terminal calls `tidemill`: what is told to be typed shall work when it is typed."""
+"""This installation: how its `tidemill` is called from here, and which versions it holds."""
 
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import sys
+from importlib import metadata
 from pathlib import Path
 
 
@@ -23,3 +25,18 @@ def activation() -> str:
     """Return the shell command that puts this installation on the PATH; empty if there is none."""
     script = Path(sys.executable).parent / "activate"
     return f". {min(str(script), os.path.relpath(script), key=len)}" if script.exists() else ""
+
+
+_PACKAGES = ("tidemill", "torch", "numpy", "gymnasium", "ale-py", "grpcio", "protobuf")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of each package that decides results, or `not installed`."""
+    return {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

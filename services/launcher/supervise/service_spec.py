@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidemill.config.sections import RunConfig
-from tidemill.services.launcher.addresses import actor_address, shard_address
+from tidemill.services.launcher.run.paths import actor_address, shard_address
 
 REPLAY, PARAMSERVER, LEARNER, EVALUATOR, ACTOR = "replay", "paramserver", "learner", "evaluator", "actor"
 
@@ -24,7 +24,7 @@ class ServiceSpec:
         after: Names of services that must be serving before it is started. Few are listed: most processes
             wait for what they need by themselves, and importing takes seconds in which they need nothing.
         nice: Added to its niceness, so that the learner is not starved on a machine with few cores.
-        has_reserve: Whether a second process waits with its imports done, to take over when this one dies.
+        has_standby: Whether a second process waits with its imports done, to take over when this one dies.
     """
 
     name: str
@@ -34,7 +34,7 @@ class ServiceSpec:
     health_address: str
     after: tuple[str, ...] = ()
     nice: int = 0
-    has_reserve: bool = False
+    has_standby: bool = False
 
 
 def cluster_specs(config: RunConfig, config_file: Path, sockets: Path) -> tuple[ServiceSpec, ...]:
@@ -68,8 +68,8 @@ def _learner_spec(config: RunConfig, config_file: Path) -> ServiceSpec:
     """Return one process: the learner, or of several the one that starts them and starts them again together."""
     address, settings = config.learner.server.address, ("--config", str(config_file))
     if config.launcher.learners == 1:
-        reserve = config.launcher.learner_reserve
-        return ServiceSpec(LEARNER, LEARNER, "tidemill.services.learner", settings, address, has_reserve=reserve)
+        standby = config.launcher.learner_standby
+        return ServiceSpec(LEARNER, LEARNER, "tidemill.services.learner", settings, address, has_standby=standby)
     ranks = (str(config.launcher.learners), str(config.launcher.max_restarts))
     return ServiceSpec(LEARNER, LEARNER, "tidemill.services.learner.torchrun", (*ranks, *settings), address)
 

@@ -17,11 +17,10 @@ from rich.text import Text
 
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
-from tidemill.learner.status import LearnerStatus
+from tidemill.learner.status import LearnerStatus, ShardStatus
 from tidemill.scores import Score
-from tidemill.services.launcher.shard_lines import shards_away
-from tidemill.services.launcher.snapshot import ProcessRow, Snapshot
-from tidemill.services.launcher.supervisor import Phase
+from tidemill.services.launcher.supervise.supervisor import Phase
+from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow
 
 _PLAIN_EVERY_S = 10.0
 _EVENTS_SHOWN = 6
@@ -36,7 +35,7 @@ class View(Protocol):
     def event(self, message: str, details: Sequence[str] = ()) -> None:
         """Show one thing that happened, with lines that explain it."""
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, status: ClusterStatus) -> None:
         """Show the run as it is now."""
 
     def close(self) -> None:
@@ -70,19 +69,19 @@ class PlainView:
             print(f"           | {line}", file=self._stream)
         self._stream.flush()
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, status: ClusterStatus) -> None:
         """Print a new score at once and progress when it is due."""
-        self._elapsed_s = snapshot.elapsed_s
-        warnings = {_NUMBERS.sub("", line): line for line in snapshot.warnings}
+        self._elapsed_s = status.elapsed_s
+        warnings = {_NUMBERS.sub("", line): line for line in status.warnings}
         for kind in warnings.keys() - self._warned:
             self._print(f"warning: {warnings[kind]}")
         self._warned = set(warnings)
-        if snapshot.newest and snapshot.newest != self._newest:
-            self._newest = snapshot.newest
-            self._print(f"evaluation  {describe_score(snapshot.newest)}")
-        if snapshot.elapsed_s >= self._next_progress_s and snapshot.learner and snapshot.learner_answers:
-            self._next_progress_s = snapshot.elapsed_s + _PLAIN_EVERY_S
-            self._print(describe_progress(snapshot, snapshot.learner, self._run))
+        if status.newest and status.newest != self._newest:
+            self._newest = status.newest
+            self._print(f"evaluation  {describe_score(status.newest)}")
+        if status.elapsed_s >= self._next_progress_s and status.learner and status.learner_answers:
+            self._next_progress_s = status.elapsed_s + _PLAIN_EVERY_S
+            self._print(describe_progress(status, status.learner, self._run))
 
     def close(self) -> None:
         """Nothing is held."""
@@ -98,7 +97,7 @@ class LiveView:
         """Take the terminal until `close`."""
         self._config = config
         self._events: deque[str] = deque(maxlen=_EVENTS_SHOWN)
-        self._snapshot = Snapshot(0.0, ())
+        self._snapshot = ClusterStatus(0.0, ())
         self._live = Live(console=console, auto_refresh=False, transient=False)
         self._live.start()
 
@@ -109,9 +108,9 @@ class LiveView:
             self._live.console.print(Text(f"  | {line}", style="dim"))
         self._redraw()
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, status: ClusterStatus) -> None:
         """Redraw."""
-        self._snapshot = snapshot
+        self._snapshot = status
         self._redraw()
 
     def close(self) -> None:
@@ -122,18 +121,18 @@ class LiveView:
         self._live.update(render(self._config, self._snapshot, tuple(self._events)), refresh=True)
 
 
-def render(config: RunConfig, snapshot: Snapshot, events: Sequence[str]) -> RenderableType:
+def render(config: RunConfig, status: ClusterStatus, events: Sequence[str]) -> RenderableType:
     """Return the whole live view as one panel."""
-    title = f"{config.run.name}: {config.agent.algorithm} on {config.env.id}, {describe_time(snapshot.elapsed_s)}"
-    parts: list[RenderableType] = [_progress_table(config, snapshot)]
-    parts += [Text(f"! {line}", style="bold yellow") for line in snapshot.warnings]
-    parts += ["", _process_table(snapshot.processes), "", *(Text(event, style="dim") for event in events)]
+    title = f"{config.run.name}: {config.agent.algorithm} on {config.env.id}, {describe_time(status.elapsed_s)}"
+    parts: list[RenderableType] = [_progress_table(config, status)]
+    parts += [Text(f"! {line}", style="bold yellow") for line in status.warnings]
+    parts += ["", _process_table(status.processes), "", *(Text(event, style="dim") for event in events)]
     parts.append(Text(str(config.run.folder), style="dim", justify="right"))
-    return Panel(Group(*parts), title=title, subtitle=f"Ctrl-C stops and {snapshot.keeps}", border_style="blue")
+    return Panel(Group(*parts), title=title, subtitle=f"Ctrl-C stops and {status.keeps}", border_style="blue")
 
 
-def _progress_table(config: RunConfig, snapshot: Snapshot) -> Table:
-    learner = snapshot.learner or LearnerStatus()
+def _progress_table(config: RunConfig, status: ClusterStatus) -> Table:
+    learner = status.learner or LearnerStatus()
     run = config.run
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
@@ -141,34 +140,34 @@ def _progress_table(config: RunConfig, snapshot: Snapshot) -> Table:
     table.add_column(justify="right", no_wrap=True)
     table.add_column()
     env_steps = _count(learner.env_steps, run.max_env_steps)
-    table.add_row("env steps", env_steps, f"{snapshot.env_steps_per_s:,.0f}/s", snapshot.waiting)
+    table.add_row("env steps", env_steps, f"{status.env_steps_per_s:,.0f}/s", status.waiting)
     updates = _count(learner.learner_steps, run.max_learner_steps)
-    updates_per_s = learner.steps_per_s if snapshot.learner_answers else 0.0
+    updates_per_s = learner.steps_per_s if status.learner_answers else 0.0
     table.add_row("updates", updates, f"{updates_per_s:,.0f}/s", f"params version {learner.params_version}")
     away = f"{len(learner.shards)} shards, {shards_away(learner.shards) or 'all answer'}" if learner.shards else ""
     table.add_row("table", f"{learner.table_items:,}", "items", away)
-    for name, score in (("newest score", snapshot.newest), ("best score", snapshot.best)):
+    for name, score in (("newest score", status.newest), ("best score", status.best)):
         if score is None:
             table.add_row(name, "-", "", "not evaluated yet")
         else:
             table.add_row(name, f"{score.mean:.1f}", f"± {score.std:.1f}", _origin(score))
     if run.target_return is not None:
-        table.add_row("target", f"{run.target_return:g}", *_way_to_target(snapshot, run.target_return))
+        table.add_row("target", f"{run.target_return:g}", *_way_to_target(status, run.target_return))
     if any((run.max_env_steps, run.max_learner_steps, run.max_wall_s)):
-        fraction = snapshot.fraction(run)
+        fraction = status.fraction(run)
         bar = ProgressBar(total=1.0, completed=fraction, width=_BAR_WIDTH)
-        table.add_row("limit", bar, f"{fraction:.0%}", describe_left(snapshot, run))
+        table.add_row("limit", bar, f"{fraction:.0%}", describe_left(status, run))
     return table
 
 
-def _way_to_target(snapshot: Snapshot, target: float) -> tuple[str, str]:
+def _way_to_target(status: ClusterStatus, target: float) -> tuple[str, str]:
     """Return the share of the way to the target that is behind, and what is left of it."""
-    fraction = snapshot.target_fraction(target)
-    if fraction is None or snapshot.first is None or snapshot.best is None:
+    fraction = status.target_fraction(target)
+    if fraction is None or status.first is None or status.best is None:
         return "", ""
-    if snapshot.best.mean >= target:
+    if status.best.mean >= target:
         return "100%", "reached; fresh episodes are to confirm it"
-    return f"{fraction:.0%}", f"from {snapshot.first.mean:.1f}, with {target - snapshot.best.mean:.1f} to go"
+    return f"{fraction:.0%}", f"from {status.first.mean:.1f}, with {target - status.best.mean:.1f} to go"
 
 
 def _process_table(processes: Sequence[ProcessRow]) -> Table:
@@ -212,19 +211,36 @@ def describe_time(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def describe_left(snapshot: Snapshot, run: RunSettings) -> str:
+def describe_left(status: ClusterStatus, run: RunSettings) -> str:
     """Return how long the run takes to its nearest limit if it goes on as now; empty if nothing moves."""
-    left_s = snapshot.left_s(run)
+    left_s = status.left_s(run)
     return "" if left_s is None else f"about {describe_time(left_s)} left"
 
 
-def describe_progress(snapshot: Snapshot, learner: LearnerStatus, run: RunSettings) -> str:
+def describe_progress(status: ClusterStatus, learner: LearnerStatus, run: RunSettings) -> str:
     """Return the progress of a run in one line."""
-    left = f", {words}" if (words := describe_left(snapshot, run)) else ""
-    best = f", best {snapshot.best.mean:.1f}" if snapshot.best else ""
+    left = f", {words}" if (words := describe_left(status, run)) else ""
+    best = f", best {status.best.mean:.1f}" if status.best else ""
     away = f", {words}" if (words := shards_away(learner.shards)) else ""
     return (
-        f"env steps {learner.env_steps:,} ({snapshot.env_steps_per_s:,.0f}/s), "
+        f"env steps {learner.env_steps:,} ({status.env_steps_per_s:,.0f}/s), "
         f"updates {learner.learner_steps:,} ({learner.steps_per_s:,.0f}/s), "
-        f"version {learner.params_version}, table {learner.table_items:,}{best}, {snapshot.waiting}{away}{left}"
+        f"version {learner.params_version}, table {learner.table_items:,}{best}, {status.waiting}{away}{left}"
     )
+
+
+def describe_shards(shards: Sequence[ShardStatus]) -> dict[str, str]:
+    """Return one line for each shard by its name: what it holds, its share of all samples, its address."""
+    total = sum(shard.samples for shard in shards) or 1
+    return {f"shard {shard.name}": _line(shard, shard.samples / total) for shard in shards}
+
+
+def shards_away(shards: Sequence[ShardStatus]) -> str:
+    """Return which shards do not answer, in words; empty if all do."""
+    names = [shard.name for shard in shards if not shard.live]
+    return f"without replay shard {', '.join(names)}" if names else ""
+
+
+def _line(shard: ShardStatus, ratio: float) -> str:
+    state = f"{shard.items:,} items, mass {shard.mass:,.4g}" if shard.live else "does not answer"
+    return f"{state}, {ratio:.0%} of all samples, {shard.address}"

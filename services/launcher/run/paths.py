@@ -1,4 +1,4 @@
-"""Where the services of one machine's cluster listen.
+"""Where the services of one machine's cluster listen and keep their data.
 
 Unix sockets in a private folder: unlike a free TCP port they cannot be taken by another process while a
 service restarts, and no other user of the machine reaches them.
@@ -105,3 +105,16 @@ def _reached_at(address: str, default: str, server: ServerSettings) -> str:
 
 def _socket(path: Path) -> str:
     return f"unix://{path}"
+
+
+RUN_LOG = "{run}/replay/{shard}"
+"""Folder of each shard's log within the run's folder."""
+
+
+def with_storage(config: RunConfig) -> RunConfig:
+    """Return the settings with a log in the run's folder, unless there is one already or none is wanted."""
+    storage = config.replay.storage
+    if storage.folder or storage.memory_only:
+        return config
+    storage = dataclasses.replace(storage, folder=RUN_LOG)
+    return dataclasses.replace(config, replay=dataclasses.replace(config.replay, storage=storage))

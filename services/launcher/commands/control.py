@@ -15,10 +15,9 @@ from tidemill.errors import ConfigError, NotFound
 from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerStatus
 from tidemill.scores import read_scores
-from tidemill.services.launcher.command import command_name
-from tidemill.services.launcher.holdings import has_trained
-from tidemill.services.launcher.run_folder import check_is_run, is_running
-from tidemill.services.launcher.shard_lines import describe_shards
+from tidemill.services.launcher.installation import command_name
+from tidemill.services.launcher.run.folder import check_is_run, has_trained, is_running
+from tidemill.services.launcher.view.terminal import describe_shards
 
 _WHERE = "RUN is a run's folder, e.g. runs/quickstart; without it, the one run below runs/ that is running."
 

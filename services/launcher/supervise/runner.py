@@ -12,12 +12,11 @@ from functools import partial
 from typing import Protocol
 
 from tidemill.errors import TidemillError
-from tidemill.services.launcher.child import Child
-from tidemill.services.launcher.health import CHECK_EVERY_S, Silence, silences, until_serving
-from tidemill.services.launcher.reserve import Reserve
-from tidemill.services.launcher.run_folder import RunFolder
-from tidemill.services.launcher.service_spec import ServiceSpec
-from tidemill.services.launcher.supervisor import Action, Outcome, Phase, Supervisor, Verb, describe_exit
+from tidemill.services.launcher.run.folder import RunFolder
+from tidemill.services.launcher.supervise.child import Child, Standby
+from tidemill.services.launcher.supervise.health import CHECK_EVERY_S, Silence, silences, until_serving
+from tidemill.services.launcher.supervise.service_spec import ServiceSpec
+from tidemill.services.launcher.supervise.supervisor import Action, Outcome, Phase, Supervisor, Verb, describe_exit
 
 SESSION_VARIABLE = "TIDEMILL_SESSION_START_S"
 """Tells the processes when the launcher started them, on the system's monotonic clock: training time counts
@@ -67,7 +66,7 @@ class _StopRequested:
 _Event = _Serving | _Silent | _Exited | _StopRequested
 
 
-class Cluster:
+class ClusterRunner:
     """The processes of one run, from the first start to the last exit."""
 
     def __init__(self, supervisor: Supervisor, folder: RunFolder, reporter: Reporter) -> None:
@@ -79,10 +78,10 @@ class Cluster:
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._started_s = time.monotonic()
         self.check_s = min(supervisor.settings.frozen_timeout_s / 2, CHECK_EVERY_S)
-        self._reserves = {
-            name: Reserve(partial(self._child, process.spec, waits=True))
+        self._standbys = {
+            name: Standby(partial(self._child, process.spec, waits=True))
             for name, process in supervisor.processes.items()
-            if process.spec.has_reserve
+            if process.spec.has_standby
         }
 
     def pid_of(self, name: str) -> int | None:
@@ -166,11 +165,11 @@ class Cluster:
                 await self._start(spec)
             else:
                 self._children[spec.name].send(action.verb.value)
-        await self._fill_reserve()
+        await self._fill_standbys()
 
     async def _start(self, spec: ServiceSpec) -> None:
-        reserve = self._reserves.get(spec.name)
-        child = (reserve and reserve.take()) or await self._child(spec)
+        standby = self._standbys.get(spec.name)
+        child = (standby and standby.take()) or await self._child(spec)
         self._children[spec.name] = child
         self._health_tasks[spec.name] = asyncio.create_task(self._watch_health(spec, child))
         self._exit_tasks.add(task := asyncio.create_task(self._watch_exit(spec.name, child)))
@@ -180,11 +179,11 @@ class Cluster:
         log_file = self._folder.log_file(spec.name)
         return await Child.start(spec, log_file, {SESSION_VARIABLE: repr(self._started_s)}, waits=waits)
 
-    async def _fill_reserve(self) -> None:
+    async def _fill_standbys(self) -> None:
         """Start the processes that wait once all others serve, so that these are not held up."""
         if self._supervisor.outcome is None and self._supervisor.all_serve:
-            for reserve in self._reserves.values():
-                await reserve.refill()
+            for standby in self._standbys.values():
+                await standby.refill()
 
     async def _watch_health(self, spec: ServiceSpec, child: Child) -> None:
         try:
@@ -205,6 +204,6 @@ class Cluster:
             task.cancel()
         for child in self._children.values():
             child.send("kill")
-        for reserve in self._reserves.values():
-            await reserve.close()
+        for standby in self._standbys.values():
+            await standby.close()
         await asyncio.gather(*self._health_tasks.values(), *self._exit_tasks, return_exceptions=True)

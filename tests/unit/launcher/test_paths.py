@@ -9,8 +9,8 @@ import pytest
 
 from tidemill.config.sections import RunConfig
 from tidemill.config.storage import StorageSettings
-from tidemill.services.launcher.restored import describe_restored
-from tidemill.services.launcher.storage import with_storage
+from tidemill.services.launcher.commands.summary import describe_restored
+from tidemill.services.launcher.run.paths import with_storage
 
 
 @pytest.mark.parametrize(

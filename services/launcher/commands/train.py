@@ -10,24 +10,22 @@ from tidemill.config.load import load, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.learner.status import LearnerStatus
-from tidemill.services.launcher.addresses import (
+from tidemill.services.launcher.commands.summary import describe_restored, summarise
+from tidemill.services.launcher.run.env_check import check_environment
+from tidemill.services.launcher.run.folder import RunFolder, check_free, check_is_run, with_run_paths
+from tidemill.services.launcher.run.paths import (
     check_shards,
     make_socket_folder,
     remove_socket_folder,
     socket_folder_of,
     with_addresses,
+    with_storage,
 )
-from tidemill.services.launcher.cluster import Cluster
-from tidemill.services.launcher.monitor import run_shown
-from tidemill.services.launcher.restored import describe_restored
-from tidemill.services.launcher.run_folder import RunFolder, check_free, check_is_run, located
-from tidemill.services.launcher.service_spec import cluster_specs
-from tidemill.services.launcher.snapshot import Observer
-from tidemill.services.launcher.storage import with_storage
-from tidemill.services.launcher.summary import summarise
-from tidemill.services.launcher.supervisor import Outcome, Supervisor
-from tidemill.services.launcher.trial import try_environment
-from tidemill.services.launcher.view import make_view
+from tidemill.services.launcher.supervise.runner import ClusterRunner
+from tidemill.services.launcher.supervise.service_spec import cluster_specs
+from tidemill.services.launcher.supervise.supervisor import Outcome, Supervisor
+from tidemill.services.launcher.view.poller import StatusPoller
+from tidemill.services.launcher.view.terminal import View, make_view
 
 _TRAIN = """Run a whole cluster on this machine: replay, parameter server, learner, actors and evaluator.
 
@@ -66,7 +64,7 @@ def resume(argv: Sequence[str]) -> int:
     path = Path(argv[0])
     check_is_run(path)
     arguments = ["--config", str(path / "config.yaml"), *argv[1:]]
-    config = located(load(RunConfig, arguments, prog=f"tidemill resume {path}", description=_RESUME), path)
+    config = with_run_paths(load(RunConfig, arguments, prog=f"tidemill resume {path}", description=_RESUME), path)
     _check(config)
     with RunFolder.open(path) as folder:
         _remove_leftover_sockets(folder)
@@ -83,7 +81,7 @@ def run(config: RunConfig, folder: RunFolder) -> int:
         config = with_storage(with_addresses(config, sockets))
         folder.write_cluster(config)
         specs = cluster_specs(config, folder.cluster_file, sockets)
-        outcome, learner = _run_shown(config, Supervisor(specs, config.launcher), folder)
+        outcome, learner = _run_cluster(config, Supervisor(specs, config.launcher), folder)
     finally:
         remove_socket_folder(sockets)
     print("\n".join(summarise(folder.path, outcome, learner)), flush=True)
@@ -93,20 +91,42 @@ def run(config: RunConfig, folder: RunFolder) -> int:
 def _check(config: RunConfig) -> None:
     """Raise a `ConfigError` for what can be known to be wrong before anything is started or written."""
     check_shards(config)
-    try_environment(config)
+    check_environment(config)
 
 
-def _run_shown(config: RunConfig, supervisor: Supervisor, folder: RunFolder) -> tuple[Outcome, LearnerStatus | None]:
-    """Return how the run ended, and what the learner said last."""
+def _run_cluster(config: RunConfig, supervisor: Supervisor, folder: RunFolder) -> tuple[Outcome, LearnerStatus | None]:
+    """Return how the run ended, and the last status its learner reported."""
     view = make_view(config)
-    cluster = Cluster(supervisor, folder, view)
-    observer = Observer(config, folder.path, cluster.pid_of, supervisor)
+    runner = ClusterRunner(supervisor, folder, view)
+    poller = StatusPoller(config, folder.path, runner.pid_of, supervisor)
     try:
-        outcome = asyncio.run(run_shown(cluster, observer, view, config.launcher.view_every_s))
-        return outcome, observer.learner
+        outcome = asyncio.run(run_with_view(runner, poller, view, config.launcher.view_every_s))
+        return outcome, poller.learner
     finally:
-        observer.close()
+        poller.close()
         view.close()
+
+
+async def run_with_view(runner: ClusterRunner, poller: StatusPoller, view: View, every_s: float) -> Outcome:
+    """Run the cluster to its end with the view updated every `every_s` seconds; return how it ended."""
+
+    async def update() -> None:
+        restored = False
+        while True:
+            status = await asyncio.to_thread(poller.poll)
+            view.show(status)
+            if status.learner and status.learner.restored and not restored:
+                restored = True
+                view.event(f"learner restored {status.learner.restored}")
+            await asyncio.sleep(every_s)
+
+    updates = asyncio.create_task(update())
+    try:
+        return await runner.run()
+    finally:
+        updates.cancel()
+        await asyncio.gather(updates, return_exceptions=True)
+        view.show(await asyncio.to_thread(poller.poll))
 
 
 def _remove_leftover_sockets(folder: RunFolder) -> None:

@@ -1,6 +1,6 @@
 """Decides which process to start, restart or end, and when the run is over.
 
-Plain decisions: what happened and the time go in, what to do comes out. `Cluster` carries it out.
+Plain decisions: what happened and the time go in, what to do comes out. `ClusterRunner` carries it out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidemill.config.services import LauncherSettings
-from tidemill.services.launcher.service_spec import ACTOR, EVALUATOR, LEARNER, PARAMSERVER, REPLAY, ServiceSpec
+from tidemill.services.launcher.supervise.service_spec import (
+    ACTOR,
+    EVALUATOR,
+    LEARNER,
+    PARAMSERVER,
+    REPLAY,
+    ServiceSpec,
+)
 
 RESTART_WINDOW_S = 600.0
 """Restarts are counted over the last ten minutes."""

@@ -17,7 +17,7 @@ from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
-from tidemill.services.launcher.trial import try_environment
+from tidemill.services.launcher.run.env_check import check_environment
 
 pytestmark = pytest.mark.process
 
@@ -62,28 +62,28 @@ def test_wrong_setting_is_refused_before_there_is_a_run(arguments: list[str], wo
 def test_environment_that_takes_its_process_down_is_a_wrong_setting() -> None:
     """The launcher lives, and says which environment it was."""
     with pytest.raises(ConfigError, match="test_trial:dies' failed"):
-        try_environment(_config("dies"))
+        check_environment(_config("dies"))
 
 
 def test_environment_that_hangs_is_given_up_at_the_bound() -> None:
     """The bound is that of a service's start; the message names the setting."""
     with pytest.raises(ConfigError, match=r"took over 3 s \(launcher.start_timeout_s\)"):
-        try_environment(_config("hangs", start_timeout_s=3.0))
+        check_environment(_config("hangs", start_timeout_s=3.0))
 
 
 def test_environment_that_raises_shows_its_own_words() -> None:
     """The end of the traceback is what its author needs."""
     with pytest.raises(ConfigError, match="RuntimeError: the level file is missing"):
-        try_environment(_config("raises"))
+        check_environment(_config("raises"))
 
 
 def test_environment_that_fits_is_left_alone() -> None:
     """The default settings are right, and nothing comes of it."""
-    try_environment(RunConfig())
+    check_environment(RunConfig())
 
 
 def test_launcher_itself_imports_neither_gymnasium_nor_torch() -> None:
     """Only the process that makes the environment does: the launcher stays small."""
-    code = "import sys, tidemill.services.launcher.train; print({'gymnasium', 'torch'} & set(sys.modules))"
+    code = "import sys, tidemill.services.launcher.commands.train; print({'gymnasium', 'torch'} & set(sys.modules))"
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert said.stdout == "set()\n"

@@ -1,4 +1,4 @@
-"""One running process of the cluster and its log file."""
+"""The running processes of the cluster: one with its log file, and one that stands by to replace it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from tidemill.child import PARENT_VARIABLE, WAIT
-from tidemill.services.launcher.service_spec import ServiceSpec
+from tidemill.services.launcher.supervise.service_spec import ServiceSpec
 
 _DEFAULTS = {
     # The video encoder is the only process that a service starts: gRPC need not survive in it, nor warn of it.
@@ -97,3 +97,35 @@ class Child:
         """Return the newest lines of its log."""
         with self._log_file.open(encoding="utf-8", errors="replace") as log:
             return [line.rstrip() for line in deque(log, maxlen=count)]
+
+
+class Standby:
+    """At most one process that has imported torch, which takes most of a restart's time, and waits to be needed.
+
+    It has no address, no checkpoint and no part in the run before it is taken.
+    """
+
+    def __init__(self, start: Callable[[], Awaitable[Child]]) -> None:
+        """Start without a process; `start` makes one that waits."""
+        self._start = start
+        self._child: Child | None = None
+
+    async def refill(self) -> None:
+        """Start a process to wait, unless one does already."""
+        if self._child is None or self._child.has_ended:
+            self._child = await self._start()
+
+    def take(self) -> Child | None:
+        """Return the process that waits and let it begin; None if there is none."""
+        child, self._child = self._child, None
+        if child is None or child.has_ended:
+            return None
+        child.begin()
+        return child
+
+    async def close(self) -> None:
+        """End the process that waits."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.send("kill")
+            await child.wait()

@@ -21,7 +21,7 @@ _SETTINGS, _REFUSAL = "settings.yaml", "refusal"
 _SHOWN_LINES = 8
 
 
-def try_environment(config: RunConfig) -> None:
+def check_environment(config: RunConfig) -> None:
     """Make one environment of the run and close it again; takes about a second.
 
     Raises:
@@ -33,7 +33,7 @@ def try_environment(config: RunConfig) -> None:
         write_document(config, Path(folder) / _SETTINGS)
         try:
             ended = subprocess.run(
-                [sys.executable, "-P", "-m", "tidemill.child", "tidemill.services.launcher.trial", folder],
+                [sys.executable, "-P", "-m", "tidemill.child", "tidemill.services.launcher.run.env_check", folder],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 env=os.environ | {PARENT_VARIABLE: str(os.getpid()), "SDL_VIDEODRIVER": "dummy"},

@@ -9,84 +9,86 @@ import pytest
 
 from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig, TableDescription
-from tidemill.services.launcher.advice import Adviser, Sight
+from tidemill.services.launcher.view.warnings import ClusterSample, WarningTracker
 from tidemill.types import ColumnSpec
 
 _LEARNER = LearnerStatus(LearnerState.TRAINING, learner_steps=1_000, params_version=10, checkpoint_steps=900)
 _CONFIG = TableConfig("replay", (ColumnSpec("reward", "float32", ()),), SelectorConfig(SelectorKind.UNIFORM), 10, 1)
 _TABLE = TableDescription(_CONFIG, 0, 0, 0, 0, 0, 0, 0, 0, 0, False, False, 0.0, 0.0, 0, 0.0)
-_WELL = Sight(_LEARNER, (_TABLE,), 100 * 2**30)
+_WELL = ClusterSample(_LEARNER, (_TABLE,), 100 * 2**30)
 
 
 @pytest.fixture
-def adviser() -> Adviser:
+def tracker() -> WarningTracker:
     """One that has seen nothing; the learner publishes every 100 steps."""
-    return Adviser(Path("runs/lander"), publish_every=100)
+    return WarningTracker(Path("runs/lander"), publish_every=100)
 
 
-def test_cluster_that_is_well_gets_no_warning(adviser: Adviser) -> None:
+def test_cluster_that_is_well_gets_no_warning(tracker: WarningTracker) -> None:
     """Nor does one whose learner has not started yet."""
     for now_s in (0.0, 60.0):
-        assert adviser.warnings(_WELL, now_s) == ()
-        assert adviser.warnings(replace(_WELL, learner=None, tables=()), now_s) == ()
+        assert tracker.warnings(_WELL, now_s) == ()
+        assert tracker.warnings(replace(_WELL, learner=None, tables=()), now_s) == ()
 
 
 @pytest.mark.parametrize(
-    "sight, words",
+    "sample, words",
     [
         (replace(_WELL, disk_free_bytes=3 * 2**20), "the disk of runs/lander is full (3 MiB free)"),
         (replace(_WELL, tables=(_TABLE, replace(_TABLE, log_full=True))), "is full (102,400 MiB free)"),
         (replace(_WELL, disk_free_bytes=700 * 2**20), "700 MiB left on the disk of runs/lander: make room"),
     ],
 )
-def test_disk_that_is_full_or_will_be_is_told_at_once(adviser: Adviser, sight: Sight, words: str) -> None:
+def test_disk_that_is_full_or_will_be_is_told_at_once(
+    tracker: WarningTracker, sample: ClusterSample, words: str
+) -> None:
     """By the room that is left here, or by a replay service that says that its own disk is full."""
-    (line,) = adviser.warnings(sight, 0.0)
+    (line,) = tracker.warnings(sample, 0.0)
     assert words in line
 
 
-def test_failed_checkpoint_is_told_with_what_a_resume_would_find(adviser: Adviser) -> None:
+def test_failed_checkpoint_is_told_with_what_a_resume_would_find(tracker: WarningTracker) -> None:
     """Why, which is the newest there is, and how to have one written at once."""
     failed = replace(_LEARNER, checkpoint_error="No space left on device")
-    (line,) = adviser.warnings(replace(_WELL, learner=failed), 0.0)
+    (line,) = tracker.warnings(replace(_WELL, learner=failed), 0.0)
     assert "that of step 900 is the newest: No space left on device" in line
     assert "tidemill ctl checkpoint" in line
-    (line,) = adviser.warnings(replace(_WELL, learner=replace(failed, checkpoint_steps=0)), 0.0)
+    (line,) = tracker.warnings(replace(_WELL, learner=replace(failed, checkpoint_steps=0)), 0.0)
     assert "there is none" in line
 
 
-def test_learner_that_waits_for_long_asks_for_actors(adviser: Adviser) -> None:
+def test_learner_that_waits_for_long_asks_for_actors(tracker: WarningTracker) -> None:
     """Twenty seconds of it, not a moment; a learner that is paused does not wait."""
     waiting = replace(_WELL, learner=replace(_LEARNER, wait_fraction=0.8))
-    assert adviser.warnings(waiting, 0.0) == ()
-    assert adviser.warnings(waiting, 19.0) == ()
-    (line,) = adviser.warnings(waiting, 20.0)
+    assert tracker.warnings(waiting, 0.0) == ()
+    assert tracker.warnings(waiting, 19.0) == ()
+    (line,) = tracker.warnings(waiting, 20.0)
     assert "the learner waits 80% of the time for actors" in line
     assert "--launcher.actors" in line
-    assert adviser.warnings(_WELL, 21.0) == ()
-    assert adviser.warnings(waiting, 22.0) == ()
+    assert tracker.warnings(_WELL, 21.0) == ()
+    assert tracker.warnings(waiting, 22.0) == ()
     paused = replace(_LEARNER, state=LearnerState.PAUSED, wait_fraction=1.0)
-    assert adviser.warnings(replace(_WELL, learner=paused), 90.0) == ()
+    assert tracker.warnings(replace(_WELL, learner=paused), 90.0) == ()
 
 
 @pytest.mark.parametrize("every_s", [1, 5, 60])
-def test_actors_that_wait_for_long_are_too_many(adviser: Adviser, every_s: int) -> None:
+def test_actors_that_wait_for_long_are_too_many(tracker: WarningTracker, every_s: int) -> None:
     """By the time that inserts of a table have waited, which counts up from the server's start."""
     lines: tuple[str, ...] = ()
     for now_s in range(0, 9 * every_s if every_s > 1 else 45, every_s):
         tables = (_TABLE, replace(_TABLE, insert_blocked_s=1_000.0 + 0.75 * now_s))
-        lines = adviser.warnings(replace(_WELL, tables=tables), float(now_s))
+        lines = tracker.warnings(replace(_WELL, tables=tables), float(now_s))
         assert not lines or now_s >= 20
     assert "actors wait 75% of the time for the learner" in lines[0]
-    assert adviser.warnings(_WELL, 1_000.0) == ()  # its server began anew
+    assert tracker.warnings(_WELL, 1_000.0) == ()  # its server began anew
 
 
-def test_parameters_that_are_not_published_are_stale(adviser: Adviser) -> None:
+def test_parameters_that_are_not_published_are_stale(tracker: WarningTracker) -> None:
     """Half a minute and two versions late; a learner that only takes its time is not."""
 
     def after(steps: int, now_s: float, version: int = 10) -> tuple[str, ...]:
         learner = replace(_LEARNER, learner_steps=steps, params_version=version)
-        return adviser.warnings(replace(_WELL, learner=learner), now_s)
+        return tracker.warnings(replace(_WELL, learner=learner), now_s)
 
     assert after(1_000, 0.0) == ()
     assert after(1_199, 60.0) == ()

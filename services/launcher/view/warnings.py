@@ -1,6 +1,6 @@
 """What is wrong with a running cluster, and what to do about it: the lines of warning in the live view.
 
-Plain judgement: what was seen and the time go in, lines come out. `Observer` does the looking.
+Plain judgement: what was seen and the time go in, lines come out. `StatusPoller` does the looking.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MANY = 0.5
 
 
 @dataclass(frozen=True)
-class Sight:
+class ClusterSample:
     """What was seen of a cluster at one moment.
 
     Attributes:
@@ -42,7 +42,7 @@ class Sight:
         return self.disk_free_bytes < FULL_BYTES or any(table.log_full for table in self.tables)
 
 
-class Adviser:
+class WarningTracker:
     """Remembers how long something has been so; warns of what lasts."""
 
     def __init__(self, folder: Path, publish_every: int) -> None:
@@ -52,33 +52,33 @@ class Adviser:
         self._published = (0, 0, 0.0)  # newest version, gradient steps and time when it was first seen
         self._blocked: deque[tuple[float, float]] = deque()  # time, and time for which inserts have waited since ever
 
-    def warnings(self, sight: Sight, now_s: float) -> tuple[str, ...]:
+    def warnings(self, sample: ClusterSample, now_s: float) -> tuple[str, ...]:
         """Return a line for each thing that is wrong, the gravest first, with what to do.
 
         Args:
-            sight: What is seen now.
+            sample: What is seen now.
             now_s: Monotonic time in seconds.
         """
-        blocked = self._blocked_share(sight.tables, now_s)
-        found = [self._disk(sight)]
-        if sight.learner is not None:
+        blocked = self._blocked_share(sample.tables, now_s)
+        found = [self._disk(sample)]
+        if sample.learner is not None:
             found += [
-                self._checkpoint(sight.learner),
-                self._params(sight.learner, now_s),
-                self._starved(sight.learner, now_s),
-                self._held(sight.learner, blocked, now_s),
+                self._checkpoint(sample.learner),
+                self._params(sample.learner, now_s),
+                self._starved(sample.learner, now_s),
+                self._held(sample.learner, blocked, now_s),
             ]
         return tuple(line for line in found if line)
 
-    def _disk(self, sight: Sight) -> str:
-        if sight.is_disk_full:
-            mib = sight.disk_free_bytes / 2**20
+    def _disk(self, sample: ClusterSample) -> str:
+        if sample.is_disk_full:
+            mib = sample.disk_free_bytes / 2**20
             return (
                 f"the disk of {self._folder} is full ({mib:,.0f} MiB free): nothing more is stored until there is "
                 "room; delete or move what is not needed, such as old runs"
             )
-        if sight.disk_free_bytes < _LOW_BYTES:
-            mib = sight.disk_free_bytes / 2**20
+        if sample.disk_free_bytes < _LOW_BYTES:
+            mib = sample.disk_free_bytes / 2**20
             return f"{mib:,.0f} MiB left on the disk of {self._folder}: make room before it is full"
         return ""
 

@@ -1,0 +1,67 @@
+"""`python -m scripts.plan_rates [--check]`: write the rates that `tidemill plan` computes with, or check them.
+
+They are taken from benchmarks/results into the package, so that an installed Tidemill can plan without a checkout.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tidemill.services.launcher.commands.plan import RATES_FILE
+
+_RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
+_ACTOR = "env steps/s on one core, "
+_LEARNER = "updates per core second, "
+_REPLAY = {
+    "decoded": "sample decoded, prioritized with updates, batch 256",
+    "inserted": "mixed, inserted",
+    "sampled": "mixed, sampled",
+}
+
+
+def measured() -> dict[str, Any]:
+    """Return the document of `RATES_FILE`, from the results of the benchmarks."""
+    actor, learner, replay = (_results(name) for name in ("actor", "learner", "replay"))
+    updates: dict[str, dict[str, float]] = {}
+    for name, rate in _rows(learner, _LEARNER).items():
+        case, batch, _ = name.split(", ", 2)
+        size = batch.removeprefix("batch ")
+        updates.setdefault(case.removesuffix(f"_{size}"), {})[size] = rate
+    envs = {name.partition(", ")[0]: rate for name, rate in _rows(actor, _ACTOR).items()}
+    return {
+        "source": "benchmarks/results, through scripts/plan_rates.py",
+        "cpu": actor["machine"]["cpu"],
+        "actor_env_steps_per_s": {env: rate for env, rate in envs.items() if " " not in env},  # no variants
+        "updates_per_core_s": updates,
+        "replay_transitions_per_s": {what: next(iter(_rows(replay, row).values())) for what, row in _REPLAY.items()},
+    }
+
+
+def main() -> int:
+    """Write the file, or with `--check` compare it; return 1 if it differs."""
+    text = json.dumps(measured(), indent=2) + "\n"
+    if "--check" not in sys.argv[1:]:
+        RATES_FILE.write_text(text, encoding="utf-8")
+        return 0
+    if RATES_FILE.read_text(encoding="utf-8") == text:
+        return 0
+    print(f"{RATES_FILE.name} differs from benchmarks/results; run `python -m scripts.plan_rates`", file=sys.stderr)
+    return 1
+
+
+def _results(name: str) -> dict[str, Any]:
+    results: dict[str, Any] = json.loads((_RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return results
+
+
+def _rows(results: dict[str, Any], prefix: str) -> dict[str, float]:
+    """Return the rate of each row whose name begins so, by the rest of its name."""
+    rows = {row["name"]: row["ours"] for row in results["rows"] if row["ours"] is not None}
+    return {name[len(prefix) :]: rate for name, rate in rows.items() if name.startswith(prefix)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

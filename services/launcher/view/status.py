@@ -1,0 +1,109 @@
+"""The status of a run at one moment, as the live view shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidemill.config.run import RunSettings
+from tidemill.learner.status import LearnerState, LearnerStatus
+from tidemill.scores import Score
+from tidemill.services.launcher.supervise.supervisor import Phase
+
+_MANY_WAITS = 0.2
+
+
+@dataclass(frozen=True)
+class ProcessUsage:
+    """CPU and memory of one process."""
+
+    cpu_fraction: float
+    """Share of one core since the last reading, 0 to the number of cores."""
+    memory_bytes: int
+    """Resident memory."""
+
+
+@dataclass(frozen=True)
+class ProcessRow:
+    """One process in the view."""
+
+    name: str
+    phase: Phase
+    pid: int | None
+    restarts: int
+    reason: str
+    usage: ProcessUsage | None
+
+
+@dataclass(frozen=True)
+class ClusterStatus:
+    """A run at one moment."""
+
+    elapsed_s: float
+    """Seconds since this session of the run was started."""
+    processes: tuple[ProcessRow, ...]
+    learner: LearnerStatus | None = None
+    """What it said last; None until it could be reached."""
+    env_steps_per_s: float = 0.0
+    newest: Score | None = None
+    best: Score | None = None
+    first: Score | None = None
+    learner_answers: bool = True
+    """Whether the learner said so now."""
+    is_disk_full: bool = False
+    """Whether nothing more can be stored."""
+    warnings: tuple[str, ...] = ()
+    """What is wrong and what to do, the gravest first."""
+
+    @property
+    def waiting(self) -> str:
+        """Who waits for whom, in words."""
+        if self.learner is None:
+            return "waiting for the learner to start"
+        if not self.learner_answers:
+            return "the learner does not answer"
+        if self.learner.state is LearnerState.WAITING:
+            return f"learner waits for data ({self.learner.table_items:,} items in the table)"
+        if self.learner.state is not LearnerState.TRAINING:
+            return f"learner is {self.learner.state.name.lower()}"
+        if self.is_disk_full:
+            return "the disk is full"
+        share = self.learner.wait_fraction
+        return f"learner waits {share:.0%} of the time" if share >= _MANY_WAITS else "learner is busy"
+
+    @property
+    def keeps(self) -> str:
+        """What Ctrl-C keeps now, in words."""
+        if self.learner is not None and self.learner.checkpoint_error:
+            steps = self.learner.checkpoint_steps
+            return f"keeps what was learned up to step {steps:,} only" if steps else "keeps nothing of what was learned"
+        if self.is_disk_full:
+            return "cannot keep what was learned since the last checkpoint"
+        return "keeps everything"
+
+    def fraction(self, limits: RunSettings) -> float:
+        """Return how far the run is toward the nearest of its limits, 0 to 1; 0 if it has none."""
+        return min(max((value / limit for value, limit, _ in self._ways(limits) if limit), default=0.0), 1.0)
+
+    def left_s(self, limits: RunSettings) -> float | None:
+        """Return the seconds to the nearest of its limits if it goes on as now; None if none is being approached."""
+        left = [(limit - value) / rate for value, limit, rate in self._ways(limits) if limit and rate > 0]
+        return max(min(left), 0.0) if left else None
+
+    def target_fraction(self, target: float | None) -> float | None:
+        """Return how far the best score is from the first one toward the target, 0 to 1; None before both are known."""
+        if target is None or self.first is None or self.best is None:
+            return None
+        if self.best.mean >= target or self.first.mean >= target:
+            return 1.0
+        return (self.best.mean - self.first.mean) / (target - self.first.mean)
+
+    def _ways(self, limits: RunSettings) -> tuple[tuple[float, float, float], ...]:
+        """Return for each limit how far the run is, the limit (0 for none), and how much comes in a second."""
+        learner = self.learner or LearnerStatus()
+        updates_per_s = learner.steps_per_s if self.learner_answers else 0.0
+        trained_s = max(self.elapsed_s, self.newest.wall_s if self.newest else 0.0)
+        return (
+            (learner.env_steps, limits.max_env_steps, self.env_steps_per_s),
+            (learner.learner_steps, limits.max_learner_steps, updates_per_s),
+            (trained_s, limits.max_wall_s, 1.0),
+        )
