@@ -29,7 +29,7 @@ from tidemill.config.sections import RunConfig
 from tidemill.envs.make import make_env
 from tidemill.errors import ConfigError
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
-from tidemill.services.evaluator.protocol import Player, Protocol
+from tidemill.services.evaluator.protocol import EvalPolicy, EvalProtocol
 
 ZOO = Path(__file__).with_name("sb3_zoo.yaml")
 _POINTS = 50
@@ -62,10 +62,10 @@ def train(config: RunConfig, arguments: argparse.Namespace) -> None:
     steps = arguments.steps or int(settings["n_timesteps"])
     every = arguments.every or max(steps // _POINTS, 1)
     model = _make(algorithm, env_id, settings, arguments.seed)
-    protocol = Protocol(lambda: make_env(config.env, 1, training=False), config.evaluator.num_envs)
+    protocol = EvalProtocol(lambda: make_env(config.env, 1, training=False), config.evaluator.num_envs)
     with closing(protocol):
-        player = Player(lambda policy_input: _decide(model, policy_input))
-        course = Course(config, arguments.output, lambda seeds: protocol.play(player, seeds), every)
+        policy = EvalPolicy(lambda policy_input: _decide(model, policy_input))
+        course = Course(config, arguments.output, lambda seeds: protocol.play(policy, seeds), every)
 
         def on_step(*_: object) -> bool:
             course.at(model.num_timesteps, model._n_updates, model.policy.state_dict)

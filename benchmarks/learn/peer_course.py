@@ -14,13 +14,13 @@ from typing import Any
 from benchmarks.learn.atomic import write_json, write_text
 from tidemill.config.sections import RunConfig
 from tidemill.scores import COLUMNS, Score
-from tidemill.services.evaluator.ending import (
+from tidemill.services.evaluator.protocol import Evaluation
+from tidemill.services.evaluator.verdict import (
     CONFIRMATION_SEED_OFFSET,
     confirmation_seeds,
     evaluation_seeds,
     reaches_target,
 )
-from tidemill.services.evaluator.protocol import Evaluation
 
 State = dict[str, Any]
 

@@ -24,10 +24,9 @@ from tidemill.replay.writer import ReplayWriter
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rpc.background import BackgroundServer
+from tidemill.services.actor.actor_index import actor_index, own_dns_name
 from tidemill.services.actor.loop import ActingLoop, PolicyParams, make_throttle
 from tidemill.services.actor.metrics import EXPECTED, ActorMetrics, watch_appender
-from tidemill.services.actor.replica import actor_index
-from tidemill.services.actor.reverse_dns import own_dns_name
 from tidemill.telemetry import configure_logging, serve_metrics
 from tidemill.types import Signature, signature_of
 

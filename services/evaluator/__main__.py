@@ -20,12 +20,11 @@ from tidemill.params.run_end import RunEnd
 from tidemill.process import run, signal_event, stop_event
 from tidemill.rest import leave
 from tidemill.rpc.background import BackgroundServer
+from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.evaluator import Evaluator
-from tidemill.services.evaluator.examiner import Examiner
 from tidemill.services.evaluator.params_source import ParamsSource
-from tidemill.services.evaluator.records import Records
-from tidemill.services.evaluator.report import write_report
-from tidemill.services.evaluator.result import RESULT, set_result_aside
+from tidemill.services.evaluator.report import RESULT, set_result_aside, write_report
+from tidemill.services.evaluator.run_logs import RunLogs
 from tidemill.telemetry import configure_logging, serve_metrics
 
 _log = structlog.get_logger()
@@ -56,19 +55,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.Event, finish: threading.Event) -> None:
     """Put the parts of one evaluator together, evaluate until the run is over, write what remains."""
-    records = Records(config.run, time.monotonic)
+    logs = RunLogs(config.run, time.monotonic)
     timeout_s = config.cluster.connect_timeout_s
     source = ParamsSource(config.cluster.params, stop, connect_timeout_s=timeout_s)
-    with closing(records), closing(source), closing(Examiner(config)) as examiner, ExitStack() as stack:
+    with closing(logs), closing(source), closing(EpisodeRunner(config)) as runner, ExitStack() as stack:
         source.connect()
         end = None if config.run.supervisor == "launcher" else _run_end(config, finish, stack)
         server.set_serving(True)
         if end is None or not _has_ended(end, config.run.folder):
-            ending = Evaluator(config, source, examiner, records, stop=stop, finish=finish).run()
-            if ending is not None:
+            verdict = Evaluator(config, source, runner, logs, stop=stop, finish=finish).run()
+            if verdict is not None:
                 if end is not None:  # before the report: the learner shall not train on meanwhile
-                    end.mark(timeout_s, ending.version)
-                write_report(ending, config, source, examiner, records)
+                    end.mark(timeout_s, verdict.version)
+                write_report(verdict, config, source, runner, logs)
         server.set_serving(False)
     _log.info("stopped")
 

@@ -12,17 +12,17 @@ from tidemill.config.sections import EvaluatorConfig
 from tidemill.params.version import BEST, EVALUATED, VERDICT, Params, ParamsMetadata
 from tidemill.scores import Score
 from tidemill.services.evaluator import metrics
-from tidemill.services.evaluator.ending import (
-    Ending,
+from tidemill.services.evaluator.episode_runner import EpisodeRunner
+from tidemill.services.evaluator.params_source import ParamsSource
+from tidemill.services.evaluator.protocol import Evaluation
+from tidemill.services.evaluator.run_logs import RunLogs
+from tidemill.services.evaluator.verdict import (
+    RunVerdict,
     confirmation_seeds,
     evaluation_seeds,
     limit_reached,
     reaches_target,
 )
-from tidemill.services.evaluator.examiner import Examiner
-from tidemill.services.evaluator.params_source import ParamsSource
-from tidemill.services.evaluator.protocol import Evaluation
-from tidemill.services.evaluator.records import Records
 
 _log = structlog.get_logger()
 
@@ -37,8 +37,8 @@ class Evaluator:
         self,
         config: EvaluatorConfig,
         source: ParamsSource,
-        examiner: Examiner,
-        records: Records,
+        runner: EpisodeRunner,
+        logs: RunLogs,
         *,
         stop: threading.Event,
         finish: threading.Event,
@@ -49,29 +49,29 @@ class Evaluator:
         Args:
             config: Settings of the run and of the evaluation.
             source: Where parameters come from.
-            examiner: Plays them.
-            records: Where scores go.
+            runner: Plays episodes with them.
+            logs: Where scores go.
             stop: End now, without a result.
             finish: Training has ended: evaluate the newest version, then end with a result.
             now: Monotonic time in seconds.
         """
-        self._config, self._source, self._tester, self._records = config, source, examiner, records
+        self._config, self._source, self._runner, self._logs = config, source, runner, logs
         self._stop, self._finish, self._now = stop, finish, now
         self._due_s = now()
         self._best_tagged = 0  # by this process: after a restart the tag is set once more
 
-    def run(self) -> Ending | None:
+    def run(self) -> RunVerdict | None:
         """Evaluate until the run is over; return how it ended, or None if it was stopped.
 
         The version that decided is tagged as the verdict: the learner ends there.
         """
-        ending = self._until_over()
-        if ending is not None and ending.version is not None:
-            self._source.tag(VERDICT, ending.version)
-        return ending
+        verdict = self._until_over()
+        if verdict is not None and verdict.version is not None:
+            self._source.tag(VERDICT, verdict.version)
+        return verdict
 
-    def _until_over(self) -> Ending | None:
-        seen = self._records.scores.last_version
+    def _until_over(self) -> RunVerdict | None:
+        seen = self._logs.scores.last_version
         while not self._stop.is_set():
             if reason := self._over(ParamsMetadata()):
                 return self._end(reason)
@@ -81,15 +81,15 @@ class Evaluator:
             if reason := self._over(params.version.metadata):
                 return self._end(reason)
             seen = params.number
-            if ending := self._evaluate(params):
-                return ending
+            if verdict := self._evaluate(params):
+                return verdict
         return None
 
     def _over(self, metadata: ParamsMetadata) -> str:
         """Return why the run is over, whatever its scores; empty while it goes on."""
         if self._finish.is_set():
             return "training has ended"
-        return limit_reached(self._config.run, metadata, self._records.clock.wall_s())
+        return limit_reached(self._config.run, metadata, self._logs.clock.wall_s())
 
     def _next(self, seen: int) -> Params | None:
         """Return the newest version when the next evaluation is due; None now and then before that."""
@@ -106,7 +106,7 @@ class Evaluator:
             return None
         return params
 
-    def _evaluate(self, params: Params) -> Ending | None:
+    def _evaluate(self, params: Params) -> RunVerdict | None:
         """Evaluate a version, no longer than the run's time lasts; return how the run ends if it is solved."""
         self._due_s = self._now() + self._config.evaluator.min_interval_s
         score = self._measure(params, lambda: self._stop.is_set() or bool(self._over(ParamsMetadata())))
@@ -117,34 +117,34 @@ class Evaluator:
         _log.info(_NOT_CONFIRMED, version=params.number, mean=round(score.mean, 1))
         return None
 
-    def _end(self, reason: str) -> Ending | None:
+    def _end(self, reason: str) -> RunVerdict | None:
         """Measure the newest version, unless that was done; return how the run ends, None if stopped."""
         params = self._source.newest()
         if params is None:
-            return Ending(False, f"{reason}; no parameters could be evaluated", None)
-        wall_s = self._records.clock.wall_s()
+            return RunVerdict(False, f"{reason}; no parameters could be evaluated", None)
+        wall_s = self._logs.clock.wall_s()
         reason = limit_reached(self._config.run, params.version.metadata, wall_s) or reason
-        score = self._records.scores.of_version(params.number)
+        score = self._logs.scores.of_version(params.number)
         if score is None:
             score = self._measure(params, self._stop.is_set)
         if score is None:
             return None
         if not reaches_target(self._config.run, score.mean):
-            return Ending(False, reason, params.number)
-        if self._records.confirmations.of_version(params.number) is None and self._is_confirmed(params):
+            return RunVerdict(False, reason, params.number)
+        if self._logs.confirmations.of_version(params.number) is None and self._is_confirmed(params):
             return self._solved(params)
-        return None if self._stop.is_set() else Ending(False, f"{reason}; {_NOT_CONFIRMED}", params.number)
+        return None if self._stop.is_set() else RunVerdict(False, f"{reason}; {_NOT_CONFIRMED}", params.number)
 
     def _measure(self, params: Params, is_stopped: Callable[[], bool]) -> Score | None:
         """Evaluate a version and record it; None if it was stopped."""
         settings = self._config.evaluator
         self._source.tag(EVALUATED, params.number)
         started_s = self._now()
-        evaluation = self._tester.test(params, evaluation_seeds(settings.seed, settings.episodes), is_stopped)
+        evaluation = self._runner.run(params, evaluation_seeds(settings.seed, settings.episodes), is_stopped)
         if evaluation is None:
             return None
-        score = self._records.add(evaluation, params.version)
-        best = self._records.best() or score
+        score = self._logs.add(evaluation, params.version)
+        best = self._logs.best() or score
         metrics.observe(score, best.mean, self._now() - started_s)
         self._tag_best(best.params_version)
         self._log(score, evaluation, self._now() - started_s)
@@ -152,23 +152,23 @@ class Evaluator:
 
     def _is_confirmed(self, params: Params) -> bool:
         """Play fresh episodes and record them; return whether their mean reaches the target too."""
-        settings, before = self._config.evaluator, len(self._records.confirmations.rows)
+        settings, before = self._config.evaluator, len(self._logs.confirmations.rows)
         if not settings.confirm_episodes:
             return True
         seeds = confirmation_seeds(settings.seed, settings.confirm_episodes, before)
-        evaluation = self._tester.test(params, seeds, self._stop.is_set)
+        evaluation = self._runner.run(params, seeds, self._stop.is_set)
         if evaluation is None:
             return False
-        score = self._records.add_confirmation(evaluation, params.version)
+        score = self._logs.add_confirmation(evaluation, params.version)
         holds = reaches_target(self._config.run, score.mean)
         metrics.EPISODES.inc(score.episodes)
         metrics.CONFIRMATIONS.labels("held" if holds else "failed").inc()
         return holds
 
-    def _solved(self, params: Params) -> Ending:
+    def _solved(self, params: Params) -> RunVerdict:
         self._tag_best(params.number)
         target = self._config.run.target_return
-        return Ending(True, f"a mean return of {target:g} was reached", params.number)
+        return RunVerdict(True, f"a mean return of {target:g} was reached", params.number)
 
     def _tag_best(self, number: int) -> None:
         if number != self._best_tagged and self._source.tag(BEST, number):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import datetime
+import json
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -14,16 +17,113 @@ import torch
 
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import EvaluatorConfig
+from tidemill.envs.atari_scores import human_normalised
 from tidemill.errors import ConfigError, NotFound
 from tidemill.params.stored import read_params
-from tidemill.params.version import BEST, LATEST, Params
+from tidemill.params.version import BEST, LATEST, Params, Version
 from tidemill.process import run, stop_event
-from tidemill.services.evaluator.ending import CONFIRMATION_SEED_OFFSET
-from tidemill.services.evaluator.examiner import Examiner
-from tidemill.services.evaluator.outcome import outcome_of
+from tidemill.services.evaluator.episode_runner import EpisodeRunner, epsilon_of
+from tidemill.services.evaluator.protocol import Evaluation
+from tidemill.services.evaluator.verdict import CONFIRMATION_SEED_OFFSET
 
 _FRESH_SEED_OFFSET = 10 * CONFIRMATION_SEED_OFFSET
 """Far from every seed of the run's own evaluations and confirmations, and far below the training seeds."""
+
+
+@dataclass(frozen=True)
+class EvalReport:
+    """Report on one evaluation, as a JSON document.
+
+    Episodes are full games, and returns are raw, whatever training episodes and rewards were.
+    """
+
+    run: str
+    algorithm: str
+    env_id: str
+    params_version: int
+    learner_steps: int
+    """Gradient steps behind the parameters."""
+    env_steps: int
+    """Agent decisions behind the parameters."""
+    policy: str
+    """`greedy`, `epsilon` or `sampled`."""
+    epsilon: float
+    """Share of random actions; 0 unless the policy is `epsilon`."""
+    noop_max: int | None
+    """Atari: most frames without action at an episode's start; None elsewhere."""
+    sticky_actions: float | None
+    """Atari: probability that a frame repeats the last action; None elsewhere."""
+    max_steps: int
+    """Agent decisions after which an episode was cut; 0 stands for the environment's own limit."""
+    episodes: int
+    mean: float
+    std: float
+    """Standard deviation of the returns (over the sample, not corrected)."""
+    min: float
+    max: float
+    median: float
+    mean_length: float
+    """Mean agent decisions of an episode."""
+    human_normalised: float | None
+    """Of the mean: 0 is random play, 1 a person; None for what is not among the 57 Atari games."""
+    seeds: list[int]
+    returns: list[float]
+    lengths: list[int]
+    created_at: str
+    """When the test ended, ISO 8601, UTC."""
+
+    @property
+    def file_name(self) -> str:
+        """Name of its file: version, policy, first seed and episodes, and for Atari the no-op starts."""
+        policy = f"epsilon-{self.epsilon:g}" if self.policy == "epsilon" else self.policy
+        start = "" if self.noop_max is None else f"-noops-{self.noop_max}"
+        return f"version-{self.params_version}-{policy}{start}-seed-{self.seeds[0]}-episodes-{self.episodes}.json"
+
+    def write(self, file: Path) -> None:
+        """Write the document, whole or not at all."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_name(f".{file.name}")
+        draft.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
+        draft.replace(file)
+
+    def __str__(self) -> str:
+        """Return the report in two lines."""
+        normalised = "" if self.human_normalised is None else f"  human-normalised {100 * self.human_normalised:.1f} %"
+        return (
+            f"mean {self.mean:.2f}  std {self.std:.2f}  min {self.min:.2f}  max {self.max:.2f}  "
+            f"median {self.median:.2f}  mean length {self.mean_length:.1f}{normalised}"
+        )
+
+
+def make_report(evaluation: Evaluation, config: EvaluatorConfig, version: Version) -> EvalReport:
+    """Return the report on an evaluation that ended now."""
+    env, settings, returns = config.env, config.evaluator, evaluation.returns
+    noop_max = env.noop_max if settings.noop_max is None else settings.noop_max
+    return EvalReport(
+        run=config.run.name,
+        algorithm=version.metadata.algorithm,
+        env_id=env.id,
+        params_version=version.version,
+        learner_steps=version.metadata.learner_steps,
+        env_steps=version.metadata.env_steps,
+        policy=settings.policy,
+        epsilon=epsilon_of(config) if settings.policy == "epsilon" else 0.0,
+        noop_max=noop_max if env.is_atari else None,
+        sticky_actions=env.sticky_actions if env.is_atari else None,
+        max_steps=env.max_evaluation_steps,
+        episodes=len(returns),
+        mean=evaluation.mean,
+        std=evaluation.std,
+        min=float(returns.min()),
+        max=float(returns.max()),
+        median=evaluation.median,
+        mean_length=float(evaluation.lengths.mean()),
+        human_normalised=human_normalised(env.id, evaluation.mean),
+        seeds=list(evaluation.seeds),
+        returns=returns.tolist(),
+        lengths=evaluation.lengths.tolist(),
+        created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,16 +166,16 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     torch.set_num_threads(config.evaluator.threads)
     _print_subject(config, params, first)
     stop = stop_event()
-    with closing(Examiner(config)) as examiner:
-        evaluation = examiner.test(params, range(first, first + config.evaluator.episodes), stop.is_set)
+    with closing(EpisodeRunner(config)) as runner:
+        evaluation = runner.run(params, range(first, first + config.evaluator.episodes), stop.is_set)
         if evaluation is None:
             return 130
-        outcome = outcome_of(evaluation, config, params.version)
-        file = arguments.output or arguments.run / "evaluations" / outcome.file_name
-        outcome.write(file)
-        print(f"{outcome}\nevery episode: {file}", flush=True)
+        report = make_report(evaluation, config, params.version)
+        file = arguments.output or arguments.run / "evaluations" / report.file_name
+        report.write(file)
+        print(f"{report}\nevery episode: {file}", flush=True)
         if arguments.video:
-            _film(config, examiner, params, first, arguments.video)
+            _film(config, runner, params, first, arguments.video)
     return 0
 
 
@@ -118,11 +218,11 @@ def _print_subject(config: EvaluatorConfig, params: Params, first: int) -> None:
     )
 
 
-def _film(config: EvaluatorConfig, examiner: Examiner, params: Params, seed: int, file: Path) -> None:
+def _film(config: EvaluatorConfig, runner: EpisodeRunner, params: Params, seed: int, file: Path) -> None:
     from tidemill.services.evaluator.video import record_video
 
     record = partial(record_video, seed=seed, file=file, max_steps=config.evaluator.video_max_steps)
-    summary = examiner.film(params, record)
+    summary = runner.record(params, record)
     played = f"an episode of return {summary.episode_return:.2f}" if summary else "a part of an episode"
     print(f"video of {played}: {file}")
 

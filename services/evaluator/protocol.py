@@ -19,24 +19,24 @@ from tidemill.rl.policy_io import PolicyInput, PolicyInputBuilder, PolicyOutput,
 
 
 @dataclass(frozen=True)
-class Player:
-    """A policy with fixed parameters, as the protocol asks it."""
+class EvalPolicy:
+    """A policy with fixed parameters."""
 
     act: Callable[[PolicyInput], PolicyOutput]
     """Chooses the actions of any number of environments."""
     recurrent_state_size: int = 0
-    """Numbers it remembers of each from one step to the next."""
+    """Size of its recurrent state, per environment."""
     epsilon: float = 0.0
-    """Share of its actions in whose place a random one is taken; for discrete actions."""
+    """Probability of a random action in place of its own; for discrete actions."""
     num_actions: int = 0
-    """Discrete actions there are."""
+    """Number of discrete actions."""
     keeps_rows: bool = False
     """Whether a row must be the same slot at every step, because the policy's noise lasts from one to the next."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What N episodes brought, in the order of their seeds."""
+    """Returns and lengths of N episodes, in the order of their seeds."""
 
     returns: NDArray[np.float64]
     """Raw returns, [N]."""
@@ -61,7 +61,7 @@ class Evaluation:
         return float(np.median(self.returns))
 
 
-class Slot:
+class EnvSlot:
     """One environment that plays one episode after another, each from its seed."""
 
     def __init__(self, env: VectorEnv) -> None:
@@ -70,7 +70,7 @@ class Slot:
         self._env = env
 
     def start(self, seed: int, recurrent_state_size: int) -> PolicyInput:
-        """Begin the episode of a seed for a policy that remembers so many numbers; return what it perceives."""
+        """Start the episode of a seed; return the first input of a policy with such a recurrent state."""
         self._input_builder = PolicyInputBuilder(1, self._env.spec, recurrent_state_size)
         return self._input_builder.build(self._env.reset(seed), np.ones(1, np.bool_))
 
@@ -87,8 +87,8 @@ class Slot:
         self._env.close()
 
 
-class Protocol:
-    """Plays episodes in slots that are made once and used again by every evaluation."""
+class EvalProtocol:
+    """Plays episodes in slots that are made once and reused by every evaluation."""
 
     def __init__(self, make_env: Callable[[], VectorEnv], num_slots: int) -> None:
         """Prepare.
@@ -98,15 +98,15 @@ class Protocol:
             num_slots: Episodes played side by side, which share each call of the policy.
         """
         self._make_env, self._num_slots = make_env, num_slots
-        self._slots: list[Slot] = []
+        self._slots: list[EnvSlot] = []
 
     def play(
-        self, player: Player, seeds: Sequence[int], is_stopped: Callable[[], bool] = lambda: False
+        self, policy: EvalPolicy, seeds: Sequence[int], is_stopped: Callable[[], bool] = lambda: False
     ) -> Evaluation | None:
         """Play one episode of each seed.
 
         Args:
-            player: The policy.
+            policy: The policy.
             seeds: Seeds of the episodes, at least one.
             is_stopped: Asked at every step; True abandons the evaluation.
 
@@ -114,12 +114,12 @@ class Protocol:
             The evaluation, or None if it was abandoned.
         """
         self._fill(min(self._num_slots, len(seeds)))
-        round_ = _Round(self._slots, seeds, player)
-        while round_.is_playing:
+        rollout = _Rollout(self._slots, seeds, policy)
+        while rollout.is_playing:
             if is_stopped():
                 return None
-            round_.step()
-        return Evaluation(round_.returns, round_.lengths, tuple(seeds))
+            rollout.step()
+        return Evaluation(rollout.returns, rollout.lengths, tuple(seeds))
 
     def close(self) -> None:
         """Free the environments."""
@@ -129,14 +129,14 @@ class Protocol:
 
     def _fill(self, count: int) -> None:
         while len(self._slots) < count:
-            self._slots.append(Slot(self._make_env()))
+            self._slots.append(EnvSlot(self._make_env()))
 
 
 @dataclass
 class _Episode:
     """An episode that is being played."""
 
-    slot: Slot
+    slot: EnvSlot
     number: int
     policy_input: PolicyInput
     rng: np.random.Generator
@@ -144,17 +144,17 @@ class _Episode:
     """Its slot has no further one; it holds its place only."""
 
 
-class _Round:
+class _Rollout:
     """The episodes of one evaluation: a slot that ends one takes the next seed that is left."""
 
-    def __init__(self, slots: Sequence[Slot], seeds: Sequence[int], player: Player) -> None:
-        self._player = player
+    def __init__(self, slots: Sequence[EnvSlot], seeds: Sequence[int], policy: EvalPolicy) -> None:
+        self._policy = policy
         self.returns = np.full(len(seeds), np.nan)
         self.lengths = np.zeros(len(seeds), np.int64)
         self._left = deque(enumerate(seeds))
         self._playing: list[_Episode] = []
         for slot in slots:
-            self._playing += self._begun(slot)
+            self._playing += self._start_next(slot)
 
     @property
     def is_playing(self) -> bool:
@@ -163,36 +163,36 @@ class _Round:
     def step(self) -> None:
         """Act once in every slot that plays."""
         playing = self._playing
-        output = self._decide()
+        output = self._act()
         self._playing = []
         for i, episode in enumerate(playing):
-            self._playing += [episode] if episode.is_over else self._played(episode, output, i)
+            self._playing += [episode] if episode.is_over else self._advance(episode, output, i)
 
-    def _played(self, episode: _Episode, output: PolicyOutput, row: int) -> list[_Episode]:
-        """Return what plays on in an episode's place after one more step."""
+    def _advance(self, episode: _Episode, output: PolicyOutput, row: int) -> list[_Episode]:
+        """Step one episode; return what plays in its place from now on."""
         episode.policy_input, summary = episode.slot.step(output, row)
         if summary is None:
             return [episode]
         self.returns[episode.number], self.lengths[episode.number] = summary.episode_return, summary.length
         episode.is_over = True
-        return self._begun(episode.slot) or ([episode] if self._player.keeps_rows else [])
+        return self._start_next(episode.slot) or ([episode] if self._policy.keeps_rows else [])
 
-    def _decide(self) -> PolicyOutput:
-        """Return the player's output, with random actions in a share of the places."""
-        player = self._player
-        output = player.act(join([episode.policy_input for episode in self._playing]))
-        if player.epsilon == 0.0:
+    def _act(self) -> PolicyOutput:
+        """Return the policy's output, with random actions in a share of the places."""
+        policy = self._policy
+        output = policy.act(join([episode.policy_input for episode in self._playing]))
+        if policy.epsilon == 0.0:
             return output
         action = output.action.copy()
         for i, episode in enumerate(self._playing):
-            if episode.rng.random() < player.epsilon:
-                action[i] = episode.rng.integers(player.num_actions)
+            if episode.rng.random() < policy.epsilon:
+                action[i] = episode.rng.integers(policy.num_actions)
         return replace(output, action=action)
 
-    def _begun(self, slot: Slot) -> list[_Episode]:
-        """Return the next episode, begun in a slot; nothing if none is left."""
+    def _start_next(self, slot: EnvSlot) -> list[_Episode]:
+        """Return the next episode, started in a slot; nothing if none is left."""
         if not self._left:
             return []
         number, seed = self._left.popleft()
-        policy_input = slot.start(seed, self._player.recurrent_state_size)
+        policy_input = slot.start(seed, self._policy.recurrent_state_size)
         return [_Episode(slot, number, policy_input, np.random.default_rng(seed))]

@@ -1,7 +1,11 @@
-"""What remains of a run that has ended: curve, video and result.json, written in this order."""
+"""The report of a run that has ended: curve, video and result.json, written in this order."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -9,35 +13,102 @@ import structlog
 
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import TidemillError
-from tidemill.services.evaluator.ending import Ending
-from tidemill.services.evaluator.examiner import Examiner
+from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.params_source import ParamsSource
-from tidemill.services.evaluator.records import Records
-from tidemill.services.evaluator.result import Result, write_result
+from tidemill.services.evaluator.run_logs import RunLogs
+from tidemill.services.evaluator.verdict import RunVerdict
 
+RESULT = "result.json"
 CURVE = Path("plots") / "learning_curve.png"
 VIDEO = Path("videos") / "best.mp4"
 
 _log = structlog.get_logger()
 
 
+@dataclass(frozen=True)
+class Result:
+    """How a run ended. None stands for what there is not."""
+
+    run: str
+    """Name of the run."""
+    algorithm: str
+    env_id: str
+    seed: int
+    solved: bool
+    """Whether the target was reached, and confirmed if that was asked for."""
+    reason: str
+    """Why the run ended."""
+    target_return: float | None
+    mean_return: float | None
+    """Mean raw return of the evaluation that decided; None if nothing was ever evaluated."""
+    std_return: float | None
+    min_return: float | None
+    max_return: float | None
+    median_return: float | None
+    human_normalised: float | None
+    """Mean in Atari games: 0 is random play, 1 a person; None elsewhere."""
+    episodes: int
+    """Episodes of that evaluation."""
+    wall_s: float
+    """Seconds of training when that evaluation ended, over all sessions; confirmation comes after it."""
+    env_steps: int
+    """Agent decisions behind its parameters."""
+    learner_steps: int
+    """Gradient steps behind its parameters."""
+    params_version: int
+    confirmed_mean: float | None
+    """Mean over fresh episodes with the same parameters; None without confirmation."""
+    confirm_episodes: int
+    """Episodes of the confirmation; 0 without."""
+    failed_confirmations: int
+    """How often before a mean reached the target but fresh episodes did not bear it out."""
+    best_mean: float | None
+    """Largest mean of any evaluation."""
+    best_version: int
+    """Version the tag `best` points at."""
+    evaluations: int
+    """Evaluations of the run."""
+    learning_curve: str | None
+    """File in the run's folder."""
+    video: str | None
+    """File in the run's folder."""
+
+
+def write_result(result: Result, folder: Path) -> None:
+    """Write FOLDER/result.json, whole or not at all."""
+    draft = folder / "result.json.tmp"
+    with draft.open("w", encoding="utf-8") as file:
+        json.dump(dataclasses.asdict(result), file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(folder / RESULT)
+
+
+def set_result_aside(folder: Path) -> None:
+    """Keep the result of an earlier end as result-1.json, or the next free number: the run goes on."""
+    if (folder / RESULT).exists():
+        number = 1 + len(list(folder.glob("result-*.json")))
+        (folder / RESULT).rename(folder / f"result-{number}.json")
+
+
 def write_report(
-    ending: Ending, config: EvaluatorConfig, source: ParamsSource, examiner: Examiner, records: Records
+    verdict: RunVerdict, config: EvaluatorConfig, source: ParamsSource, runner: EpisodeRunner, logs: RunLogs
 ) -> Result:
     """Write what remains; a curve or video that fails is left out and logged, the result never is."""
-    curve = draw(config, records)
-    video = film(config, source, examiner) if config.evaluator.video else None
-    result = result_of(ending, config, records, curve=curve, video=video)
+    curve = _draw(config, logs)
+    video = _film(config, source, runner) if config.evaluator.video else None
+    result = _summarise(verdict, config, logs, curve=curve, video=video)
     write_result(result, config.run.folder)
     _log.info("run ended", solved=result.solved, reason=result.reason, mean_return=result.mean_return)
     return result
 
 
-def draw(config: EvaluatorConfig, records: Records) -> str | None:
+def _draw(config: EvaluatorConfig, logs: RunLogs) -> str | None:
     """Draw the learning curve; return its file in the run's folder, None if there is nothing to draw."""
     from tidemill.services.evaluator.curve import draw_curve  # matplotlib takes seconds to import
 
-    scores, run = records.scores.rows, config.run
+    scores, run = logs.scores.rows, config.run
     if not scores:
         return None
     title = f"{run.name}: {config.agent.algorithm} on {config.env.id}, seed {run.seed}"
@@ -49,7 +120,7 @@ def draw(config: EvaluatorConfig, records: Records) -> str | None:
     return str(CURVE)
 
 
-def film(config: EvaluatorConfig, source: ParamsSource, examiner: Examiner) -> str | None:
+def _film(config: EvaluatorConfig, source: ParamsSource, runner: EpisodeRunner) -> str | None:
     """Record a video of the best policy; return its file in the run's folder, None if there is none."""
     from tidemill.services.evaluator.video import record_video
 
@@ -59,7 +130,7 @@ def film(config: EvaluatorConfig, source: ParamsSource, examiner: Examiner) -> s
     settings, file = config.evaluator, config.run.folder / VIDEO
     record = partial(record_video, seed=settings.seed, file=file, max_steps=settings.video_max_steps)
     try:
-        summary = examiner.film(params, record)
+        summary = runner.record(params, record)
     except TidemillError as error:
         _log.warning("no video", reason=str(error))
         return None
@@ -68,21 +139,21 @@ def film(config: EvaluatorConfig, source: ParamsSource, examiner: Examiner) -> s
     return str(VIDEO)
 
 
-def result_of(
-    ending: Ending, config: EvaluatorConfig, records: Records, *, curve: str | None, video: str | None
+def _summarise(
+    verdict: RunVerdict, config: EvaluatorConfig, logs: RunLogs, *, curve: str | None, video: str | None
 ) -> Result:
     """Return the summary of a run."""
-    score = records.scores.of_version(ending.version) if ending.version is not None else None
-    best = records.best()
-    confirmations = records.confirmations.rows
-    confirmation = records.confirmations.of_version(ending.version) if ending.version is not None else None
+    score = logs.scores.of_version(verdict.version) if verdict.version is not None else None
+    best = logs.best()
+    confirmations = logs.confirmations.rows
+    confirmation = logs.confirmations.of_version(verdict.version) if verdict.version is not None else None
     return Result(
         run=config.run.name,
         algorithm=config.agent.algorithm,
         env_id=config.env.id,
         seed=config.run.seed,
-        solved=ending.solved,
-        reason=ending.reason,
+        solved=verdict.solved,
+        reason=verdict.reason,
         target_return=config.run.target_return,
         mean_return=score.mean if score else None,
         std_return=score.std if score else None,
@@ -91,16 +162,16 @@ def result_of(
         median_return=score.median if score else None,
         human_normalised=score.human_normalised if score else None,
         episodes=score.episodes if score else 0,
-        wall_s=score.wall_s if score else round(records.clock.wall_s(), 3),
+        wall_s=score.wall_s if score else round(logs.clock.wall_s(), 3),
         env_steps=score.env_steps if score else 0,
         learner_steps=score.learner_steps if score else 0,
         params_version=score.params_version if score else 0,
         confirmed_mean=confirmation.mean if confirmation else None,
         confirm_episodes=confirmation.episodes if confirmation else 0,
-        failed_confirmations=len(confirmations) - (1 if ending.solved and confirmation else 0),
+        failed_confirmations=len(confirmations) - (1 if verdict.solved and confirmation else 0),
         best_mean=best.mean if best else None,
         best_version=best.params_version if best else 0,
-        evaluations=len(records.scores.rows),
+        evaluations=len(logs.scores.rows),
         learning_curve=curve,
         video=video,
     )

@@ -1,4 +1,4 @@
-"""A video of one episode: MP4, H.264, in the pixel format every player and browser shows."""
+"""A video of one episode: MP4, H.264, in the pixel format every policy and browser shows."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 
 from tidemill.envs.interface import EpisodeSummary, VectorEnv
 from tidemill.errors import FatalError
-from tidemill.services.evaluator.protocol import Player, Slot
+from tidemill.services.evaluator.protocol import EnvSlot, EvalPolicy
 
 FRAMES_PER_S = 30
 """Pictures a second, one picture a decision."""
 
 
-def record_video(env: VectorEnv, player: Player, seed: int, file: Path, *, max_steps: int) -> EpisodeSummary | None:
+def record_video(env: VectorEnv, policy: EvalPolicy, seed: int, file: Path, *, max_steps: int) -> EpisodeSummary | None:
     """Play one episode and write its video; the file is replaced whole.
 
     Args:
         env: A batch of one, made with `render=True`; closed afterwards.
-        player: The policy.
+        policy: The policy.
         seed: Of the episode.
         file: Where the MP4 is written.
         max_steps: Longest video, in agent decisions.
@@ -35,7 +35,7 @@ def record_video(env: VectorEnv, player: Player, seed: int, file: Path, *, max_s
         FatalError: The environment has no pictures, or the encoder failed.
     """
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures need no screen
-    episode = _Episode(env, player, seed, max_steps)
+    episode = _Episode(env, policy, seed, max_steps)
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_name(f".{file.name}")
     try:
@@ -51,17 +51,17 @@ def record_video(env: VectorEnv, player: Player, seed: int, file: Path, *, max_s
 class _Episode:
     """One episode as a sequence of pictures."""
 
-    def __init__(self, env: VectorEnv, player: Player, seed: int, max_steps: int) -> None:
-        self._env, self._player, self._seed, self._max_steps = env, player, seed, max_steps
+    def __init__(self, env: VectorEnv, policy: EvalPolicy, seed: int, max_steps: int) -> None:
+        self._env, self._policy, self._seed, self._max_steps = env, policy, seed, max_steps
         self.summary: EpisodeSummary | None = None
 
     def pictures(self) -> Iterator[NDArray[np.uint8]]:
         """Yield the pictures, uint8 [H, W, 3], that of the episode's end included."""
-        slot = Slot(self._env)
-        policy_input = slot.start(self._seed, self._player.recurrent_state_size)
+        slot = EnvSlot(self._env)
+        policy_input = slot.start(self._seed, self._policy.recurrent_state_size)
         yield self._picture()
         for _ in range(self._max_steps):
-            policy_input, self.summary = slot.step(self._player.act(policy_input))
+            policy_input, self.summary = slot.step(self._policy.act(policy_input))
             yield self._picture()
             if self.summary is not None:
                 return

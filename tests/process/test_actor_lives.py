@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.integration.learner_cluster import LearnerCluster, learner_cluster, wait_until
 from tidemill.services.actor.__main__ import training_seed
-from tidemill.services.actor.replica import actor_index
+from tidemill.services.actor.actor_index import actor_index
 
 _WAIT_S = 240.0  # torch is imported, on a machine that may be busy
 _SEED = re.compile(r"acting starts.* seed=(\d+)")

@@ -61,7 +61,7 @@ def test_wrong_setting_is_refused_before_there_is_a_run(arguments: list[str], wo
 
 def test_environment_that_takes_its_process_down_is_a_wrong_setting() -> None:
     """The launcher lives, and says which environment it was."""
-    with pytest.raises(ConfigError, match="test_trial:dies' failed"):
+    with pytest.raises(ConfigError, match="test_env_check:dies' failed"):
         check_environment(_config("dies"))
 
 

@@ -29,7 +29,7 @@ def check_environment(config: RunConfig) -> None:
             than `launcher.start_timeout_s`.
     """
     env_id, timeout_s = config.env.id, config.launcher.start_timeout_s
-    with tempfile.TemporaryDirectory(prefix="tidemill-trial-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tidemill-env-check-") as folder:
         write_document(config, Path(folder) / _SETTINGS)
         try:
             ended = subprocess.run(
@@ -65,4 +65,4 @@ def _try_here(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run("trial", lambda: _try_here(Path(sys.argv[1]))))
+    sys.exit(run("env_check", lambda: _try_here(Path(sys.argv[1]))))

@@ -9,7 +9,7 @@ import pytest
 
 from tidemill.rl.exploration import ActorSlot, epsilon_ladder
 from tidemill.services.actor.__main__ import training_seed
-from tidemill.services.actor.replica import actor_index
+from tidemill.services.actor.actor_index import actor_index
 
 
 def test_index_that_was_set_is_kept() -> None:

@@ -17,13 +17,13 @@ from tidemill.config.run import RunSettings
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.config.services import EvaluatorSettings
 from tidemill.params.version import Params, ParamsMetadata, Precision, Version
-from tidemill.services.evaluator.ending import Ending
+from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.evaluator import Evaluator
-from tidemill.services.evaluator.examiner import Examiner
 from tidemill.services.evaluator.params_source import ParamsSource
 from tidemill.services.evaluator.protocol import Evaluation
-from tidemill.services.evaluator.records import Records
 from tidemill.services.evaluator.report import write_report
+from tidemill.services.evaluator.run_logs import RunLogs
+from tidemill.services.evaluator.verdict import RunVerdict
 
 _CREATED = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
@@ -66,14 +66,14 @@ class Source:
 
 
 @dataclass
-class ScriptedExaminer:
+class ScriptedRunner:
     """Returns the mean that the script has for a version: first of its evaluation, then of its confirmation."""
 
     means: dict[int, list[float]]
     seeds: list[tuple[int, int]] = field(default_factory=list)
     """First seed and number of episodes of every test."""
 
-    def test(self, params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool]) -> Evaluation | None:
+    def run(self, params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool]) -> Evaluation | None:
         """Play nothing."""
         if is_stopped():
             return None
@@ -88,15 +88,15 @@ class Scene:
 
     evaluator: Evaluator
     source: Source
-    examiner: ScriptedExaminer
-    records: Records
+    runner: ScriptedRunner
+    logs: RunLogs
     config: EvaluatorConfig
     finish: threading.Event
 
-    def report(self, ending: Ending) -> dict[str, Any]:
-        """Write the report of an ending and return result.json."""
-        write_report(ending, self.config, cast(ParamsSource, self.source), cast(Examiner, self.examiner), self.records)
-        self.records.close()
+    def report(self, verdict: RunVerdict) -> dict[str, Any]:
+        """Write the report of a verdict and return result.json."""
+        write_report(verdict, self.config, cast(ParamsSource, self.source), cast(EpisodeRunner, self.runner), self.logs)
+        self.logs.close()
         result: dict[str, Any] = json.loads((self.config.run.folder / "result.json").read_text())
         return result
 
@@ -104,19 +104,19 @@ class Scene:
 def _scene(folder: Path, means: dict[int, list[float]], evaluator: EvaluatorSettings, **run: float) -> Scene:
     config = EvaluatorConfig(run=RunSettings(root=str(folder), name="scene", **cast(Any, run)), evaluator=evaluator)
     stop, finish = threading.Event(), threading.Event()
-    source, examiner = Source(sorted(means), stop), ScriptedExaminer(means)
+    source, runner = Source(sorted(means), stop), ScriptedRunner(means)
     ticks = iter(range(1_000_000))
-    records = Records(config.run, lambda: float(next(ticks)))
+    logs = RunLogs(config.run, lambda: float(next(ticks)))
     made = Evaluator(
         config,
         cast(ParamsSource, source),
-        cast(Examiner, examiner),
-        records,
+        cast(EpisodeRunner, runner),
+        logs,
         stop=stop,
         finish=finish,
         now=lambda: float(next(ticks)),
     )
-    return Scene(made, source, examiner, records, config, finish)
+    return Scene(made, source, runner, logs, config, finish)
 
 
 _SETTINGS = EvaluatorSettings(episodes=25, confirm_episodes=100, min_interval_s=0.0, seed=10_000, video=False)
@@ -125,10 +125,10 @@ _SETTINGS = EvaluatorSettings(episodes=25, confirm_episodes=100, min_interval_s=
 def test_evaluator_ends_the_run_when_fresh_episodes_confirm_the_target(tmp_path: Path) -> None:
     """Version 2 reaches 200 and its 100 fresh episodes do too: solved, and the result says so."""
     scene = _scene(tmp_path, {1: [50.0], 2: [210.0, 205.0], 3: [999.0]}, _SETTINGS, target_return=200.0)
-    ending = scene.evaluator.run()
-    assert ending == Ending(True, "a mean return of 200 was reached", 2)
-    assert scene.examiner.seeds == [(10_000, 25), (10_000, 25), (1_010_000, 100)]
-    result = scene.report(ending)
+    verdict = scene.evaluator.run()
+    assert verdict == RunVerdict(True, "a mean return of 200 was reached", 2)
+    assert scene.runner.seeds == [(10_000, 25), (10_000, 25), (1_010_000, 100)]
+    result = scene.report(verdict)
     assert (result["solved"], result["mean_return"], result["confirmed_mean"]) == (True, 210.0, 205.0)
     assert (result["params_version"], result["env_steps"], result["learner_steps"]) == (2, 200, 20)
     assert (result["episodes"], result["confirm_episodes"], result["failed_confirmations"]) == (25, 100, 0)
@@ -140,12 +140,12 @@ def test_evaluator_goes_on_after_a_confirmation_that_failed(tmp_path: Path) -> N
     """A lucky crossing is recorded and training goes on; the next confirmation plays other seeds."""
     means = {1: [220.0, 150.0], 2: [190.0], 3: [201.0, 202.0]}
     scene = _scene(tmp_path, means, _SETTINGS, target_return=200.0)
-    ending = scene.evaluator.run()
-    assert ending is not None
-    assert (ending.solved, ending.version) == (True, 3)
-    assert [seeds for seeds in scene.examiner.seeds if seeds[1] == 100] == [(1_010_000, 100), (1_010_100, 100)]
-    assert [row.mean for row in scene.records.confirmations.rows] == [150.0, 202.0]
-    result = scene.report(ending)
+    verdict = scene.evaluator.run()
+    assert verdict is not None
+    assert (verdict.solved, verdict.version) == (True, 3)
+    assert [seeds for seeds in scene.runner.seeds if seeds[1] == 100] == [(1_010_000, 100), (1_010_100, 100)]
+    assert [row.mean for row in scene.logs.confirmations.rows] == [150.0, 202.0]
+    result = scene.report(verdict)
     assert (result["failed_confirmations"], result["evaluations"]) == (1, 3)
     # The crossing that was luck has the larger mean; the best version is the one that was confirmed.
     assert (result["best_version"], scene.source.tags["best"]) == (3, 3)
@@ -155,18 +155,18 @@ def test_evaluator_takes_the_result_at_its_word_without_confirmation(tmp_path: P
     """confirm_episodes 0 skips it."""
     settings = EvaluatorSettings(confirm_episodes=0, min_interval_s=0.0, video=False)
     scene = _scene(tmp_path, {1: [200.0]}, settings, target_return=200.0)
-    ending = scene.evaluator.run()
-    assert ending is not None
-    assert ending.solved
-    assert scene.report(ending)["confirmed_mean"] is None
+    verdict = scene.evaluator.run()
+    assert verdict is not None
+    assert verdict.solved
+    assert scene.report(verdict)["confirmed_mean"] is None
 
 
 def test_evaluator_measures_the_newest_version_when_a_limit_is_reached(tmp_path: Path) -> None:
     """The version at run.max_learner_steps is evaluated, and the run ends unsolved with that result."""
     scene = _scene(tmp_path, {1: [50.0], 4: [120.0]}, _SETTINGS, target_return=200.0, max_learner_steps=40)
-    ending = scene.evaluator.run()
-    assert ending == Ending(False, "run.max_learner_steps (40) reached", 4)
-    result = scene.report(ending)
+    verdict = scene.evaluator.run()
+    assert verdict == RunVerdict(False, "run.max_learner_steps (40) reached", 4)
+    result = scene.report(verdict)
     assert (result["solved"], result["mean_return"], result["target_return"]) == (False, 120.0, 200.0)
     assert result["best_mean"] == 120.0
 
@@ -174,7 +174,7 @@ def test_evaluator_measures_the_newest_version_when_a_limit_is_reached(tmp_path:
 def test_evaluator_breaks_off_an_evaluation_when_the_time_of_the_run_is_over(tmp_path: Path) -> None:
     """Version 1 plays until it is told to stop, which run.max_wall_s does; then the newest version is measured."""
     scene = _scene(tmp_path, {1: [50.0], 2: [60.0]}, _SETTINGS, max_wall_s=100.0)
-    play, asked = scene.examiner.test, list[int]()
+    play, asked = scene.runner.run, list[int]()
 
     def endless(params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool]) -> Evaluation | None:
         if asked:
@@ -183,19 +183,19 @@ def test_evaluator_breaks_off_an_evaluation_when_the_time_of_the_run_is_over(tmp
         scene.source.offered = 2
         return None
 
-    scene.examiner.test = endless  # type: ignore[method-assign]
-    ending = scene.evaluator.run()
+    scene.runner.run = endless  # type: ignore[method-assign]
+    verdict = scene.evaluator.run()
     assert asked[0] > 0, "the time was not over when it began"
-    assert ending == Ending(False, "run.max_wall_s (100) reached", 2)
-    assert scene.report(ending)["evaluations"] == 1
+    assert verdict == RunVerdict(False, "run.max_wall_s (100) reached", 2)
+    assert scene.report(verdict)["evaluations"] == 1
 
 
 def test_evaluator_can_solve_the_run_in_its_last_evaluation(tmp_path: Path) -> None:
     """The limit is reached by the version that also reaches the target."""
     scene = _scene(tmp_path, {4: [250.0, 240.0]}, _SETTINGS, target_return=200.0, max_env_steps=400)
-    ending = scene.evaluator.run()
-    assert ending is not None
-    assert (ending.solved, ending.version) == (True, 4)
+    verdict = scene.evaluator.run()
+    assert verdict is not None
+    assert (verdict.solved, verdict.version) == (True, 4)
 
 
 def test_evaluator_does_not_repeat_the_version_it_measured_last_at_the_end(tmp_path: Path) -> None:
@@ -204,18 +204,18 @@ def test_evaluator_does_not_repeat_the_version_it_measured_last_at_the_end(tmp_p
     scene.source.newer_than = lambda number, ask=scene.source.newer_than: (  # type: ignore[method-assign, misc]
         scene.finish.set() if number == 1 else ask(number)
     )
-    ending = scene.evaluator.run()
-    assert ending == Ending(False, "training has ended", 1)
-    assert scene.examiner.seeds == [(10_000, 25)]
+    verdict = scene.evaluator.run()
+    assert verdict == RunVerdict(False, "training has ended", 1)
+    assert scene.runner.seeds == [(10_000, 25)]
 
 
 def test_evaluator_ends_with_a_result_when_nothing_was_ever_published(tmp_path: Path) -> None:
     """A run that is over before its first version still says how it ended."""
     scene = _scene(tmp_path, {}, _SETTINGS)
     scene.finish.set()
-    ending = scene.evaluator.run()
-    assert ending is not None
-    result = scene.report(ending)
+    verdict = scene.evaluator.run()
+    assert verdict is not None
+    result = scene.report(verdict)
     assert (result["solved"], result["mean_return"], result["episodes"]) == (False, None, 0)
     assert result["learning_curve"] is None
 
@@ -231,15 +231,15 @@ def test_evaluator_does_not_repeat_a_version_after_a_restart(tmp_path: Path) -> 
     """A second evaluator on the same folder starts behind the newest version of scores.csv."""
     scene = _scene(tmp_path, {1: [50.0], 2: [60.0]}, _SETTINGS)
     scene.evaluator.run()
-    scene.records.close()
+    scene.logs.close()
     again = _scene(tmp_path, {1: [0.0], 2: [0.0], 3: [70.0]}, _SETTINGS)
     again.evaluator.run()
-    assert [(row.params_version, row.mean) for row in again.records.scores.rows] == [
+    assert [(row.params_version, row.mean) for row in again.logs.scores.rows] == [
         (1, 50.0),
         (2, 60.0),
         (3, 70.0),
     ]
-    again.records.close()
+    again.logs.close()
 
 
 def test_evaluator_leaves_out_versions_before_start_env_steps(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_evaluator_leaves_out_versions_before_start_env_steps(tmp_path: Path) ->
         _params(following) if (following := next(numbers, 0)) else ask(9)
     )
     scene.evaluator.run()
-    assert [row.params_version for row in scene.records.scores.rows] == [3]
+    assert [row.params_version for row in scene.logs.scores.rows] == [3]
 
 
 @pytest.mark.parametrize("mean", [-10.0, 5.0])

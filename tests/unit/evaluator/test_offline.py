@@ -20,8 +20,7 @@ from tidemill.envs.settings import EnvSettings
 from tidemill.params.version import ParamsMetadata, Version
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.sac.config import SACConfig
-from tidemill.services.evaluator.offline import main
-from tidemill.services.evaluator.outcome import outcome_of
+from tidemill.services.evaluator.offline import main, make_report
 from tidemill.services.evaluator.protocol import Evaluation
 from tidemill.services.paramserver.version_store import VersionStore
 
@@ -111,7 +110,7 @@ def test_wrong_wish_is_told_with_its_value(
     assert message in capsys.readouterr().err
 
 
-def test_outcome_of_an_atari_game_says_how_it_was_played(tmp_path: Path) -> None:
+def test_report_on_an_atari_game_says_how_it_was_played(tmp_path: Path) -> None:
     """Epsilon, no-op starts and sticky actions stand in the document, and its name tells tests apart."""
     config = EvaluatorConfig(
         env=EnvSettings("ALE/Pong-v5", sticky_actions=0.25),
@@ -119,11 +118,11 @@ def test_outcome_of_an_atari_game_says_how_it_was_played(tmp_path: Path) -> None
         evaluator=EvaluatorSettings(policy="epsilon", epsilon=0.05, noop_max=10),
     )
     version = Version(7, 6, 1, datetime.datetime.now(datetime.UTC), ParamsMetadata("dqn", "ALE/Pong-v5"), ())
-    outcome = outcome_of(Evaluation(np.array([-3.05]), np.array([900]), (5,)), config, version)
-    assert (outcome.epsilon, outcome.noop_max, outcome.sticky_actions) == (0.05, 10, 0.25)
-    assert outcome.human_normalised == pytest.approx(0.5)
-    assert "human-normalised 50.0 %" in str(outcome)
-    assert outcome.file_name == "version-7-epsilon-0.05-noops-10-seed-5-episodes-1.json"
+    report = make_report(Evaluation(np.array([-3.05]), np.array([900]), (5,)), config, version)
+    assert (report.epsilon, report.noop_max, report.sticky_actions) == (0.05, 10, 0.25)
+    assert report.human_normalised == pytest.approx(0.5)
+    assert "human-normalised 50.0 %" in str(report)
+    assert report.file_name == "version-7-epsilon-0.05-noops-10-seed-5-episodes-1.json"
 
 
 def test_folder_of_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,19 +8,19 @@ import pytest
 from tests.unit.evaluator.line_env import LineEnv
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
-from tidemill.services.evaluator.protocol import Evaluation, Player, Protocol
+from tidemill.services.evaluator.protocol import EvalPolicy, EvalProtocol, Evaluation
 
 
-def _protocol(num_slots: int, period: int = 10) -> Protocol:
-    return Protocol(lambda: GymnasiumVectorEnv(lambda: LineEnv(period), 1), num_slots)
+def _protocol(num_slots: int, period: int = 10) -> EvalProtocol:
+    return EvalProtocol(lambda: GymnasiumVectorEnv(lambda: LineEnv(period), 1), num_slots)
 
 
 def _zeros(policy_input: PolicyInput) -> PolicyOutput:
     return PolicyOutput(np.zeros(len(policy_input), np.int64))
 
 
-def _play(protocol: Protocol, seeds: range) -> Evaluation:
-    evaluation = protocol.play(Player(_zeros), seeds)
+def _play(protocol: EvalProtocol, seeds: range) -> Evaluation:
+    evaluation = protocol.play(EvalPolicy(_zeros), seeds)
     assert evaluation is not None
     return evaluation
 
@@ -57,7 +57,7 @@ def test_play_asks_the_policy_once_for_all_slots_that_play() -> None:
         sizes.append(len(policy_input))
         return _zeros(policy_input)
 
-    assert _protocol(3, period=3).play(Player(act), range(3)) is not None
+    assert _protocol(3, period=3).play(EvalPolicy(act), range(3)) is not None
     assert sizes == [3, 2, 1]  # episodes of 1, 2 and 3 steps
 
 
@@ -70,7 +70,7 @@ def test_play_keeps_rows_for_a_policy_whose_noise_lasts() -> None:
         rows.append(list(zip(seeds, policy_input.is_first.tolist(), strict=True)))
         return _zeros(policy_input)
 
-    evaluation = _protocol(3, period=4).play(Player(act, keeps_rows=True), range(4))
+    evaluation = _protocol(3, period=4).play(EvalPolicy(act, keeps_rows=True), range(4))
     assert evaluation is not None
     assert evaluation.returns.tolist() == [1, 2, 3, 4]
     # episodes of 1, 2 and 3 steps, and of 4 in the slot of the first
@@ -85,7 +85,7 @@ def test_play_gives_each_slot_its_own_action() -> None:
     def act(policy_input: PolicyInput) -> PolicyOutput:
         return PolicyOutput(policy_input.observation[:, 0].astype(np.int64) % 2)
 
-    evaluation = _protocol(4).play(Player(act), range(8))
+    evaluation = _protocol(4).play(EvalPolicy(act), range(8))
     assert evaluation is not None
     assert evaluation.returns.tolist() == [(1 + s) * (1 + s % 2) for s in range(8)]
 
@@ -105,7 +105,7 @@ def test_play_ends_at_the_next_step_when_stopped() -> None:
         acted.append(1)
         return _zeros(policy_input)
 
-    assert _protocol(2).play(Player(act), range(5, 10), is_stopped) is None
+    assert _protocol(2).play(EvalPolicy(act), range(5, 10), is_stopped) is None
     assert len(acted) == 3
 
 
@@ -118,7 +118,7 @@ def test_play_hands_each_slot_its_own_recurrent_state_back() -> None:
         counts.append(memory[:, 0].tolist())
         return PolicyOutput(np.zeros(len(policy_input), np.int64), recurrent_state=memory)
 
-    assert _protocol(2).play(Player(act, recurrent_state_size=1), [0, 2, 1]) is not None
+    assert _protocol(2).play(EvalPolicy(act, recurrent_state_size=1), [0, 2, 1]) is not None
     # episodes of 1, 3 and 2 steps: the second slot's count goes on when the first begins its next episode
     assert counts == [[1.0, 1.0], [1.0, 2.0], [2.0, 3.0]]
 
@@ -133,12 +133,12 @@ def test_play_tells_the_policy_what_it_did_and_got() -> None:
         )
         return PolicyOutput(np.ones(1, np.int64))
 
-    assert _protocol(1).play(Player(act), [2]) is not None
+    assert _protocol(1).play(EvalPolicy(act), [2]) is not None
     assert seen == [(True, 0, 0.0), (False, 1, 2.0), (False, 1, 2.0)]
 
 
 def _epsilon(num_slots: int, epsilon: float, seeds: range) -> Evaluation:
-    evaluation = _protocol(num_slots, period=50).play(Player(_zeros, epsilon=epsilon, num_actions=2), seeds)
+    evaluation = _protocol(num_slots, period=50).play(EvalPolicy(_zeros, epsilon=epsilon, num_actions=2), seeds)
     assert evaluation is not None
     return evaluation
 

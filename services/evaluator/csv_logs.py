@@ -1,4 +1,4 @@
-"""Appends evaluations to a file that survives restarts."""
+"""The evaluator's CSV files, which survive restarts: evaluations, confirmations and every episode."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import io
 import os
 from pathlib import Path
+from typing import Literal
 
 from tidemill.envs.atari_scores import human_normalised
 from tidemill.params.version import Version
@@ -80,3 +81,32 @@ def _line(cells: tuple[object, ...]) -> str:
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow(cells)
     return line.getvalue()
+
+
+_EPISODE_COLUMNS = "params_version,kind,seed,episode_return,length\n"
+
+Kind = Literal["evaluation", "confirmation"]
+
+
+class EpisodeLog:
+    """Appends the episodes of one evaluation after the other; a torn last line is cut off at the start."""
+
+    def __init__(self, file: Path) -> None:
+        """Open the file, or begin it."""
+        self._file = file
+        file.parent.mkdir(parents=True, exist_ok=True)
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        whole = text[: text.rfind("\n") + 1] or _EPISODE_COLUMNS
+        if whole != text:
+            draft = file.with_suffix(".tmp")
+            draft.write_text(whole, encoding="utf-8")
+            draft.replace(file)
+
+    def append(self, evaluation: Evaluation, version: int, kind: Kind) -> None:
+        """Add the episodes of a version; they are on disk before this returns."""
+        episodes = zip(evaluation.seeds, evaluation.returns.tolist(), evaluation.lengths.tolist(), strict=True)
+        rows = [f"{version},{kind},{seed},{total},{length}\n" for seed, total, length in episodes]
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write("".join(rows))
+            file.flush()
+            os.fsync(file.fileno())

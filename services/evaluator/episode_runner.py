@@ -1,4 +1,4 @@
-"""Plays parameters: loads them into the policy, then follows the protocol."""
+"""Runs evaluation episodes with given parameters: loads them into the policy, then follows the protocol."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tidemill.errors import ConfigError, FatalError
 from tidemill.params.blob import unpack
 from tidemill.params.version import Params
 from tidemill.rl.agents.build import build_policy
-from tidemill.services.evaluator.protocol import Evaluation, Player, Protocol
+from tidemill.services.evaluator.protocol import EvalPolicy, EvalProtocol, Evaluation
 from tidemill.types import EnvSpec
 
 _PAST_SCHEDULES = 2**62
 """A count of agent decisions after all random ones and at the end of every schedule."""
 
 
-class Examiner:
-    """One policy and the environments it is tested in."""
+class EpisodeRunner:
+    """One policy and the environments it is evaluated in."""
 
     def __init__(self, config: EvaluatorConfig) -> None:
         """Build the policy.
@@ -36,9 +36,9 @@ class Examiner:
         self._spec = spec_of(self._env)
         _check_policy(settings.policy, self._spec)
         self._policy = build_policy(config.agent, self._spec, seed=settings.seed)
-        self._protocol = Protocol(self._make_slot_env, settings.num_envs)
+        self._protocol = EvalProtocol(self._make_slot_env, settings.num_envs)
 
-    def test(
+    def run(
         self, params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool] = lambda: False
     ) -> Evaluation | None:
         """Play one episode of each seed with these parameters; None if it was stopped before the last ended.
@@ -47,20 +47,20 @@ class Examiner:
             InvalidArgument: the bytes are no parameters.
             FatalError: they are of another network.
         """
-        return self._protocol.play(self._player(params), seeds, is_stopped)
+        return self._protocol.play(self._eval_policy(params), seeds, is_stopped)
 
-    def film(
-        self, params: Params, record: Callable[[VectorEnv, Player], EpisodeSummary | None]
+    def record(
+        self, params: Params, recorder: Callable[[VectorEnv, EvalPolicy], EpisodeSummary | None]
     ) -> EpisodeSummary | None:
-        """Let `record` play these parameters in an environment with pictures."""
+        """Let `recorder` play these parameters in an environment with pictures."""
         env = make_env(self._env, 1, training=False, render=True)
-        return record(env, self._player(params))
+        return recorder(env, self._eval_policy(params))
 
     def close(self) -> None:
         """Free the environments."""
         self._protocol.close()
 
-    def _player(self, params: Params) -> Player:
+    def _eval_policy(self, params: Params) -> EvalPolicy:
         state = {name: torch.from_numpy(value) for name, value in unpack(params.blob).items()}
         try:
             self._policy.load(state)
@@ -68,13 +68,13 @@ class Examiner:
             raise FatalError(f"version {params.number} is of another network than agent.*: {error}") from error
         settings, recurrent_state_size = self._config.evaluator, self._policy.recurrent_state_size
         if settings.policy == "sampled":
-            return Player(
+            return EvalPolicy(
                 lambda policy_input: self._policy.act(policy_input, _PAST_SCHEDULES),
                 recurrent_state_size,
                 keeps_rows=True,
             )
         epsilon = epsilon_of(self._config) if settings.policy == "epsilon" else 0.0
-        return Player(
+        return EvalPolicy(
             lambda policy_input: self._policy.act(policy_input, evaluation=True),
             recurrent_state_size,
             epsilon,

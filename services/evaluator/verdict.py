@@ -12,7 +12,7 @@ CONFIRMATION_SEED_OFFSET = 1_000_000
 
 
 @dataclass(frozen=True)
-class Ending:
+class RunVerdict:
     """Why a run ends.
 
     Attributes:

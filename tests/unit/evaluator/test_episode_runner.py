@@ -19,7 +19,7 @@ from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
-from tidemill.services.evaluator.examiner import Examiner, epsilon_of
+from tidemill.services.evaluator.episode_runner import EpisodeRunner, epsilon_of
 from tidemill.services.evaluator.protocol import Evaluation
 
 DQN = DQNConfig(network="mlp", hidden_sizes=(4,))
@@ -32,8 +32,8 @@ def _config(env: EnvSettings, agent: object, **evaluator: object) -> EvaluatorCo
 
 
 def _test(config: EvaluatorConfig, seeds: range = range(4)) -> Evaluation:
-    with closing(Examiner(config)) as examiner:
-        evaluation = examiner.test(params_of(config), seeds)
+    with closing(EpisodeRunner(config)) as runner:
+        evaluation = runner.run(params_of(config), seeds)
     assert evaluation is not None
     return evaluation
 
@@ -48,7 +48,7 @@ def _test(config: EvaluatorConfig, seeds: range = range(4)) -> Evaluation:
 def test_policy_that_the_actions_do_not_allow_is_refused(env_id: str, agent: object, policy: str, message: str) -> None:
     """The message names the setting and what is allowed instead."""
     with pytest.raises(ConfigError, match=message):
-        Examiner(_config(EnvSettings(env_id), agent, policy=policy))
+        EpisodeRunner(_config(EnvSettings(env_id), agent, policy=policy))
 
 
 def test_epsilon_is_the_evaluators_or_else_the_agents() -> None:
@@ -102,8 +102,8 @@ def test_noop_starts_of_evaluation_are_its_own() -> None:
     """`evaluator.noop_max` takes the place of `env.noop_max`, which stands if it is not given."""
     agent = DQNConfig(hidden_sizes=(4,))
     for noop_max, expected in ((None, 7), (0, 0), (30, 30)):
-        with closing(Examiner(_config(PONG, agent, noop_max=noop_max))) as examiner:
-            assert examiner._env.noop_max == expected
+        with closing(EpisodeRunner(_config(PONG, agent, noop_max=noop_max))) as runner:
+            assert runner._env.noop_max == expected
 
 
 def test_full_games_with_raw_rewards_are_played_whatever_training_does() -> None:

@@ -1,21 +1,46 @@
-"""Everything the evaluator writes while the run goes on."""
+"""Everything the evaluator records during a run: its CSV files, TensorBoard and the run's clock."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from tidemill.config.run import RunSettings
 from tidemill.params.version import Version
 from tidemill.scores import Score
-from tidemill.services.evaluator.board import Board
-from tidemill.services.evaluator.ending import reaches_target
-from tidemill.services.evaluator.episode_log import EpisodeLog
+from tidemill.services.evaluator.csv_logs import EpisodeLog, ScoreLog, score_of
 from tidemill.services.evaluator.protocol import Evaluation
-from tidemill.services.evaluator.score_log import ScoreLog, score_of
+from tidemill.services.evaluator.verdict import reaches_target
 from tidemill.services.evaluator.wall_clock import WallClock, session_start_s
 
 
-class Records:
+class TensorboardWriter:
+    """Writes event files below a folder.
+
+    TensorBoard's own writer is used instead of torch.utils.tensorboard, whose import alone takes seconds.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Open a new event file."""
+        self._writer = EventFileWriter(str(folder))
+
+    def write(self, scalars: Mapping[str, float], step: int) -> None:
+        """Write scalars by name at a step, and flush."""
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+class RunLogs:
     """scores.csv, confirmations.csv, episodes.csv, TensorBoard and the run's clock."""
 
     def __init__(self, run: RunSettings, now: Callable[[], float]) -> None:
@@ -35,7 +60,7 @@ class Records:
         self.scores = ScoreLog(folder / "scores.csv")
         self.confirmations = ScoreLog(folder / "confirmations.csv")
         self._episodes = EpisodeLog(folder / "episodes.csv")
-        self._board = Board(folder / "tensorboard" / "evaluator")
+        self._tensorboard = TensorboardWriter(folder / "tensorboard" / "evaluator")
 
     def add(self, evaluation: Evaluation, version: Version) -> Score:
         """Record an evaluation that ended now."""
@@ -43,7 +68,7 @@ class Records:
         self._episodes.append(evaluation, version.version, "evaluation")
         self.scores.append(score)
         self.clock.save()
-        self._write_board("evaluation", score)
+        self._write_scalars("evaluation", score)
         return score
 
     def add_confirmation(self, evaluation: Evaluation, version: Version) -> Score:
@@ -51,7 +76,7 @@ class Records:
         score = score_of(evaluation, version, self.clock.wall_s())
         self._episodes.append(evaluation, version.version, "confirmation")
         self.confirmations.append(score)
-        self._write_board("confirmation", score)
+        self._write_scalars("confirmation", score)
         return score
 
     def best(self) -> Score | None:
@@ -63,9 +88,9 @@ class Records:
     def close(self) -> None:
         """Keep the clock and close the files."""
         self.clock.save()
-        self._board.close()
+        self._tensorboard.close()
 
-    def _write_board(self, group: str, score: Score) -> None:
+    def _write_scalars(self, group: str, score: Score) -> None:
         scalars = {
             "return_mean": score.mean,
             "return_std": score.std,
@@ -77,4 +102,4 @@ class Records:
             "params_version": score.params_version,
         }
         known = {f"{group}/{name}": value for name, value in scalars.items() if value is not None}
-        self._board.write(known, score.env_steps)
+        self._tensorboard.write(known, score.env_steps)

@@ -1,4 +1,4 @@
-"""scores.csv survives restarts and torn writes."""
+"""The evaluator's CSV files: what they hold, and that they survive restarts and torn lines."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import pytest
 from tidemill.errors import DataLoss
 from tidemill.params.version import ParamsMetadata, Version
 from tidemill.scores import Score, read_scores
+from tidemill.services.evaluator.csv_logs import EpisodeLog, ScoreLog, score_of
 from tidemill.services.evaluator.protocol import Evaluation
-from tidemill.services.evaluator.score_log import ScoreLog, score_of
 
 _FIRST_HEADER = "wall_s,learner_steps,env_steps,params_version,episodes,mean,std,min,max\n"
 _HEADER = _FIRST_HEADER.rstrip() + ",median,mean_length,human_normalised\n"
+_EPISODE_HEADER = "params_version,kind,seed,episode_return,length\n"
 
 
 def _score(version: int, mean: float = 1.5) -> Score:
@@ -96,3 +97,26 @@ def test_log_of_an_earlier_release_is_read_and_gets_the_new_columns(tmp_path: Pa
     log.append(_score(4))
     assert file.read_text().splitlines()[1] == "2.5,300,3000,3,25,1.5,0.25,-1.0,3.0,,,"
     assert read_scores(file) == [old, _score(4)]
+
+
+def _evaluation(*returns: float) -> Evaluation:
+    count = len(returns)
+    return Evaluation(np.array(returns), np.arange(count) + 1, tuple(range(10, 10 + count)))
+
+
+def test_log_writes_one_line_an_episode(tmp_path: Path) -> None:
+    """Version, kind, seed, return and length, in the order of the seeds."""
+    log = EpisodeLog(tmp_path / "episodes.csv")
+    log.append(_evaluation(1.5, -2.0), 3, "evaluation")
+    log.append(_evaluation(7.0), 3, "confirmation")
+    rows = "3,evaluation,10,1.5,1\n3,evaluation,11,-2.0,2\n3,confirmation,10,7.0,1\n"
+    assert (tmp_path / "episodes.csv").read_text() == _EPISODE_HEADER + rows
+
+
+def test_log_goes_on_behind_whole_lines_after_a_restart(tmp_path: Path) -> None:
+    """A line whose writing was cut is dropped; the others stay."""
+    file = tmp_path / "episodes.csv"
+    EpisodeLog(file).append(_evaluation(1.0), 1, "evaluation")
+    file.write_text(file.read_text() + "2,evalua")
+    EpisodeLog(file).append(_evaluation(5.0), 2, "evaluation")
+    assert file.read_text() == _EPISODE_HEADER + "1,evaluation,10,1.0,1\n2,evaluation,10,5.0,1\n"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tidemill.services.actor.reverse_dns import ask_name
+from tidemill.services.actor.actor_index import ask_name
 
 
 @contextmanager

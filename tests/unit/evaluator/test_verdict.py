@@ -6,7 +6,7 @@ import pytest
 
 from tidemill.config.run import RunSettings
 from tidemill.params.version import ParamsMetadata
-from tidemill.services.evaluator.ending import (
+from tidemill.services.evaluator.verdict import (
     confirmation_seeds,
     evaluation_seeds,
     limit_reached,
