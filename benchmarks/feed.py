@@ -23,9 +23,9 @@ import torch
 from benchmarks.learner_cases import CASES, Case
 from benchmarks.learner_feed import servers
 from benchmarks.rows import Row, row, write
-from tidemill.allocator import keep_freed_memory
 from tidemill.config.sections import RunConfig
 from tidemill.envs.make import spec_of
+from tidemill.process import keep_freed_memory
 from tidemill.replay.sampler import ReplaySampler
 from tidemill.rl.agents.build import build_agent
 from tidemill.services.learner.counters import Counters

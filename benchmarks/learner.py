@@ -31,11 +31,11 @@ from torch import Tensor
 from benchmarks.learner_cases import CASES
 from benchmarks.learner_feed import START_S, process, processor_s, random_columns, servers
 from benchmarks.rows import Row, row, write
-from tidemill.allocator import keep_freed_memory
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.envs.make import spec_of
 from tidemill.learner.client import LearnerClient
+from tidemill.process import keep_freed_memory
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.sac.config import SACConfig

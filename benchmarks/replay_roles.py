@@ -15,8 +15,8 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.replay_frames import NUM_ENVS, Steps, cached_steps, play
-from tidemill.allocator import keep_freed_memory
 from tidemill.codec import decode, encode
+from tidemill.process import keep_freed_memory
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.chunk import Chunk, ItemBatch

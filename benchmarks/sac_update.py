@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from tidemill.allocator import keep_freed_memory
+from tidemill.process import keep_freed_memory
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.types import EnvSpec

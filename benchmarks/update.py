@@ -20,8 +20,8 @@ from torch import Tensor
 from benchmarks.learner import batches_in_memory
 from benchmarks.learner_cases import CASES, Case
 from benchmarks.rows import Row, row, write
-from tidemill.allocator import keep_freed_memory
 from tidemill.envs.make import spec_of
+from tidemill.process import keep_freed_memory
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Agent

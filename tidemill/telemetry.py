@@ -1,4 +1,4 @@
-"""Structured logs and the /metrics endpoint, the same in every process."""
+"""Structured logs, `/metrics` for Prometheus and `/healthz` for whoever keeps the process running."""
 
 from __future__ import annotations
 
@@ -9,20 +9,25 @@ import platform
 import shutil
 import socket
 import sys
+import threading
 import time
+from collections.abc import Iterable
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TextIO, cast
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, TextIO, cast
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import structlog
-from prometheus_client import Gauge, disable_created_metrics
+from prometheus_client import Gauge, disable_created_metrics, make_wsgi_app
 
 from tidemill.errors import FatalError
-from tidemill.http_endpoint import start_http_endpoint
-from tidemill.rpc.health import Health
-from tidemill.rpc.server import check_exposure, why_not_bound
+from tidemill.rpc.server import Health, check_exposure, why_not_bound
 from tidemill.rpc.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 
 def configure_logging(service: str, *, level: str = "info", json: bool = False) -> None:
@@ -144,3 +149,48 @@ def _start_time() -> Gauge:
         "the name of its host.",
         ["host"],
     )
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _ServerV6(_Server):
+    address_family = socket.AF_INET6
+
+
+class _SilentHandler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing: a request comes every few seconds."""
+
+
+def start_http_endpoint(host: str, port: int, health: Health | None) -> int:
+    """Serve in daemon threads; return the port that was taken.
+
+    Args:
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one.
+        health: What `/healthz` says; None for a process that has no service to be asked about.
+
+    Raises:
+        OSError: The address cannot be bound.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    kind = _ServerV6 if family == socket.AF_INET6 else _Server
+    server = make_server(str(address[0]), port, _application(health), kind, _SilentHandler)
+    threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
+    return server.server_port
+
+
+def _application(health: Health | None) -> WSGIApplication:
+    metrics: WSGIApplication = make_wsgi_app()
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["PATH_INFO"] != "/healthz":
+            return metrics(environ, start_response)
+        complaint = health.complaint() if health is not None else ""
+        status = "503 Service Unavailable" if complaint else "200 OK"
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"{complaint or 'SERVING'}\n".encode()]
+
+    return answer

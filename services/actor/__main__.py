@@ -12,13 +12,12 @@ from contextlib import ExitStack, closing
 import structlog
 import torch
 
-from tidemill.allocator import keep_freed_memory
 from tidemill.config.load import load
 from tidemill.config.sections import ActorConfig
 from tidemill.envs.make import make_env
 from tidemill.params.version import Precision
 from tidemill.params.watcher import ParamsWatcher
-from tidemill.process import run, stop_event
+from tidemill.process import keep_freed_memory, run, stop_event
 from tidemill.replay.shards.appender import ShardedAppender
 from tidemill.replay.writer import ReplayWriter
 from tidemill.rl.agents.build import build_policy

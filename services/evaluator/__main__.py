@@ -13,12 +13,11 @@ from pathlib import Path
 import structlog
 import torch
 
-from tidemill.allocator import keep_freed_memory
 from tidemill.config.load import load
 from tidemill.config.sections import EvaluatorConfig
+from tidemill.idle import exit_or_idle
 from tidemill.params.run_end import RunEnd
-from tidemill.process import run, signal_event, stop_event
-from tidemill.rest import leave
+from tidemill.process import keep_freed_memory, run, signal_event, stop_event
 from tidemill.rpc.background import BackgroundServer
 from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.evaluator import Evaluator
@@ -48,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             address, metrics = server.start(), serve_metrics(config.evaluator.server, server.health)
             _log.info("listening", address=address, metrics=metrics)
             evaluate(config, server, stop, finish)
-        return leave("evaluator", config.run, config.evaluator.server, is_over=not stop.is_set())
+        return exit_or_idle("evaluator", config.run, config.evaluator.server, is_over=not stop.is_set())
 
     return run("evaluator", body)
 

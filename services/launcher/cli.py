@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tidemill import process
-from tidemill.nearest import nearest
+from tidemill.config.check import nearest
 
 Command = Callable[[Sequence[str]], int]
 

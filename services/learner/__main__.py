@@ -8,11 +8,10 @@ from collections.abc import Sequence
 
 import structlog
 
-from tidemill.allocator import keep_freed_memory
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
-from tidemill.process import die_with_parent, run, stop_event
-from tidemill.rest import leave
+from tidemill.idle import exit_or_idle
+from tidemill.process import die_with_parent, keep_freed_memory, run, stop_event
 from tidemill.rpc.background import BackgroundServer
 from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.learner import Learner
@@ -53,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             learner.run(server.set_serving)
         if "WORLD_SIZE" in os.environ:  # under torchrun, which is then the process that ends or rests
             return 0
-        return leave("learner", config.run, config.learner.server, is_over=not stop.is_set())
+        return exit_or_idle("learner", config.run, config.learner.server, is_over=not stop.is_set())
 
     return run("learner", body)
 

@@ -30,8 +30,8 @@ from tidemill.child import PARENT_VARIABLE
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import ConfigError, FatalError, Unavailable
+from tidemill.idle import INTERRUPTED, exit_or_idle
 from tidemill.process import run, signal_event
-from tidemill.rest import INTERRUPTED, leave
 from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.distributed.loopback_rendezvous import BACKEND, register
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments = (signal_event(number), interrupted)
             threading.Thread(target=_end_without_ranks, args=arguments, daemon=True).start()
         is_over = _run(options, words, environ)
-        return leave("learner", config.run, config.learner.server, is_over=is_over)
+        return exit_or_idle("learner", config.run, config.learner.server, is_over=is_over)
 
     return run("learner", body)
 

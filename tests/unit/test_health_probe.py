@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 import tidemill.health_probe
-from tidemill.http_endpoint import start_http_endpoint
 from tidemill.rpc.background import BackgroundServer
-from tidemill.rpc.health import Health
+from tidemill.rpc.server import Health
 from tidemill.rpc.settings import ServerSettings
-from tidemill.telemetry import serve_metrics
+from tidemill.telemetry import serve_metrics, start_http_endpoint
 
 
 def probe(target: str) -> tuple[int, str]:

@@ -1,8 +1,10 @@
-"""The one form of a complaint about a setting."""
+"""The form of a complaint about a setting: its value, what is allowed, and the name that was probably meant."""
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 
 from tidemill.errors import ConfigError
 
@@ -15,6 +17,18 @@ def check(is_valid: bool, field: str, value: object, allowed: str) -> None:
         raise ConfigError(f"{field} is {value!r}, allowed: {allowed}")
 
 
-def matches(name: str) -> bool:
+def is_safe_name(name: str) -> bool:
     """Return whether a name is safe as a file name and as an actor's name."""
     return _NAME.fullmatch(name) is not None
+
+
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return `; did you mean 'X'?` for the known name closest to a mistyped one, or an empty string.
+
+    Args:
+        name: The name as written.
+        known: Names that could have been meant.
+        prefix: Put before the known name, e.g. `learner.`.
+    """
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {prefix + close[0]!r}?" if close else ""

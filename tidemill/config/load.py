@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import tyro
 import yaml
 
+from tidemill.config.check import nearest
 from tidemill.config.overlay import overlay, to_document
 from tidemill.config.renamed import check_option_names
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
-from tidemill.nearest import nearest
 from tidemill.rl.agents.registry import algorithms, config_class
 
 _T = TypeVar("_T")

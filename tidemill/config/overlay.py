@@ -8,9 +8,9 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from tidemill.config.check import nearest
 from tidemill.config.renamed import check_setting_name
 from tidemill.errors import ConfigError
-from tidemill.nearest import nearest
 
 _T = TypeVar("_T")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tidemill.config.check import check, matches
+from tidemill.config.check import check, is_safe_name
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class RunSettings:
     """
 
     def __post_init__(self) -> None:
-        check(matches(self.name), "run.name", self.name, "letters, digits, `_`, `-`, `.`; at most 128")
+        check(is_safe_name(self.name), "run.name", self.name, "letters, digits, `_`, `-`, `.`; at most 128")
         check(self.seed >= 0, "run.seed", self.seed, "0 or more")
         check(self.max_env_steps >= 0, "run.max_env_steps", self.max_env_steps, "0 or more")
         check(self.max_learner_steps >= 0, "run.max_learner_steps", self.max_learner_steps, "0 or more")

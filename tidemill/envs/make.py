@@ -8,13 +8,13 @@ from typing import Any
 
 import gymnasium
 
+from tidemill.config.check import nearest
 from tidemill.envs.atari_env import game_ids, make_atari
 from tidemill.envs.gymnasium_env import GymnasiumEnv, GymnasiumVectorEnv
 from tidemill.envs.interface import VectorEnv
 from tidemill.envs.observations import flattened, select
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
-from tidemill.nearest import nearest
 from tidemill.types import EnvSpec
 from tidemill.user_code import import_user_module
 

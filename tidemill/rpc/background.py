@@ -8,8 +8,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tidemill.rpc.health import Health
-from tidemill.rpc.server import RpcServer
+from tidemill.rpc.server import Health, RpcServer
 from tidemill.rpc.settings import ServerSettings
 
 _T = TypeVar("_T")

@@ -6,6 +6,8 @@ import asyncio
 import errno
 import ipaddress
 import socket
+import time
+from collections.abc import Callable
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -13,13 +15,45 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from tidemill.errors import ConfigError, FatalError
-from tidemill.rpc.health import BEAT_S, Health
 from tidemill.rpc.interceptors import CallInterceptor
 from tidemill.rpc.options import server_options
 from tidemill.rpc.settings import ServerSettings
 
+BEAT_S = 1.0
+"""Seconds between two beats of an event loop that turns."""
+
+_SILENCE_S = 5.0
 _HEALTH = "grpc.health.v1.Health"
 _LAST_PORT = 65535
+
+
+class Health:
+    """Health of a process, as its gRPC health service and its `/healthz` both report it.
+
+    Read by the thread that serves `/healthz`, written by the event loop of the server.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin as not serving.
+
+        Args:
+            clock: Monotonic time in seconds.
+        """
+        self.serving = False
+        """Whether the process does what it is there for."""
+        self._clock = clock
+        self._beaten_s: float | None = None
+
+    def beat(self) -> None:
+        """Say that the event loop turns. From the first call on it has to be said every few seconds."""
+        self._beaten_s = self._clock()
+
+    def complaint(self) -> str:
+        """Return what is wrong, in words; empty if the process is well."""
+        if not self.serving:
+            return "NOT_SERVING"
+        silent_s = 0.0 if self._beaten_s is None else self._clock() - self._beaten_s
+        return f"the event loop has not turned for {silent_s:.0f} s" if silent_s > _SILENCE_S else ""
 
 
 class RpcServer:

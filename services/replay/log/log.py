@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 from functools import partial
 
-from tidemill.config.storage import StorageSettings
+from tidemill.config.services import StorageSettings
 from tidemill.errors import FatalError, ResourceExhausted
 from tidemill.services.replay.chunks.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.log.commits import Commits

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.config.sections import RunConfig
-from tidemill.config.storage import StorageSettings
+from tidemill.config.services import StorageSettings
 from tidemill.services.launcher.commands.summary import describe_restored
 from tidemill.services.launcher.run.paths import with_storage
 

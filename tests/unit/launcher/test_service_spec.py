@@ -12,8 +12,7 @@ import pytest
 from tidemill.config.load import load, write_document
 from tidemill.config.run import ClusterSettings
 from tidemill.config.sections import ActorConfig, ReplayConfig, RunConfig
-from tidemill.config.services import LauncherSettings, ReplaySettings
-from tidemill.config.storage import StorageSettings
+from tidemill.config.services import LauncherSettings, ReplaySettings, StorageSettings
 from tidemill.errors import ConfigError
 from tidemill.rpc.settings import ServerSettings
 from tidemill.services.launcher.run.paths import (

@@ -13,7 +13,7 @@ import pytest
 from tests.integration.replay.messages import opening
 from tests.unit.replay.log.logs import empty_replay
 from tests.unit.replay.streams import append, make_chunk, make_config, make_replay, open_streams
-from tidemill.config.storage import StorageSettings
+from tidemill.config.services import StorageSettings
 from tidemill.errors import Unavailable
 from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.log.log import ReplayLog

@@ -10,8 +10,8 @@ import dataclasses
 import pkgutil
 from typing import Protocol, cast
 
+from tidemill.config.check import nearest
 from tidemill.errors import ConfigError
-from tidemill.nearest import nearest
 from tidemill.rl import agents
 from tidemill.types import EnvSpec, WindowSpec
 from tidemill.user_code import import_user_module

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
+from tidemill.config.check import nearest
 from tidemill.errors import ConfigError
-from tidemill.nearest import nearest
 from tidemill.rl.networks import torsos
 from tidemill.types import EnvSpec
 from tidemill.user_code import import_user_module, user_module_exists

@@ -8,8 +8,7 @@ import pytest
 
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import ReplayConfig
-from tidemill.config.services import ReplaySettings
-from tidemill.config.storage import StorageSettings
+from tidemill.config.services import ReplaySettings, StorageSettings
 from tidemill.services.replay.__main__ import located
 
 

@@ -1,7 +1,7 @@
-"""What a process does that has done its part of a run, by who keeps it running.
+"""Ends a process whose part of a run is done, or lets it idle where it would be started again.
 
-`python -m tidemill.rest SERVICE METRICS_ADDRESS` is what a learner or an evaluator becomes where a container engine
-would start it again if it ended: it says that it is well, shows Prometheus that it rests, and waits to be stopped.
+`python -m tidemill.idle SERVICE METRICS_ADDRESS` replaces a learner or an evaluator where a container engine would
+restart it if it ended: it reports itself healthy, shows Prometheus that it idles, and waits to be stopped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from prometheus_client import Gauge
 
 from tidemill.config.run import RunSettings
 from tidemill.process import run, stop_event
-from tidemill.rpc.health import Health
+from tidemill.rpc.server import Health
 from tidemill.rpc.settings import ServerSettings
 from tidemill.telemetry import configure_logging, serve_metrics
 
@@ -25,8 +25,8 @@ INTERRUPTED = 143
 _log = structlog.get_logger()
 
 
-def leave(service: str, settings: RunSettings, server: ServerSettings, *, is_over: bool) -> int:
-    """Return the exit code of a process that has nothing more to do, or become one that rests.
+def exit_or_idle(service: str, settings: RunSettings, server: ServerSettings, *, is_over: bool) -> int:
+    """Return the exit code of a process that has nothing more to do, or replace it by one that idles.
 
     Args:
         service: Name of the process.
@@ -38,12 +38,12 @@ def leave(service: str, settings: RunSettings, server: ServerSettings, *, is_ove
         return INTERRUPTED
     if settings.supervisor == "engine" and is_over:
         # A new program, so that the memory of networks and tables is given back and old metrics are gone.
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "tidemill.rest", service, server.metrics_address])
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "tidemill.idle", service, server.metrics_address])
     return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Rest until SIGTERM; return the exit code."""
+    """Idle until SIGTERM; return the exit code."""
 
     def body() -> int:
         service, address = sys.argv[1:] if argv is None else argv
@@ -52,11 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         Gauge("tidemill_resting", "1 for a process that has done its part of the run and waits to be stopped.").set(1)
         health.serving = True
         # The address is that of the process before, which was allowed to listen there.
-        _log.info("the run is over; resting", metrics=serve_metrics(ServerSettings("", address, True), health))
+        _log.info("run is over, idling until stopped", metrics=serve_metrics(ServerSettings("", address, True), health))
         stop.wait()
         return 0
 
-    return run("rest", body)
+    return run("idle", body)
 
 
 if __name__ == "__main__":
