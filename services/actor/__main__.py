@@ -40,7 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body() -> int:
         arguments = sys.argv[1:] if argv is None else argv
-        config = load(ActorConfig, arguments, prog="tidemill actor", description="Acts and writes experience.")
+        config = load(
+            ActorConfig,
+            arguments,
+            prog="tidemill actor",
+            description="Step environments and append their trajectories to the replay service.",
+        )
         keep_freed_memory()
         configure_logging("actor", level=config.log.level, json=config.log.json)
         torch.set_num_threads(config.actor.threads)

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body() -> int:
         arguments = sys.argv[1:] if argv is None else argv
-        about = "Measures published parameters by protocol and ends the run at its target or limit."
+        about = "Evaluate published parameters by the run's protocol, and end the run at its target or a limit."
         config = load(EvaluatorConfig, arguments, prog="tidemill evaluator", description=about)
         keep_freed_memory()
         configure_logging("evaluator", level=config.log.level, json=config.log.json)

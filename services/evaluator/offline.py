@@ -1,4 +1,4 @@
-"""`tidemill evaluate RUN`: tests the parameters of a run, whether or not it is running, by its own protocol."""
+"""`tidemill evaluate RUN`: evaluates the parameters of a run by its own protocol, whether or not it is running."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def make_report(evaluation: Evaluation, config: EvaluatorConfig, version: Versio
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Evaluate the parameters of a run's folder; print what came out and return the exit code."""
+    """Evaluate the parameters of a run's folder; print the result and return the exit code."""
     arguments = _parser().parse_args(sys.argv[1:] if argv is None else list(argv))
     return run("tidemill evaluate", lambda: _evaluate(arguments))
 
@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tidemill evaluate",
-        description="Test the trained policy of a run by the run's own protocol: full episodes, raw reward, "
+        description="Evaluate the trained policy of a run by the run's own protocol: full episodes, raw reward, "
         "each seed counted once.",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, for example runs/quickstart")
@@ -143,19 +143,19 @@ def _parser() -> argparse.ArgumentParser:
         "--config",
         type=Path,
         metavar="FILE",
-        help="the run's settings (default: RUN/config.yaml, which a launcher writes)",
+        help="settings of the run (default: RUN/config.yaml, which `tidemill train` writes)",
     )
-    parser.add_argument("--episodes", type=int, metavar="N", help="episodes (default: as the run's protocol says)")
+    parser.add_argument("--episodes", type=int, metavar="N", help="number of episodes (default: evaluator.test_episodes, or else evaluator.episodes of the run)")
     parser.add_argument(
-        "--tag", metavar="TAG", help="best, latest or a version's number (default: best, or latest without it)"
+        "--tag", metavar="TAG", help="parameters: best, latest or a version's number (default: best, or latest if none is tagged best)"
     )
     parser.add_argument("--seed", type=int, metavar="S", help="first seed (default: seeds the run never used)")
-    parser.add_argument("--policy", choices=("greedy", "epsilon", "sampled"), help="default: as the run evaluated")
-    parser.add_argument("--epsilon", type=float, metavar="E", help="random share of --policy epsilon, 0 to 1")
-    parser.add_argument("--noop-max", type=int, metavar="N", help="Atari: most frames without action at the start")
+    parser.add_argument("--policy", choices=("greedy", "epsilon", "sampled"), help="how actions are chosen (default: as in the run)")
+    parser.add_argument("--epsilon", type=float, metavar="E", help="probability of a random action with --policy epsilon, 0 to 1")
+    parser.add_argument("--noop-max", type=int, metavar="N", help="Atari: most no-op frames at the start of an episode")
     parser.add_argument("--num-envs", type=int, metavar="N", help="episodes played side by side")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="the JSON file (default: in RUN/evaluations)")
-    parser.add_argument("--video", type=Path, metavar="FILE", help="also record an episode as MP4")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="where the JSON report is written (default: in RUN/evaluations)")
+    parser.add_argument("--video", type=Path, metavar="FILE", help="also record one episode as MP4")
     return parser
 
 
@@ -183,11 +183,11 @@ def _config_of(arguments: argparse.Namespace) -> EvaluatorConfig:
     """Return the run's settings with the protocol that the command line asks for."""
     file = arguments.config or arguments.run / "config.yaml"
     if not arguments.config and not file.is_file():
-        raise ConfigError(f"{arguments.run} is no run: it has no config.yaml; name the settings of one with --config")
+        raise ConfigError(f"{arguments.run} is not a run: it has no config.yaml; pass the settings of one with --config")
     config = from_document(EvaluatorConfig, read_document(file))
     settings = config.evaluator
     if arguments.epsilon is not None and arguments.policy not in (None, "epsilon"):
-        raise ConfigError(f"--epsilon is {arguments.epsilon}, which --policy {arguments.policy} has no use for")
+        raise ConfigError(f"--epsilon is {arguments.epsilon}, which applies to --policy epsilon only, not to {arguments.policy}")
     asked = {
         "episodes": arguments.episodes if arguments.episodes is not None else settings.test_episodes or None,
         "policy": arguments.policy or (None if arguments.epsilon is None else "epsilon"),

@@ -1,4 +1,4 @@
-"""The `tidemill` command: finds the subcommand and hands it the rest of the command line."""
+"""The `tidemill` command: finds the subcommand and passes it the rest of the command line."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _plan() -> Command:
 
 
 def _module(name: str) -> Callable[[], Command]:
-    """Return the loader of a command that another service's module carries out, in this process' place."""
+    """Return the loader of a command that another service's module runs in place of this process."""
     return lambda: exec_module(name)
 
 
@@ -83,11 +83,11 @@ def exec_module(module: str) -> Command:
 
 
 COMMANDS: dict[str, Entry] = {
-    "train": Entry("run a whole cluster here", _train),
-    "resume": Entry("go on with a run where it stopped", _resume),
-    "evaluate": Entry("test a trained policy", _module("tidemill.services.evaluator.offline")),
-    "status": Entry("show what a running cluster is doing", _status),
-    "ctl": Entry("control a running cluster", _ctl),
+    "train": Entry("run a whole cluster on this machine", _train),
+    "resume": Entry("continue a run from where it stopped", _resume),
+    "evaluate": Entry("evaluate the trained policy of a run", _module("tidemill.services.evaluator.offline")),
+    "status": Entry("show the status of a running cluster", _status),
+    "ctl": Entry("pause, resume, checkpoint or stop a running cluster", _ctl),
     "replay": Entry(
         "start one replay service; `replay inspect FOLDER` checks a log", _module("tidemill.services.replay")
     ),
@@ -95,8 +95,8 @@ COMMANDS: dict[str, Entry] = {
     "learner": Entry("start one learner", _module("tidemill.services.learner")),
     "actor": Entry("start one actor; it joins a running cluster", _module("tidemill.services.actor")),
     "evaluator": Entry("start one evaluator", _module("tidemill.services.evaluator")),
-    "plan": Entry("say how many processes of each kind fill a machine", _plan),
-    "doctor": Entry("check the installation and say what to do", _doctor),
+    "plan": Entry("compute how many processes of each kind fill a machine", _plan),
+    "doctor": Entry("check the installation and report what to fix", _doctor),
 }
 
 

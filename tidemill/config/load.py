@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,7 +44,11 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
     settings = from_document(config, document, algorithm)
     _check_algorithms_options(rest, settings)
     about = f"{description}\n\nSettings come from --config FILE.yaml, then from the options below."
-    return tyro.cli(config, prog=prog, description=about, args=rest, default=settings)
+    agent = getattr(settings, "agent", None)
+    if agent is not None:
+        about += f"\n\n{_describe_algorithms(prog, agent.algorithm)}"
+    with _algorithm_choices():
+        return tyro.cli(config, prog=prog, description=about, args=rest, default=settings)
 
 
 def load_config(settings: Mapping[str, Any] | str | Path) -> RunConfig:
@@ -100,6 +105,40 @@ def read_document(path: Path) -> dict[str, Any]:
 def write_document(settings: object, path: Path) -> None:
     """Write settings as YAML that `load` reads back."""
     path.write_text(yaml.safe_dump(to_document(settings), sort_keys=False), encoding="utf-8")
+
+
+def _describe_algorithms(prog: str, chosen: str) -> str:
+    """Return the paragraph of `--help` that lists the algorithms and says how to see the settings of each."""
+    lines = [f"  {name:5} {(config_class(name).__doc__ or '').splitlines()[0]}" for name in algorithms()]
+    other = next(name for name in ("dqn", "sac") if name != chosen)
+    return "\n".join(
+        [
+            "Algorithms, chosen by --agent.algorithm NAME or by agent.algorithm in the file:",
+            *lines,
+            f"\nThe agent options below are those of {chosen}. To see those of another algorithm, name it:",
+            f"  {prog} --agent.algorithm {other} --help",
+        ]
+    )
+
+
+def _algorithm_choices() -> tyro.constructors.ConstructorRegistry:
+    """Return rules by which `--help` shows every algorithm where an `algorithm` setting has its own name as its type."""
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def _(kind: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[str] | None:
+        values = typing.get_args(kind.type)
+        if typing.get_origin(kind.type) is not typing.Literal or len(values) != 1 or values[0] not in algorithms():
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar=f"{{{','.join(algorithms())}}}|PACKAGE",
+            instance_from_str=lambda words: words[0],
+            is_instance=lambda value: isinstance(value, str),
+            str_from_instance=lambda value: [value],
+        )
+
+    return registry
 
 
 def _check_algorithms_options(arguments: Sequence[str], settings: object) -> None:

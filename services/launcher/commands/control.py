@@ -19,12 +19,12 @@ from tidemill.services.launcher.installation import command_name
 from tidemill.services.launcher.run.folder import check_is_run, has_trained, is_running
 from tidemill.services.launcher.view.terminal import describe_shards
 
-_WHERE = "RUN is a run's folder, e.g. runs/quickstart; without it, the one run below runs/ that is running."
+_WHERE = "RUN is a run's folder, e.g. runs/quickstart; without it, the only run in runs/ that is running."
 
 
 def status(argv: Sequence[str]) -> int:
     """Print what a running cluster is doing; return 0, or 1 if it cannot be reached."""
-    parser = _parser("status", "Show what a running cluster is doing.")
+    parser = _parser("status", "Show the status of a running cluster.")
     _add_target(parser)
     arguments = parser.parse_args(list(argv))
     address, folder = _target(arguments)
@@ -38,8 +38,8 @@ def status(argv: Sequence[str]) -> int:
 
 def ctl(argv: Sequence[str]) -> int:
     """Control a running cluster; return 0, or 1 if it cannot be reached."""
-    parser = _parser("ctl", "Control a running cluster.")
-    verbs = "pause: no gradient steps until resume; checkpoint: write one now; stop: end the run in order"
+    parser = _parser("ctl", "Pause, resume, checkpoint or stop a running cluster.")
+    verbs = "pause: no gradient steps until resume; checkpoint: write one now; stop: save and end the run"
     parser.add_argument("verb", choices=sorted(_VERBS), help=verbs)
     _add_target(parser)
     arguments = parser.parse_args(list(argv))
@@ -51,12 +51,12 @@ def ctl(argv: Sequence[str]) -> int:
 
 def _pause(client: LearnerClient) -> str:
     client.pause()
-    return "paused; `tidemill ctl resume` goes on"
+    return "paused; `tidemill ctl resume` continues"
 
 
 def _resume(client: LearnerClient) -> str:
     client.resume()
-    return "training goes on"
+    return "training continues"
 
 
 def _checkpoint(client: LearnerClient) -> str:
@@ -66,7 +66,7 @@ def _checkpoint(client: LearnerClient) -> str:
 
 def _stop(client: LearnerClient) -> str:
     client.stop("asked by `tidemill ctl stop`")
-    return "stopping: the learner publishes and checkpoints, the evaluator measures its last parameters"
+    return "stopping: the learner publishes and checkpoints, the evaluator evaluates its last parameters"
 
 
 _VERBS: dict[str, Callable[[LearnerClient], str]] = {
@@ -93,7 +93,7 @@ def _target(arguments: argparse.Namespace) -> tuple[str, Path | None]:
     folder = arguments.run or _only_running(Path("runs"))
     check_is_run(folder)
     if not is_running(folder):
-        on = f"; go on with `{command_name()} resume {folder}`" if has_trained(folder) else ", and never trained"
+        on = f"; continue it with `{command_name()} resume {folder}`" if has_trained(folder) else ", and never trained"
         raise NotFound(f"{folder} is not running{on}")
     config = from_document(RunConfig, read_document(folder / "cluster.yaml"))
     return config.cluster.learner, folder

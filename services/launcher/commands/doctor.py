@@ -1,4 +1,4 @@
-"""`tidemill doctor`: checks what a run needs from this machine, and says what to do about what is missing."""
+"""`tidemill doctor`: checks what a run needs from this machine, and reports what to do about anything missing."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from pathlib import Path
 
 from tidemill.config.sections import RunConfig
 from tidemill.services.launcher.installation import activation, command_name, versions
+
+_ABOUT = "Check what a run needs from this machine, and print what to do about anything missing."
 
 _MIN_FREE_BYTES = 5 * 1024**3
 _PROBE_TIMEOUT_S = 120.0
@@ -41,7 +43,7 @@ class Finding:
 
 def doctor(argv: Sequence[str]) -> int:
     """Print every finding; return 0, or 1 if a run would fail."""
-    parser = argparse.ArgumentParser(prog="tidemill doctor", description=__doc__)
+    parser = argparse.ArgumentParser(prog="tidemill doctor", description=_ABOUT)
     parser.add_argument("--root", type=Path, default=Path("runs"), help="where runs are kept (default: runs)")
     root = parser.parse_args(list(argv)).root
     checks: list[Callable[[], list[Finding]]] = [_python, _command, _packages, _gpu, _roms, _ports, _sockets]
@@ -51,7 +53,7 @@ def doctor(argv: Sequence[str]) -> int:
         if finding.advice:
             print(f"      -> {finding.advice}")
     failures = sum(finding.mark == "FAIL" for finding in findings)
-    print("\n" + (f"{failures} to repair before training" if failures else "ready to train"))
+    print("\n" + (f"{failures} to fix before training" if failures else "ready to train"))
     return 1 if failures else 0
 
 
@@ -88,7 +90,7 @@ def _gpu() -> list[Finding]:
     if answer is None:
         return [Finding("FAIL", "torch cannot be imported", "pip install 'tidemill[learn]'")]
     if answer == "[]":
-        return [Finding("note", "no GPU: learning runs on the CPU", "fine for vectors; Atari takes long")]
+        return [Finding("note", "no GPU: learning runs on the CPU", "fast enough for vector observations; Atari takes long")]
     return [Finding("ok", f"GPU: {answer}")]
 
 
@@ -114,7 +116,7 @@ def _port(name: str, address: str) -> Finding:
         try:
             probe.bind((host, int(port)))
         except OSError as error:
-            advice = f"only services started by hand use it: choose another cluster.{name} for them"
+            advice = f"only services started by hand use it; set cluster.{name} to a free port for them"
             return Finding("note", f"{name}: port {port} is not free ({error.strerror})", advice)
     return Finding("ok", f"{name}: port {port} is free")
 
@@ -133,7 +135,7 @@ def _disk(root: Path) -> list[Finding]:
     if not os.access(existing, os.W_OK):
         return [Finding("FAIL", f"{existing} cannot be written", "choose another folder with --run.root")]
     if free_bytes < _MIN_FREE_BYTES:
-        return [Finding("note", text, "large networks need more in long runs; see paramserver.keep_versions")]
+        return [Finding("note", text, "long runs with large networks need more; lower paramserver.keep_versions to save space")]
     return [Finding("ok", text)]
 
 

@@ -27,18 +27,18 @@ from tidemill.services.launcher.supervise.supervisor import Outcome, Supervisor
 from tidemill.services.launcher.view.poller import StatusPoller
 from tidemill.services.launcher.view.terminal import View, make_view
 
-_TRAIN = """Run a whole cluster on this machine: replay, parameter server, learner, actors and evaluator.
+_TRAIN = """Run a whole cluster on this machine: replay service, parameter server, learner, actors and evaluator.
 
-Each is a process. The run ends at run.target_return, at run.max_env_steps, max_learner_steps or max_wall_s,
-or on Ctrl-C; its folder ROOT/NAME then holds the result, scores, curve, video, parameters and logs.
+Each is a separate process. The run ends at run.target_return, at run.max_env_steps, run.max_learner_steps or
+run.max_wall_s, or on Ctrl-C. Its folder ROOT/NAME then holds the result, scores, curve, video, parameters and logs.
 
-  --fresh   if there is a run of this name, move its folder to NAME-1 and start anew (nothing is deleted)
+  --fresh   start from scratch if a run of this name has trained: its folder is moved to NAME-1, nothing is deleted
 
-The folder of a run that ended before it trained is taken over."""
+The folder of a run that ended before it trained is reused."""
 
-_RESUME = """Go on with a run where it stopped: tidemill resume RUN [options].
+_RESUME = """Continue a run from where it stopped: tidemill resume RUN [options].
 
-RUN is its folder. Its own config.yaml is read; the options below change settings from here on."""
+RUN is its folder, e.g. runs/quickstart. Its config.yaml is read; the options below change settings from here on."""
 
 
 def train(argv: Sequence[str]) -> int:
@@ -57,7 +57,7 @@ def train(argv: Sequence[str]) -> int:
 
 
 def resume(argv: Sequence[str]) -> int:
-    """Go on with the run whose folder is the first argument; return the exit code."""
+    """Continue the run whose folder is the first argument; return the exit code."""
     if not argv or argv[0].startswith("-"):
         load(RunConfig, list(argv), prog="tidemill resume RUN", description=_RESUME)  # --help ends here
         raise ConfigError("which run? tidemill resume RUN, for example: tidemill resume runs/quickstart")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.errors import ConfigError, Unavailable
+from tidemill.rl.agents.registry import algorithms, config_class
 from tidemill.services.launcher import cli
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -54,6 +55,29 @@ def test_help_of_a_command_explains_it(name: str, capsys: pytest.CaptureFixture[
     """Every command of the launcher has its own --help, with exit code 0."""
     assert cli.main([name, "--help"]) == 0
     assert f"tidemill {name}" in capsys.readouterr().out
+
+
+def test_help_of_train_lists_every_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each has a line on what it is; the option shows them all, and how to see the settings of another one."""
+    assert cli.main(["train", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert len(algorithms()) == 6
+    for name in algorithms():
+        assert f" {name} {str(config_class(name).__doc__).splitlines()[0]}" in shown
+    assert f"--agent.algorithm {{{','.join(algorithms())}}}|PACKAGE" in shown
+    assert "tidemill train --agent.algorithm dqn --help" in shown
+    assert "--agent.temperature {learned,fixed}" in shown
+
+
+@pytest.mark.parametrize("algorithm, option", [("dqn", "--agent.dueling"), ("r2d2", "--agent.burn-in")])
+def test_help_of_train_shows_the_settings_of_the_algorithm_named(
+    algorithm: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The agent options are those of the algorithm on the command line, not those of the default one."""
+    assert cli.main(["train", "--agent.algorithm", algorithm, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert option in shown
+    assert "--agent.temperature" not in shown
 
 
 def test_command_of_a_service_takes_over_the_process() -> None:

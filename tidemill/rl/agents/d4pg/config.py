@@ -15,7 +15,7 @@ class D4PGConfig:
     """Distributed distributional deterministic policy gradient for continuous actions (Barth-Maron et al. 2018)."""
 
     algorithm: Literal["d4pg"] = "d4pg"
-    """Names these settings; always `d4pg`."""
+    """Algorithm; decides which other `agent` settings there are."""
     actor_sizes: tuple[int, ...] = (400, 300)
     """Units of each hidden layer of the actor."""
     critic_sizes: tuple[int, ...] = (400, 300)

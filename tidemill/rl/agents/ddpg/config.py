@@ -15,7 +15,7 @@ class DDPGConfig:
     """Deep deterministic policy gradient for continuous actions; defaults of Lillicrap et al. (2016), section 7."""
 
     algorithm: Literal["ddpg"] = "ddpg"
-    """Names these settings; always `ddpg`."""
+    """Algorithm; decides which other `agent` settings there are."""
     actor_sizes: tuple[int, ...] = (400, 300)
     """Units of each hidden layer of the actor."""
     actor_activation: Literal["relu", "tanh"] = "relu"

@@ -13,10 +13,10 @@ from tidemill.types import EnvSpec, WindowSpec
 
 @dataclass(frozen=True)
 class DQNConfig:
-    """Deep Q-learning for discrete actions (Mnih et al. 2015); every improvement on it is a switch of its own."""
+    """Deep Q-learning for discrete actions (Mnih et al. 2015); each of Rainbow's improvements is a switch."""
 
     algorithm: Literal["dqn"] = "dqn"
-    """Names these settings; always `dqn`."""
+    """Algorithm; decides which other `agent` settings there are."""
     network: str = "nature"
     """Torso: `nature`, `nature_group_norm` or `impala` for images, `mlp` for vectors, or your own module's path."""
     hidden_sizes: tuple[int, ...] = (512,)

@@ -14,10 +14,10 @@ from tidemill.types import EnvSpec, WindowSpec
 
 @dataclass(frozen=True)
 class R2D2Config:
-    """Recurrent replay distributed DQN for discrete actions (Kapturowski et al. 2019), with the paper's settings."""
+    """Recurrent replay distributed DQN for discrete actions (Kapturowski et al. 2019); defaults of the paper."""
 
     algorithm: Literal["r2d2"] = "r2d2"
-    """Names these settings; always `r2d2`."""
+    """Algorithm; decides which other `agent` settings there are."""
     network: str = "nature"
     """Torso: `nature`, `nature_group_norm` or `impala` for images, `mlp` for vectors, or your own module's path."""
     hidden_sizes: tuple[int, ...] = (512,)

@@ -15,7 +15,7 @@ class SACConfig:
     """Soft actor-critic for continuous actions (Haarnoja et al. 2018)."""
 
     algorithm: Literal["sac"] = "sac"
-    """Names these settings; always `sac`."""
+    """Algorithm; decides which other `agent` settings there are."""
     hidden_sizes: tuple[int, ...] = (256, 256)
     """Units of each hidden layer of the actor and of both critics."""
     critic_layer_norm: bool = False

@@ -15,7 +15,7 @@ class TD3Config:
     """Twin delayed deterministic policy gradient for continuous actions; defaults of Fujimoto et al. (2018)."""
 
     algorithm: Literal["td3"] = "td3"
-    """Names these settings; always `td3`."""
+    """Algorithm; decides which other `agent` settings there are."""
     hidden_sizes: tuple[int, ...] = (256, 256)
     """Units of each hidden layer of the actor and of both critics."""
     actor_learning_rate: float = 3e-4
