@@ -145,16 +145,29 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="settings of the run (default: RUN/config.yaml, which `tidemill train` writes)",
     )
-    parser.add_argument("--episodes", type=int, metavar="N", help="number of episodes (default: evaluator.test_episodes, or else evaluator.episodes of the run)")
     parser.add_argument(
-        "--tag", metavar="TAG", help="parameters: best, latest or a version's number (default: best, or latest if none is tagged best)"
+        "--episodes",
+        type=int,
+        metavar="N",
+        help="number of episodes (default: evaluator.test_episodes, or else evaluator.episodes of the run)",
+    )
+    parser.add_argument(
+        "--tag",
+        metavar="TAG",
+        help="parameters: best, latest or a version's number (default: best, or latest if none is tagged best)",
     )
     parser.add_argument("--seed", type=int, metavar="S", help="first seed (default: seeds the run never used)")
-    parser.add_argument("--policy", choices=("greedy", "epsilon", "sampled"), help="how actions are chosen (default: as in the run)")
-    parser.add_argument("--epsilon", type=float, metavar="E", help="probability of a random action with --policy epsilon, 0 to 1")
+    parser.add_argument(
+        "--policy", choices=("greedy", "epsilon", "sampled"), help="how actions are chosen (default: as in the run)"
+    )
+    parser.add_argument(
+        "--epsilon", type=float, metavar="E", help="probability of a random action with --policy epsilon, 0 to 1"
+    )
     parser.add_argument("--noop-max", type=int, metavar="N", help="Atari: most no-op frames at the start of an episode")
     parser.add_argument("--num-envs", type=int, metavar="N", help="episodes played side by side")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="where the JSON report is written (default: in RUN/evaluations)")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="where the JSON report is written (default: in RUN/evaluations)"
+    )
     parser.add_argument("--video", type=Path, metavar="FILE", help="also record one episode as MP4")
     return parser
 
@@ -183,11 +196,15 @@ def _config_of(arguments: argparse.Namespace) -> EvaluatorConfig:
     """Return the run's settings with the protocol that the command line asks for."""
     file = arguments.config or arguments.run / "config.yaml"
     if not arguments.config and not file.is_file():
-        raise ConfigError(f"{arguments.run} is not a run: it has no config.yaml; pass the settings of one with --config")
+        raise ConfigError(
+            f"{arguments.run} is not a run: it has no config.yaml; pass the settings of one with --config"
+        )
     config = from_document(EvaluatorConfig, read_document(file))
     settings = config.evaluator
     if arguments.epsilon is not None and arguments.policy not in (None, "epsilon"):
-        raise ConfigError(f"--epsilon is {arguments.epsilon}, which applies to --policy epsilon only, not to {arguments.policy}")
+        raise ConfigError(
+            f"--epsilon is {arguments.epsilon}, which applies to --policy epsilon only, not to {arguments.policy}"
+        )
     asked = {
         "episodes": arguments.episodes if arguments.episodes is not None else settings.test_episodes or None,
         "policy": arguments.policy or (None if arguments.epsilon is None else "epsilon"),

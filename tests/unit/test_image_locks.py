@@ -9,7 +9,7 @@ import pytest
 from scripts.image_locks import OUT, ROOT, normalised, pins
 
 _LINE = re.compile(r"^([a-z0-9-]+)==(\S+) --hash=sha256:[0-9a-f]{64}$")
-_LOCKS = ("atari", "base", "build", "learn", "torch-cpu", "torch-cuda")
+_LOCKS = sorted(path.stem for path in OUT.glob("*.txt"))
 
 
 def lock(name: str) -> dict[str, str]:

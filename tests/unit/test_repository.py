@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from scripts import hash_locks
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("tidemill", "services", "tests", "benchmarks", "scripts")
 GENERATED = re.compile(r"_pb2(_grpc)?\.py$")
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([A-Za-z0-9.]+)((?: --hash=sha256:[0-9a-f]{64})*)$")
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
+LOCKS = sorted(path.name for path in (ROOT / "requirements").glob("*.txt"))
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 40
 
@@ -124,13 +127,13 @@ def test_product_never_unpickles() -> None:
         assert "weights_only=False" not in text, path
 
 
-@pytest.mark.parametrize("name", ["runtime.txt", "dev.txt", "atari.txt", "cuda.txt", "torch.txt", "rllib.txt"])
+@pytest.mark.parametrize("name", LOCKS)
 def test_lock_pins_every_line_exactly(name: str) -> None:
-    """Each line of a lock is NAME==VERSION, with or without hashes."""
+    """Each line of every file in requirements/ is NAME==VERSION, with or without hashes."""
     assert pins(name)
 
 
-@pytest.mark.parametrize("name", ["runtime.txt", "dev.txt", "atari.txt"])
+@pytest.mark.parametrize("name", hash_locks.LOCKS)
 def test_lock_that_make_installs_has_a_hash_in_every_line(name: str) -> None:
     """No other file is ever installed; python -m scripts.hash_locks writes the hashes."""
     lines = [line for line in (ROOT / "requirements" / name).read_text().splitlines() if "==" in line]

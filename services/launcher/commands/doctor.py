@@ -90,7 +90,9 @@ def _gpu() -> list[Finding]:
     if answer is None:
         return [Finding("FAIL", "torch cannot be imported", "pip install 'tidemill[learn]'")]
     if answer == "[]":
-        return [Finding("note", "no GPU: learning runs on the CPU", "fast enough for vector observations; Atari takes long")]
+        return [
+            Finding("note", "no GPU: learning runs on the CPU", "fast enough for vector observations; Atari takes long")
+        ]
     return [Finding("ok", f"GPU: {answer}")]
 
 
@@ -135,7 +137,11 @@ def _disk(root: Path) -> list[Finding]:
     if not os.access(existing, os.W_OK):
         return [Finding("FAIL", f"{existing} cannot be written", "choose another folder with --run.root")]
     if free_bytes < _MIN_FREE_BYTES:
-        return [Finding("note", text, "long runs with large networks need more; lower paramserver.keep_versions to save space")]
+        return [
+            Finding(
+                "note", text, "long runs with large networks need more; lower paramserver.keep_versions to save space"
+            )
+        ]
     return [Finding("ok", text)]
 
 

@@ -159,7 +159,7 @@ def check_is_run(path: Path) -> None:
         return
     root = path.parent if path.parent.is_dir() else Path("runs")
     names = sorted(str(file.parent) for file in root.glob("*/config.yaml"))
-    raise ConfigError(f"{path} is no run (it has no config.yaml); runs there: {', '.join(names) or 'none'}")
+    raise ConfigError(f"{path} is not a run (it has no config.yaml); runs there: {', '.join(names) or 'none'}")
 
 
 def with_run_paths(config: RunConfig, path: Path) -> RunConfig:

@@ -97,7 +97,7 @@ def test_protocol_can_be_changed_on_the_command_line(run: Path, tmp_path: Path) 
     [
         (["--episodes", "0"], "evaluator.episodes is 0, allowed: at least 1"),
         (["--epsilon", "0.1"], "evaluator.policy is 'epsilon', allowed for continuous actions"),
-        (["--epsilon", "0.1", "--policy", "greedy"], "--epsilon is 0.1, which --policy greedy has no use for"),
+        (["--epsilon", "0.1", "--policy", "greedy"], "--epsilon is 0.1, which applies to --policy epsilon only"),
         (["--tag", "good"], "has no tag 'good'"),
         (["--tag", "9"], "9"),
     ],
@@ -128,4 +128,4 @@ def test_report_on_an_atari_game_says_how_it_was_played(tmp_path: Path) -> None:
 def test_folder_of_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a config.yaml there is nothing to test."""
     assert main([str(tmp_path)]) != 0
-    assert "is no run: it has no config.yaml" in capsys.readouterr().err
+    assert "is not a run: it has no config.yaml" in capsys.readouterr().err
