@@ -93,7 +93,7 @@ PRESETS = {
     "lunarlander_continuous_td3_zoo": ZOO_TD3,
     "lunarlander_continuous_ddpg_zoo": ZOO_DDPG,
     "pendulum_td3": ZOO_TD3,
-    "lunarlander_continuous_ddpg_preset_b": B_DDPG,
+    "lunarlander_continuous_ddpg_pytorch_distributed": B_DDPG,
     "lunarlander_continuous_d4pg_acme": D4PG,
 }
 

@@ -148,9 +148,9 @@ PRESETS = {
     "asterix_prioritized_double_dqn": A_PRIORITIZED | {"env.id": "ALE/Asterix-v5"},
     "wizard_of_wor_prioritized_double_dqn": A_PRIORITIZED | {"env.id": "ALE/WizardOfWor-v5"},
     "zaxxon_prioritized_double_dqn": A_PRIORITIZED | {"env.id": "ALE/Zaxxon-v5"},
-    "pong_apex_b": B | {"launcher.actors": 8, "agent.n_step": 5},
-    "pong_apex_b_8_actors_1_step": B | {"launcher.actors": 8, "agent.n_step": 1},
-    "pong_apex_b_2_actors_1_step": B | {"launcher.actors": 2, "agent.n_step": 1},
+    "pong_apex_pytorch_distributed": B | {"launcher.actors": 8, "agent.n_step": 5},
+    "pong_apex_pytorch_distributed_8_actors_1_step": B | {"launcher.actors": 8, "agent.n_step": 1},
+    "pong_apex_pytorch_distributed_2_actors_1_step": B | {"launcher.actors": 2, "agent.n_step": 1},
     "rainbow_pong": RAINBOW_ATARI,
     "rainbow_asterix": RAINBOW_ATARI,
     "lunarlander_rainbow": RAINBOW  # the rest is ours, said in the file

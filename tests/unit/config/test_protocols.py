@@ -11,15 +11,15 @@ from tidemill.config.sections import RunConfig
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 GAMES = ("asterix", "wizard_of_wor", "zaxxon")
-PRESET_A = [f"{game}_{kind}" for game in GAMES for kind in ("double_dqn", "prioritized_double_dqn")]
+RAY_ATARI = [f"{game}_{kind}" for game in GAMES for kind in ("double_dqn", "prioritized_double_dqn")]
 
 
 def _config(name: str) -> RunConfig:
     return from_document(RunConfig, read_document(CONFIGS / f"{name}.yaml"))
 
 
-@pytest.mark.parametrize("name", PRESET_A)
-def test_preset_a_is_tested_on_full_games_from_noop_starts(name: str) -> None:
+@pytest.mark.parametrize("name", RAY_ATARI)
+def test_ray_atari_preset_is_tested_on_full_games_from_noop_starts(name: str) -> None:
     """30 episodes during training and 200 in the test, epsilon .05, up to 30 no-ops."""
     config = _config(name)
     protocol = config.evaluator
@@ -29,25 +29,25 @@ def test_preset_a_is_tested_on_full_games_from_noop_starts(name: str) -> None:
     assert config.env.max_evaluation_steps == 0
 
 
-@pytest.mark.parametrize("name", ["pong_apex_b", "pong_apex_b_2_actors_1_step", "pong_apex_b_8_actors_1_step"])
-def test_preset_b_is_tested_on_full_games(name: str) -> None:
+@pytest.mark.parametrize("name", ["pong_apex_pytorch_distributed", "pong_apex_pytorch_distributed_2_actors_1_step", "pong_apex_pytorch_distributed_8_actors_1_step"])
+def test_pytorch_distributed_preset_is_tested_on_full_games(name: str) -> None:
     """Nothing cuts a game of Pong short."""
     config = _config(name)
     assert config.env.max_evaluation_steps == 0
     assert config.evaluator.episodes >= 10
 
 
-def test_preset_c_is_tested_on_25_deterministic_episodes() -> None:
+def test_sac1_preset_is_tested_on_25_deterministic_episodes() -> None:
     """During training and in the test; the best version is the one that is kept."""
-    config = _config("lunarlander_continuous_sac1_preset_c")
+    config = _config("lunarlander_continuous_sac1")
     protocol = config.evaluator
     assert (protocol.episodes, protocol.test_episodes, protocol.policy) == (25, 0, "greedy")
     assert config.env.max_evaluation_steps == 0
 
 
-def test_preset_c_has_the_published_settings() -> None:
+def test_sac1_preset_has_the_published_settings() -> None:
     """Those that equal a default are not in the file, and hold all the same."""
-    config = _config("lunarlander_continuous_sac1_preset_c")
+    config = _config("lunarlander_continuous_sac1")
     agent = config.agent
     published = {
         "hidden_sizes": (400, 300),

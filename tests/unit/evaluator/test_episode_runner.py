@@ -52,7 +52,7 @@ def test_policy_that_the_actions_do_not_allow_is_refused(env_id: str, agent: obj
 
 
 def test_epsilon_is_the_evaluators_or_else_the_agents() -> None:
-    """Preset A tests with .05 whatever the agent would; without a word of it the agent's stands."""
+    """An epsilon of the evaluator is used whatever the agent's is; without one the agent's is used."""
     agent = replace(DQN, evaluation_epsilon=0.25)
     assert epsilon_of(_config(EnvSettings("CartPole-v1"), agent)) == 0.25
     assert epsilon_of(_config(EnvSettings("CartPole-v1"), agent, epsilon=0.05)) == 0.05
