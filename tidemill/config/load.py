@@ -122,7 +122,7 @@ def _describe_algorithms(prog: str, chosen: str) -> str:
 
 
 def _algorithm_choices() -> tyro.constructors.ConstructorRegistry:
-    """Return rules by which `--help` shows every algorithm where an `algorithm` setting has its own name as its type."""
+    """Return rules by which `--help` shows all algorithms as the choices of `agent.algorithm`."""
     registry = tyro.constructors.ConstructorRegistry()
 
     @registry.primitive_rule

@@ -29,7 +29,14 @@ def test_ray_atari_preset_is_tested_on_full_games_from_noop_starts(name: str) ->
     assert config.env.max_evaluation_steps == 0
 
 
-@pytest.mark.parametrize("name", ["pong_apex_pytorch_distributed", "pong_apex_pytorch_distributed_2_actors_1_step", "pong_apex_pytorch_distributed_8_actors_1_step"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pong_apex_pytorch_distributed",
+        "pong_apex_pytorch_distributed_2_actors_1_step",
+        "pong_apex_pytorch_distributed_8_actors_1_step",
+    ],
+)
 def test_pytorch_distributed_preset_is_tested_on_full_games(name: str) -> None:
     """Nothing cuts a game of Pong short."""
     config = _config(name)
