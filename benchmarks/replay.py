@@ -38,21 +38,21 @@ def rate(process: subprocess.Popen[str]) -> float:
 
 
 def insert(contender: Contender, writers: int, seconds: float) -> float:
-    """Return inserted transitions a second of some writers together."""
+    """Return inserted transitions per second of some writers together."""
     with contender.server() as running:
         roles = [contender.role("write", running.address, actor_id=f"w{i}", seconds=seconds) for i in range(writers)]
         return sum(map(rate, roles))
 
 
 def sampled(contender: Contender, batch_size: int, seconds: float) -> float:
-    """Return sampled transitions a second of one client."""
+    """Return sampled transitions per second of one client."""
     with contender.server() as running:
         rate(contender.role("write", running.address, limit=_FILL_ITEMS, seconds=60))
         return rate(contender.role("sample", running.address, batch_size=batch_size, seconds=seconds))
 
 
 def mixed(contender: Contender, seconds: float) -> tuple[float, float]:
-    """Return inserted and sampled transitions a second of one writer and one sampler at once."""
+    """Return inserted and sampled transitions per second of one writer and one sampler at once."""
     with contender.server() as running:
         rate(contender.role("write", running.address, actor_id="filler", limit=_FILL_ITEMS, seconds=60))
         writer = contender.role("write", running.address, seconds=seconds)

@@ -87,7 +87,7 @@ class Writer:
 
 
 def write(address: str, actor_id: str, seconds: float, limit: int) -> float:
-    """Write cached frames for a time, or up to a number of steps; return acknowledged steps a second.
+    """Write cached frames for a time, or up to a number of steps; return acknowledged steps per second.
 
     A time is measured after a warm-up, a number of steps as a whole.
     """
@@ -111,7 +111,7 @@ def write_paced(address: str, actor_id: str, seconds: float, streams: int, steps
     """Write at a fixed rate through many append streams in turn; return what each of them got acknowledged.
 
     Returns:
-        `rate`: acknowledged steps a second of all streams; `fewest` and `most`: calls of one stream acknowledged.
+        `rate`: acknowledged steps per second of all streams; `fewest` and `most`: calls of one stream acknowledged.
     """
     steps, per_call = cached_steps(), CHUNK_LENGTH * NUM_ENVS
     starts = itertools.cycle(range(0, steps.reward.shape[1], CHUNK_LENGTH))
@@ -131,7 +131,7 @@ def write_paced(address: str, actor_id: str, seconds: float, streams: int, steps
 
 
 def play_and_write(address: str, limit: int) -> float:
-    """Play with new frames all the time and write them; return steps a second."""
+    """Play with new frames all the time and write them; return steps per second."""
     writer = Writer(address, "player")
     began = time.monotonic()
     with writer.appender:
@@ -144,7 +144,7 @@ def play_and_write(address: str, limit: int) -> float:
 
 
 def sample(address: str, batch_size: int, seconds: float, max_items: int, threads: int) -> float:
-    """Sample decoded n-step transitions and set their priorities; return transitions a second.
+    """Sample decoded n-step transitions and set their priorities; return transitions per second.
 
     Some threads take batches and decode them, as a learner's do; this one takes what is ready.
     """

@@ -106,7 +106,7 @@ class Writer:
 
 
 def write(address: str, frames: str, seconds: float, limit: int, chunk_length: int) -> float:
-    """Write for a time, or up to a number of items; return acknowledged items a second."""
+    """Write for a time, or up to a number of items; return acknowledged items per second."""
     with np.load(frames) as arrays:
         writer = Writer(address, dict(arrays), chunk_length)
     rate = 0.0
@@ -120,7 +120,7 @@ def write(address: str, frames: str, seconds: float, limit: int, chunk_length: i
 
 
 def sample(address: str, batch_size: int, seconds: float) -> float:
-    """Sample through the dataset and set the priorities of every batch; return transitions a second."""
+    """Sample through the dataset and set the priorities of every batch; return transitions per second."""
     dataset = reverb.TrajectoryDataset.from_table_signature(
         address, TABLE, max_in_flight_samples_per_worker=2 * batch_size
     )

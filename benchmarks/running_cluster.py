@@ -49,7 +49,7 @@ class Work:
 
     @property
     def env_steps_per_s(self) -> float:
-        """Agent decisions a second."""
+        """Agent decisions per second."""
         return self.env_steps / self.seconds
 
 

@@ -1,4 +1,4 @@
-"""How many updates a second does SAC make on one core? Prints the median and best of short blocks.
+"""How many updates per second does SAC make on one core? Prints the median and best of short blocks.
 
 python -m benchmarks.sac_update --hidden 256 256
 """

@@ -126,7 +126,7 @@ def _ask_on_parents_death(number: signal.Signals) -> bool:
 def keep_freed_memory() -> bool:
     """Let this process reuse the arrays it frees instead of returning them to the system; return whether it does.
 
-    Batches of images are megabytes each, allocated and freed a hundred times a second. By default every one
+    Batches of images are megabytes each, allocated and freed a hundred times per second. By default every one
     is mapped, faulted in page by page and unmapped again, which costs more than filling it. Up to 1 GiB of
     freed memory is kept, in one arena: what one thread frees, all can reuse. Only glibc offers this. To be called
     before threads are started.

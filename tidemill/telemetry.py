@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 def configure_logging(service: str, *, level: str = "info", json: bool = False) -> None:
-    """Log to standard error, one event a line, with the time and the service's name.
+    """Log to standard error, one event per line, with the time and the service's name.
 
     Args:
         service: Name of the process, added to every event.
         level: `debug`, `info`, `warning` or `error`.
-        json: One JSON object a line, for a log collector; plain text otherwise.
+        json: One JSON object per line, for a log collector; plain text otherwise.
     """
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()

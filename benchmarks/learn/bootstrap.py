@@ -32,7 +32,7 @@ def mean_interval(values: Floats, level: float = 0.95) -> tuple[Floats, Floats]:
     Seeds are drawn with replacement, whole: what is computed for several points keeps together what one run did.
 
     Args:
-        values: One row a seed, [N] or [N, G].
+        values: One row per seed, [N] or [N, G].
         level: Share of the resampled means that the interval holds.
 
     Returns:

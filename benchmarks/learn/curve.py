@@ -22,7 +22,7 @@ CURVE_COLUMNS = ("seed", *_FIRST, *(name for name in COLUMNS if name not in _FIR
 
 
 def write_rows(runs: Sequence[Ran], file: Path) -> None:
-    """Write one row an evaluation, seed after seed."""
+    """Write one row per evaluation, seed after seed."""
     lines = io.StringIO()
     rows = csv.writer(lines, lineterminator="\n")
     rows.writerow(CURVE_COLUMNS)

@@ -1,4 +1,4 @@
-"""benchmarks/results/learning/README.md: one row a result, from every result.json."""
+"""benchmarks/results/learning/README.md: one row per result, from every result.json."""
 
 from __future__ import annotations
 

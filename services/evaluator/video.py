@@ -15,7 +15,7 @@ from tidemill.errors import FatalError
 from tidemill.services.evaluator.protocol import EnvSlot, EvalPolicy
 
 FRAMES_PER_S = 30
-"""Pictures a second, one picture a decision."""
+"""Pictures per second, one picture per decision."""
 
 
 def record_video(env: VectorEnv, policy: EvalPolicy, seed: int, file: Path, *, max_steps: int) -> EpisodeSummary | None:

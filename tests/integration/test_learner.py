@@ -57,7 +57,7 @@ def test_learner_trains_publishes_and_updates_priorities(cluster: LearnerCluster
 
 
 def test_updates_per_env_step_are_held(cluster: LearnerCluster) -> None:
-    """With 0.5 updates a decision neither side gets ahead by more than the buffer of 20 updates and a call.
+    """With 0.5 updates per decision neither side gets ahead by more than the buffer of 20 updates and a call.
 
     While both are at work the table says so, in one look; when they have come to rest the learner has trained on all it
     drew, the buffer and the call that passed it.

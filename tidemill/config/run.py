@@ -100,4 +100,4 @@ class LogSettings:
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
     json: bool = False
-    """One JSON object a line, for a log collector."""
+    """One JSON object per line, for a log collector."""

@@ -176,7 +176,7 @@ class ActorSettings:
     Behind a rate limiter so many are always on their way: what is sampled is older by them.
     """
     max_env_steps_per_s: float = 0.0
-    """Most agent decisions a second, all environments together; 0 means no limit."""
+    """Most agent decisions per second, all environments together; 0 means no limit."""
     log_every_s: float = 10.0
     """Seconds between two lines of progress in the log."""
 

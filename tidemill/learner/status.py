@@ -53,7 +53,7 @@ class LearnerStatus:
     env_steps: int = 0
     """Agent decisions the replay service has stored, those before a resume included."""
     steps_per_s: float = 0.0
-    """Gradient steps a second over the last few seconds."""
+    """Gradient steps per second over the last few seconds."""
     wait_fraction: float = 0.0
     """Share of the last few seconds the training thread waited for data, 0 to 1."""
     params_version: int = 0

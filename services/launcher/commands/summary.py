@@ -14,7 +14,7 @@ from tidemill.services.launcher.supervise.supervisor import Outcome
 
 _FILES = (
     ("result.json", "final summary"),
-    ("scores.csv", "one row an evaluation"),
+    ("scores.csv", "one row per evaluation"),
     ("plots/learning_curve.png", "learning curve"),
     ("videos", "video of the best policy"),
     ("params", "every kept version of the parameters"),

@@ -41,7 +41,7 @@ class FakeGame:
 
 
 def protocol_of(folder: Path) -> RunConfig:
-    """Return settings with a target of 50, 4 episodes an evaluation and 6 to confirm."""
+    """Return settings with a target of 50, 4 episodes per evaluation and 6 to confirm."""
     config = config_of(folder, 1)
     return replace(config, evaluator=replace(config.evaluator, episodes=4, confirm_episodes=6))
 

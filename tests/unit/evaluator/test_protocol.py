@@ -80,7 +80,7 @@ def test_play_keeps_rows_for_a_policy_whose_noise_lasts() -> None:
 
 
 def test_play_gives_each_slot_its_own_action() -> None:
-    """Actions go back to the slot whose observation asked for them: odd seeds act 1 and earn 2 a step."""
+    """Actions go back to the slot whose observation asked for them: odd seeds act 1 and earn 2 per step."""
 
     def act(policy_input: PolicyInput) -> PolicyOutput:
         return PolicyOutput(policy_input.observation[:, 0].astype(np.int64) % 2)

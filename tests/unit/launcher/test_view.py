@@ -51,7 +51,7 @@ def _rendered(status: ClusterStatus, run: RunSettings, events: tuple[str, ...] =
 
 @pytest.mark.parametrize("every_s", [0.5, 1.0, 10.0, 60.0])
 def test_rate_is_shown_however_seldom_one_looks(every_s: float) -> None:
-    """A count that grows by 40 a second does so at each look but the first, and at once after a step back."""
+    """A count that grows by 40 per second does so at each look but the first, and at once after a step back."""
     rate = RateMeter()
     assert rate.update(100.0, 0) == 0.0
     looks = [rate.update(100.0 + i * every_s, round(i * every_s * 40)) for i in range(1, 60)]
@@ -150,7 +150,7 @@ def test_snapshot_measures_the_way_from_the_first_score_to_the_target(
 
 
 def test_snapshot_tells_the_time_to_the_nearest_limit() -> None:
-    """76,000 decisions at 1,234 a second, 4,000 updates at 312, 528 s: the updates are over first."""
+    """76,000 decisions at 1,234 per second, 4,000 updates at 312, 528 s: the updates are over first."""
     limits = RunSettings(max_env_steps=100_000, max_learner_steps=10_000, max_wall_s=600.0)
     assert _STATUS.left_s(limits) == pytest.approx(4_000 / 312)
     assert _STATUS.left_s(RunSettings(max_wall_s=600.0)) == 528.0

@@ -37,7 +37,7 @@ def test_hold_lasts_between_a_third_and_the_whole_of_its_steps() -> None:
 
 
 def test_hold_begins_with_its_probability() -> None:
-    """At 1 % a step and 40 steps on average, an environment holds 40 / (100 + 40) of the time."""
+    """At 1 % per step and 40 steps on average, an environment holds 40 / (100 + 40) of the time."""
     actions = _ticks(HeldActions(0.01, 60, np.random.default_rng(1)), 5_000, np.ones(_N, np.bool_))
     assert abs((actions[500:, :, 0] != 2.0).mean() - 40 / 139) < 0.02
 

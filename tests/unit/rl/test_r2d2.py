@@ -264,7 +264,7 @@ RECALL = R2D2Config(
 
 @pytest.mark.parametrize("burn_in", [0, 3])
 def test_r2d2_recalls_a_cue(burn_in: int) -> None:
-    """Named right five steps later it brings 1 a game, with and without a burn-in."""
+    """Named right five steps later it brings 1 per game, with and without a burn-in."""
     assert train_on_recall(dataclasses.replace(RECALL, burn_in=burn_in), updates=300) > 0.95
 
 
