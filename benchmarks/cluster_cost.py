@@ -1,4 +1,4 @@
-"""What the work of a whole cluster costs in processor time, against the number of actors, of shards, and the batch.
+"""Processor time that the work of a whole cluster costs, against the number of actors, of shards, and the batch.
 
 Each case is a run of its own with all services, in turns, and differs from the first in one thing: 2 actors, one shard,
 batch 32. For every environment step the learner is allowed the same number of transitions to learn from, so a large

@@ -176,7 +176,7 @@ def _learner(path: str, options: list[str], seconds: float) -> tuple[float, dict
 
 @dataclass(frozen=True)
 class _Reading:
-    """What a learner has done so far."""
+    """Counts of a learner so far."""
 
     steps: int
     spent: dict[str, float]

@@ -1,4 +1,4 @@
-"""What the learner benchmark trains: networks and batches of known papers, on made-up transitions."""
+"""Cases of the learner benchmark: networks and batches of known papers, on made-up transitions."""
 
 from __future__ import annotations
 

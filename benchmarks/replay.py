@@ -1,4 +1,4 @@
-"""What the replay service sustains, beside Reverb in the same run: inserts, samples, both at once, memory.
+"""Rates that the replay service sustains, beside Reverb in the same run: inserts, samples, both at once, memory.
 
 Servers and clients are processes of their own, on loopback. Writers compress and append real Atari frames of five
 games, one item a step; the sampler decodes prioritized batches into training-ready transitions (3 steps, stacks of 4)

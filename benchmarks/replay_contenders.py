@@ -42,7 +42,7 @@ class Server:
 
 
 class Contender(Protocol):
-    """What is measured."""
+    """The measurements."""
 
     def server(self) -> contextlib.AbstractContextManager[Server]:
         """Run a server with an empty table."""

@@ -1,4 +1,4 @@
-"""What the log on disk costs and gives: inserts with it, a restart, snapshots under load, a table larger than memory.
+"""Costs and benefits of the log on disk: inserts with it, a restart, snapshots under load, a table larger than memory.
 
     python -m benchmarks.replay_durable [--runs 3] [--seconds 5] [--items 1000000] [--folder DIR]
 

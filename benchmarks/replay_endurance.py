@@ -1,4 +1,4 @@
-"""What becomes of the replay service's rates with many writers, and after its table has turned over many times.
+"""Rates of the replay service with many writers, and after its table has turned over many times.
 
     python -m benchmarks.replay_endurance [--runs 3] [--seconds 8] [--turnovers 6]
 

@@ -1,4 +1,4 @@
-"""What every benchmark of this project writes: rows of figures, and the machine they are from."""
+"""The output of every benchmark: rows of figures, and the machine they are from."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _FIXED = {
 
 @dataclass(frozen=True)
 class Work:
-    """What a cluster has done in some time."""
+    """Work that a cluster has done in some time."""
 
     seconds: float
     """Length of that time."""

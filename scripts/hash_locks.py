@@ -2,7 +2,7 @@
 
 They are of the files that pip takes on linux/amd64 with each Python that is tested; Box2D has no others. Versions stay
 as they are. torch is in a file of its own without a hash: its build is the machine's choice, from PyPI with CUDA, or a
-smaller one for CPUs from where pip is told to look.
+smaller one for CPUs from the index that pip is given.
 """
 
 from __future__ import annotations

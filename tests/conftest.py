@@ -1,4 +1,4 @@
-"""What every test shares: fixed seeds, one thread for arithmetic, and a mark for the slow kinds."""
+"""Shared by every test: fixed seeds, one thread for arithmetic, and a mark for the slow kinds."""
 
 from __future__ import annotations
 

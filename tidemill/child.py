@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 PARENT_VARIABLE = "TIDEMILL_PARENT_PID"
-"""Environment variable by which a process tells those it starts that they shall end when it does."""
+"""Environment variable by which a process makes those it starts end when it does."""
 
 WAIT = "--wait"
 """First argument of a process on standby: it imports what the module does, and runs it when a byte comes in."""

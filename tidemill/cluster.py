@@ -125,7 +125,7 @@ class Cluster:
             timeout_s: Longest wait in seconds; None waits as long as it takes.
 
         Raises:
-            Unavailable: It did not end in time; it goes on running.
+            Unavailable: It did not end in time; it keeps running.
             FailedPrecondition: It was not started.
         """
         if self._process is None:

@@ -10,7 +10,7 @@ TidemillError
 ├── DataLoss               stored bytes do not match their checksum
 ├── Unimplemented          the call is part of the contract but not of this server
 ├── Unavailable            a service cannot be reached, or did not answer within its deadline
-└── FatalError             the process cannot go on; the message is its last line
+└── FatalError             the process cannot continue; the message is its last line
 """
 
 from __future__ import annotations
@@ -57,4 +57,4 @@ class Unavailable(TidemillError):
 
 
 class FatalError(TidemillError):
-    """The process cannot go on; the message is its last line."""
+    """The process cannot continue; the message is its last line."""

@@ -42,7 +42,7 @@ class Score:
 
 COLUMNS = tuple(field.name for field in fields(Score))
 _FIRST_COLUMNS = COLUMNS[: COLUMNS.index("median")]
-"""What files of the first releases have; later columns are only ever added at the end."""
+"""Columns of files of the first releases; later ones are only ever added at the end."""
 
 _COUNTS = ("learner_steps", "env_steps", "params_version", "episodes")
 

@@ -138,7 +138,7 @@ def serve_metrics(settings: ServerSettings, health: Health | None = None, *, pla
 
 @cache
 def _build_info() -> Gauge:
-    return Gauge("tidemill_build_info", "1 for the build that runs, told by its labels.", ["version", "python"])
+    return Gauge("tidemill_build_info", "1 for the running build, named by its labels.", ["version", "python"])
 
 
 @cache

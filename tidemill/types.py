@@ -76,7 +76,7 @@ class WindowSpec:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What an agent must know of an environment to build its networks.
+    """Facts about an environment that an agent needs to build its networks.
 
     Attributes:
         observation_shape: Shape of one observation, without the frame stack, e.g. (84, 84) or (8,).

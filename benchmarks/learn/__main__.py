@@ -97,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seeds", type=int, nargs="+", help="default: 1 2 3, or with --report-only every seed there is")
     add("--name", default="", help="of the result, if it shall not be the config's")
     add("--steps", type=int, default=0, help="agent decisions of a run, in place of every limit of the config")
-    add("--full", action="store_true", help="go on to the limit when the target is reached")
+    add("--full", action="store_true", help="continue to the limit after the target is reached")
     add(
         "--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help="other settings: agent.batch_size=64"
     )
@@ -106,7 +106,7 @@ def parser() -> argparse.ArgumentParser:
     add("--peer-every", type=int, default=0, help="its decisions between evaluations; 0: a fiftieth of the run")
     add("--jobs", type=int, default=1, help="runs at a time; more than one makes their wall times longer")
     add("--limit-s", type=float, default=4 * 3600.0, help="seconds of one run whose config has no run.max_wall_s")
-    add("--again", action="store_true", help="run seeds anew that have a result; the earlier run is moved aside")
+    add("--again", action="store_true", help="run seeds again that have a result; the previous run is moved aside")
     add("--extend", action="store_true", help="keep the seeds that the committed result has, run the others")
     add("--report-only", action="store_true", help="run nothing, write the report of the runs there are")
     add("--report", nargs="*", metavar="NAME", help="run what is declared for these results; without a name, for all")

@@ -1,4 +1,4 @@
-"""What several seeds say together: means, interquartile means, and how sure they are."""
+"""Statistics over several seeds: means, interquartile means, and how sure they are."""
 
 from __future__ import annotations
 

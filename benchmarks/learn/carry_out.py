@@ -18,7 +18,7 @@ from tidemill.errors import ConfigError
 from tidemill.services.launcher.installation import versions
 
 _GRACE_S = 600.0
-"""What a run may take besides its own limit: start, last evaluation, confirmation, video."""
+"""Seconds a run may take beyond its own limit, for start, last evaluation, confirmation, video."""
 _CLI = (sys.executable, "-m", "tidemill.services.launcher")
 
 
@@ -142,7 +142,7 @@ def _check_settings(plan: Plan, seed: int) -> None:
     if changed := plan.changed_settings(plan.run_folder(seed)):
         raise ConfigError(
             f"{plan.run_folder(seed)} has a result of other settings ({'; '.join(sorted(changed))}); "
-            "run it anew with --again, or give this result another --name"
+            "run it again with --again, or give this result another --name"
         )
 
 

@@ -1,4 +1,4 @@
-"""What shall be run: the config as it is run, its seeds, and where everything is kept."""
+"""The plan of a result: the config as it is run, its seeds, and where everything is kept."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Plan:
     test_episodes: int
     """Fresh episodes that the last and the best version of each seed are tested on; 0 for no test."""
     options: tuple[str, ...]
-    """What besides config and seeds decides the result, as on the command line."""
+    """Options besides config and seeds that decide the result, as on the command line."""
     sb3: str = ""
     """Folder that Stable-Baselines3 is installed in; empty: no peer."""
     peer_every: int = 0
@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def command(self) -> str:
-        """What a person types to get this result again."""
+        """The command that makes this result again."""
         if self.declared:
             return shlex.join(["python", "-m", "benchmarks.learn", "--report", self.name])
         seeds = [str(seed) for seed in self.seeds]

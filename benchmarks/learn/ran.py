@@ -32,7 +32,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a run brought. None stands for what there is not."""
+    """Results of one run. None stands for what there is not."""
 
     seed: int
     is_finished: bool
@@ -63,7 +63,7 @@ class Ran:
     """Fresh episodes of the best version."""
     provenance: dict[str, Any]
     test_last: Measure | None = None
-    """Fresh episodes of where training stood at the end: it went on while the version that decided was measured."""
+    """Fresh episodes of where training stood at the end: it continued while the deciding version was measured."""
 
     @property
     def curve(self) -> tuple[list[float], list[float]]:

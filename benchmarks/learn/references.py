@@ -1,4 +1,4 @@
-"""What each result is compared with: benchmarks/results/learning/references.yaml, every figure with its source."""
+"""References of each result, from benchmarks/results/learning/references.yaml: every figure with its source."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Reference:
 
 @dataclass(frozen=True)
 class References:
-    """What one result is compared with."""
+    """The references of one result."""
 
     threshold: Reference | None = None
     """Mean return from which the environment counts as solved."""
     published: Reference | None = None
-    """What another program reports."""
+    """Mean return that another program reports."""
 
     @property
     def target(self) -> float | None:

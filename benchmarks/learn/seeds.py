@@ -1,4 +1,4 @@
-"""What is known of a result's seeds, and the seeds that reports are made on: chosen before, seen by no trial."""
+"""Known facts about a result's seeds, and the seeds that reports are made on: chosen before, seen by no trial."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def describe_seeds(document: Mapping[str, Any], root: Path) -> str:
 
     Args:
         document: The result.
-        root: Folder of all results, whose seeds.yaml tells of those that were made before seeds were declared.
+        root: Folder of all results, whose seeds.yaml lists those that were made before seeds were declared.
     """
     if document["declared_seeds"]:
         return "unseen, fixed before"

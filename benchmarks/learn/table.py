@@ -20,7 +20,7 @@ _HEAD = """\
 Every row is made by one command through the whole cluster, and `make learn-table` makes this page from the
 `result.json` files beside it. A folder holds the config as it was run, every evaluation (`curve.csv`, the peer's in
 `peer_curve.csv`) and the picture (`curve.png`): each seed thin, their mean, and the 95 % bootstrap interval of the
-mean over seeds where all of them have evaluations. [Evaluation](../../../docs/evaluation.md#learning-results) tells
+mean over seeds where all of them have evaluations. [Evaluation](../../../docs/evaluation.md#learning-results) says
 how a result is made.
 
 All returns are means over seeds of fresh episodes that neither training nor the choice of a version has seen, unless
@@ -40,7 +40,7 @@ _ALL = """
 
 *Budget* is what ends a run, whatever comes first: so many decisions, updates or seconds; `to R` is the first version
 whose evaluation and then fresh episodes have a mean of R. *Measured* says which version the *return* is of: one that
-`passed` such a test was picked by it, while training went on; the `last` one is what training ended with; the
+`passed` such a test was picked by it, while training continued; the `last` one is what training ended with; the
 `last evaluated` one was measured while the clock ran out. *Last* has what training ended with where that is another,
 *best* the version with the best evaluation. A verdict falls only where a published figure took as many decisions (or
 updates), to 1 %; what else it was made with, network and updates among it, may differ. *Seeds* says whether a trial had
@@ -145,7 +145,7 @@ def _measured(measured: Document) -> str:
 
 
 def _has_own_last(measured: Document) -> bool:
-    """Return whether training went on after the version that was measured."""
+    """Return whether training continued after the version that was measured."""
     return not all(ended_in_training(run["reason"]) for run in measured["runs"] if run["is_finished"])
 
 

@@ -113,7 +113,7 @@ def connect_appender(
 
 
 def earlier_epoch(appender: ShardedAppender, stop: threading.Event) -> int:
-    """Wait until the replay service has answered; return the epoch of the actor's life before this one, 0 if none."""
+    """Wait until the replay service has answered; return the actor's epoch before its restart, 0 if there was none."""
     while not stop.is_set() and not appender.opened(_STOP_CHECK_S):
         pass
     return appender.superseded_epoch
@@ -122,7 +122,7 @@ def earlier_epoch(appender: ShardedAppender, stop: threading.Event) -> int:
 def training_seed(run_seed: int, actor_index: int, earlier_epoch: int = 0) -> int:
     """Return the seed of an actor's first environment; the others count up from it.
 
-    An actor that was restarted plays other episodes than in its first life, whose last one may have ended it.
+    A restarted actor plays other episodes than before the restart: the last one may have ended it.
     Training seeds lie from 1e8 up and below 2**31, which the Atari emulator needs; evaluation's lie far
     below, so that no evaluation episode was ever trained on.
     """

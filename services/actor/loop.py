@@ -1,4 +1,4 @@
-"""The acting loop: newest parameters, one output for all environments, one step, one row a stream."""
+"""The acting loop: newest parameters, one output for all environments, one step, one row per stream."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class PolicyParams:
 
 
 class ActingLoop:
-    """Steps the environments until told to stop."""
+    """Steps the environments until it is stopped."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ActingLoop:
             params: Keeps the policy fresh.
             writer: Takes the rows.
             metrics: Counts them.
-            throttle: Called once a step; sleeps if the actor shall not run at full speed.
+            throttle: Called once per step; sleeps if the actor shall not run at full speed.
         """
         self._env, self._policy, self._params = env, policy, params
         self._writer, self._metrics, self._throttle = writer, metrics, throttle

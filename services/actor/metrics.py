@@ -1,4 +1,4 @@
-"""What an actor counts, for Prometheus and for its log."""
+"""Counters of an actor, for Prometheus and for its log."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class AppenderCollector:
         yield GaugeMetricFamily("tidemill_actor_blocked_ratio", about, value=self._blocked_ratio(counted.blocked_s))
         yield _counter(
             "stream_restarts",
-            "How often this actor's streams began anew: they were lost, or it moved.",
+            "How often this actor's streams restarted: they were lost, or it moved.",
             counted.restarts,
         )
         yield _counter("dropped_chunks", "Chunks dropped because the streams were lost.", counted.dropped_chunks)

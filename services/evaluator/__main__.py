@@ -85,7 +85,7 @@ def _has_ended(end: RunEnd, folder: Path) -> bool:
         return False
     is_written = (folder / RESULT).exists()
     if is_written:
-        _log.info("the run has reached its target or a limit; with others it would go on")
+        _log.info("run is over: it has reached its target or a limit; raise them to continue it")
     return is_written
 
 

@@ -27,7 +27,7 @@ from tidemill.services.evaluator.verdict import (
 _log = structlog.get_logger()
 
 _PAUSE_S = 0.25
-_NOT_CONFIRMED = "the mean reached the target, but fresh episodes did not bear it out"
+_NOT_CONFIRMED = "the mean reached the target, but fresh episodes did not confirm it"
 
 
 class Evaluator:
@@ -86,7 +86,7 @@ class Evaluator:
         return None
 
     def _over(self, metadata: ParamsMetadata) -> str:
-        """Return why the run is over, whatever its scores; empty while it goes on."""
+        """Return why the run is over, whatever its scores; empty while it continues."""
         if self._finish.is_set():
             return "training has ended"
         return limit_reached(self._config.run, metadata, self._logs.clock.wall_s())

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes from the evaluator."""
+"""Metrics of the evaluator, scraped by Prometheus."""
 
 from __future__ import annotations
 

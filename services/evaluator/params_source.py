@@ -17,7 +17,7 @@ _log = structlog.get_logger()
 
 
 class ParamsSource:
-    """Fetches the newest version when it is wanted, full precision; waits for a server that is away."""
+    """Fetches the newest version when it is wanted, full precision; waits for a server that is unavailable."""
 
     def __init__(self, address: str, stop: threading.Event, *, connect_timeout_s: float) -> None:
         """Prepare; nothing is contacted yet.
@@ -25,12 +25,12 @@ class ParamsSource:
         Args:
             address: Address of the parameter server.
             stop: Ends every wait.
-            connect_timeout_s: How long the server may be away at the start, in seconds.
+            connect_timeout_s: How long the server may be unavailable at the start, in seconds.
         """
         self._client = ParamsClient(address)
         self._stop = stop
         self._connect_timeout_s = connect_timeout_s
-        self._is_away = False
+        self._is_unavailable = False
 
     def connect(self) -> None:
         """Wait until the server answers, or `stop`.
@@ -53,12 +53,12 @@ class ParamsSource:
         try:
             params = self._client.fetch(LATEST, newer_than=number, wait_s=_WAIT_S)
         except TidemillError as error:
-            if not self._is_away:
-                _log.warning("cannot fetch parameters, trying on", reason=str(error))
-            self._is_away = True
+            if not self._is_unavailable:
+                _log.warning("cannot fetch parameters, retrying", reason=str(error))
+            self._is_unavailable = True
             self._stop.wait(_WAIT_S)
             return None
-        self._is_away = False
+        self._is_unavailable = False
         return params
 
     def newest(self) -> Params | None:
@@ -70,11 +70,11 @@ class ParamsSource:
         return self._fetch(BEST)
 
     def tag(self, tag: str, number: int) -> bool:
-        """Point a tag at a version; return whether it worked. Evaluations go on without."""
+        """Point a tag at a version; return whether it worked. Evaluations continue without it."""
         try:
             self._client.set_tag(tag, number)
         except TidemillError as error:
-            _log.warning("cannot set a tag", tag=tag, version=number, reason=str(error))
+            _log.warning("cannot set tag", tag=tag, version=number, reason=str(error))
             return False
         return True
 

@@ -61,7 +61,7 @@ class Result:
     confirm_episodes: int
     """Episodes of the confirmation; 0 without."""
     failed_confirmations: int
-    """How often before a mean reached the target but fresh episodes did not bear it out."""
+    """How often before a mean reached the target but fresh episodes did not confirm it."""
     best_mean: float | None
     """Largest mean of any evaluation."""
     best_version: int
@@ -86,7 +86,7 @@ def write_result(result: Result, folder: Path) -> None:
 
 
 def set_result_aside(folder: Path) -> None:
-    """Keep the result of an earlier end as result-1.json, or the next free number: the run goes on."""
+    """Keep the previous result as result-1.json, or the next free number: the run continues."""
     if (folder / RESULT).exists():
         number = 1 + len(list(folder.glob("result-*.json")))
         (folder / RESULT).rename(folder / f"result-{number}.json")
@@ -115,7 +115,7 @@ def _draw(config: EvaluatorConfig, logs: RunLogs) -> str | None:
     try:
         draw_curve(scores, run.folder / CURVE, title=title, target=run.target_return)
     except OSError as error:
-        _log.warning("no learning curve", reason=str(error))
+        _log.warning("learning curve not drawn", reason=str(error))
         return None
     return str(CURVE)
 
@@ -132,10 +132,10 @@ def _film(config: EvaluatorConfig, source: ParamsSource, runner: EpisodeRunner) 
     try:
         summary = runner.record(params, record)
     except TidemillError as error:
-        _log.warning("no video", reason=str(error))
+        _log.warning("video not recorded", reason=str(error))
         return None
     played = summary.episode_return if summary else None
-    _log.info("video", file=str(file), version=params.number, episode_return=played)
+    _log.info("video recorded", file=str(file), version=params.number, episode_return=played)
     return str(VIDEO)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 SESSION_VARIABLE = "TIDEMILL_SESSION_START_S"
-"""Environment variable by which a launcher tells when it started the processes, on the monotonic clock."""
+"""Environment variable in which a launcher passes when it started the processes, on the monotonic clock."""
 
 
 class WallClock:
@@ -24,7 +24,7 @@ class WallClock:
         Args:
             file: Where it is kept.
             session_start_s: When this session started, on the clock `now`. An evaluator that was restarted
-                within a session is told the same value and does not count its time twice.
+                within a session gets the same value and does not count its time twice.
             now: Monotonic time in seconds.
         """
         self._file, self._session_start_s, self._now = file, session_start_s, now

@@ -1,4 +1,4 @@
-"""What the tests do to the services of a stack, and ask of them, from outside and from within."""
+"""Faults that the tests cause in the services of a stack, and questions they ask them, from outside and from within."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ ALERT_BOUND_S = 600.0
 """Alerts wait three minutes before they fire, so that an upgrade sets none off."""
 
 SERVICES = ("replay-0", "replay-1", "paramserver", "learner", "actor", "evaluator", "tensorboard", "prometheus")
-"""What is started: everything but Grafana, whose image only a registry has."""
+"""The services that are started: all except Grafana, whose image only a registry has."""
 
 OURS = SERVICES[:6]
 """Those that are Tidemill's own."""

@@ -231,7 +231,7 @@ def test_kubernetes_component_adds_to_any_overlay(component: str, kind: str, tmp
 def test_kubernetes_has_the_rules_of_prometheus() -> None:
     """The operator's object holds every recording rule and alert as the files for Prometheus itself have them."""
     written = yaml.safe_load((KUBERNETES / "components/prometheusrule/prometheusrule.yaml").read_text())
-    assert written == prometheus_rule(), "python -m scripts.kubernetes_rules writes it anew"
+    assert written == prometheus_rule(), "python -m scripts.kubernetes_rules rewrites it"
 
 
 def test_adapter_serves_what_the_autoscaler_asks_for() -> None:
@@ -275,7 +275,7 @@ def test_kubernetes_pods_are_confined_and_probed(kustomization: str) -> None:
 
 @pytest.mark.parametrize("kustomization, learners", list(zip(KUSTOMIZATIONS, (1, 4, 16), strict=True)))
 def test_kubernetes_counts_agree(kustomization: str, learners: int) -> None:
-    """What the services are told of shards, nodes and GPUs is what is started; each learner has 2 cores and 16 GiB."""
+    """The numbers of shards, nodes and GPUs in the settings are those started; each learner has 2 cores and 16 GiB."""
     found = {(item["kind"], item["metadata"]["name"].partition("run-")[0]): item for item in objects(kustomization)}
     told = {name: int(value) for name, value in found["ConfigMap", "tidemill-"]["data"].items() if value.isdigit()}
     assert found["StatefulSet", "replay"]["spec"]["replicas"] == told["REPLAY_SHARDS"]

@@ -1,4 +1,4 @@
-"""The shipped Dockerfile and docker-compose.yml, unchanged, in a real engine: one cluster lives through all of it.
+"""The shipped Dockerfile and docker-compose.yml, unchanged, in a real engine: one cluster runs through all of it.
 
 The tests are the chapters of that life, in this order; each leaves the cluster running for the next.
 """
@@ -196,7 +196,7 @@ def test_actor_that_crashes_comes_back(stack: Stack) -> None:
 
 
 def test_replay_shard_that_crashes_has_everything_acknowledged(stack: Stack) -> None:
-    """A killed shard brings back from its log every step it had acknowledged; actors and learner go on with it."""
+    """A killed shard brings back from its log every step it had acknowledged; actors and learner continue with it."""
     # the names of all actors may prefer one shard
     shard = max(("replay-0", "replay-1"), key=lambda name: _stored_steps(stack, name))
     stored = _stored_steps(stack, shard)
@@ -210,7 +210,7 @@ def test_replay_shard_that_crashes_has_everything_acknowledged(stack: Stack) -> 
 
 
 def test_learner_that_crashes_resumes(stack: Stack) -> None:
-    """A killed learner goes on from its checkpoint under a new generation; versions never fall."""
+    """A killed learner resumes from its checkpoint under a new generation; versions never fall."""
     checkpoint = stack.until_above("max(tidemill_learner_checkpoint_steps)", 0.0)
     version, generation = stack.value(_VERSION), stack.value("max(tidemill_paramserver_generation)")
     stack.crash("learner")
@@ -271,7 +271,7 @@ def test_standstill_raises_alerts(stack: Stack) -> None:
 
 
 def test_everything_comes_back_with_the_engine(stack: Stack) -> None:
-    """After a restart of the Docker engine, as by a reboot, all that ran runs again, and the learner goes on."""
+    """After a restart of the Docker engine, as by a reboot, all that ran runs again, and the learner continues."""
     if stack.engine.daemon is None:
         pytest.skip("the Docker engine was there before the tests, which must not restart it")
     stack.until_healthy()
@@ -291,7 +291,7 @@ def test_termination_ends_every_service_with_zero(stack: Stack) -> None:
 
 
 def test_run_resumes_from_its_volumes(stack: Stack) -> None:
-    """After `down` and `up` the run goes on: checkpoint, parameter versions and scores are those of before."""
+    """After `down` and `up` the run continues: checkpoint, parameter versions and scores are those of before."""
     stack.compose("down", bound_s=180)
     version, rows = _newest_version(stack), _scores(stack)
     assert version > 0
@@ -303,7 +303,7 @@ def test_run_resumes_from_its_volumes(stack: Stack) -> None:
 
 
 def test_run_moves_to_another_box(stack: Stack) -> None:
-    """Backed up and restored as the operations guide says, into volumes that did not exist before, the run goes on."""
+    """Backed up and restored as the operations guide says, into volumes that are new, the run continues."""
     stack.compose("stop", *OURS, bound_s=180)
     archives = {service: stack.archive(service) for service in ("learner", "replay-0", "replay-1")}
     version, rows = _newest_version(stack), _scores(stack)
@@ -318,7 +318,7 @@ def test_run_moves_to_another_box(stack: Stack) -> None:
 
 
 def test_run_ends_by_itself_and_stays_ended(stack: Stack) -> None:
-    """At the target learner and evaluator rest, also when the engine starts them anew; another target wakes them."""
+    """At the target learner and evaluator idle, also when the engine restarts them; another target wakes them."""
     stack.configure(TIDEMILL_RUN_ARGS="--run.target-return -2000")  # any policy has more
     stack.up(actors=2)
     stack.until_above('sum(tidemill_resting{job=~"learner|evaluator"})', 1.0)
@@ -333,7 +333,7 @@ def test_run_ends_by_itself_and_stays_ended(stack: Stack) -> None:
     stack.until_above('sum(tidemill_resting{job=~"learner|evaluator"})', 1.0)
     assert _newest_version(stack) == version
     assert json.loads(_on_volume(stack, "print(open('/runs/short/result.json').read())")) == result
-    stack.configure(TIDEMILL_RUN_ARGS="--run.target-return 0")  # which no pendulum has: the run goes on
+    stack.configure(TIDEMILL_RUN_ARGS="--run.target-return 0")  # which no pendulum has: the run continues
     stack.up(actors=2)
     stack.until_above(_VERSION, version)
 

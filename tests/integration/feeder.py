@@ -1,4 +1,4 @@
-"""What stands for an actor where a test is about the learner: random steps of CartPole's shape."""
+"""Stands in for an actor where a test is about the learner: random steps of CartPole's shape."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ class LearnerCluster:
         return [*self._common_arguments(), *(word for pair in settings.items() for word in pair)]
 
     def _common_arguments(self) -> list[str]:
-        """Return what learner and actor are both told."""
+        """Return the settings that learner and actor share."""
         settings = {
             "--agent.algorithm": "dqn",
             "--agent.network": "mlp",

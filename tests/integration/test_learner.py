@@ -57,7 +57,7 @@ def test_learner_trains_publishes_and_updates_priorities(cluster: LearnerCluster
 
 
 def test_updates_per_env_step_are_held(cluster: LearnerCluster) -> None:
-    """With 0.5 updates per decision neither side gets ahead by more than the buffer of 20 updates and a call.
+    """With 0.5 updates per decision neither side gets ahead by more than the buffer of 20 updates plus one call.
 
     While both are at work the table says so, in one look; when they have come to rest the learner has trained on all it
     drew, the buffer and the call that passed it.
@@ -88,13 +88,13 @@ def test_pause_checkpoint_resume_and_stop(cluster: LearnerCluster) -> None:
     assert client.get_status().checkpoint_steps == saved.learner_steps
     assert client.get_status().learner_steps == paused.learner_steps
     client.resume()
-    cluster.wait_for_status(lambda s: s.learner_steps > paused.learner_steps, "training goes on")
+    cluster.wait_for_status(lambda s: s.learner_steps > paused.learner_steps, "training continues")
     client.stop("the test is over")
     assert learner.wait() is None
 
 
 def test_sigterm_saves_and_a_new_process_resumes(cluster: LearnerCluster) -> None:
-    """SIGTERM publishes, checkpoints and exits 0; the next learner goes on from that very step."""
+    """SIGTERM publishes, checkpoints and exits 0; the next learner continues from that very step."""
     process = cluster.start_learner_process("--learner.checkpoint-every-s", "0")
     feeder = cluster.feed()
     cluster.wait_for_status(lambda s: s.learner_steps >= 50, "50 gradient steps")
@@ -123,7 +123,7 @@ def test_resumed_learner_trains_on(cluster: LearnerCluster) -> None:
     cluster.feed()
     assert first.wait() is None
     cluster.start_learner()
-    status = cluster.wait_for_status(lambda s: s.learner_steps > 60, "training goes on")
+    status = cluster.wait_for_status(lambda s: s.learner_steps > 60, "training continues")
     assert status.restored.startswith("checkpoint-000001-00000001: 50 gradient steps")
     assert "the table holds" in status.restored
     assert (status.generation, status.checkpoint_steps) == (2, 50)
@@ -153,13 +153,13 @@ def test_replay_service_restarted_empty_is_filled_and_used_again(cluster: Learne
     cluster.start_replay()
     after = cluster.wait_for_status(
         lambda s: s.state is LearnerState.TRAINING and s.learner_steps > before.learner_steps + 200,
-        "training goes on",
+        "training continues",
     )
     assert after.env_steps >= before.env_steps + 500
 
 
 def test_training_goes_on_without_the_parameter_server(cluster: LearnerCluster) -> None:
-    """Publishing stops while it is away and goes on when it is back; steps do not wait for it."""
+    """Publishing stops while it is unavailable and resumes when it is back; steps do not wait for it."""
     cluster.close()
     cluster.start_replay()
     params = cluster.start_params()
@@ -174,7 +174,7 @@ def test_training_goes_on_without_the_parameter_server(cluster: LearnerCluster) 
 
 
 def test_frozen_replay_service_does_not_hang_the_learner(cluster: LearnerCluster) -> None:
-    """While the service is stopped the learner answers its callers and ends properly when told to."""
+    """While the service is stopped the learner answers its callers and ends properly when asked to."""
     cluster.close()
     replay = cluster.start_replay()
     cluster.start_params()

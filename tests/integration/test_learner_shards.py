@@ -1,4 +1,4 @@
-"""A learner on two replay shards: it samples and updates both, loses one, goes on, and takes it back."""
+"""A learner on two replay shards: it samples and updates both, loses one, continues, and takes it back."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def is_live(status: LearnerStatus) -> list[bool]:
 
 
 def test_learner_goes_on_when_one_of_its_shards_dies_and_takes_it_back(cluster: LearnerCluster) -> None:
-    """Both shards give samples and get priorities; without one the steps go on; when it is back its table is made."""
+    """Both shards give samples and get priorities; without one, steps continue; when it is back its table is made."""
     addresses = [cluster.replay.replace("replay.sock", f"shard-{number}.sock") for number in range(2)]
     first = started(cluster, addresses[0], "shard-0")
     second = started(cluster, addresses[1], "shard-1")

@@ -26,12 +26,12 @@ def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
 
 
 def _evaluated(cluster: LearnerCluster, params: ParamsClient) -> Version:
-    """Take the newest trained version under evaluation, and let training go on by more than 64 versions."""
+    """Take the newest trained version under evaluation, and let training continue for more than 64 versions."""
     cluster.wait_for_status(lambda status: status.learner_steps > 20, "training")
     version = params.list_versions().versions[-1]
     params.set_tag(EVALUATED, version.version)
     cluster.wait_for_status(
-        lambda status: status.learner_steps > version.metadata.learner_steps + 700, "training goes on"
+        lambda status: status.learner_steps > version.metadata.learner_steps + 700, "training continues"
     )
     return version
 
@@ -74,7 +74,7 @@ def test_resumed_learner_trains_on_in_spite_of_an_old_verdict(cluster: LearnerCl
 
 
 def test_verdict_on_a_version_of_an_earlier_life_ends_the_learner_where_it_stands(cluster: LearnerCluster) -> None:
-    """What is not kept cannot come back: the run ends all the same, and says so."""
+    """A version that was not kept cannot come back: the run ends all the same, and says so."""
     first, params = cluster.start_learner(*_TARGET), cluster.params_client()
     cluster.feed()
     version = _evaluated(cluster, params)
@@ -88,7 +88,7 @@ def test_verdict_on_a_version_of_an_earlier_life_ends_the_learner_where_it_stand
 
 
 def test_tags_that_cannot_be_read_hold_up_nothing(cluster: LearnerCluster) -> None:
-    """Without the parameter server training goes on; when it is back, a verdict ends it as ever."""
+    """Without the parameter server training continues; when it is back, a verdict ends it as ever."""
     cluster.close()
     cluster.start_replay()
     params = cluster.start_params()

@@ -117,7 +117,7 @@ def _sampled(window: WindowSpec, end: str) -> tuple[Signature, SampledBatch]:
             observation, is_first = env.reset(0), np.ones(_ENVS, np.bool_)
             memory = np.zeros((_ENVS, 2), np.float32)
             for _ in range(_TICKS):
-                # the action tells the step it was chosen at, so that a shifted row shows
+                # the action encodes the step it was chosen at, so that a shifted row shows
                 action = (observation[:, 1] % 3).astype(np.int64)
                 step = env.step(action)
                 row = {"observation": observation, "action": action, "reward": step.reward, "is_first": is_first}

@@ -14,7 +14,7 @@ from tidemill.rpc.settings import ServerSettings
 
 
 def main() -> int:
-    """Serve health at an address until SIGTERM, or end as told by the options."""
+    """Serve health at an address until SIGTERM, or end as the options say."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--address", required=True)
     parser.add_argument("--journal", type=Path, required=True, help="every start and end is appended here")

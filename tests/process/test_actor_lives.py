@@ -26,7 +26,7 @@ def _seed_of_a_life(cluster: LearnerCluster) -> int:
 
 
 def test_restarted_actor_does_not_replay_its_first_life(tmp_path: Path) -> None:
-    """The first life of a run's actor has the seed of run and actor; each later one, however short, has another."""
+    """An actor starts with the seed of run and actor; after each restart, however soon, it has another."""
     with learner_cluster(tmp_path) as cluster:
         cluster.start_replay()
         cluster.start_params()

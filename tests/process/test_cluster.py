@@ -72,7 +72,7 @@ class Scene:
         return ServiceSpec(name, kind or name, "tests.process.stand_in", arguments, address, after)
 
     def cluster_of(self, *specs: ServiceSpec, settings: LauncherSettings = _SETTINGS) -> tuple[ClusterRunner, Recorder]:
-        """Return a cluster of these services that tells a recorder."""
+        """Return a cluster of these services that reports to a recorder."""
         recorder = Recorder()
         return ClusterRunner(Supervisor(specs, settings), self.folder, recorder), recorder
 
@@ -120,7 +120,7 @@ async def test_cluster_ends_writers_before_servers_on_sigterm(scene: Scene) -> N
 
 
 async def test_cluster_restarts_a_killed_service_and_shows_why(scene: Scene) -> None:
-    """A service killed by a signal is started again after the backoff, and the reason is told."""
+    """A service killed by a signal is started again after the backoff, and the reason is reported."""
     cluster, recorder = scene.cluster_of(scene.spec("replay"))
     running = asyncio.create_task(cluster.run())
     await _ready(recorder, "replay")
@@ -151,7 +151,7 @@ async def test_cluster_restarts_a_service_that_freezes_while_it_serves(scene: Sc
 
 
 async def test_cluster_leaves_a_service_alone_that_answers_again(scene: Scene) -> None:
-    """A pause shorter than the bound is told and costs nothing."""
+    """A pause shorter than the bound is reported and costs nothing."""
     cluster, recorder = scene.cluster_of(scene.spec("replay"), settings=replace(_IMPATIENT, frozen_timeout_s=3600.0))
     cluster.check_s = 0.5
     running = asyncio.create_task(cluster.run())

@@ -71,7 +71,7 @@ def test_cluster_by_hand_is_looked_at_and_steered(tmp_path: Path) -> None:
         for service in services.values():
             service.until("listening|serving")
         assert "table items" in _answer("status", "--learner", learner)
-        for verb, said in (("checkpoint", "checkpoint of"), ("pause", "paused"), ("resume", "training goes on")):
+        for verb, said in (("checkpoint", "checkpoint of"), ("pause", "paused"), ("resume", "training continues")):
             assert said in _answer("ctl", verb, "--learner", learner)
         for service in reversed(services.values()):
             service.send(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What can be known to be wrong is said before anything is started or written."""
+"""Wrong settings are reported before anything is started or written."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_wrong_setting_is_refused_before_there_is_a_run(arguments: list[str], wo
 
 
 def test_environment_that_takes_its_process_down_is_a_wrong_setting() -> None:
-    """The launcher lives, and says which environment it was."""
+    """The launcher survives, and names the environment."""
     with pytest.raises(ConfigError, match="test_env_check:dies' failed"):
         check_environment(_config("dies"))
 

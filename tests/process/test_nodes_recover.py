@@ -55,7 +55,7 @@ def _starter(cluster: LearnerCluster, rendezvous: str, port: int) -> Start:
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("rendezvous", ["static", "c10d"])
 def test_machine_that_died_and_came_back_is_joined(cluster: LearnerCluster, rendezvous: str, victim: int) -> None:
-    """Whichever it is, the one where they meet as well: both go on from the checkpoint, and end with 0 when asked."""
+    """Whichever it is, the one where they meet as well: both resume from the checkpoint, and end with 0 when asked."""
     cluster.start_replay()
     cluster.start_params()
     cluster.feed()

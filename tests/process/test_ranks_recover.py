@@ -50,7 +50,7 @@ def _workers(parent: int) -> list[int]:
 
 
 def test_killed_rank_brings_all_back_from_the_checkpoint(cluster: LearnerCluster) -> None:
-    """Whichever it is, all start again where the newest checkpoint was, and steps go on counting from there."""
+    """Whichever it is, all start again where the newest checkpoint was, and steps continue counting from there."""
     learner = _start(cluster)
     cluster.wait_for_status(lambda s: s.learner_steps > 50, "50 gradient steps")
     for victim in (1, 0):

@@ -49,11 +49,11 @@ def _page(address: str, path: str) -> str:
 
 
 def _wait_for_rest(address: str, process: Process) -> None:
-    def rests() -> bool:
+    def idles() -> bool:
         assert process.is_running, process.text()
         return "tidemill_resting 1.0" in _page(address, "metrics")
 
-    wait_until(rests, "rest", _WAIT_S)
+    wait_until(idles, "idling", _WAIT_S)
     assert _page(address, "healthz") == "SERVING\n"
 
 
@@ -70,7 +70,7 @@ def test_learner_of_a_job_ends_with_zero_only_at_the_end_of_its_run(cluster: Lea
 
 
 def test_learner_that_an_engine_starts_again_after_its_run_rests(cluster: LearnerCluster) -> None:
-    """At its limit it rests, in good health; started again it does nothing, unless the limit is another one."""
+    """At its limit it idles, in good health; started again it does nothing, unless the limit is another one."""
     address = _metrics_address()
     engine = ("--run.supervisor", "engine", "--learner.server.metrics-address", address)
     newest = set()
@@ -124,7 +124,7 @@ def test_verdict_of_the_evaluator_ends_the_learner(cluster: LearnerCluster) -> N
 
 
 def test_limit_of_the_learner_ends_the_evaluator(cluster: LearnerCluster) -> None:
-    """The evaluator measures the last version, writes the result and rests; a run that goes on keeps it aside."""
+    """The evaluator measures the last version, writes the result and idles; a run that continues keeps it aside."""
     addresses = _metrics_address(), _metrics_address()
     settings = ("--run.supervisor", "engine", "--learner.server.metrics-address", addresses[0])
     for steps in ("100", "200"):

@@ -65,7 +65,7 @@ def assert_acknowledged_is_stored(stored: dict[str, list[tuple[int, int]]], ever
 def test_killed_shard_is_left_out_and_taken_back(
     shards: Shards, directory: ShardDirectory, stream: ShardedSampleStream
 ) -> None:
-    """Batches go on, its writers move to the others and return to it; nothing is twice, nothing acknowledged is lost.
+    """Batches continue, its writers move away and return to it; nothing is twice, nothing acknowledged is lost.
 
     Only of a server that keeps its table in memory, what it held when it was killed is gone.
     """

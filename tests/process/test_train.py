@@ -100,14 +100,14 @@ def test_train_ends_at_its_limit_with_everything_a_run_leaves(config_file: Path,
         check=False,
     )
     assert again.returncode == 1
-    assert "holds a run already" in again.stderr
+    assert "already holds a run" in again.stderr
     assert "mean " in _tidemill("evaluate", str(folder), "--episodes", "3")
 
 
 def test_what_a_solved_run_leaves_is_what_was_confirmed(config_file: Path, tmp_path: Path) -> None:
     """Newest parameters, best parameters and checkpoint are of the version that ended the run, not of where it got to.
 
-    Any policy reaches a return of 8; the 300 episodes of the confirmation give training time to go on.
+    Any policy reaches a return of 8; the 300 episodes of the confirmation give training time to continue.
     """
     folder = tmp_path / "runs" / "small"
     ends = ["--run.target_return", "8", "--evaluator.start-env-steps", "400", "--evaluator.confirm-episodes", "300"]
@@ -128,7 +128,7 @@ def test_what_a_solved_run_leaves_is_what_was_confirmed(config_file: Path, tmp_p
 
 
 def test_stopped_run_is_resumed_from_its_checkpoint(config_file: Path, tmp_path: Path) -> None:
-    """SIGTERM ends everything in order without a result; resume goes on with steps, versions, time and scores."""
+    """SIGTERM ends everything in order without a result; resume continues with steps, versions, time and scores."""
     folder = tmp_path / "runs" / "small"
     with launched("train", "--config", str(config_file)) as cluster:
         _is_training(cluster)
@@ -158,7 +158,7 @@ def test_stopped_run_is_resumed_from_its_checkpoint(config_file: Path, tmp_path:
 
 
 def test_run_goes_on_after_each_service_was_killed_once(config_file: Path, tmp_path: Path) -> None:
-    """Whichever process is killed comes back, and gradient steps and evaluations go on; the learner resumes."""
+    """Whichever process is killed comes back, and gradient steps and evaluations continue; the learner resumes."""
     folder = tmp_path / "runs" / "small"
     with launched("train", "--config", str(config_file)) as cluster:
         _is_training(cluster)

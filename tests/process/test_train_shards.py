@@ -38,7 +38,7 @@ def pid_of_shard(number: int, root: Path) -> int:
 
 
 def test_train_uses_two_shards_and_survives_the_death_of_one(config_file: Path, tmp_path: Path) -> None:
-    """Each gives samples; `tidemill status` tells of both; training goes on over a kill; the shard is taken back."""
+    """Each gives samples; `tidemill status` shows both; training continues over a kill; the shard is taken back."""
     folder = tmp_path / "runs" / "small"
     options = ("--replay.shards", "2", "--launcher.actors", "2")
     with launched("train", "--config", str(config_file), *options) as cluster:

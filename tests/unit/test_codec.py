@@ -143,7 +143,7 @@ def test_wrong_column_is_refused_by_name(change: Any, message: str) -> None:  # 
 
 
 def with_block(chunk: tuple[bytes, ...], index: int, block: bytes) -> tuple[bytes, ...]:
-    """Return a chunk but for one block."""
+    """Return a chunk without one of its blocks."""
     return (*chunk[:index], block, *chunk[index + 1 :])
 
 

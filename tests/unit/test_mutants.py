@@ -71,11 +71,11 @@ def test_survey_tells_killed_from_surviving_mutants(
     source = "def f(a, b):\n    return not b > 2 and a < b\n"
     _tree(tmp_path / "root", source, "from compared import f\n\ndef test_f():\n    assert f(1, 2) and not f(2, 2)\n")
     assert survey(tmp_path / "root", Path("compared.py"), ["tests"], most=9, seed=1) == (4, 5)
-    told = capfd.readouterr().out.splitlines()
-    assert [line for line in told if line.startswith("survived")] == [
+    lines = capfd.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("survived")] == [
         "survived compared.py:2: '2' -> '3' in return not b > 2 and a < b"
     ]
-    assert told[-1] == "compared.py: 4 of 5 killed, 5 possible"
+    assert lines[-1] == "compared.py: 4 of 5 killed, 5 possible"
     assert (tmp_path / "root" / "compared.py").read_text() == source
 
 

@@ -1,4 +1,4 @@
-"""What every process shows Prometheus."""
+"""Metrics that every process has."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_disk_of_a_folder_that_is_made_later_is_its_parents(tmp_path: Path) -> N
 
 
 def test_log_on_a_full_disk_costs_lines_not_the_process() -> None:
-    """The run's disk holds its logs too: who logs that it is full must live on to see room again."""
+    """The run's disk holds its logs too: who logs that it is full must survive to see room again."""
     code = (
         "import structlog; from tidemill.telemetry import configure_logging; configure_logging('test');"
         "[structlog.get_logger().warning('the disk is full') for _ in range(1_000)]; print('alive')"

@@ -1,4 +1,4 @@
-"""Settings that had another name before, so that an old file or command is told the new one."""
+"""Former names of settings, so that an old file or command gets an error that names the new one."""
 
 from __future__ import annotations
 

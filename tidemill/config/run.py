@@ -12,7 +12,7 @@ from tidemill.config.check import check, is_safe_name
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What the run is called, where it is kept and when it ends."""
+    """Name and place of the run, and when it ends."""
 
     name: str = "run"
     """Name of the run: letters, digits, `_`, `-` and `.`."""
@@ -34,9 +34,9 @@ class RunSettings:
     supervisor: Literal["launcher", "engine", "job"] = "launcher"
     """Who keeps learner and evaluator running.
 
-    `launcher`: `tidemill train`, which also ends them; both end with 0. With the other two they tell each other through
-    the parameter server that the run is over, and one that is started again after that does nothing. `engine`: a
-    container engine that starts whatever ends: with the run's end they rest until they are stopped. `job`: one that
+    `launcher`: `tidemill train`, which also ends them; both end with 0. With the other two they inform each
+    other through the parameter server that the run is over, and one that is started again after that does nothing.
+    `engine`: a container engine that restarts whatever ends: at the run's end they idle until stopped. `job`: one that
     starts what fails: they end with 0 at the run's end, and with 143 when they were interrupted.
     """
 

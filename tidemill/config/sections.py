@@ -26,7 +26,7 @@ else:
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """What the replay service reads."""
+    """Settings of the replay service."""
 
     log: LogSettings = field(default_factory=LogSettings)
     run: RunSettings = field(default_factory=RunSettings)
@@ -35,7 +35,7 @@ class ReplayConfig:
 
 @dataclass(frozen=True)
 class ParamServerConfig:
-    """What the parameter server reads."""
+    """Settings of the parameter server."""
 
     log: LogSettings = field(default_factory=LogSettings)
     run: RunSettings = field(default_factory=RunSettings)
@@ -44,7 +44,7 @@ class ParamServerConfig:
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    """What the learner reads."""
+    """Settings of the learner."""
 
     log: LogSettings = field(default_factory=LogSettings)
     run: RunSettings = field(default_factory=RunSettings)
@@ -57,7 +57,7 @@ class LearnerConfig:
 
 @dataclass(frozen=True)
 class ActorConfig:
-    """What an actor reads."""
+    """Settings of an actor."""
 
     log: LogSettings = field(default_factory=LogSettings)
     run: RunSettings = field(default_factory=RunSettings)
@@ -70,7 +70,7 @@ class ActorConfig:
 
 @dataclass(frozen=True)
 class EvaluatorConfig:
-    """What the evaluator reads."""
+    """Settings of the evaluator."""
 
     log: LogSettings = field(default_factory=LogSettings)
     run: RunSettings = field(default_factory=RunSettings)

@@ -107,7 +107,7 @@ class AleVectorEnv:
 
         Args:
             ale: Made with `stack_num=1`, `reward_clipping=False`, `episodic_life=False`.
-            frame_stack: Frames the network sees at once; only told in the spec.
+            frame_stack: Frames the network sees at once; only reported in the spec.
             life_loss_terminates: Whether a lost life ends the training episode.
             clip_rewards: Whether `VectorStep.reward` is the sign of the raw reward.
             camera: The same games in colour. Seeds and actions determine a game, so that a second
@@ -135,7 +135,7 @@ class AleVectorEnv:
         return len(self._ended)
 
     def reset(self, seed: int) -> NDArray[np.uint8]:
-        """Start every game anew, game i with seed + i; see `VectorEnv.reset`."""
+        """Reset every game, game i with seed + i; see `VectorEnv.reset`."""
         stacked, info = self._ale.reset(seed=seed)
         if self._camera is not None:
             self._pictures = self._camera.reset(seed=seed)[0]
@@ -178,7 +178,7 @@ class AleVectorEnv:
             self._camera.close()
 
     def _life_losses(self, lives: NDArray[np.int32], is_reset_step: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return where a life ended and the game goes on, bool [N]."""
+        """Return where a life ended and the game continues, bool [N]."""
         # Zero lives is left to the end of the game: some games show it for a few frames before they end.
         lost: NDArray[np.bool_] = (lives < self._lives) & (lives > 0) & ~is_reset_step
         self._lives = lives

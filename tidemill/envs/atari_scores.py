@@ -1,6 +1,6 @@
-"""What people and random play score in Atari games, and how a score compares to both.
+"""Scores of people and of random play in Atari games, and how a score compares to both.
 
-The figures are those of Google DeepMind's DQN Zoo (dqn_zoo/atari_data.py): no-op starts, at most 30 minutes a game,
+The figures are those of Google DeepMind's DQN Zoo (dqn_zoo/atari_data.py): no-op starts, at most 30 minutes per game,
 each an average over episodes of a professional tester or of uniformly random actions. They are the 57 games of the
 benchmark that Wang et al. (2016) and most papers since report; other games have no such figures.
 """

@@ -60,7 +60,7 @@ class GymnasiumVectorEnv:
         return len(self._envs)
 
     def reset(self, seed: int) -> NDArray[Any]:
-        """Start every environment anew, environment i with seed + i; see `VectorEnv.reset`."""
+        """Reset every environment, environment i with seed + i; see `VectorEnv.reset`."""
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._counter.clear()
         observation = self._new_observation()
@@ -131,7 +131,7 @@ class GymnasiumVectorEnv:
                     row, gain, terminated[index], truncated[index], info = env.step(commands[index])
                     observation[index], reward[index] = row, float(gain)
                     if terminated[index] and info.get("TimeLimit.truncated"):
-                        terminated[index], truncated[index] = False, True  # older environments tell a limit so
+                        terminated[index], truncated[index] = False, True  # how older environments report a limit
         except Exception as error:
             step = self._counter.lengths[index] + (not is_reset_step[index])
             raise FatalError(f"{_place(index, step)} raised {type(error).__name__}: {error}") from error

@@ -7,7 +7,7 @@ Every implementation keeps these promises, on which windows and stacks are built
 - After a truncated row comes exactly one *final observation step*: its observation is the last of the episode, its
   action was ignored, its reward is 0, and the step that completed it has `is_reset_step`. Then an is_first row.
 - After a terminated row comes either such a final observation step or directly an is_first row. The latter is a lost
-  life that ends a training episode while the game goes on: nothing was reset.
+  life that ends a training episode while the game continues: nothing was reset.
 - `is_reset_step` occurs nowhere else, and the observation of a step with `is_reset_step` is_first.
 """
 
@@ -41,13 +41,13 @@ class EpisodeSummary:
 
 @dataclass(frozen=True)
 class VectorStep:
-    """What one step of all N environments brought. The arrays belong to the caller and are never reused.
+    """Result of one step of all N environments. The arrays belong to the caller and are never reused.
 
     Attributes:
         observation: What came after the action, [N, *observation_shape]; for Atari one newest frame.
         reward: As trained on (Atari: clipped if asked for), float32 [N]; 0 where `is_reset_step`.
         terminated: The episode ended and has no value beyond this step, bool [N].
-        truncated: The episode was cut at a limit, its value goes on, bool [N].
+        truncated: The episode was cut at a limit, its value continues beyond, bool [N].
         is_first: `observation` is the first of an episode, bool [N].
         is_reset_step: This step only reset the environment, the action was ignored, bool [N].
         episodes: Real episodes that ended in this step, in the order of `env_index`.
@@ -74,7 +74,7 @@ class VectorEnv(Protocol):
         """N, the environments in the batch."""
 
     def reset(self, seed: int) -> NDArray[Any]:
-        """Start every environment anew, environment i with seed + i.
+        """Reset every environment, environment i with seed + i.
 
         Returns:
             First observations, [N, *observation_shape]. The same seed and actions give the same steps.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tidemill.errors import ConfigError
 
 EnvArgument = bool | int | float | str
-"""What an environment's constructor may be given from a config file or the command line."""
+"""Values that an environment's constructor may get from a config file or the command line."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class EnvSettings:
     fire_reset: bool = True
     """Atari: whether FIRE is pressed at the start of a game that has it; after a lost life the agent must."""
     episodic_life: bool = True
-    """Atari, training only: whether a lost life terminates the episode (the game itself goes on)."""
+    """Atari, training only: whether a lost life terminates the episode (the game itself continues)."""
     sticky_actions: float = 0.0
     """Atari: probability that a frame repeats the last action, 0 to 1 (Machado et al., 2018: 0.25)."""
     clip_rewards: bool = True

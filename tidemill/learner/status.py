@@ -1,4 +1,4 @@
-"""What a learner reports about itself."""
+"""Status that a learner reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 
 class LearnerState(enum.Enum):
-    """What a learner is doing."""
+    """State of a learner."""
 
     UNKNOWN = 0
     """Reported by a server newer than this client."""
@@ -47,7 +47,7 @@ class LearnerStatus:
     """A learner at one moment."""
 
     state: LearnerState = LearnerState.STARTING
-    """What it is doing."""
+    """State of the learner."""
     learner_steps: int = 0
     """Gradient steps, those before a resume included."""
     env_steps: int = 0
@@ -71,7 +71,7 @@ class LearnerStatus:
     max_learner_steps: int = 0
     """Gradient steps at which the learner stops; 0 means no limit."""
     restored: str = ""
-    """What the start restored, in words; empty for a fresh start."""
+    """Data that the start restored, in words; empty for a fresh start."""
     shards: tuple[ShardStatus, ...] = ()
     """The replay shards, in order of name; none with a single replay server."""
     checkpoint_error: str = ""

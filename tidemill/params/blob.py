@@ -15,7 +15,7 @@ from tidemill.errors import InvalidArgument, ResourceExhausted
 from tidemill.params.version import ParamsMetadata
 
 MAX_BYTES = 1024**3
-"""Largest blob that is packed or unpacked unless told otherwise, in bytes."""
+"""Largest blob that is packed or unpacked unless another limit is given, in bytes."""
 
 
 def pack(

@@ -22,7 +22,7 @@ class RunEnd:
     """Marks a run as over, and hears of it when another process does.
 
     The mark outlives every process: one that is started again after the end finds it. It holds for the target and the
-    limits the run had (`RunSettings.end_tag`); with others the run goes on.
+    limits the run had (`RunSettings.end_tag`); with others the run continues.
     """
 
     def __init__(self, address: str, tag: str) -> None:

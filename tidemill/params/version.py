@@ -35,7 +35,7 @@ class Precision(enum.Enum):
 
 @dataclass(frozen=True)
 class ParamsMetadata:
-    """What a version's parameters are.
+    """Origin of a version's parameters.
 
     Attributes:
         algorithm: Algorithm that made them, e.g. `sac`.

@@ -52,7 +52,7 @@ class HeldActions:
 
 @dataclass(frozen=True)
 class NoiseConfig:
-    """What noise is added to actions while exploring."""
+    """Noise added to actions while exploring."""
 
     kind: Literal["gaussian", "ou"] = "gaussian"
     """White noise, or an Ornstein-Uhlenbeck process, which lasts from step to step (Lillicrap et al. 2016)."""

@@ -47,7 +47,7 @@ def _replayed(inner: Loss) -> Loss:
 
 
 def _try_out(device: torch.device) -> None:
-    """Compile something small, so that a missing compiler is told at the start and by the setting's name."""
+    """Compile something small, so that a missing compiler is reported at the start and by the setting's name."""
     try:
         torch.compile(lambda x: x + 1.0)(torch.zeros(1, device=device))
     except Exception as error:  # of the compiler, its linker, triton: each has its own

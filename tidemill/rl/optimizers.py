@@ -163,7 +163,7 @@ class Optimizer(Protocol):
         """Take one step; `gradients` are those of `parameters`, in their order."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to go on exactly."""
+        """Return all that is needed to resume exactly."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned; raises InvalidArgument if the parameters were others."""

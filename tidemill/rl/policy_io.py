@@ -1,4 +1,4 @@
-"""What a policy is given at each step and what it answers."""
+"""Input of a policy at each step, and its output."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class PolicyInput:
     Attributes:
         observation: [N, *observation_shape], or the newest ones [N, frame_stack, *observation_shape], oldest first.
         is_first: Whether it is the first of its episode, bool [N]: what a policy carries from one step to the next,
-            such as a memory or correlated noise, starts anew there, and the last action and reward mean nothing.
+            such as a recurrent state or correlated noise, is reset there, and the last action and reward mean nothing.
         last_action: What the policy chose before this observation, [N, *action_shape].
         last_reward: The reward that came with this observation, float32 [N].
         recurrent_state: What the policy's last decision said it remembers, [N, M]; M is `Policy.recurrent_state_size`.
@@ -89,7 +89,7 @@ class PolicyInput:
 
 @dataclass(frozen=True)
 class PolicyOutput:
-    """What a policy chose for one step of N environments.
+    """Choices of a policy for one step of N environments.
 
     Attributes:
         action: int64 [N], or float32 [N, *action_shape] in [-1, 1].

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 class NStep(NamedTuple):
-    """What an n-step target needs besides the bootstrap value; all of shape [B].
+    """Inputs of an n-step target besides the bootstrap value; all of shape [B].
 
     Attributes:
         return_: Discounted sum of the rewards summed, float32.

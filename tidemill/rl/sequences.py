@@ -15,7 +15,7 @@ from tidemill.types import WindowSpec
 Array = NDArray[Any]
 
 RETURN_COLUMNS = ("reward", "terminated", "truncated")
-"""What returns are made of."""
+"""Columns that returns are computed from."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class SequenceShape:
 
 
 class Targets(NamedTuple):
-    """What the rows of an unroll need for their n-step targets; all of shape [B, U].
+    """Inputs of the n-step targets of an unroll's rows; all of shape [B, U].
 
     Attributes:
         return_: Discounted sum of the rewards summed, float32.

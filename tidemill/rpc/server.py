@@ -125,7 +125,7 @@ class RpcServer:
 
 
 def check_exposure(address: str, *, insecure: bool) -> None:
-    """Refuse an address other machines can reach, unless told otherwise.
+    """Refuse an address other machines can reach, unless `insecure` is set.
 
     Raises:
         ConfigError: `address` is not loopback or a Unix socket and `insecure` is false, or it is malformed.

@@ -22,7 +22,7 @@ class ServerSettings:
     max_request_bytes: int = 0
     """Largest gRPC message accepted, if less, in bytes; nothing else is done while one is read; 0 means no less."""
     grace_s: float = 5.0
-    """How long calls in progress may go on after SIGTERM, in seconds."""
+    """How long calls in progress may continue after SIGTERM, in seconds."""
 
     @property
     def request_limit_bytes(self) -> int:

@@ -28,7 +28,7 @@ _OPTIONAL = {"ale_py": "atari", "Box2D": "box2d", "pygame": "box2d"}
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """Result of one check.
 
     Attributes:
         mark: `ok`, `note` (something is missing that not every run needs) or `FAIL`.

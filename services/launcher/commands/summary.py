@@ -1,4 +1,4 @@
-"""What is printed when a run is resumed and when it has ended: how it stands and where its files are."""
+"""Lines printed when a run is resumed and when it has ended: its state and where its files are."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _FILES = (
     ("checkpoints", "the learner's checkpoints"),
     ("replay", "the log of experience"),
     ("tensorboard", "tensorboard --logdir"),
-    ("logs", "one log a process"),
+    ("logs", "one log per process"),
     ("config.yaml", "resolved settings and versions"),
 )
 
 
 def summarise(folder: Path, outcome: Outcome, learner: LearnerStatus | None = None) -> list[str]:
-    """Return the closing lines of a run, given what its learner said last."""
+    """Return the closing lines of a run, given the last status of its learner."""
     lines = ["", f"{folder.name}: {outcome.reason}"]
     result = read_result(folder)
     if result:
         lines.append(describe_result(result))
     if learner is not None and learner.checkpoint_error:
         lines.append(
-            f"The last checkpoint failed: {learner.checkpoint_error}. A resumed run goes back to the one before."
+            f"The last checkpoint failed: {learner.checkpoint_error}. A resumed run starts from the previous one."
         )
     lines += ["", f"In {folder}:"]
     lines += [f"  {name:26} {meaning}" for name, meaning in _FILES if _has_content(folder / name)]
@@ -48,9 +48,9 @@ def _next_commands(folder: Path, *, has_result: bool) -> list[str]:
     """Return what can be done with the folder now, as it is to be typed."""
     command = command_name()
     if not has_trained(folder):
-        return [f"It never trained: `{command} train` with the same run.name starts anew in its folder"]
+        return [f"It never trained: `{command} train` with the same run.name starts from scratch in its folder"]
     lines = [f"Test it:   {command} evaluate {folder}"] if has_result else []
-    lines.append(f"Go on:     {command} resume {folder}")
+    lines.append(f"Resume:    {command} resume {folder}")
     if command != "tidemill" and activation():
         lines.append(f"           after `{activation()}` it is just `tidemill` in this shell")
     return lines
@@ -83,7 +83,7 @@ def _has_content(path: Path) -> bool:
 
 
 def describe_restored(folder: Path) -> list[str]:
-    """Return lines that say what goes on where it was and what starts anew."""
+    """Return lines that say what continues where it was and what starts from scratch."""
     scores = read_scores(folder / "scores.csv")
     checkpoints = sorted(path.name for path in (folder / "checkpoints").glob("[!.]*.safetensors"))
     has_params = any((folder / "params").glob("*"))
@@ -93,7 +93,7 @@ def describe_restored(folder: Path) -> list[str]:
     if checkpoints:
         lines.append(f"  learner      from its newest checkpoint ({checkpoints[-1]}); see below")
     else:
-        lines.append("  learner      no checkpoint: it starts anew")
+        lines.append("  learner      no checkpoint: it starts from scratch")
     if scores:
         best = max(score.mean for score in scores)
         trained = f"{scores[-1].wall_s:.0f} s of training"
@@ -106,4 +106,4 @@ def describe_restored(folder: Path) -> list[str]:
 def _replay(folder: Path) -> str:
     if any(folder.glob("**/*")):
         return "its tables come back from the log; the learner says below how many items it found"
-    return "not restored: its tables were in memory only and fill anew before training goes on"
+    return "not restored: its tables were in memory only and fill again before training continues"

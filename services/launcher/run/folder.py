@@ -104,7 +104,7 @@ class RunFolder:
         draft.replace(self.cluster_file)
 
     def set_result_aside(self) -> None:
-        """Keep the result of an earlier end as result-1.json (or the next free number): the run goes on."""
+        """Keep the previous result as result-1.json (or the next free number): the run continues."""
         result = self.path / "result.json"
         if result.exists():
             number = 1 + len(list(self.path.glob("result-*.json")))
@@ -133,8 +133,8 @@ def check_free(path: Path, *, fresh: bool) -> None:
     if fresh or not (path / "config.yaml").exists() or not has_trained(path):
         return
     raise AlreadyExists(
-        f"{path} holds a run already; go on with it: `{command_name()} resume {path}`, move it aside to "
-        f"{_free_name(path)} and start anew: --fresh, or choose another --run.name"
+        f"{path} already holds a run; continue it: `{command_name()} resume {path}`, move it aside to "
+        f"{_free_name(path)} and start from scratch: --fresh, or choose another --run.name"
     )
 
 
@@ -201,7 +201,7 @@ def has_trained(folder: Path) -> bool:
 
 
 def clear(folder: Path, *, keep: str) -> None:
-    """Delete what a run that never trained has left in its folder, but for the file `keep`."""
+    """Delete what a run that never trained has left in its folder, except the file `keep`."""
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

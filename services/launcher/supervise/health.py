@@ -1,4 +1,4 @@
-"""Waits until a service says that it is ready, then watches that it goes on to answer."""
+"""Waits until a service reports that it is ready, then watches that it keeps answering."""
 
 from __future__ import annotations
 

@@ -19,18 +19,20 @@ from tidemill.services.launcher.supervise.service_spec import ServiceSpec
 from tidemill.services.launcher.supervise.supervisor import Action, Outcome, Phase, Supervisor, Verb, describe_exit
 
 SESSION_VARIABLE = "TIDEMILL_SESSION_START_S"
-"""Tells the processes when the launcher started them, on the system's monotonic clock: training time counts
-from then, over every restart of the process that counts it."""
+"""Environment variable with the time when the launcher started the processes, on the system's monotonic clock.
+
+Training time counts from then, over every restart of the process that counts it.
+"""
 
 _LOG_LINES = 8
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Reporter(Protocol):
-    """Whom the cluster tells what happens."""
+    """Receives the events of a cluster."""
 
     def event(self, message: str, details: Sequence[str] = ()) -> None:
-        """Tell one thing that happened, with lines that explain it."""
+        """Report one event, with lines that explain it."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ class ClusterRunner:
         try:
             await until_serving(spec.health_address)
         except TidemillError as error:  # it will count as not healthy in time
-            self._reporter.event(f"{spec.name} does not tell its health: {error}")
+            self._reporter.event(f"{spec.name} does not report its health: {error}")
             return
         self._events.put_nowait(_Serving(spec.name, child))
         async for silence in silences(spec.health_address, check_s=self.check_s):

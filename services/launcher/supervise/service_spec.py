@@ -1,4 +1,4 @@
-"""What the launcher knows of each process it starts."""
+"""Specifications of the processes that the launcher starts."""
 
 from __future__ import annotations
 

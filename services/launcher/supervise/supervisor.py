@@ -30,7 +30,7 @@ _STOP_ORDER = ((ACTOR,), (LEARNER,), (EVALUATOR,), (REPLAY, PARAMSERVER))
 
 
 class Phase(enum.Enum):
-    """What a process is doing, as far as the launcher knows."""
+    """State of a process, as far as the launcher knows."""
 
     PENDING = "pending"
     STARTING = "starting"
@@ -41,7 +41,7 @@ class Phase(enum.Enum):
 
 
 class Verb(enum.Enum):
-    """What can be done to a process."""
+    """An operation on a process."""
 
     START = "start"
     FINISH = "finish"
@@ -68,7 +68,7 @@ class Outcome:
 
 @dataclass
 class Process:
-    """What is known of one service."""
+    """State of one service."""
 
     spec: ServiceSpec
     phase: Phase = Phase.PENDING
@@ -110,7 +110,7 @@ class Supervisor:
 
     @property
     def outcome(self) -> Outcome | None:
-        """How the run ends; None while it goes on. The processes may still be stopping, see `is_over`."""
+        """How the run ends; None while it continues. The processes may still be stopping, see `is_over`."""
         return self._outcome
 
     @property

@@ -133,7 +133,7 @@ class StatusPoller:
 
     @property
     def learner(self) -> LearnerStatus | None:
-        """What the learner said last; None if it never did."""
+        """Last status of the learner; None if it never answered."""
         return self._learner
 
     def close(self) -> None:

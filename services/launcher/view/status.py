@@ -42,17 +42,17 @@ class ClusterStatus:
     """Seconds since this session of the run was started."""
     processes: tuple[ProcessRow, ...]
     learner: LearnerStatus | None = None
-    """What it said last; None until it could be reached."""
+    """Its last status; None until it could be reached."""
     env_steps_per_s: float = 0.0
     newest: Score | None = None
     best: Score | None = None
     first: Score | None = None
     learner_answers: bool = True
-    """Whether the learner said so now."""
+    """Whether the learner answered just now."""
     is_disk_full: bool = False
     """Whether nothing more can be stored."""
     warnings: tuple[str, ...] = ()
-    """What is wrong and what to do, the gravest first."""
+    """Problems and what to do about them, the gravest first."""
 
     @property
     def waiting(self) -> str:
@@ -72,7 +72,7 @@ class ClusterStatus:
 
     @property
     def keeps(self) -> str:
-        """What Ctrl-C keeps now, in words."""
+        """The data that Ctrl-C would keep now, in words."""
         if self.learner is not None and self.learner.checkpoint_error:
             steps = self.learner.checkpoint_steps
             return f"keeps what was learned up to step {steps:,} only" if steps else "keeps nothing of what was learned"
@@ -85,7 +85,7 @@ class ClusterStatus:
         return min(max((value / limit for value, limit, _ in self._ways(limits) if limit), default=0.0), 1.0)
 
     def left_s(self, limits: RunSettings) -> float | None:
-        """Return the seconds to the nearest of its limits if it goes on as now; None if none is being approached."""
+        """Return the seconds to the nearest of its limits at the present rates; None if none is being approached."""
         left = [(limit - value) / rate for value, limit, rate in self._ways(limits) if limit and rate > 0]
         return max(min(left), 0.0) if left else None
 

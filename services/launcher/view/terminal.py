@@ -1,4 +1,4 @@
-"""What the person who started the run sees while it runs: a live table, or plain lines."""
+"""Output on the terminal while a run continues: a live table, or plain lines."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _way_to_target(status: ClusterStatus, target: float) -> tuple[str, str]:
     if fraction is None or status.first is None or status.best is None:
         return "", ""
     if status.best.mean >= target:
-        return "100%", "reached; fresh episodes are to confirm it"
+        return "100%", "reached; to be confirmed by fresh episodes"
     return f"{fraction:.0%}", f"from {status.first.mean:.1f}, with {target - status.best.mean:.1f} to go"
 
 
@@ -212,7 +212,7 @@ def describe_time(seconds: float) -> str:
 
 
 def describe_left(status: ClusterStatus, run: RunSettings) -> str:
-    """Return how long the run takes to its nearest limit if it goes on as now; empty if nothing moves."""
+    """Return how long the run takes to its nearest limit at the present rates; empty if nothing moves."""
     left_s = status.left_s(run)
     return "" if left_s is None else f"about {describe_time(left_s)} left"
 

@@ -1,6 +1,6 @@
-"""What is wrong with a running cluster, and what to do about it: the lines of warning in the live view.
+"""Warnings of the live view: problems of a running cluster, and what to do about them.
 
-Plain judgement: what was seen and the time go in, lines come out. `StatusPoller` does the looking.
+Pure decisions: a sample and the time go in, lines come out. `StatusPoller` takes the samples.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _MANY = 0.5
 
 @dataclass(frozen=True)
 class ClusterSample:
-    """What was seen of a cluster at one moment.
+    """Observations of a cluster at one moment.
 
     Attributes:
-        learner: What the learner says; None while it does not answer.
-        tables: What the replay services say of their tables; those that do not answer are missing.
-        disk_free_bytes: Room on the disk of the run's folder.
+        learner: Status of the learner; None while it does not answer.
+        tables: Tables of the replay services that answer.
+        disk_free_bytes: Free space on the disk of the run's folder.
     """
 
     learner: LearnerStatus | None
@@ -43,7 +43,7 @@ class ClusterSample:
 
 
 class WarningTracker:
-    """Remembers how long something has been so; warns of what lasts."""
+    """Tracks how long a condition has lasted, and warns of what lasts."""
 
     def __init__(self, folder: Path, publish_every: int) -> None:
         """Know the run's folder and after how many gradient steps the learner publishes."""
@@ -90,7 +90,7 @@ class WarningTracker:
         )
         return (
             f"the last checkpoint failed, {kept}: {learner.checkpoint_error}; "
-            "mend that, then `tidemill ctl checkpoint` writes one at once"
+            "fix that, then `tidemill ctl checkpoint` writes one at once"
         )
 
     def _params(self, learner: LearnerStatus, now_s: float) -> str:
@@ -124,7 +124,7 @@ class WarningTracker:
         )
 
     def _lasts(self, name: str, is_so: bool, now_s: float) -> bool:
-        """Return whether something has been so for long enough to speak of it."""
+        """Return whether a condition has lasted long enough to warn of it."""
         if not is_so:
             self._since_s.pop(name, None)
             return False
@@ -134,7 +134,7 @@ class WarningTracker:
         """Return the share of the last seconds in which an insert waited, of the table where it was the largest."""
         blocked_s = max((table.insert_blocked_s for table in tables), default=0.0)
         seen = self._blocked
-        if seen and blocked_s < seen[-1][1]:  # another server answers, or it began anew
+        if seen and blocked_s < seen[-1][1]:  # another server answers, or it restarted
             seen.clear()
         seen.append((now_s, blocked_s))
         while len(seen) > 2 and seen[1][0] <= now_s - _LASTING_S:  # two are left, however seldom one looks

@@ -1,4 +1,4 @@
-"""What Prometheus sees of an actor that waits."""
+"""Metrics of an actor that waits."""
 
 from __future__ import annotations
 

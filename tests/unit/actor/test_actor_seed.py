@@ -40,7 +40,7 @@ def test_restarted_actor_plays_other_episodes() -> None:
     "name", ["tidemill-actor-{}.tidemill_cluster", "tidemill_actor_{}.tidemill_cluster"], ids=["compose-2", "compose-1"]
 )
 def test_replicas_share_out_the_ladder_as_the_launchers_actors_do(name: str) -> None:
-    """Four containers of three environments have the twelve epsilons of one ladder; a fifth begins anew."""
+    """Four containers of three environments have the twelve epsilons of one ladder; a fifth begins again."""
     places = [actor_index(None, "a1b2-7", name.format(number)) for number in range(1, 6)]
     ladders = [epsilon_ladder(ActorSlot(place, 3, 4), base=0.4, alpha=7.0) for place in places]
     whole = epsilon_ladder(ActorSlot(0, 12, 1), base=0.4, alpha=7.0)

@@ -63,7 +63,7 @@ def test_only_the_named_seeds_are_kept(roots: tuple[Path, Path]) -> None:
 def test_seeds_of_other_settings_are_refused(roots: tuple[Path, Path], config: str) -> None:
     """They would not be one result; comments may differ."""
     write_report("task", runs_root=roots[0], results_root=roots[1])
-    assert read_committed(roots[1] / "task", CONFIG.replace("as run", "told anew"), [1])
+    assert read_committed(roots[1] / "task", CONFIG.replace("as run", "said again"), [1])
     with pytest.raises(ConfigError, match="other settings"):
         read_committed(roots[1] / "task", config, [1])
 

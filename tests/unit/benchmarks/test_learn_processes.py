@@ -23,7 +23,7 @@ def test_command_ends_with_its_code_and_its_output_in_the_log(tmp_path: Path) ->
 
 
 def test_command_is_stopped_at_its_limit(tmp_path: Path) -> None:
-    """It gets SIGTERM, and there is no exit code to tell."""
+    """It gets SIGTERM, and there is no exit code to report."""
     assert Processes().run(FOREVER, tmp_path / "log", 0.01) is None
 
 

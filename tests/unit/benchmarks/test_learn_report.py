@@ -70,7 +70,7 @@ def test_result_over_seeds_leaves_out_what_did_not_finish(roots: tuple[Path, Pat
 
 
 def test_result_has_what_training_ended_with_once_every_seed_does(roots: tuple[Path, Path]) -> None:
-    """A seed that ended at a step was measured there; of one that passed its target, the learner's tag tells."""
+    """A seed that ended at a step was measured there; of one that passed its target, the learner's tag says where."""
     root = roots[0] / "task"
     make_run(root / "seed-4", 4, [(1000, 20.0), (5000, 30.0)], reason="run.max_env_steps (5,000) reached")
     add_test(root / "seed-4", 2, 31.0)
@@ -144,6 +144,6 @@ def test_peer_stands_beside_ours(roots: tuple[Path, Path]) -> None:
 
 
 def test_report_without_runs_is_refused(tmp_path: Path) -> None:
-    """There is nothing to tell, and the message names where it looked."""
+    """There is nothing to report, and the message names where it looked."""
     with pytest.raises(NotFound, match="task has no run of the seeds 4"):
         write_report("task", [4], runs_root=tmp_path, results_root=tmp_path)

@@ -100,7 +100,7 @@ def test_other_budget_gets_no_verdict(budget: str, tmp_path: Path) -> None:
 
 
 def test_version_that_passed_is_named_and_the_true_last_stands_beside_it(tmp_path: Path) -> None:
-    """Training went on after it: what that ended with is another column. A target that ended the runs is no verdict."""
+    """Training continued after it: its end has another column. A target that ended the runs is no verdict."""
     make_result(tmp_path, "task")
     file = tmp_path / "results" / "task" / "result.json"
     document = json.loads(file.read_text())

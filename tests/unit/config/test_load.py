@@ -1,4 +1,4 @@
-"""What a process reads from defaults, file and command line, in that order."""
+"""Settings from defaults, file and command line, in that order."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_overlay_keeps_what_the_document_does_not_name() -> None:
 
 
 def test_one_text_alone_needs_no_list() -> None:
-    """A setting that takes several texts takes one without brackets; numbers are still told apart from lists."""
+    """A setting that takes several texts takes one without brackets; numbers are still distinguished from lists."""
     assert overlay(Inner(), {"names": "b"}).names == ("b",)
     assert overlay(Inner(), {"names": ["b", "c"]}).names == ("b", "c")
 

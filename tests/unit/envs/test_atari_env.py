@@ -77,7 +77,7 @@ def test_lost_life_ends_nothing_in_evaluation_or_if_not_asked_for(*, training: b
 
 
 def test_same_frames_in_training_and_evaluation() -> None:
-    """Training changes what the learner is told, not the game: frames and summaries agree."""
+    """Training changes what the learner sees, not the game: frames and summaries agree."""
     batch = actions(200, 1)
     for one, two in zip(play(BREAKOUT, batch, training=True), play(BREAKOUT, batch, training=False), strict=True):
         assert np.array_equal(one.observation, two.observation)

@@ -20,7 +20,7 @@ from tidemill.envs.atari_scores import RANDOM_AND_HUMAN, human_normalised
     ],
 )
 def test_score_is_measured_from_random_play_to_people(env_id: str, score: float, expected: float) -> None:
-    """0 is random play and 1 is a person; above and below go on in a line."""
+    """0 is random play and 1 is a person; above and below continue in a line."""
     assert human_normalised(env_id, score) == pytest.approx(expected)
 
 

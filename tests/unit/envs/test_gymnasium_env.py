@@ -51,7 +51,7 @@ def test_truncated_episode_is_summarised_as_not_terminated() -> None:
 
 @pytest.mark.parametrize("env_id", [COUNTING, "tests.envs_for_tests:tidemill-tests/Counting-v0"])
 def test_max_episode_steps_truncates_in_training_only(env_id: str) -> None:
-    """Training is cut after `max_episode_steps`; evaluation goes on to the environment's own end."""
+    """Training is cut after `max_episode_steps`; evaluation continues to the environment's own end."""
     settings = EnvSettings(env_id, {"length": 6}, max_episode_steps=3)
     for training, length, terminated in ((True, 3, False), (False, 6, True)):
         env = make_env(settings, 1, training=training)
@@ -61,7 +61,7 @@ def test_max_episode_steps_truncates_in_training_only(env_id: str) -> None:
 
 
 def test_max_evaluation_steps_truncates_in_evaluation_only() -> None:
-    """Evaluation is cut after 3 decisions, and the cut is a truncation; training goes on to the end."""
+    """Evaluation is cut after 3 decisions, and the cut is a truncation; training continues to the end."""
     settings = EnvSettings(COUNTING, {"length": 6}, max_evaluation_steps=3)
     for training, length, terminated in ((True, 6, True), (False, 3, False)):
         env = make_env(settings, 1, training=training)
@@ -71,7 +71,7 @@ def test_max_evaluation_steps_truncates_in_evaluation_only() -> None:
 
 
 def test_limit_that_only_the_info_tells_is_a_truncation() -> None:
-    """An older environment ends as terminated and says in its info that a time limit did it: the value goes on."""
+    """An older environment ends as terminated and says in its info that a time limit did it: the value continues."""
     env = make_env(EnvSettings(COUNTING, {"length": 1, "end": "told"}), 1, training=True)
     env.reset(0)
     step = env.step(np.array([0]))

@@ -1,4 +1,4 @@
-"""What lost lives do to a stream, played by a script of lives instead of an emulator."""
+"""Effects of lost lives on a stream, from a script of lives instead of an emulator."""
 
 from __future__ import annotations
 

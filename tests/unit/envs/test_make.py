@@ -1,4 +1,4 @@
-"""What ids mean, and what is said of those that mean nothing."""
+"""Environment ids, and the errors for unknown ones."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_batch_of_no_environments_is_refused() -> None:
 
 
 def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment whose own import fails is told apart from an unknown one."""
+    """An environment whose own import fails is distinguished from an unknown one."""
     (tmp_path / "needs_something.py").write_text("import a_package_nobody_has\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(

@@ -1,4 +1,4 @@
-"""What the environment settings allow."""
+"""Values that the environment settings allow."""
 
 from __future__ import annotations
 

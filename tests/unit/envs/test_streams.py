@@ -1,4 +1,4 @@
-"""What every environment promises of its streams, played by both implementations."""
+"""Promises of every environment about its streams, tested on both implementations."""
 
 from __future__ import annotations
 

@@ -23,14 +23,14 @@ def _score(version: int, mean: float = 1.5) -> Score:
     return Score(2.5, 100 * version, 1000 * version, version, 25, mean, 0.25, -1.0, 3.0, 1.25, 80.0)
 
 
-def test_log_writes_one_line_a_score_in_the_documented_columns(tmp_path: Path) -> None:
+def test_log_writes_one_line_per_score_in_the_documented_columns(tmp_path: Path) -> None:
     """The file can be read without Tidemill."""
     log = ScoreLog(tmp_path / "scores.csv")
     log.append(_score(3))
     assert (tmp_path / "scores.csv").read_text() == _HEADER + "2.5,300,3000,3,25,1.5,0.25,-1.0,3.0,1.25,80.0,\n"
 
 
-def test_log_goes_on_after_a_restart_and_knows_the_last_version(tmp_path: Path) -> None:
+def test_log_continues_after_a_restart_and_knows_the_last_version(tmp_path: Path) -> None:
     """A restarted evaluator neither loses rows nor evaluates a version twice."""
     first = ScoreLog(tmp_path / "scores.csv")
     first.append(_score(3))
@@ -63,7 +63,7 @@ def test_log_refuses_a_file_of_something_else(tmp_path: Path) -> None:
 
 
 def test_scores_name_the_line_that_is_none(tmp_path: Path) -> None:
-    """A broken line in the middle is told with its number."""
+    """A broken line in the middle is reported with its number."""
     file = tmp_path / "scores.csv"
     file.write_text(_HEADER + "1,2,3\n2.5,300,3000,3,25,1.5,0.25,-1.0,3.0\n")
     with pytest.raises(DataLoss, match="line 2 is no score"):

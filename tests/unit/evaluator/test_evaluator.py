@@ -137,7 +137,7 @@ def test_evaluator_ends_the_run_when_fresh_episodes_confirm_the_target(tmp_path:
 
 
 def test_evaluator_goes_on_after_a_confirmation_that_failed(tmp_path: Path) -> None:
-    """A lucky crossing is recorded and training goes on; the next confirmation plays other seeds."""
+    """A lucky crossing is recorded and training continues; the next confirmation plays other seeds."""
     means = {1: [220.0, 150.0], 2: [190.0], 3: [201.0, 202.0]}
     scene = _scene(tmp_path, means, _SETTINGS, target_return=200.0)
     verdict = scene.evaluator.run()
@@ -172,7 +172,7 @@ def test_evaluator_measures_the_newest_version_when_a_limit_is_reached(tmp_path:
 
 
 def test_evaluator_breaks_off_an_evaluation_when_the_time_of_the_run_is_over(tmp_path: Path) -> None:
-    """Version 1 plays until it is told to stop, which run.max_wall_s does; then the newest version is measured."""
+    """Version 1 plays until it is stopped, which run.max_wall_s does; then the newest version is measured."""
     scene = _scene(tmp_path, {1: [50.0], 2: [60.0]}, _SETTINGS, max_wall_s=100.0)
     play, asked = scene.runner.run, list[int]()
 

@@ -111,7 +111,7 @@ def test_wrong_wish_is_told_with_its_value(
 
 
 def test_report_on_an_atari_game_says_how_it_was_played(tmp_path: Path) -> None:
-    """Epsilon, no-op starts and sticky actions stand in the document, and its name tells tests apart."""
+    """Epsilon, no-op starts and sticky actions stand in the document, and its name distinguishes tests."""
     config = EvaluatorConfig(
         env=EnvSettings("ALE/Pong-v5", sticky_actions=0.25),
         agent=DQNConfig(),

@@ -62,7 +62,7 @@ def test_play_asks_the_policy_once_for_all_slots_that_play() -> None:
 
 
 def test_play_keeps_rows_for_a_policy_whose_noise_lasts() -> None:
-    """A row is one slot to the end: what has ended holds its place, and a row begins anew with its own episode."""
+    """A row is one slot to the end: what has ended holds its place, and a row restarts with its own episode."""
     rows: list[list[tuple[int, bool]]] = []
 
     def act(policy_input: PolicyInput) -> PolicyOutput:
@@ -119,7 +119,7 @@ def test_play_hands_each_slot_its_own_recurrent_state_back() -> None:
         return PolicyOutput(np.zeros(len(policy_input), np.int64), recurrent_state=memory)
 
     assert _protocol(2).play(EvalPolicy(act, recurrent_state_size=1), [0, 2, 1]) is not None
-    # episodes of 1, 3 and 2 steps: the second slot's count goes on when the first begins its next episode
+    # episodes of 1, 3 and 2 steps: the second slot's count continues when the first begins its next episode
     assert counts == [[1.0, 1.0], [1.0, 2.0], [2.0, 3.0]]
 
 

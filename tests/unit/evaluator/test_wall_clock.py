@@ -37,7 +37,7 @@ def test_clock_goes_on_within_a_session_when_the_evaluator_restarts(tmp_path: Pa
 def test_clock_adds_the_sessions_before_a_resume(tmp_path: Path) -> None:
     """30 s of a first session and 5 s of a second one are 35 s, also after a restart within the second."""
     WallClock(tmp_path / "c.json", 100.0, Time(130.0)).save()
-    second = WallClock(tmp_path / "c.json", 7.0, Time(12.0))  # the machine was started anew in between
+    second = WallClock(tmp_path / "c.json", 7.0, Time(12.0))  # the machine was restarted in between
     assert second.wall_s() == 35.0
     second.save()
     assert WallClock(tmp_path / "c.json", 7.0, Time(20.0)).wall_s() == 43.0

@@ -142,7 +142,7 @@ def test_resume_of_what_is_no_run_names_the_runs_there(tmp_path: Path, capsys: p
 
 
 def test_status_of_a_run_that_is_not_running_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 1, and how to go on with it."""
+    """Exit code 1, and how to continue it."""
     (tmp_path / "config.yaml").write_text("{}\n")
     assert cli.main(["status", str(tmp_path)]) == 1
     assert "is not running" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What a person is told to type works where it is typed."""
+"""Commands that are printed for a person to type work where they are typed."""
 
 from __future__ import annotations
 

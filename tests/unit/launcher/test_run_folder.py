@@ -79,7 +79,7 @@ def test_folder_that_holds_something_to_go_on_with_is_kept(tmp_path: Path, name:
     with RunFolder.create(_config(tmp_path), fresh=False) as folder:
         (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
         (folder.path / name).write_text(text)
-    with pytest.raises(AlreadyExists, match="holds a run already"):
+    with pytest.raises(AlreadyExists, match="already holds a run"):
         RunFolder.create(_config(tmp_path), fresh=False)
     assert (tmp_path / "lander" / name).read_text() == text
 

@@ -1,4 +1,4 @@
-"""Which processes a run has, where they listen and what they are told."""
+"""Processes of a run: where they listen, and their arguments."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_cluster_has_one_process_a_service_and_the_actors_that_were_asked_for(tm
 
 
 def test_several_shards_are_processes_of_one_kind_with_an_address_each(tmp_path: Path) -> None:
-    """The clients are told all of them, each shard its own number and address."""
+    """The clients get the addresses of all of them, each shard its own number and address."""
     storage = StorageSettings(folder="/data/replay")
     config = with_addresses(RunConfig(replay=ReplaySettings(shards=3, storage=storage)), _SOCKETS)
     file = tmp_path / "cluster.yaml"
@@ -84,10 +84,10 @@ def test_several_shards_are_processes_of_one_kind_with_an_address_each(tmp_path:
     assert [(spec.name, spec.kind, spec.module) for spec in specs] == [
         (f"replay-{shard}", "replay", "tidemill.services.replay") for shard in range(3)
     ]
-    told = [load(ReplayConfig, spec.arguments, prog="x", description="x").replay for spec in specs]
-    assert [(replay.shard, replay.shards) for replay in told] == [(0, 3), (1, 3), (2, 3)]
-    assert tuple(replay.server.address for replay in told) == config.cluster.replay
-    assert [replay.storage.folder for replay in told] == [f"/data/replay/{shard}" for shard in range(3)]
+    settings = [load(ReplayConfig, spec.arguments, prog="x", description="x").replay for spec in specs]
+    assert [(replay.shard, replay.shards) for replay in settings] == [(0, 3), (1, 3), (2, 3)]
+    assert tuple(replay.server.address for replay in settings) == config.cluster.replay
+    assert [replay.storage.folder for replay in settings] == [f"/data/replay/{shard}" for shard in range(3)]
     assert [spec.health_address for spec in specs] == list(config.cluster.replay)
     assert config.cluster.shard_count == 3
 

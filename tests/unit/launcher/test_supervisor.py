@@ -121,7 +121,7 @@ def test_service_that_is_not_healthy_in_time_is_killed_and_restarted() -> None:
 
 
 def test_service_that_leaves_checks_unanswered_is_killed_at_the_bound_and_restarted() -> None:
-    """Frozen for `frozen_timeout_s` it is killed, once, and comes back like any that died; the reason is told."""
+    """Frozen for `frozen_timeout_s` it is killed, once, and comes back like any that died; the reason is reported."""
     supervisor = _running()
     assert supervisor.on_silent("learner", 25.0, listens=True) == []
     assert supervisor.on_silent("learner", 30.0, listens=True) == [Action(Verb.KILL, "learner")]
@@ -135,7 +135,7 @@ def test_service_that_leaves_checks_unanswered_is_killed_at_the_bound_and_restar
 
 
 def test_service_that_takes_no_connections_has_the_time_of_a_start() -> None:
-    """Several learners are started again by a process of their own, which goes on meanwhile: 60 s here, not 30."""
+    """Several learners are restarted by a process of their own, which keeps running meanwhile: 60 s here, not 30."""
     supervisor = _running()
     assert supervisor.on_silent("learner", 55.0, listens=False) == []
     assert supervisor.on_silent("learner", 60.0, listens=False) == [Action(Verb.KILL, "learner")]
@@ -165,7 +165,7 @@ def test_stop_ends_one_group_after_another() -> None:
 
 
 def test_stop_kills_what_does_not_end_in_time() -> None:
-    """After stop_timeout_s SIGTERM becomes SIGKILL, and the order goes on."""
+    """After stop_timeout_s SIGTERM becomes SIGKILL, and the order continues."""
     supervisor = Supervisor([_spec("learner"), _spec("replay")], _SETTINGS)
     supervisor.start(0.0)
     supervisor.on_stop_requested(10.0)

@@ -1,4 +1,4 @@
-"""What a run looks like while it runs and when it has ended."""
+"""Output on the terminal while a run continues and when it has ended."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_plain_view_prints_events_scores_once_and_progress_every_ten_seconds() -
 
 
 def test_plain_view_prints_a_warning_when_it_comes_not_each_time() -> None:
-    """Numbers in it may change; it is told again when it had gone."""
+    """Numbers in it may change; it is reported again when it had gone."""
     stream = io.StringIO()
     view = PlainView(RunSettings(), stream)
     for warnings in (("3.5 MiB left",), ("2 MiB left",), (), ("1,000 MiB left",)):
@@ -286,7 +286,7 @@ def test_summary_says_how_it_went_and_where_the_files_are(tmp_path: Path) -> Non
 
 
 def test_summary_says_that_the_last_checkpoint_failed(tmp_path: Path) -> None:
-    """Who goes on must know where."""
+    """Whoever continues must know where."""
     learner = LearnerStatus(checkpoint_error="cannot write x: No space left on device")
     said = "\n".join(summarise(tmp_path, Outcome(0, "stopped as asked"), learner))
     assert "The last checkpoint failed: cannot write x: No space left on device." in said
@@ -314,4 +314,4 @@ def test_resume_says_what_comes_back_and_what_does_not(tmp_path: Path) -> None:
     (tmp_path / "replay").mkdir()
     (tmp_path / "replay" / "segment").touch()
     assert "its tables come back from the log" in "\n".join(describe_restored(tmp_path))
-    assert "starts anew" in "\n".join(describe_restored(tmp_path / "nothing"))
+    assert "starts from scratch" in "\n".join(describe_restored(tmp_path / "nothing"))

@@ -80,7 +80,7 @@ def test_actors_that_wait_for_long_are_too_many(tracker: WarningTracker, every_s
         lines = tracker.warnings(replace(_WELL, tables=tables), float(now_s))
         assert not lines or now_s >= 20
     assert "actors wait 75% of the time for the learner" in lines[0]
-    assert tracker.warnings(_WELL, 1_000.0) == ()  # its server began anew
+    assert tracker.warnings(_WELL, 1_000.0) == ()  # its server restarted
 
 
 def test_parameters_that_are_not_published_are_stale(tracker: WarningTracker) -> None:

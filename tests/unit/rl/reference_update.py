@@ -1,4 +1,4 @@
-"""One update of each continuous agent, derived anew: NumPy, float64, plain loops over layers, numeric gradients.
+"""One update of each continuous agent, derived independently: NumPy, float64, loops over layers, numeric gradients.
 
 Nothing here is shared with the agents: parameters come out of their states by name, and every formula is written
 from its paper. `critic_loss` and `actor_loss` return losses as functions of one network's parameters.

@@ -1,4 +1,4 @@
-"""What every agent and its policy must keep, whatever the algorithm."""
+"""Promises of every agent and its policy, whatever the algorithm."""
 
 from __future__ import annotations
 

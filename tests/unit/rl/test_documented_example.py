@@ -78,7 +78,7 @@ def test_documented_algorithm_learns() -> None:
 
 
 def test_documented_algorithm_goes_on_where_it_was_stored() -> None:
-    """What it stores is enough to go on bit for bit."""
+    """Its stored state is enough to resume bit for bit."""
     config = config_class(NAME)()
     straight, resumed = build_agent(config, CHAIN, seed=1), build_agent(config, CHAIN, seed=2)
     straight.update(chain_batch(), torch.ones(6))

@@ -70,7 +70,7 @@ def test_hard_target_changes_only_every_target_update_period() -> None:
 
 
 def test_gradient_is_clipped_to_its_norm() -> None:
-    """A limit of 1e-3 on the norm makes the first Adam moment that small; the metric tells the norm before."""
+    """A limit of 1e-3 on the norm makes the first Adam moment that small; the metric is the norm before."""
     config = DQNConfig(network="mlp", hidden_sizes=(8,), max_grad_norm=1e-3)
     agent = DQNAgent(config, VECTOR, CPU, seed=0)
     batch = random_batch(VECTOR, 4, torch.Generator().manual_seed(1))

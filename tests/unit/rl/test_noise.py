@@ -42,7 +42,7 @@ def test_ou_neighbours_correlate_by_what_a_step_keeps() -> None:
 
 
 def test_ou_starts_from_zero_where_an_episode_begins() -> None:
-    """There one step's variance is left, uncorrelated with the step before; elsewhere the process goes on."""
+    """There one step's variance is left, uncorrelated with the step before; elsewhere the process continues."""
     noise = ActionNoise(NoiseConfig("ou", std=0.2), seed=0)
     for _ in range(40):
         before = noise.add_noise(ZEROS)

@@ -49,16 +49,16 @@ def test_lstm_equals_torchs_where_nothing_is_reset() -> None:
 
 
 def test_lstm_starts_anew_where_an_episode_does() -> None:
-    """After a reset at step 3 of one item nothing of its past shows, and the other item goes on."""
+    """After a reset at step 3 of one item nothing of its past shows, and the other item continues."""
     lstm = LSTM(3, 4, torch.Generator().manual_seed(0))
     rng = torch.Generator().manual_seed(1)
     x, state = torch.randn((6, 2, 3), generator=rng), (torch.randn((2, 4), generator=rng),) * 2
     is_first = torch.zeros((6, 2), dtype=torch.bool)
     is_first[3, 0] = True
     whole, _ = lstm(x, is_first, state)
-    anew, _ = lstm(x[3:], torch.zeros((3, 2), dtype=torch.bool), (torch.zeros((2, 4)),) * 2)
+    fresh, _ = lstm(x[3:], torch.zeros((3, 2), dtype=torch.bool), (torch.zeros((2, 4)),) * 2)
     on, _ = lstm(x, torch.zeros_like(is_first), state)
-    torch.testing.assert_close(whole[3:, 0], anew[:, 0])
+    torch.testing.assert_close(whole[3:, 0], fresh[:, 0])
     torch.testing.assert_close(whole[:, 1], on[:, 1])
     assert not torch.allclose(whole[3:, 0], on[3:, 0])
 
@@ -269,7 +269,7 @@ def test_r2d2_recalls_a_cue(burn_in: int) -> None:
 
 
 def test_agent_without_a_memory_cannot_recall_the_cue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same network, told at every step that an episode begins, sees the same last row whatever the cue was."""
+    """The same network, reset at every step as if an episode began, sees the same last row whatever the cue was."""
     remembering = RecurrentQNetwork.forward
 
     def forward(self: RecurrentQNetwork, *columns: Any, **named: Any) -> Any:  # noqa: ANN401 - handed through

@@ -295,7 +295,7 @@ def test_correlated_noise_starts_anew_with_each_episode() -> None:
 
 
 def test_new_items_are_worth_what_updates_lately_found() -> None:
-    """The learner sends the scale of its priorities along, whatever the rewards' is, and goes on with it."""
+    """The learner sends the scale of its priorities along, whatever the rewards' is, and continues with it."""
     config = SACConfig(hidden_sizes=(16,))
     agent, policy = build_agent(config, CONTINUOUS, seed=0), build_policy(config, CONTINUOUS, seed=1)
     steps = {"reward": np.zeros((2, 5), np.float32)}

@@ -114,7 +114,7 @@ def test_long_message_is_cut_and_keeps_its_status(server: BackgroundServer, valu
 def test_request_that_is_no_message_is_invalid_and_told_once(
     server: BackgroundServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """On a call or within a stream; each is counted, one line is written, and the server lives."""
+    """On a call or within a stream; each is counted, one line is written, and the server survives."""
     before = _undecodable()
     with open_channel(server.start()) as channel:
         call: Any = channel.unary_unary(f"/{_SERVICE}/DescribeTable")

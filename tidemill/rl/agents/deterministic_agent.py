@@ -19,7 +19,7 @@ from tidemill.rl.transitions import transitions
 from tidemill.types import WindowSpec
 
 Learn = Callable[[Mapping[str, Tensor], Tensor], Update]
-"""`Agent.update` of one algorithm: what tells it from the others."""
+"""`Agent.update` of one algorithm: what distinguishes it from the others."""
 
 
 class ActorCritic:

@@ -23,7 +23,7 @@ TDErrorFn = Callable[[Mapping[str, Tensor]], Tensor]
 
 
 class Settings(Protocol):
-    """What the settings of every deterministic policy gradient have."""
+    """Settings that every deterministic policy gradient has."""
 
     @property
     def noise(self) -> NoiseConfig:

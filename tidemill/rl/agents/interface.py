@@ -1,4 +1,4 @@
-"""What a learner asks of an agent, and an actor or evaluator of a policy."""
+"""Interfaces of an agent, for a learner, and of a policy, for an actor or evaluator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ State = dict[str, Any]
 
 
 class Update(NamedTuple):
-    """What one update reports; nothing in it has been copied to the host.
+    """Report of one update; nothing in it has been copied to the host.
 
     Attributes:
         priority: New priorities of the batch's items, float32 [B], on the agent's device.
@@ -90,7 +90,7 @@ class Agent(Protocol):
         """Return copies of the tensors that `Policy.load` wants, on the agent's device."""
 
     def state_dict(self) -> State:
-        """Return all that is needed to go on exactly.
+        """Return all that is needed to resume exactly.
 
         Its tensors are the agent's own: store or copy them before the next update.
         """

@@ -102,7 +102,7 @@ class ActionCritic(nn.Module):
 
 
 def shrink_last(layer: nn.Linear, bound: float, rng: torch.Generator) -> None:
-    """Draw a layer's parameters anew, uniformly within `bound`; 0 leaves them (Lillicrap et al. 2016, section 7)."""
+    """Redraw a layer's parameters uniformly within `bound`; 0 leaves them (Lillicrap et al. 2016, section 7)."""
     if bound:
         with torch.no_grad():
             layer.weight.uniform_(-bound, bound, generator=rng)

@@ -21,7 +21,7 @@ _NARROW = 16
 
 
 class LayerActivations(NamedTuple):
-    """What a layer's backward pass needs of its forward pass; E is the ensemble's size.
+    """Results of a layer's forward pass that its backward pass needs; E is the ensemble's size.
 
     Attributes:
         inputs: [E, B, in].

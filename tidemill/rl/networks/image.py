@@ -1,4 +1,4 @@
-"""What convolutional torsos share: images as they come, as channels."""
+"""Shared by convolutional torsos: images as they come, as channels."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def flat(observation: Tensor) -> Tensor:
 
 
 def xavier_uniform(network: nn.Module, rng: torch.Generator) -> None:
-    """Draw the weights of every convolution and linear layer anew, uniform with variance 2 / (in + out)."""
+    """Redraw the weights of every convolution and linear layer, uniform with variance 2 / (in + out)."""
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.xavier_uniform_(layer.weight, generator=rng)

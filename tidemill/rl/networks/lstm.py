@@ -1,4 +1,4 @@
-"""A long short-term memory that starts anew wherever an episode does."""
+"""A long short-term memory that is reset wherever an episode starts."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class MatmulPrecision:
         """
         short = images and pays(device) if precision == "auto" else precision == "bfloat16"
         self.dtype = torch.bfloat16 if short else torch.float32
-        """What products are made in."""
+        """Number format of the products."""
         self._device_type, self._short = device.type, short
 
     def __call__(self) -> AbstractContextManager[object]:

@@ -19,7 +19,7 @@ class DDPGConfig:
     actor_sizes: tuple[int, ...] = (400, 300)
     """Units of each hidden layer of the actor."""
     actor_activation: Literal["relu", "tanh"] = "relu"
-    """What follows each hidden layer of the actor; the critic's have a ReLU."""
+    """Activation after each hidden layer of the actor; the critic's have a ReLU."""
     critic_sizes: tuple[int, ...] = (400, 300)
     """Units of each hidden layer of the critic."""
     action_layer: int = 1

@@ -32,13 +32,13 @@ class DQNConfig:
     noisy_target: bool = True
     """Whether targets have noise too, in the choice of the action and in its value, as in the papers.
 
-    They then tell what a noisy policy is worth; without, what the greedy one is (docs/performance.md has a lander
+    They then estimate the noisy policy's value; without, the greedy one's (docs/performance.md has a lander
     that needs the latter).
     """
     double: bool = True
     """Whether the online network chooses the action that the target network values (van Hasselt et al. 2016)."""
     distribution: Literal["none", "c51", "qr"] = "none"
-    """What the network predicts: values, or their distribution over fixed atoms or by quantiles.
+    """Prediction of the network: values, or their distribution over fixed atoms or by quantiles.
 
     Prioritized replay goes by the TD error, with `c51` by the KL divergence, with `qr` by the error of the mean.
     """

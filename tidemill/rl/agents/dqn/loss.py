@@ -1,4 +1,4 @@
-"""What the K numbers that a network gives for each action mean, and what they should have been."""
+"""Meaning of the K numbers that a network gives for each action, and their targets."""
 
 from __future__ import annotations
 
