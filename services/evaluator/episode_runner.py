@@ -45,7 +45,7 @@ class EpisodeRunner:
 
         Raises:
             InvalidArgument: the bytes are no parameters.
-            FatalError: they are of another network.
+            FatalError: they do not fit the network.
         """
         return self._protocol.play(self._eval_policy(params), seeds, is_stopped)
 
@@ -65,7 +65,9 @@ class EpisodeRunner:
         try:
             self._policy.load(state)
         except (RuntimeError, KeyError) as error:
-            raise FatalError(f"version {params.number} is of another network than agent.*: {error}") from error
+            raise FatalError(
+                f"version {params.number} does not fit the network of agent.*; use the settings it was trained with: {error}"
+            ) from error
         settings, recurrent_state_size = self._config.evaluator, self._policy.recurrent_state_size
         if settings.policy == "sampled":
             return EvalPolicy(

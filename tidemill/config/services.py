@@ -24,7 +24,7 @@ class StorageSettings:
     """Longest time between a write and its way to the disk, in milliseconds: what a power failure may cost. Not used
     with `ack` fsync, which syncs whatever has come as soon as the disk is ready for more."""
     segment_mib: int = 64
-    """Size at which a file of the log ends, in MiB."""
+    """Size at which a segment of the log is closed and the next one begins, in MiB."""
     max_queue_mib: int = 64
     """Most MiB that wait to be written before appends wait."""
     snapshot_every_s: float = 60.0
@@ -110,7 +110,7 @@ class LearnerSettings:
     threads: int = 1
     """Threads torch computes with on a CPU, at least 1; 0 leaves the choice to torch."""
     updates_per_env_step: float = 0.25
-    """Gradient steps for each agent decision, held by the table's rate limiter; 0: as many as possible."""
+    """Gradient steps per agent decision, enforced by the table's rate limiter; 0: as many as possible."""
     batches_per_sample: int = 0
     """Batches drawn in one sample call: more makes small ones cheaper, with older priorities; 0: by their size."""
     prefetch_batches: int = 4
@@ -133,7 +133,7 @@ class LearnerSettings:
     log_every_s: float = 10.0
     """Seconds between two lines of progress in the log."""
     ranks_timeout_s: float = 120.0
-    """How long one of several learners waits for the others before it gives up and they all start again, in seconds."""
+    """How long one of several learners waits for the others before it gives up and all restart, in seconds."""
 
     def __post_init__(self) -> None:
         check(self.threads >= 0, "learner.threads", self.threads, "0 or more")
@@ -171,12 +171,12 @@ class ActorSettings:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of an image network's forward pass; `auto` times both at the start and takes the faster."""
     max_in_flight_chunks: int = 2
-    """Chunks of each environment that are sent or queued before the actor waits for the replay service, at least 1.
+    """Chunks per environment that may be sent or queued before the actor waits for the replay service, at least 1.
 
-    Behind a rate limiter so many are always on their way: what is sampled is older by them.
+    Behind a rate limiter this many are always in flight, so sampled data is older by as much.
     """
     max_env_steps_per_s: float = 0.0
-    """Most agent decisions per second, all environments together; 0 means no limit."""
+    """Most agent decisions per second, summed over all environments; 0 means no limit."""
     log_every_s: float = 10.0
     """Seconds between two lines of progress in the log."""
 
@@ -197,9 +197,9 @@ class ActorSettings:
 
 @dataclass(frozen=True)
 class EvaluatorSettings:
-    """The evaluator: how a policy is measured, and what is recorded.
+    """The evaluator: how a policy is evaluated, and what is recorded.
 
-    Its episodes are full games and their returns are raw, whatever lives and clipped rewards make of training's.
+    Its episodes are full games with raw returns, even where training ends episodes with a life or clips rewards.
     """
 
     server: ServerSettings = field(default_factory=ServerSettings)
@@ -211,10 +211,10 @@ class EvaluatorSettings:
     test_episodes: int = 0
     """Episodes of `tidemill evaluate`; 0: as many as `episodes`."""
     policy: Literal["greedy", "epsilon", "sampled"] = "greedy"
-    """`greedy`: the deterministic policy; `epsilon`: with a share of random actions (discrete actions only);
-    `sampled`: with the noise it explores by (continuous actions only)."""
+    """`greedy`: the deterministic policy; `epsilon`: with random actions now and then (discrete actions only);
+    `sampled`: with its exploration noise (continuous actions only)."""
     epsilon: float | None = None
-    """Share of random actions of `policy: epsilon`, 0 to 1; none takes `agent.evaluation_epsilon`."""
+    """Probability of a random action with `policy: epsilon`, 0 to 1; none takes `agent.evaluation_epsilon`."""
     noop_max: int | None = None
     """Atari: most frames without action at the start of an evaluation episode; none takes `env.noop_max`."""
     seed: int = 10_000
@@ -254,17 +254,17 @@ class LauncherSettings:
     evaluator_nice: int = 0
     """Niceness added to the evaluator, 0 to 19."""
     max_restarts: int = 5
-    """How often one service may be restarted within ten minutes before the run is given up."""
+    """How often one service may be restarted within ten minutes before the run fails."""
     restart_backoff_s: float = 1.0
     """Pause before the first restart, in seconds; doubled for each further one, up to 30."""
     start_timeout_s: float = 120.0
     """How long a service may take to become healthy, in seconds."""
     frozen_timeout_s: float = 30.0
     """How long a service that was healthy may leave health checks unanswered before it is killed and restarted, in
-    seconds. That one does not answer is reported within ten."""
+    seconds. A service that does not answer is reported within ten seconds."""
     learner_standby: bool = True
-    """Whether a second learner process waits with its imports done, to take over when a single learner dies: it is back
-    without the seconds that importing torch takes. It takes 250 MiB of memory; several learners have none."""
+    """Whether a second learner process stands by with its imports done, to take over when a single learner dies without
+    the seconds that importing torch takes. It takes 250 MiB of memory; several learners have none."""
     stop_timeout_s: float = 20.0
     """How long a service may take to end after SIGTERM before it is killed, in seconds."""
     view: Literal["auto", "live", "plain"] = "auto"

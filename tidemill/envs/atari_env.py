@@ -87,7 +87,7 @@ def _rom_name(env_id: str) -> str:
     roms = {rom.replace("_", ""): rom for rom in get_all_rom_ids()}
     game = env_id.removeprefix("ALE/").removesuffix("-v5").lower()
     if game not in roms:
-        raise ConfigError(f"env.id is {env_id!r}, which is no known Atari game{nearest(env_id, game_ids())}")
+        raise ConfigError(f"env.id is {env_id!r}, which is not a known Atari game{nearest(env_id, game_ids())}")
     return roms[game]
 
 

@@ -112,7 +112,7 @@ def _make_registered(env_id: str, limit: int | None, arguments: dict[str, Any]) 
         if env_id in gymnasium.registry:
             raise ConfigError(f"env.id is {env_id!r}, which cannot be made: {error}") from error
         hint = nearest(env_id, _known_ids())
-        raise ConfigError(f"env.id is {env_id!r}, which is no known environment{hint}") from error
+        raise ConfigError(f"env.id is {env_id!r}, which is not a known environment{hint}") from error
     except TypeError as error:
         raise ConfigError(f"env.kwargs are {arguments}, which {env_id} refuses: {error}") from error
 

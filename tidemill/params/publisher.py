@@ -184,7 +184,7 @@ class ParamsPublisher:
                 pause_s = backoff.next_s()
                 if not self._closing.is_set():
                     kind = type(error).__name__
-                    _log.warning("publish failed", kind=kind, error=str(error), retry_in_s=pause_s)
+                    _log.warning("cannot publish parameters, retrying", kind=kind, error=str(error), retry_in_s=pause_s)
                 self._closing.wait(pause_s)
 
     def _attempt(self, publish: _Publish) -> int:

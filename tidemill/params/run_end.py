@@ -64,7 +64,7 @@ class RunEnd:
                 if waited_s >= timeout_s or self._closing.is_set():
                     raise
                 pause_s = backoff.next_s()
-                _log.warning("cannot mark the run as over", reason=str(error), retry_in_s=pause_s)
+                _log.warning("cannot mark the run as over, retrying", reason=str(error), retry_in_s=pause_s)
                 self._closing.wait(pause_s)
                 waited_s += pause_s
 
@@ -104,5 +104,5 @@ class RunEnd:
                 TidemillError,
                 ValueError,
             ) as error:  # away, or closed by `close`: asked again, for the mark is kept
-                _log.debug("the end of the run cannot be watched for now", reason=str(error))
+                _log.debug("cannot watch for the end of the run, retrying", reason=str(error))
             self._closing.wait(backoff.next_s())

@@ -137,9 +137,9 @@ class ParamsWatcher:
     def _report(self, error: TidemillError | None) -> None:
         """Log the first of several failures, and their end."""
         if error is not None and not self._is_failing and not self._closing.is_set():
-            _log.warning("no parameters for now", kind=type(error).__name__, error=str(error))
+            _log.warning("cannot fetch parameters, retrying", kind=type(error).__name__, error=str(error))
         if error is None and self._is_failing:
-            _log.info("parameters can be fetched again")
+            _log.info("parameters available again")
         self._is_failing = error is not None
 
     def _keep(self, params: Params) -> None:

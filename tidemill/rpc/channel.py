@@ -63,7 +63,8 @@ class BoundedChannel(grpc.Channel):
         self._closing.start()
         self._closing.join(self._close_s)
         if self._closing.is_alive():
-            _log.warning("a channel does not close; it is left behind", address=self._address, after_s=self._close_s)
+            message = "channel did not close in time, left to a background thread"
+            _log.warning(message, address=self._address, after_s=self._close_s)
 
     def subscribe(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401 - as in grpc.Channel, here and below
         """Tell a callback about the state of the connection."""

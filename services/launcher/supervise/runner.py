@@ -120,7 +120,8 @@ class ClusterRunner:
             return self._supervisor.on_timer(now_s)
         if isinstance(event, _StopRequested):
             again = self._supervisor.outcome is not None
-            self._reporter.event("ending at once" if again else "stopping; press Ctrl-C again to end at once")
+            message = "killing all processes" if again else "stopping; press Ctrl-C again to kill all processes"
+            self._reporter.event(message)
             return self._supervisor.on_stop_requested(now_s)
         if isinstance(event, _Serving):
             if self._children[event.name] is not event.child:  # the word of a process that was replaced
@@ -150,7 +151,7 @@ class ClusterRunner:
         process = self._supervisor.processes[event.name]
         if process.phase is Phase.BACKOFF:
             pause_s = (process.deadline_s or now_s) - now_s
-            message = f"{event.name} {process.reason}; starting it again in {pause_s:.1f} s"
+            message = f"{event.name} {process.reason}; restarting in {pause_s:.1f} s"
             self._reporter.event(message, self._last_lines(event.name))
         elif event.exit_code and not was_expected:
             message = f"{event.name} {describe_exit(event.exit_code)}"

@@ -121,7 +121,7 @@ def test_live_view_has_everything_in_its_place(width: int) -> None:
     )
     learner = dataclasses.replace(_LEARNER, checkpoint_steps=5_000, checkpoint_error="no space left on device")
     status = dataclasses.replace(_STATUS, first=first, learner=learner, is_disk_full=True, warnings=(warning,))
-    events = ("   61.0 s  evaluator is ready", "   70.2 s  learner was killed by signal 9; starting it again in 1.0 s")
+    events = ("   61.0 s  evaluator is ready", "   70.2 s  learner was killed by signal 9; restarting in 1.0 s")
     expected = (Path(__file__).parent / f"live_view_{width}.txt").read_text(encoding="utf-8")
     assert _rendered(status, run, events, width=width) == expected
 
