@@ -66,7 +66,7 @@ class EpisodeRunner:
             self._policy.load(state)
         except (RuntimeError, KeyError) as error:
             raise FatalError(
-                f"version {params.number} does not fit the network of agent.*; use the settings it was trained with: {error}"
+                f"version {params.number} does not fit agent.*; use the settings it was trained with: {error}"
             ) from error
         settings, recurrent_state_size = self._config.evaluator, self._policy.recurrent_state_size
         if settings.policy == "sampled":
