@@ -86,7 +86,8 @@ def commands(*, train: bool) -> list[list[str]]:
         *("--agent.network", "mlp", "--run.name", "rehearsal", "--run.max-learner-steps", "200"),
         *("--table.min-size", "200", "--evaluator.episodes", "2"),
     ]
-    plain = [["--version"], ["--help"], ["train", "--help"], ["doctor"], ["plan", "--cores", "4", "--env", "ALE/Pong-v5"]]
+    plan = ["plan", "--cores", "4", "--env", "ALE/Pong-v5"]
+    plain = [["--version"], ["--help"], ["train", "--help"], ["doctor"], plan]
     return [*plain, short] if train else plain
 
 
