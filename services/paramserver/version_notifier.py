@@ -31,24 +31,24 @@ class VersionNotifier:
         self._closed = True
         self.notify()
 
-    async def wait_for(self, look: Callable[[], _T | None]) -> _T:
-        """Wait until `look` returns something, and return it.
+    async def wait_for(self, find: Callable[[], _T | None]) -> _T:
+        """Wait until `find` returns something, and return it.
 
         Raises:
             Unavailable: The server stops.
         """
-        while (found := look()) is None:
+        while (found := find()) is None:
             if self._closed:
                 raise Unavailable("the parameter server is stopping")
             await self._changed.wait()
         return found
 
-    async def wait_for_within(self, look: Callable[[], _T | None], timeout_s: float) -> _T | None:
-        """Wait as `until`, at most `timeout_s` seconds; None when nothing was found in time."""
-        if (found := look()) is not None or timeout_s <= 0:
+    async def wait_for_within(self, find: Callable[[], _T | None], timeout_s: float) -> _T | None:
+        """Wait as `wait_for`, at most `timeout_s` seconds; None when nothing was found in time."""
+        if (found := find()) is not None or timeout_s <= 0:
             return found
         try:
             async with asyncio.timeout(timeout_s):
-                return await self.wait_for(look)
+                return await self.wait_for(find)
         except TimeoutError:
             return None
