@@ -154,8 +154,8 @@ def _prepare(config: RunConfig, client: ReplayClient, params: str) -> None:
     if (small := half(state)) is not None:
         blobs[Precision.HALF] = pack(small)
     with ParamsClient(params) as publisher:
-        generation = publisher.open_generation("benchmark", connect_timeout_s=_START_S).generation
-        publisher.publish(blobs, ParamsMetadata(), generation=generation, base_version=0)
+        fencing_token = publisher.acquire_fencing_token("benchmark", connect_timeout_s=_START_S).fencing_token
+        publisher.publish(blobs, ParamsMetadata(), fencing_token=fencing_token, base_version=0)
 
 
 def _wait_for_steps(client: ReplayClient, table: str) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.atomic_files import replacing
+
 GAMES = ("pong", "breakout", "space_invaders", "seaquest", "asterix")
 ENVS_PER_GAME = 4
 NUM_ENVS = len(GAMES) * ENVS_PER_GAME
@@ -43,9 +45,8 @@ def cached_steps() -> Steps:
     path = cached_path()
     if not path.exists():
         steps = next(play(_CACHED_STEPS))
-        partial = path.with_suffix(".part.npz")
-        np.savez(partial, **vars(steps))
-        partial.rename(path)
+        with replacing(path, sync=False) as temporary, temporary.open("wb") as file:
+            np.savez(file, **vars(steps))
     with np.load(path) as arrays:
         return Steps(**arrays)
 

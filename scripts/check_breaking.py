@@ -1,8 +1,7 @@
 """Check that no change to protos/ breaks a peer that still speaks the last version.
 
-The last version is the newest tag HEAD can reach; before the first tag, where main stood before this change.
-Where there is none (a shallow clone, no git, the first protos), there is nothing to break: the check passes
-and says so.
+The last version is the newest tag HEAD can reach. Where there is none (before the first release, in a shallow clone,
+without git), there is nothing to break: the check passes and says so.
 """
 
 from __future__ import annotations
@@ -29,22 +28,17 @@ def _git(*arguments: str) -> bytes | None:
 
 
 def baseline() -> str | None:
-    """Return the commit to compare with; None where there is none."""
+    """Return the tag to compare with; None where there is none."""
     tag = _git("describe", "--tags", "--abbrev=0")
-    if tag is not None:
-        return tag.decode().strip()
-    head = _git("rev-parse", "HEAD")
-    fork = _git("merge-base", "HEAD", "origin/main")
-    commit = fork if fork is not None and fork != head else _git("rev-parse", "--verify", "HEAD~1")
-    return None if commit is None else commit.decode().strip()
+    return None if tag is None else tag.decode().strip()
 
 
 def main() -> int:
     """Run `buf breaking` against the last version; return its exit code."""
-    commit = baseline()
-    archive = None if commit is None else _git("archive", "--format=zip", commit, "--", *_PATHS)
+    tag = baseline()
+    archive = None if tag is None else _git("archive", "--format=zip", tag, "--", *_PATHS)
     if archive is None:
-        print(f"no earlier protos to compare with (baseline {commit})")
+        print(f"no earlier protos to compare with (baseline {tag})")
         return 0
     buf = Path(sys.executable).parent / "buf"
     with tempfile.TemporaryDirectory() as folder:

@@ -1,17 +1,17 @@
-"""Files that are written whole or not at all."""
+"""Result files: made with their folder, whole or not at all."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+from tidemill.atomic_files import write_atomically
+
 
 def write_text(file: Path, text: str) -> None:
     """Write a text file."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f".{file.name}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(file)
+    write_atomically(file, text)
 
 
 def write_json(file: Path, document: object) -> None:

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from benchmarks.learn.atomic import write_text
 from benchmarks.learn.bootstrap import common_grid, mean_interval, on_grid
 from benchmarks.learn.ran import Ran
+from tidemill.atomic_files import replacing
 from tidemill.scores import COLUMNS
 
 _FIRST = ("env_steps", "learner_steps", "wall_s")
@@ -57,10 +58,9 @@ def draw(runs: Mapping[str, Sequence[Ran]], file: Path, *, title: str, lines: Ma
     if axes.get_legend_handles_labels()[1]:
         axes.legend(loc="best", fontsize="small")
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f".{file.name}")
     FigureCanvasAgg(figure)
-    figure.savefig(draft, format="png", dpi=110)
-    draft.replace(file)
+    with replacing(file, sync=False) as temporary:
+        figure.savefig(temporary, format="png", dpi=110)
 
 
 def _draw_runs(axes: Axes, name: str, runs: Sequence[Ran], colour: str) -> None:

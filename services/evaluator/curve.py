@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from tidemill.atomic_files import replacing
 from tidemill.scores import Score
 
 
@@ -31,10 +32,9 @@ def draw_curve(scores: Sequence[Score], file: Path, *, title: str, target: float
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)  # beside the curves
     figure.suptitle(title)
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f".{file.name}")
     FigureCanvasAgg(figure)
-    figure.savefig(draft, format="png", dpi=110)
-    draft.replace(file)
+    with replacing(file, sync=False) as temporary:
+        figure.savefig(temporary, format="png", dpi=110)
 
 
 def _draw(axes: Axes, x: Sequence[float], scores: Sequence[Score], target: float | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.atomic_files import replacing
 from tidemill.envs.interface import EpisodeSummary, VectorEnv
 from tidemill.errors import FatalError
 from tidemill.services.evaluator.protocol import EnvSlot, EvalPolicy
@@ -37,14 +38,13 @@ def record_video(env: VectorEnv, policy: EvalPolicy, seed: int, file: Path, *, m
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures need no screen
     episode = _Episode(env, policy, seed, max_steps)
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f".{file.name}")
     try:
-        _encode(episode.pictures(), draft)
+        with replacing(file, sync=False) as temporary:
+            _encode(episode.pictures(), temporary)
     except OSError as error:
         raise FatalError(f"the video could not be encoded: {error}") from error
     finally:
         env.close()
-    draft.replace(file)
     return episode.summary
 
 
@@ -86,7 +86,7 @@ def _encode(pictures: Iterator[NDArray[np.uint8]], file: Path) -> None:
         pix_fmt_out="yuv420p",
         macro_block_size=2,
         quality=7,
-        output_params=["-movflags", "+faststart"],
+        output_params=["-movflags", "+faststart", "-f", "mp4"],
     )
     writer.send(None)
     try:

@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from tidemill.atomic_files import write_atomically
+
 SESSION_VARIABLE = "TIDEMILL_SESSION_START_S"
 """Environment variable in which a launcher passes when it started the processes, on the monotonic clock."""
 
@@ -41,9 +43,7 @@ class WallClock:
             "before_s": self._before_s,
             "wall_s": round(self.wall_s(), 3),
         }
-        draft = self._file.with_suffix(".tmp")
-        draft.write_text(json.dumps(document) + "\n", encoding="utf-8")
-        draft.replace(self._file)
+        write_atomically(self._file, json.dumps(document) + "\n")
 
     def _read(self) -> float:
         try:

@@ -25,8 +25,8 @@ class Counters:
     """Gradient steps, those before a resume included."""
     version: int = 0
     """Newest version of the parameters that the parameter server acknowledged; 0 means none."""
-    generation: int = 0
-    """Generation of this learner as a publisher; 0 means none yet."""
+    fencing_token: int = 0
+    """Fencing token of this learner as a publisher; 0 means none yet."""
     _base_env_steps: int = 0
     _stored: dict[str, StoredSteps] = field(default_factory=dict)
 
@@ -50,7 +50,7 @@ class Counters:
         self._stored[shard] = stored
 
     def state(self) -> dict[str, int]:
-        """Return what a checkpoint keeps; the generation is handed out anew at each start."""
+        """Return what a checkpoint keeps; the fencing_token is handed out anew at each start."""
         return {
             "learner_steps": self.learner_steps,
             "version": self.version,

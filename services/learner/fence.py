@@ -9,21 +9,21 @@ from tidemill.params.publisher import StalePublisher
 
 
 class Fence:
-    """Lets the publisher's generation pass and no older one; safe to use from several threads.
+    """Lets the publisher's fencing token pass and no older one; safe to use from several threads.
 
-    A learner that was frozen while another took its place learns so here, before it writes. The parameter server is the
-    one authority; while it cannot be asked a learner goes on, and what it writes bears its generation.
+    A learner that was frozen while another took its place finds out here, before it writes. The parameter server is the
+    one authority; while it cannot be asked a learner continues, and what it writes bears its fencing token.
     """
 
-    def __init__(self, newest_generation: Callable[[], int], generation: int, clock: Callable[[], float]) -> None:
+    def __init__(self, newest_token: Callable[[], int], fencing_token: int, clock: Callable[[], float]) -> None:
         """Take whom to ask.
 
         Args:
-            newest_generation: Returns the newest generation handed out; bounded in time.
-            generation: This learner's.
+            newest_token: Returns the newest fencing token handed out; bounded in time.
+            fencing_token: This learner's.
             clock: Monotonic time in seconds, which goes on while the process is frozen.
         """
-        self._newest_generation, self._generation, self._clock = newest_generation, generation, clock
+        self._newest_token, self._fencing_token, self._clock = newest_token, fencing_token, clock
         self._asked_at = clock()
         self._newer = 0
 
@@ -40,13 +40,14 @@ class Fence:
             self._ask()
         if self._newer:
             raise StalePublisher(
-                f"generation {self._generation} was superseded by {self._newer}: another learner trains this run now"
+                f"fencing token {self._fencing_token} was superseded by {self._newer}: "
+                "another learner trains this run now"
             )
 
     def _ask(self) -> None:
         try:
-            newest = self._newest_generation()
+            newest = self._newest_token()
         except TidemillError:
             newest = 0
         self._asked_at = self._clock()
-        self._newer = newest if newest > self._generation else 0
+        self._newer = newest if newest > self._fencing_token else 0

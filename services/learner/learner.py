@@ -193,8 +193,8 @@ class Learner:
             return None, None, None
         table_items = create_tables(self._config.cluster, directory, table)
         store = self._restored(state, table_items)
-        connection = stack.enter_context(closing(self._connection(above=store.generation)))
-        rollback = self._rollback(connection.generation, state, stack)
+        connection = stack.enter_context(closing(self._connection(last_known_token=store.fencing_token)))
+        rollback = self._rollback(connection.fencing_token, state, stack)
         take_snapshot = rollback.take_snapshot if rollback is not None else lambda: None
         publisher = stack.enter_context(closing(self._publisher(agent, connection, take_snapshot)))
         publisher.publish()  # actors wait for a first version
@@ -253,14 +253,14 @@ class Learner:
     def _fence(self, stack: ExitStack) -> Fence:
         """Return what keeps this learner from writing once a newer one took over."""
         client = stack.enter_context(ParamsClient(self._config.cluster.params, deadline_s=_FENCE_DEADLINE_S))
-        return Fence(lambda: client.list_versions().generation, self._counters.generation, time.monotonic)
+        return Fence(lambda: client.list_versions().fencing_token, self._counters.fencing_token, time.monotonic)
 
-    def _connection(self, *, above: int) -> ParamsPublisher:
+    def _connection(self, *, last_known_token: int) -> ParamsPublisher:
         cluster, name = self._config.cluster, f"{socket.gethostname()}-{os.getpid()}"
         connection = ParamsPublisher(
-            cluster.params, name=name, above=above, connect_timeout_s=cluster.connect_timeout_s
+            cluster.params, name=name, last_known_token=last_known_token, connect_timeout_s=cluster.connect_timeout_s
         )
-        self._counters.generation = connection.generation
+        self._counters.fencing_token = connection.fencing_token
         return connection
 
     def _publisher(
@@ -271,12 +271,12 @@ class Learner:
             connection, agent.policy_state, self._metadata, with_half=with_half, take_snapshot=take_snapshot
         )
 
-    def _rollback(self, generation: int, state: ResumableState, stack: ExitStack) -> Rollback | None:
+    def _rollback(self, fencing_token: int, state: ResumableState, stack: ExitStack) -> Rollback | None:
         """Return what rolls back at a verdict; None for a run that only the learner's own limits end."""
         run, params = self._config.run, self._config.cluster.params
         if run.target_return is None and not run.max_wall_s:
             return None
-        rollback = Rollback(params, generation, state, lambda: self._control.stop("the run has been decided"))
+        rollback = Rollback(params, fencing_token, state, lambda: self._control.stop("the run has been decided"))
         return stack.enter_context(closing(rollback))
 
     def _metadata(self) -> ParamsMetadata:

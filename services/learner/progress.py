@@ -168,7 +168,7 @@ class StatusReporter:
             steps_per_s=progress.steps_per_s,
             wait_fraction=progress.wait_fraction,
             params_version=counters.version,
-            generation=counters.generation,
+            fencing_token=counters.fencing_token,
             checkpoint_steps=self.checkpoint_steps(),
             table_items=progress.table_items,
             metrics=progress.metrics,

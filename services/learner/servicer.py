@@ -75,7 +75,7 @@ def _pack(status: LearnerStatus) -> pb.GetStatusResponse:
         steps_per_s=status.steps_per_s,
         wait_fraction=status.wait_fraction,
         params_version=status.params_version,
-        generation=status.generation,
+        fencing_token=status.fencing_token,
         checkpoint_steps=status.checkpoint_steps,
         table_items=status.table_items,
         metrics=dict(status.metrics),

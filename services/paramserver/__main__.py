@@ -14,11 +14,11 @@ from tidemill import process
 from tidemill.config.load import load
 from tidemill.config.sections import ParamServerConfig
 from tidemill.rpc.server import RpcServer
-from tidemill.services.paramserver.announcer import Announcer
 from tidemill.services.paramserver.metrics import Metrics
 from tidemill.services.paramserver.servicer import ParamServicer
+from tidemill.services.paramserver.version_notifier import VersionNotifier
 from tidemill.services.paramserver.version_store import VersionStore
-from tidemill.services.paramserver.writer import Writer
+from tidemill.services.paramserver.writer import StoreWriter
 from tidemill.telemetry import configure_logging, serve_metrics, watch_disk
 
 _SERVICE = "paramserver"
@@ -48,11 +48,11 @@ async def _serve(config: ParamServerConfig) -> None:
         max_tags=settings.max_tags,
         max_fetch_bytes=settings.max_fetch_bytes,
     )
-    announcer = Announcer()
-    writer = Writer(store, announcer, clock=partial(datetime.datetime.now, datetime.UTC))
+    notifier = VersionNotifier()
+    writer = StoreWriter(store, notifier, clock=partial(datetime.datetime.now, datetime.UTC))
     metrics = Metrics(lambda: store.catalog)
     metrics.corrupt_versions.inc(store.corrupt_versions)
-    servicer = ParamServicer(store, writer, announcer, metrics, max_fetch_bytes=settings.max_fetch_bytes)
+    servicer = ParamServicer(store, writer, notifier, metrics, max_fetch_bytes=settings.max_fetch_bytes)
     servicer.add_to(server)
     watch_disk(config.run.folder)
     metrics_address = serve_metrics(settings.server, server.health)
@@ -61,7 +61,7 @@ async def _serve(config: ParamServerConfig) -> None:
     await server.set_serving(True)
     await process.stop_requested()
     await server.set_serving(False)
-    announcer.close()  # or waiting calls would use up the grace period
+    notifier.close()  # or waiting calls would use up the grace period
     await server.stop()
     writer.close()
     store.close()

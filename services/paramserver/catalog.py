@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from tidemill.params.version import LATEST, Version, check_tag
-from tidemill.services.paramserver.draft import Draft
+from tidemill.services.paramserver.upload import PublishRequest
 
-_GREATEST_ABOVE = 2**62
+_MAX_LAST_KNOWN_TOKEN = 2**62
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class Catalog:
     Attributes:
         versions: Versions by number, oldest first.
         tags: Where tags point, without `latest`; every target is in `versions`.
-        generation: Newest generation handed out; 0 before the first.
+        fencing_token: Newest fencing token handed out; 0 before the first.
         high_water: Greatest version number ever taken; the next version gets the number after it.
     """
 
     versions: Mapping[int, Version] = field(default_factory=dict)
     tags: Mapping[str, int] = field(default_factory=dict)
-    generation: int = 0
+    fencing_token: int = 0
     high_water: int = 0
 
     @property
@@ -57,42 +57,43 @@ class Catalog:
         """Return the version a tag points at; None when the tag is not set."""
         return self.newest if tag == LATEST else self.versions.get(self.tags.get(tag, 0))
 
-    def repeated(self, draft: Draft) -> Version | None:
-        """Return the newest version if the draft is a repeat of the publish that made it."""
+    def repeated(self, request: PublishRequest) -> Version | None:
+        """Return the newest version if the request is a repeat of the publish that made it."""
         newest = self.newest
         if newest is None:
             return None
-        made_by = (newest.generation, newest.base_version, newest.encodings)
-        return newest if made_by == (draft.generation, draft.base_version, draft.encodings) else None
+        made_by = (newest.fencing_token, newest.base_version, newest.encodings)
+        return newest if made_by == (request.fencing_token, request.base_version, request.encodings) else None
 
-    def check_publisher(self, draft: Draft) -> None:
-        """Refuse a draft that is not the next version of the current publisher.
+    def check_publisher(self, request: PublishRequest) -> None:
+        """Refuse a request that is not the next version of the current publisher.
 
         Raises:
-            FailedPrecondition: The generation was superseded, or `base_version` is not the newest version.
-            InvalidArgument: The generation was never handed out.
+            FailedPrecondition: The fencing token was superseded, or `base_version` is not the newest version.
+            InvalidArgument: The fencing token was never handed out.
         """
-        if draft.generation > self.generation:
+        if request.fencing_token > self.fencing_token:
             raise InvalidArgument(
-                f"generation is {draft.generation}, which was not handed out; the newest is {self.generation}"
+                f"fencing_token is {request.fencing_token}, which was not handed out; "
+                f"the newest is {self.fencing_token}"
             )
-        if draft.generation < self.generation:
+        if request.fencing_token < self.fencing_token:
             raise FailedPrecondition(
-                f"generation {draft.generation} was superseded by {self.generation}: another publisher came"
+                f"fencing token {request.fencing_token} was superseded by {self.fencing_token}: another publisher came"
             )
         newest = self.newest.version if self.newest else 0
-        if draft.base_version != newest:
-            raise FailedPrecondition(f"base_version is {draft.base_version}, but the newest version is {newest}")
+        if request.base_version != newest:
+            raise FailedPrecondition(f"base_version is {request.base_version}, but the newest version is {newest}")
 
-    def with_generation(self, above: int = 0) -> Catalog:
-        """Hand out the next generation, greater than `above` too.
+    def with_next_token(self, last_known_token: int = 0) -> Catalog:
+        """Hand out the next fencing token, greater than `last_known_token` too.
 
         Raises:
-            InvalidArgument: `above` is so great that later ones could run out.
+            InvalidArgument: `last_known_token` is so great that later ones could run out.
         """
-        if above > max(self.generation, _GREATEST_ABOVE):
-            raise InvalidArgument(f"above is {above}, allowed: at most {_GREATEST_ABOVE}")
-        return replace(self, generation=max(self.generation, above) + 1)
+        if last_known_token > max(self.fencing_token, _MAX_LAST_KNOWN_TOKEN):
+            raise InvalidArgument(f"last_known_token is {last_known_token}, allowed: at most {_MAX_LAST_KNOWN_TOKEN}")
+        return replace(self, fencing_token=max(self.fencing_token, last_known_token) + 1)
 
     def with_version(self, version: Version) -> Catalog:
         """Add a version with the number after `high_water`."""

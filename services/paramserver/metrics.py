@@ -27,7 +27,7 @@ class Metrics:
 
         gauge("latest_version", "Newest version, 0 for none.", lambda held: max(held.versions, default=0))
         gauge("versions", "Versions kept.", lambda held: len(held.versions))
-        gauge("generation", "Newest publisher generation.", lambda held: held.generation)
+        gauge("generation", "Newest fencing token handed out.", lambda held: held.fencing_token)
         gauge("stored_bytes", "Bytes of all encodings kept.", _stored_bytes)
 
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:

@@ -13,7 +13,10 @@ import grpc.aio
 import structlog
 
 from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, TidemillError, Unavailable
-from tidemill.params.codec import (
+from tidemill.params.v1 import params_pb2 as pb
+from tidemill.params.v1 import params_pb2_grpc
+from tidemill.params.version import LATEST, Precision, Version, check_tag
+from tidemill.params.wire import (
     MAX_PIECE_BYTES,
     pack_encoding,
     pack_version,
@@ -21,23 +24,20 @@ from tidemill.params.codec import (
     unpack_metadata,
     unpack_precision,
 )
-from tidemill.params.v1 import params_pb2 as pb
-from tidemill.params.v1 import params_pb2_grpc
-from tidemill.params.version import LATEST, Precision, Version, check_tag
 from tidemill.rpc.server import RpcServer
-from tidemill.services.paramserver.announcer import Announcer
-from tidemill.services.paramserver.draft import Draft, check_text
 from tidemill.services.paramserver.metrics import Metrics
-from tidemill.services.paramserver.stored_blob import StoredBlob
+from tidemill.services.paramserver.upload import PublishRequest, check_text
+from tidemill.services.paramserver.version_files import StoredBlob
+from tidemill.services.paramserver.version_notifier import VersionNotifier
 from tidemill.services.paramserver.version_store import VersionStore
-from tidemill.services.paramserver.writer import Writer
+from tidemill.services.paramserver.writer import StoreWriter
 
 _FULL_NAME = pb.DESCRIPTOR.services_by_name["ParamService"].full_name
 
 MAX_WAIT_S = 300.0
 """Longest wait of a fetch for a newer version, in seconds."""
 
-TURN_S = 30.0
+FETCH_SLOT_TIMEOUT_S = 30.0
 """Longest wait of a fetch for memory, in seconds."""
 
 _PIECE_BYTES = MAX_PIECE_BYTES // 4
@@ -55,50 +55,58 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
     """Answers the calls of `ParamService`."""
 
     def __init__(
-        self, store: VersionStore, writer: Writer, announcer: Announcer, metrics: Metrics, *, max_fetch_bytes: int
+        self,
+        store: VersionStore,
+        writer: StoreWriter,
+        notifier: VersionNotifier,
+        metrics: Metrics,
+        *,
+        max_fetch_bytes: int,
     ) -> None:
         """Take what is served.
 
         Args:
             store: What is read.
             writer: Changes it.
-            announcer: Tells of changes.
+            notifier: Tells of changes.
             metrics: Told of every call.
             max_fetch_bytes: Half of it is for what is on its way to readers, and so bounds how many there are at a
                 time; the other half is the store's.
         """
         self._max_fetches = max(max_fetch_bytes // 2 // FETCH_BYTES, 1)
-        self._turns = asyncio.Semaphore(self._max_fetches)
-        self._store, self._writer, self._announcer, self._metrics = store, writer, announcer, metrics
+        self._fetch_slots = asyncio.Semaphore(self._max_fetches)
+        self._store, self._writer, self._notifier, self._metrics = store, writer, notifier, metrics
 
     def add_to(self, server: RpcServer) -> None:
         """Let a server answer with this servicer."""
         params_pb2_grpc.add_ParamServiceServicer_to_server(self, server.grpc)
         server.announce(_FULL_NAME)
 
-    async def OpenGeneration(self, request: pb.OpenGenerationRequest, context: Context) -> pb.OpenGenerationResponse:
+    async def AcquireFencingToken(
+        self, request: pb.AcquireFencingTokenRequest, context: Context
+    ) -> pb.AcquireFencingTokenResponse:
         """Make the caller the one publisher."""
         check_text("publisher", request.publisher)
-        catalog = await self._writer.open_generation(request.above)
+        catalog = await self._writer.acquire_fencing_token(request.last_known_token)
         newest = catalog.newest.version if catalog.newest else 0
-        _log.info("new publisher", publisher=request.publisher, generation=catalog.generation, latest=newest)
-        return pb.OpenGenerationResponse(generation=catalog.generation, latest_version=newest)
+        _log.info("new publisher", publisher=request.publisher, fencing_token=catalog.fencing_token, latest=newest)
+        return pb.AcquireFencingTokenResponse(fencing_token=catalog.fencing_token, latest_version=newest)
 
     async def Publish(self, request_iterator: AsyncIterator[pb.PublishRequest], context: Context) -> pb.PublishResponse:
         """Store a version."""
-        draft = _unpack_draft(await anext(request_iterator, pb.PublishRequest()))
+        request = _unpack_request(await anext(request_iterator, pb.PublishRequest()))
         try:
             with self._metrics.publish_seconds.time():
-                version, is_new = await self._writer.publish(draft, _pieces(request_iterator))
+                version, is_new = await self._writer.publish(request, _pieces(request_iterator))
         except TidemillError as error:
             is_stale = isinstance(error, FailedPrecondition)
             (self._metrics.stale_publishes if is_stale else self._metrics.refused_publishes).inc()
-            _log.warning("publish refused", generation=draft.generation, reason=str(error))
+            _log.warning("publish refused", fencing_token=request.fencing_token, reason=str(error))
             raise
         if is_new:
             self._metrics.published.inc()
             steps = version.metadata.learner_steps
-            _log.debug("published", version=version.version, learner_steps=steps, bytes=draft.size_bytes)
+            _log.debug("published", version=version.version, learner_steps=steps, bytes=request.size_bytes)
         return pb.PublishResponse(version=version.version)
 
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.FetchResponse]:
@@ -107,7 +115,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
         precision = unpack_precision(request.precision) if request.precision else Precision.FULL
         with self._metrics.fetches.track_inprogress():
             while (version := await self._find(request)) is not None:
-                async with self._turn():
+                async with self._fetch_slot():
                     try:
                         blob = self._store.open(version.version, precision)
                     except NotFound:
@@ -126,7 +134,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
         check_tag(tag)
         with self._metrics.watchers.track_inprogress():
             while True:
-                version = await self._announcer.until(partial(self._tagged, tag, other_than=known))
+                version = await self._notifier.wait_for(partial(self._tagged, tag, other_than=known))
                 known = version.version
                 yield pb.WatchResponse(version=pack_version(version))
 
@@ -134,7 +142,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
         """List versions and tags."""
         catalog = self._store.catalog
         versions = [pack_version(version) for version in catalog.versions.values()]
-        return pb.ListVersionsResponse(versions=versions, tags=catalog.all_tags, generation=catalog.generation)
+        return pb.ListVersionsResponse(versions=versions, tags=catalog.all_tags, fencing_token=catalog.fencing_token)
 
     async def SetTag(self, request: pb.SetTagRequest, context: Context) -> pb.SetTagResponse:
         """Point a tag at a version."""
@@ -143,20 +151,20 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
         return pb.SetTagResponse()
 
     @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
+    async def _fetch_slot(self) -> AsyncIterator[None]:
         """Wait until memory is free for what is on its way to one more reader, and take it until the end."""
         try:
-            async with asyncio.timeout(TURN_S):
-                await self._turns.acquire()
+            async with asyncio.timeout(FETCH_SLOT_TIMEOUT_S):
+                await self._fetch_slots.acquire()
         except TimeoutError:
             raise Unavailable(
                 f"as many versions are being fetched as paramserver.max_fetch_bytes allows, {self._max_fetches}, "
-                f"and none ended for {TURN_S:g} s; fetch again"
+                f"and none ended for {FETCH_SLOT_TIMEOUT_S:g} s; fetch again"
             ) from None
         try:
             yield
         finally:
-            self._turns.release()
+            self._fetch_slots.release()
 
     async def _send(self, version: Version, blob: StoredBlob) -> AsyncIterator[pb.FetchResponse]:
         if not blob.in_memory:
@@ -180,7 +188,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
         if request.tag not in (LATEST, *self._store.catalog.tags):
             raise NotFound(f"tag {request.tag!r} is not set")
         look = partial(self._tagged, request.tag, newer_than=request.newer_than)
-        return await self._announcer.within(look, request.wait_s)
+        return await self._notifier.wait_for_within(look, request.wait_s)
 
     def _tagged(self, tag: str, *, newer_than: int = 0, other_than: int = 0) -> Version | None:
         version = self._store.catalog.tagged(tag)
@@ -196,12 +204,12 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
             raise DataLoss(f"version {version.version} is damaged: {error}") from error
 
 
-def _unpack_draft(first: pb.PublishRequest) -> Draft:
+def _unpack_request(first: pb.PublishRequest) -> PublishRequest:
     if first.WhichOneof("message") != "header":
         raise InvalidArgument("the first message of a publish must be its header")
     header = first.header
-    return Draft(
-        generation=header.generation,
+    return PublishRequest(
+        fencing_token=header.fencing_token,
         base_version=header.base_version,
         metadata=unpack_metadata(header.metadata),
         encodings=tuple(unpack_encoding(encoding) for encoding in header.encodings),

@@ -24,13 +24,13 @@ class State:
     """What a restart must remember besides the versions themselves.
 
     Attributes:
-        generation: Newest generation handed out.
+        fencing_token: Newest fencing token handed out.
         high_water: Greatest version number ever taken.
         tags: Where tags point, without `latest`.
         is_joint: Whether the numbers' document held the tags too, as it once did: both must be written anew.
     """
 
-    generation: int
+    fencing_token: int
     high_water: int
     tags: Mapping[str, int]
     is_joint: bool = False
@@ -50,18 +50,18 @@ class StateFile:
             return None, damaged
         pointed = (tags or numbers).get("tags", {})
         try:
-            generation, high_water = int(numbers["generation"]), int(numbers["high_water"])
-            return State(generation, high_water, dict(pointed), is_joint="tags" in numbers), damaged
+            token = numbers["fencing_token" if "fencing_token" in numbers else "generation"]  # its former name
+            return State(int(token), int(numbers["high_water"]), dict(pointed), is_joint="tags" in numbers), damaged
         except (KeyError, TypeError, ValueError) as error:
             _log.error("state has other fields than expected", reason=str(error))
             return None, damaged + 1
 
-    def numbers(self, generation: int, high_water: int) -> dict[Path, bytes]:
-        """Return both copies of the next numbers, for `write_whole`."""
-        return self._numbers.next({"generation": generation, "high_water": high_water})
+    def numbers(self, fencing_token: int, high_water: int) -> dict[Path, bytes]:
+        """Return both copies of the next numbers, for `write_all_atomically`."""
+        return self._numbers.next({"fencing_token": fencing_token, "high_water": high_water})
 
     def tags(self, tags: Mapping[str, int]) -> dict[Path, bytes]:
-        """Return both copies of the next tags, for `write_whole`."""
+        """Return both copies of the next tags, for `write_all_atomically`."""
         return self._tags.next({"tags": dict(tags)})
 
 

@@ -1,21 +1,21 @@
-"""The files of each version in the store's folder: written, checked, opened, removed."""
+"""The files of each version in the store's folder: written, checked, opened, read, removed."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import structlog
 
-from tidemill.errors import DataLoss, NotFound
+from tidemill.atomic_files import is_disk_full, remove, write_all_atomically
+from tidemill.errors import DataLoss, NotFound, ResourceExhausted, Unavailable
 from tidemill.params.document import from_version, seal, to_version, unseal
 from tidemill.params.version import Encoding, Precision, Version
-from tidemill.services.paramserver.durable import remove, sync_folder, write_whole
 
 _NAME = re.compile(r"(\d{10,20})\.(json|copy\.json|removed|full\.safetensors|half\.safetensors)")
 _DESCRIPTIONS = ("json", "copy.json")
@@ -44,7 +44,7 @@ class Scan:
 
 
 class VersionFiles:
-    """All versions' files in one folder. Knows nothing of generations, tags or retention."""
+    """All versions' files in one folder. Knows nothing of fencing tokens, tags or retention."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -68,8 +68,7 @@ class VersionFiles:
         try:
             for precision, blob in blobs.items():
                 blob.replace(self.path(version.version, precision.value))
-            write_whole({**self._descriptions(version), **others})
-            sync_folder(self._folder)
+            write_all_atomically({**self._descriptions(version), **others})
         except OSError:
             self.remove(version.version)
             raise
@@ -137,7 +136,7 @@ class VersionFiles:
             except NotFound as error:
                 raise DataLoss(f"its {encoding.precision.value} encoding is missing") from error
         if not has_both:
-            write_whole(self._descriptions(version))
+            write_all_atomically(self._descriptions(version))
         return version, is_whole
 
     def _described(self, number: int) -> tuple[Version, bool, bool]:
@@ -197,3 +196,80 @@ def _numbers(folder: Path) -> list[int]:
         return []
     matches = (_NAME.fullmatch(path.name) for path in folder.iterdir())
     return sorted({int(match[1]) for match in matches if match})
+
+
+class StoredBlob:
+    """An open encoding.
+
+    Reading goes on, from the disk, when a newer version takes its place in memory or retention removes it.
+    """
+
+    def __init__(self, number: int, encoding: Encoding, file: BinaryIO, cached: Callable[[], bytes | None]) -> None:
+        """Take what it is read from.
+
+        Args:
+            number: Number of the version it is of.
+            encoding: What it is.
+            file: Its file; closed with this.
+            cached: Returns its verified bytes as long as the store holds them in memory for all readers.
+        """
+        self.number, self.encoding = number, encoding
+        self._file, self._cached, self._offset = file, cached, 0
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether it was verified and is read without waiting for the disk, for now."""
+        return self._cached() is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._file.closed
+
+    def verify(self) -> None:
+        """Check the bytes before the first is read.
+
+        Raises:
+            DataLoss: They are torn or flipped.
+        """
+        verify(self._file, self.encoding)
+
+    def read_memory(self, size_bytes: int) -> bytes | None:
+        """Return the next bytes, at most `size_bytes` and none at the end; None if they must come from the disk."""
+        cached = self._cached()
+        return None if cached is None else self._moved(cached[self._offset : self._offset + size_bytes])
+
+    def read_disk(self, size_bytes: int) -> bytes:
+        """Return the next bytes as `read_memory`, but from the disk.
+
+        Raises:
+            Unavailable: It was closed meanwhile.
+        """
+        try:
+            self._file.seek(self._offset)
+            return self._moved(self._file.read(size_bytes))
+        except ValueError as error:  # of a closed file
+            raise Unavailable(
+                f"version {self.number} was removed while it was read, too slowly for what is kept; fetch again"
+            ) from error
+
+    def close(self) -> None:
+        """Close the file; from any thread, also while it is read. May be called twice."""
+        self._file.close()
+
+    def _moved(self, data: bytes) -> bytes:
+        self._offset += len(data)
+        return data
+
+
+@contextlib.contextmanager
+def full_disk_reported() -> Iterator[None]:
+    """Turn the operating system's words for a full disk into `ResourceExhausted`."""
+    try:
+        yield
+    except OSError as error:
+        if is_disk_full(error):
+            raise ResourceExhausted(
+                f"the parameter server's disk is full ({error.strerror}); nothing was stored"
+            ) from error
+        raise

@@ -1,8 +1,8 @@
-"""Versions, tags and generations on disk.
+"""Versions, tags and fencing tokens on disk.
 
 The folder:
 
-    state.json, state.copy.json     newest generation and greatest version number; the same document twice
+    state.json, state.copy.json     newest fencing token and greatest version number; the same document twice
     tags.json, tags.copy.json       where tags point, likewise; written only when a tag is set
     0000000012.json                 description of version 12
     0000000012.copy.json            the same once more
@@ -29,15 +29,13 @@ from typing import BinaryIO
 
 import structlog
 
+from tidemill.atomic_files import TEMPORARY, remove, write_all_atomically
 from tidemill.errors import DataLoss, FatalError
 from tidemill.params.version import Encoding, Precision, Version
 from tidemill.services.paramserver.catalog import Catalog
-from tidemill.services.paramserver.draft import Draft
-from tidemill.services.paramserver.durable import TEMPORARY, full_disk_reported, remove, sync_folder, write_whole
-from tidemill.services.paramserver.incoming import Incoming
 from tidemill.services.paramserver.state_file import State, StateFile
-from tidemill.services.paramserver.stored_blob import StoredBlob
-from tidemill.services.paramserver.version_files import VersionFiles, verify
+from tidemill.services.paramserver.upload import PublishRequest, Upload
+from tidemill.services.paramserver.version_files import StoredBlob, VersionFiles, full_disk_reported, verify
 
 _log = structlog.get_logger()
 
@@ -45,7 +43,7 @@ _log = structlog.get_logger()
 class VersionStore:
     """The durable state of the parameter server; plain and synchronous, without locks or clocks.
 
-    `open_generation`, `begin`, `commit` and `set_tag` change it and must be called one at a time. `catalog`,
+    `acquire_fencing_token`, `begin`, `commit` and `set_tag` change it and must be called one at a time. `catalog`,
     `check` and `open` may be called at any time from any thread: they see the state before or after a change,
     never between.
     """
@@ -95,14 +93,14 @@ class VersionStore:
         """Versions, descriptions and state files found damaged or lost when the folder was opened."""
         return self._corrupt_versions
 
-    def open_generation(self, above: int = 0) -> Catalog:
-        """Hand out the next generation, greater than `above` too; return the catalog with it once it is on disk.
+    def acquire_fencing_token(self, last_known_token: int = 0) -> Catalog:
+        """Hand out the next fencing token, greater than `last_known_token` too; return the catalog once it is on disk.
 
         Raises:
-            InvalidArgument: See `Catalog.with_generation`.
+            InvalidArgument: See `Catalog.with_next_token`.
             ResourceExhausted: The disk is full.
         """
-        catalog = self._catalog.with_generation(above)
+        catalog = self._catalog.with_next_token(last_known_token)
         self._write(self._numbers(catalog))
         self._catalog = catalog
         return catalog
@@ -119,45 +117,45 @@ class VersionStore:
         self._catalog = catalog
         self._prune()
 
-    def check(self, draft: Draft) -> Version | None:
-        """Return the version a draft repeats, or None if it may become the next one.
+    def check(self, request: PublishRequest) -> Version | None:
+        """Return the version a request repeats, or None if it may become the next one.
 
         Raises:
-            InvalidArgument, ResourceExhausted: See `Draft.check`.
+            InvalidArgument, ResourceExhausted: See `PublishRequest.check`.
             FailedPrecondition: The publisher is stale, see `Catalog.check_publisher`.
         """
-        draft.check(self._max_blob_bytes)
-        repeated = self._catalog.repeated(draft)
+        request.check(self._max_blob_bytes)
+        repeated = self._catalog.repeated(request)
         if repeated is None:
-            self._catalog.check_publisher(draft)
+            self._catalog.check_publisher(request)
         return repeated
 
-    def begin(self, draft: Draft) -> Incoming:
-        """Return where the bytes of a checked draft go. Only one may be in use at a time."""
-        return Incoming(self._incoming, draft)
+    def begin(self, request: PublishRequest) -> Upload:
+        """Return where the bytes of a checked request go. Only one may be in use at a time."""
+        return Upload(self._incoming, request)
 
-    def commit(self, incoming: Incoming, created: datetime.datetime) -> Version:
-        """Make a received draft the next version; it is on disk when this returns.
+    def commit(self, upload: Upload, created: datetime.datetime) -> Version:
+        """Make a received request the next version; it is on disk when this returns.
 
         Raises:
             FailedPrecondition: The publisher was superseded meanwhile.
-            InvalidArgument, DataLoss: The bytes are not what was declared, see `Incoming.finish`.
+            InvalidArgument, DataLoss: The bytes are not what was declared, see `Upload.finish`.
             ResourceExhausted: The disk is full; nothing was stored.
         """
-        draft = incoming.draft
-        self._catalog.check_publisher(draft)
-        incoming.finish()
+        request = upload.request
+        self._catalog.check_publisher(request)
+        upload.finish()
         version = Version(
             version=self._catalog.high_water + 1,
-            base_version=draft.base_version,
-            generation=draft.generation,
+            base_version=request.base_version,
+            fencing_token=request.fencing_token,
             created=created,
-            metadata=draft.metadata,
-            encodings=draft.encodings,
+            metadata=request.metadata,
+            encodings=request.encodings,
         )
         catalog = self._catalog.with_version(version)
         with full_disk_reported():
-            self._files.write(version, incoming.paths, self._numbers(catalog))
+            self._files.write(version, upload.paths, self._numbers(catalog))
         self._cache = {}  # before the next, so that memory never holds two versions
         self._cache = self._read_newest(catalog)
         self._catalog = catalog
@@ -192,22 +190,21 @@ class VersionStore:
         self._catalog = Catalog(
             versions=scan.versions,
             tags={tag: number for tag, number in state.tags.items() if tag not in lost},
-            generation=max([state.generation, *(version.generation for version in scan.versions.values())]),
+            fencing_token=max([state.fencing_token, *(version.fencing_token for version in scan.versions.values())]),
             high_water=max(state.high_water, scan.high_water),
         )
-        recovered = (self._catalog.generation, self._catalog.high_water)
-        if damaged_copies or lost or state.is_joint or recovered != (state.generation, state.high_water):
+        recovered = (self._catalog.fencing_token, self._catalog.high_water)
+        if damaged_copies or lost or state.is_joint or recovered != (state.fencing_token, state.high_water):
             self._write(self._numbers(self._catalog) | self._state_file.tags(self._catalog.tags))
         self._prune()
         self._cache = self._read_newest(self._catalog)
 
     def _write(self, contents: Mapping[Path, bytes]) -> None:
         with full_disk_reported():
-            write_whole(contents)
-            sync_folder(self._folder)
+            write_all_atomically(contents)
 
     def _numbers(self, catalog: Catalog) -> dict[Path, bytes]:
-        return self._state_file.numbers(catalog.generation, catalog.high_water)
+        return self._state_file.numbers(catalog.fencing_token, catalog.high_water)
 
     def _prune(self) -> None:
         expired = self._catalog.expired(self._keep_versions)
@@ -250,14 +247,14 @@ class VersionStore:
 def _rebuilt(versions: Mapping[int, Version]) -> State:
     """Return a first state, or one made up from the versions when both copies are lost.
 
-    A generation handed out but never published with is then unknown, so the next one is skipped: at worst the
+    A fencing token handed out but never published with is then unknown, so the next one is skipped: at worst the
     current publisher is refused, but never are two accepted.
     """
     if not versions:
-        return State(generation=0, high_water=0, tags={})
+        return State(fencing_token=0, high_water=0, tags={})
     _log.error("state files are lost; tags are gone, numbers are taken from the versions")
-    generation = 1 + max(version.generation for version in versions.values())
-    return State(generation=generation, high_water=max(versions), tags={})
+    fencing_token = 1 + max(version.fencing_token for version in versions.values())
+    return State(fencing_token=fencing_token, high_water=max(versions), tags={})
 
 
 def _lock(folder: Path) -> BinaryIO:

@@ -11,10 +11,9 @@ from typing import TypeVar
 
 from tidemill.errors import Unavailable
 from tidemill.params.version import Version
-from tidemill.services.paramserver.announcer import Announcer
 from tidemill.services.paramserver.catalog import Catalog
-from tidemill.services.paramserver.draft import Draft
-from tidemill.services.paramserver.incoming import Incoming
+from tidemill.services.paramserver.upload import PublishRequest, Upload
+from tidemill.services.paramserver.version_notifier import VersionNotifier
 from tidemill.services.paramserver.version_store import VersionStore
 
 STALL_S = 10.0
@@ -23,7 +22,7 @@ STALL_S = 10.0
 _T = TypeVar("_T")
 
 
-class Writer:
+class StoreWriter:
     """Makes one change after the other, each to its end even when its caller leaves, and announces it.
 
     Belongs to one event loop.
@@ -32,7 +31,7 @@ class Writer:
     def __init__(
         self,
         store: VersionStore,
-        announcer: Announcer,
+        notifier: VersionNotifier,
         *,
         clock: Callable[[], datetime.datetime],
         stall_s: float = STALL_S,
@@ -41,31 +40,31 @@ class Writer:
 
         Args:
             store: What is changed.
-            announcer: Told after every change.
+            notifier: Told after every change.
             clock: Returns the time of day, in UTC.
             stall_s: How long a publisher may send nothing, in seconds.
         """
-        self._store, self._announcer, self._clock, self._stall_s = store, announcer, clock, stall_s
+        self._store, self._notifier, self._clock, self._stall_s = store, notifier, clock, stall_s
         self._publishing = asyncio.Lock()
-        self._patience: asyncio.Timeout | None = None
+        self._stall_timeout: asyncio.Timeout | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paramserver-disk")
 
-    async def open_generation(self, above: int = 0) -> Catalog:
-        """See `VersionStore.open_generation`. A publisher that is superseded by it loses its turn at once."""
-        catalog = await self._change(partial(self._store.open_generation, above))
-        if self._patience is not None and not self._patience.expired():
-            self._patience.reschedule(asyncio.get_running_loop().time())
+    async def acquire_fencing_token(self, last_known_token: int = 0) -> Catalog:
+        """See `VersionStore.acquire_fencing_token`. A publisher that is superseded by it loses its turn at once."""
+        catalog = await self._change(partial(self._store.acquire_fencing_token, last_known_token))
+        if self._stall_timeout is not None and not self._stall_timeout.expired():
+            self._stall_timeout.reschedule(asyncio.get_running_loop().time())
         return catalog
 
     async def set_tag(self, tag: str, number: int) -> None:
         """See `VersionStore.set_tag`."""
         await self._change(partial(self._store.set_tag, tag, number))
 
-    async def publish(self, draft: Draft, pieces: AsyncIterator[bytes]) -> tuple[Version, bool]:
-        """Receive a draft's bytes and make it a version; one publish at a time.
+    async def publish(self, request: PublishRequest, pieces: AsyncIterator[bytes]) -> tuple[Version, bool]:
+        """Receive a request's bytes and make it a version; one publish at a time.
 
         Returns:
-            The version, and whether it is new; it is not when the draft repeats the newest version.
+            The version, and whether it is new; it is not when the request repeats the newest version.
 
         Raises:
             FailedPrecondition: The publisher is stale, or became so meanwhile.
@@ -73,36 +72,36 @@ class Writer:
             ResourceExhausted: An encoding is too large, or the disk is full; nothing was stored.
             Unavailable: The publisher sent nothing for too long.
         """
-        self._store.check(draft)  # a stale publisher need not wait for its turn to learn so
+        self._store.check(request)  # a stale publisher need not wait for its turn to learn so
         async with self._publishing:
-            repeated = self._store.check(draft)
+            repeated = self._store.check(request)
             if repeated is not None:
                 return repeated, False
-            incoming = self._store.begin(draft)
+            upload = self._store.begin(request)
             try:
-                await self._receive(incoming, pieces)
-                return await self._change(partial(self._store.commit, incoming, self._clock())), True
+                await self._receive(upload, pieces)
+                return await self._change(partial(self._store.commit, upload, self._clock())), True
             finally:
-                self._thread.submit(incoming.discard)  # after a write that may still be under way
+                self._thread.submit(upload.discard)  # after a write that may still be under way
 
     def close(self) -> None:
         """Finish what was begun and end the thread."""
         self._thread.shutdown(wait=True)
 
-    async def _receive(self, incoming: Incoming, pieces: AsyncIterator[bytes]) -> None:
-        while (piece := await self._next(incoming.draft, pieces)) is not None:
-            await self._run(partial(incoming.write, piece))
+    async def _receive(self, upload: Upload, pieces: AsyncIterator[bytes]) -> None:
+        while (piece := await self._next(upload.request, pieces)) is not None:
+            await self._run(partial(upload.write, piece))
 
-    async def _next(self, draft: Draft, pieces: AsyncIterator[bytes]) -> bytes | None:
-        self._store.check(draft)
+    async def _next(self, request: PublishRequest, pieces: AsyncIterator[bytes]) -> bytes | None:
+        self._store.check(request)
         try:
-            async with asyncio.timeout(self._stall_s) as self._patience:
+            async with asyncio.timeout(self._stall_s) as self._stall_timeout:
                 return await anext(pieces, None)
         except TimeoutError:
-            self._store.check(draft)  # it may be a new publisher that ended the wait
+            self._store.check(request)  # it may be a new publisher that ended the wait
             raise Unavailable(f"the publisher sent nothing for {self._stall_s:g} s; publish again") from None
         finally:
-            self._patience = None
+            self._stall_timeout = None
 
     async def _change(self, change: Callable[[], _T]) -> _T:
         """Change the store on the thread, to the end even if the caller is cancelled, and announce it."""
@@ -112,7 +111,7 @@ class Writer:
 
     def _announce(self, future: asyncio.Future[_T]) -> None:
         if not future.cancelled() and future.exception() is None:
-            self._announcer.announce()
+            self._notifier.notify()
 
     async def _run(self, step: Callable[[], _T]) -> _T:
         """Do a step on the thread that changes nothing others can see."""

@@ -8,7 +8,7 @@ from tests.compose.stack import Stack
 
 _SECOND_PUBLISHER = """
 from tidemill.params.client import ParamsClient
-ParamsClient("127.0.0.1:7402").open_generation("another learner")
+ParamsClient("127.0.0.1:7402").acquire_fencing_token("another learner")
 """
 _NONSENSE = """
 import grpc

@@ -210,11 +210,11 @@ def test_replay_shard_that_crashes_has_everything_acknowledged(stack: Stack) -> 
 
 
 def test_learner_that_crashes_resumes(stack: Stack) -> None:
-    """A killed learner resumes from its checkpoint under a new generation; versions never fall."""
+    """A killed learner resumes from its checkpoint with a new fencing token; versions never fall."""
     checkpoint = stack.until_above("max(tidemill_learner_checkpoint_steps)", 0.0)
-    version, generation = stack.value(_VERSION), stack.value("max(tidemill_paramserver_generation)")
+    version, fencing_token = stack.value(_VERSION), stack.value("max(tidemill_paramserver_generation)")
     stack.crash("learner")
-    stack.until_above("max(tidemill_paramserver_generation)", generation)
+    stack.until_above("max(tidemill_paramserver_generation)", fencing_token)
     stack.until_above(_VERSION, version)
     stack.until_above("max(tidemill_learner_checkpoint_steps)", checkpoint)
 

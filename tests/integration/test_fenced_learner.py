@@ -53,14 +53,14 @@ def test_frozen_learner_that_was_superseded_writes_nothing(cluster: LearnerClust
     assert sorted(path.name for path in cluster.checkpoints.iterdir()) == files
     assert (_newest(cluster), before[1]) == (before, 400)
     assert cluster.replay_client().describe_table(TABLE).priority_updates == updates
-    assert {version.generation for version in cluster.params_client().list_versions().versions[-2:]} == {2}
+    assert {version.fencing_token for version in cluster.params_client().list_versions().versions[-2:]} == {2}
     resumed = cluster.start_learner("--run.max-learner-steps", "400")
     assert resumed.wait() is None
     wait_until(lambda: _newest(cluster)[1] == 400, "the newer learner's steps")
 
 
 def test_checkpoints_outlive_a_parameter_server_that_lost_everything(tmp_path: Path) -> None:
-    """A new server hands out a generation above that of the checkpoints, so that the newest stays the newest."""
+    """A new server hands out a fencing token above that of the checkpoints, so that the newest stays the newest."""
     with learner_cluster(tmp_path) as cluster:
         cluster.start_replay()
         params = cluster.start_params()
@@ -76,4 +76,4 @@ def test_checkpoints_outlive_a_parameter_server_that_lost_everything(tmp_path: P
         third = cluster.start_learner("--run.max-learner-steps", "70")
         assert third.wait() is None
         assert _newest(cluster)[1] == 70
-        assert cluster.params_client().open_generation("test").generation == 4
+        assert cluster.params_client().acquire_fencing_token("test").fencing_token == 4

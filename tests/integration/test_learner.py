@@ -34,7 +34,7 @@ def test_learner_trains_publishes_and_updates_priorities(cluster: LearnerCluster
     """Without data it waits with a first version published; with data steps, versions and priorities grow."""
     cluster.start_learner()
     waiting = cluster.wait_for_status(lambda s: s.state is LearnerState.WAITING, "the learner waits for data")
-    assert (waiting.learner_steps, waiting.generation, waiting.restored) == (0, 1, "")
+    assert (waiting.learner_steps, waiting.fencing_token, waiting.restored) == (0, 1, "")
     params = cluster.params_client()
     wait_until(lambda: bool(params.list_versions().versions), "a first version for the actors")
     cluster.feed()
@@ -107,7 +107,7 @@ def test_sigterm_saves_and_a_new_process_resumes(cluster: LearnerCluster) -> Non
     assert resumed.wait() is None
     versions = cluster.params_client()
     last = versions.list_versions().versions[-1]
-    assert (last.generation, last.metadata.learner_steps) == (2, steps)
+    assert (last.fencing_token, last.metadata.learner_steps) == (2, steps)
     stored = cluster.replay_client().describe_table(TABLE).env_steps
     assert newest.metadata.env_steps <= last.metadata.env_steps <= stored  # it may have heard of a newer count
     before, after = (versions.fetch(number) for number in (newest.version, last.version))
@@ -126,7 +126,7 @@ def test_resumed_learner_trains_on(cluster: LearnerCluster) -> None:
     status = cluster.wait_for_status(lambda s: s.learner_steps > 60, "training continues")
     assert status.restored.startswith("checkpoint-000001-00000001: 50 gradient steps")
     assert "the table holds" in status.restored
-    assert (status.generation, status.checkpoint_steps) == (2, 50)
+    assert (status.fencing_token, status.checkpoint_steps) == (2, 50)
 
 
 def test_learner_stops_at_its_limit(cluster: LearnerCluster) -> None:
@@ -207,7 +207,7 @@ def test_older_learner_gives_way_to_a_newer_one(cluster: LearnerCluster, tmp_pat
     older = cluster.start_learner_process()
     cluster.feed()
     cluster.wait_for_status(lambda s: s.learner_steps > 0, "training")
-    cluster.params_client().open_generation("another learner")
+    cluster.params_client().acquire_fencing_token("another learner")
     assert older.wait() == 1
     assert "learner: StalePublisher:" in older.text().splitlines()[-1]
 

@@ -67,7 +67,7 @@ def test_resumed_learner_trains_on_in_spite_of_an_old_verdict(cluster: LearnerCl
     status = cluster.wait_for_status(lambda status: bool(status.restored), "the learner is back")
     assert f": {version.metadata.learner_steps:,} gradient steps" in status.restored
     again = _evaluated(cluster, params)
-    assert again.generation == 2
+    assert again.fencing_token == 2
     params.set_tag(VERDICT, again.version)
     assert second.wait() is None
     assert params.list_versions().versions[-1].encodings == again.encodings

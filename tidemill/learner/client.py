@@ -93,7 +93,7 @@ def _unpack(response: pb.GetStatusResponse) -> LearnerStatus:
         steps_per_s=response.steps_per_s,
         wait_fraction=response.wait_fraction,
         params_version=response.params_version,
-        generation=response.generation,
+        fencing_token=response.fencing_token,
         checkpoint_steps=response.checkpoint_steps,
         table_items=response.table_items,
         metrics=dict(response.metrics),
@@ -101,7 +101,7 @@ def _unpack(response: pb.GetStatusResponse) -> LearnerStatus:
         max_learner_steps=response.max_learner_steps,
         restored=response.restored,
         shards=tuple(
-            ShardStatus(shard.name, shard.address, shard.live, shard.items, shard.mass, shard.samples)
+            ShardStatus(shard.name, shard.address, shard.live, shard.items, shard.total_weight, shard.samples)
             for shard in response.shards
         ),
         checkpoint_error=response.checkpoint_error,

@@ -36,7 +36,7 @@ class ShardStatus:
     """Whether it answers."""
     items: int
     """Items in its part of the table; 0 while it does not answer."""
-    mass: float
+    total_weight: float
     """Sum of its sampler's weights; 0 while it does not answer."""
     samples: int
     """Items it has given to the learner."""
@@ -58,8 +58,8 @@ class LearnerStatus:
     """Share of the last few seconds the training thread waited for data, 0 to 1."""
     params_version: int = 0
     """Newest version the parameter server acknowledged; 0 means none."""
-    generation: int = 0
-    """Generation of the learner as a publisher; 0 means none yet."""
+    fencing_token: int = 0
+    """Fencing token of the learner as a publisher; 0 means none yet."""
     checkpoint_steps: int = 0
     """Gradient steps at the newest checkpoint; 0 means none."""
     table_items: int = 0

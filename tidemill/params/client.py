@@ -10,25 +10,25 @@ from typing import Any, Self
 import grpc
 
 from tidemill.errors import DataLoss, ResourceExhausted
-from tidemill.params.codec import (
+from tidemill.params.v1 import params_pb2 as pb
+from tidemill.params.v1 import params_pb2_grpc
+from tidemill.params.version import (
+    LATEST,
+    Encoding,
+    Params,
+    ParamsMetadata,
+    Precision,
+    PublisherGrant,
+    Version,
+    VersionList,
+)
+from tidemill.params.wire import (
     MAX_PIECE_BYTES,
     pack_encoding,
     pack_metadata,
     pack_precision,
     unpack_encoding,
     unpack_version,
-)
-from tidemill.params.v1 import params_pb2 as pb
-from tidemill.params.v1 import params_pb2_grpc
-from tidemill.params.version import (
-    LATEST,
-    Encoding,
-    Generation,
-    Params,
-    ParamsMetadata,
-    Precision,
-    Version,
-    VersionList,
 )
 from tidemill.rpc.channel import DEADLINE_S, open_channel
 from tidemill.rpc.status import translated
@@ -67,29 +67,31 @@ class ParamsClient:
         self._deadline_s, self._transfer_deadline_s = deadline_s, transfer_deadline_s
         self._max_blob_bytes = max_blob_bytes
 
-    def open_generation(self, publisher: str, *, above: int = 0, connect_timeout_s: float = 0.0) -> Generation:
-        """Become the one publisher: older generations are refused from now on.
+    def acquire_fencing_token(
+        self, publisher: str, *, last_known_token: int = 0, connect_timeout_s: float = 0.0
+    ) -> PublisherGrant:
+        """Become the one publisher: older fencing tokens are refused from now on.
 
         Args:
             publisher: Who asks, for the server's log, e.g. host name and process id.
-            above: Greatest generation known, e.g. from a checkpoint; the new one is greater.
+            last_known_token: Greatest fencing token known, e.g. from a checkpoint; the new one is greater.
             connect_timeout_s: How long to wait for a server that is not there yet, and for its answer, in
                 seconds; 0 does not wait for a server.
         """
         with translated():
-            response = self._stub.OpenGeneration(
-                pb.OpenGenerationRequest(publisher=publisher, above=above),
+            response = self._stub.AcquireFencingToken(
+                pb.AcquireFencingTokenRequest(publisher=publisher, last_known_token=last_known_token),
                 timeout=connect_timeout_s or self._deadline_s,
                 wait_for_ready=connect_timeout_s > 0,
             )
-        return Generation(response.generation, response.latest_version)
+        return PublisherGrant(response.fencing_token, response.latest_version)
 
     def publish(
         self,
         blobs: Mapping[Precision, bytes],
         metadata: ParamsMetadata,
         *,
-        generation: int,
+        fencing_token: int,
         base_version: int,
     ) -> int:
         """Store a new version and return its number once it is on disk. Repeating a call is safe.
@@ -97,18 +99,18 @@ class ParamsClient:
         Args:
             blobs: Safetensors bytes by precision; full precision is required.
             metadata: What the parameters are.
-            generation: From `open_generation`.
+            fencing_token: From `acquire_fencing_token`.
             base_version: Newest version the publisher knows of; 0 for none.
 
         Raises:
-            FailedPrecondition: The generation was superseded, or `base_version` is not the newest version.
+            FailedPrecondition: The fencing token was superseded, or `base_version` is not the newest version.
             InvalidArgument: A field is out of range.
             ResourceExhausted: An encoding is larger than the server's limit, or its disk is full.
             DataLoss: The bytes changed on their way.
         """
         ordered = [(precision, blobs[precision]) for precision in Precision if precision in blobs]
         header = pb.PublishHeader(
-            generation=generation,
+            fencing_token=fencing_token,
             base_version=base_version,
             metadata=pack_metadata(metadata),
             encodings=[pack_encoding(_describe(precision, blob)) for precision, blob in ordered],
@@ -169,7 +171,7 @@ class ParamsClient:
         with translated():
             response = self._stub.ListVersions(pb.ListVersionsRequest(), timeout=self._deadline_s)
         versions = tuple(map(unpack_version, response.versions))
-        return VersionList(versions, dict(response.tags), response.generation)
+        return VersionList(versions, dict(response.tags), response.fencing_token)
 
     def set_tag(self, tag: str, version: int) -> None:
         """Point a tag at a version, which is then kept until the tag moves on.

@@ -56,6 +56,9 @@ def to_version(document: dict[str, Any]) -> Version:
     Raises:
         DataLoss: It has other fields than expected.
     """
+    if "generation" in document:  # its former name
+        document = {"fencing_token": document["generation"], **document}
+        del document["generation"]
     try:
         fields = {
             **document,

@@ -52,13 +52,13 @@ class ParamsPublisher:
     error that cannot pass, such as `StalePublisher`, is raised by the owner's next call.
     """
 
-    def __init__(self, address: str, *, name: str, above: int = 0, connect_timeout_s: float = 60.0) -> None:
+    def __init__(self, address: str, *, name: str, last_known_token: int = 0, connect_timeout_s: float = 60.0) -> None:
         """Become the publisher: older ones are refused from now on.
 
         Args:
             address: Address of the parameter server.
             name: Who publishes, for the server's log, e.g. host name and process id.
-            above: Greatest generation known, e.g. from a checkpoint; this publisher's is greater.
+            last_known_token: Greatest fencing token known, e.g. from a checkpoint; this publisher's is greater.
             connect_timeout_s: How long to wait for the server, in seconds.
 
         Raises:
@@ -66,12 +66,14 @@ class ParamsPublisher:
         """
         self._client = ParamsClient(address)
         try:
-            opened = self._client.open_generation(name, above=above, connect_timeout_s=connect_timeout_s)
+            opened = self._client.acquire_fencing_token(
+                name, last_known_token=last_known_token, connect_timeout_s=connect_timeout_s
+            )
         except BaseException:
             self._client.close()
             raise
-        self.generation = opened.generation
-        """Generation of this publisher."""
+        self.fencing_token = opened.fencing_token
+        """Fencing token of this publisher."""
         self._base_version = opened.latest_version
         self._version = 0
         self._offered, self._acknowledged, self._replaced = 0, 0, 0
@@ -197,7 +199,7 @@ class ParamsPublisher:
 
     def _send(self, publish: _Publish) -> int:
         return self._client.publish(
-            publish.blobs, publish.metadata, generation=self.generation, base_version=self._base_version
+            publish.blobs, publish.metadata, fencing_token=self.fencing_token, base_version=self._base_version
         )
 
     def _rebase(self, refusal: FailedPrecondition) -> None:
@@ -211,7 +213,7 @@ class ParamsPublisher:
         """
         listed = self._client.list_versions()
         newest = listed.versions[-1].version if listed.versions else 0
-        if listed.generation > self.generation or newest == self._base_version:
+        if listed.fencing_token > self.fencing_token or newest == self._base_version:
             raise StalePublisher(str(refusal)) from refusal
         self._base_version = newest
 

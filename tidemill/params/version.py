@@ -68,7 +68,7 @@ class Version:
     Attributes:
         version: Its number, from 1; numbers only grow and never come twice.
         base_version: The version it was trained on from; 0 for the first.
-        generation: Generation of its publisher.
+        fencing_token: Fencing token of its publisher.
         created: When the server stored it, in UTC.
         metadata: What it is.
         encodings: Its encodings, full precision first.
@@ -76,7 +76,7 @@ class Version:
 
     version: int
     base_version: int
-    generation: int
+    fencing_token: int
     created: datetime.datetime
     metadata: ParamsMetadata
     encodings: tuple[Encoding, ...]
@@ -101,10 +101,10 @@ class Params:
 
 
 @dataclass(frozen=True)
-class Generation:
-    """The right to publish: a generation, and the newest version when it was given (0 for none)."""
+class PublisherGrant:
+    """The right to publish: a fencing token, and the newest version when it was given (0 for none)."""
 
-    generation: int
+    fencing_token: int
     latest_version: int
 
 
@@ -114,8 +114,8 @@ class VersionList:
 
     versions: tuple[Version, ...]
     tags: Mapping[str, int]
-    generation: int
-    """The newest generation handed out; 0 before the first."""
+    fencing_token: int
+    """The newest fencing token handed out; 0 before the first."""
 
 
 def check_tag(tag: str) -> None:

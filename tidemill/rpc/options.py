@@ -25,7 +25,7 @@ _RETRIED_METHODS = {
         "UpdatePriorities",
         "DeleteItems",
     ],
-    "tidemill.params.v1.ParamService": ["OpenGeneration", "ListVersions", "SetTag"],
+    "tidemill.params.v1.ParamService": ["AcquireFencingToken", "ListVersions", "SetTag"],
     "tidemill.learner.v1.LearnerService": ["GetStatus", "Pause", "Resume"],
     "grpc.health.v1.Health": ["Check"],
 }

@@ -117,7 +117,7 @@ def _status_table(learner: LearnerStatus) -> Table:
         "env steps": f"{learner.env_steps:,}",
         "waits for data": f"{learner.wait_fraction:.0%} of the time",
         "table items": f"{learner.table_items:,}",
-        "params version": f"{learner.params_version} (generation {learner.generation})",
+        "params version": f"{learner.params_version} (fencing token {learner.fencing_token})",
         "checkpoint": checkpoint,
         "up": f"{learner.uptime_s:,.0f} s",
         "restored": learner.restored or "nothing, a fresh start",

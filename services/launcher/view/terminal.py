@@ -242,5 +242,5 @@ def shards_away(shards: Sequence[ShardStatus]) -> str:
 
 
 def _line(shard: ShardStatus, ratio: float) -> str:
-    state = f"{shard.items:,} items, mass {shard.mass:,.4g}" if shard.live else "does not answer"
+    state = f"{shard.items:,} items, weight {shard.total_weight:,.4g}" if shard.live else "does not answer"
     return f"{state}, {ratio:.0%} of all samples, {shard.address}"

@@ -6,7 +6,8 @@ Nothing in it is code, and every version of the format stays readable:
 |---|---|
 | 1 | algorithm, network, config_digest, counters, state of agent and random generators |
 | 2 | `written_by`: versions of the libraries and the number of learners |
-| 3 | `generation` of the learner that wrote it |
+| 3 | the fencing token of the learner that wrote it, as `generation` |
+| 4 | `fencing_token` is the name of `generation` |
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from safetensors import SafetensorError
 from tidemill.errors import DataLoss, FatalError
 from tidemill.services.learner.checkpoint.state_tree import Tree, flatten, unflatten
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Raised with every change of what is written; older formats are read."""
 
 _HEADER = "tidemill_checkpoint"
@@ -47,8 +48,8 @@ class Checkpoint:
     """`rng_state()`."""
     written_by: Mapping[str, str] = field(default_factory=dict)
     """What wrote it: `tidemill`, `torch` and `device` by version or name, `learners` by number; empty in format 1."""
-    generation: int = 0
-    """Generation of the learner as a publisher; 0 in formats 1 and 2."""
+    fencing_token: int = 0
+    """Fencing token of the learner as a publisher; 0 in formats 1 and 2."""
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
@@ -61,7 +62,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
         "config_digest": checkpoint.config_digest,
         "counters": checkpoint.counters,
         "written_by": dict(checkpoint.written_by),
-        "generation": checkpoint.generation,
+        "fencing_token": checkpoint.fencing_token,
         "state": document,
     }
     return safetensors.torch.save(tensors, metadata={_HEADER: json.dumps(header)})
@@ -97,7 +98,7 @@ def decode(data: bytes, source: object) -> Checkpoint:
         agent=state["agent"],
         rng=state["rng"],
         written_by=header.get("written_by", {}),
-        generation=header.get("generation", 0),
+        fencing_token=header.get("fencing_token", header.get("generation", 0)),
     )
 
 

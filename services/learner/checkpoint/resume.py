@@ -72,7 +72,7 @@ class ResumableState:
             agent=copied_to_cpu(self._agent.state_dict()),
             rng=copied_to_cpu(rng_state()),
             written_by=self._written_by,
-            generation=self._counters.generation,
+            fencing_token=self._counters.fencing_token,
         )
 
     def snapshot(self) -> LearnerSnapshot:
@@ -98,7 +98,7 @@ class ResumableState:
         checkpoint, source = decode(data, "rank 0"), Path("rank 0")
         check_fits(source, checkpoint, self.capture())
         self._load(source, checkpoint)
-        self._counters.generation = checkpoint.generation
+        self._counters.fencing_token = checkpoint.fencing_token
 
     def restore(self, store: CheckpointStore) -> str:
         """Continue from the newest whole checkpoint; return in words what was restored, empty if there is none.

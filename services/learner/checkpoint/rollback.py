@@ -34,21 +34,21 @@ _log = structlog.get_logger()
 class Rollback:
     """Keeps the snapshots that a verdict may fall on, and returns to one; belongs to the training thread."""
 
-    def __init__(self, address: str, generation: int, state: ResumableState, on_verdict: Callable[[], None]) -> None:
+    def __init__(self, address: str, fencing_token: int, state: ResumableState, on_verdict: Callable[[], None]) -> None:
         """Watch for a verdict from now on.
 
         Args:
             address: Address of the parameter server.
-            generation: Of this learner as a publisher.
+            fencing_token: Of this learner as a publisher.
             state: The learner's state.
             on_verdict: Called in another thread, once, when the run has been decided.
 
         Raises:
             Unavailable: The server does not answer.
         """
-        self._generation, self._state = generation, state
+        self._fencing_token, self._state = fencing_token, state
         self._history = SnapshotHistory(state.snapshot)
-        self._verdicts = VerdictWatcher(address, generation, on_verdict)
+        self._verdicts = VerdictWatcher(address, fencing_token, on_verdict)
 
     def take_snapshot(self) -> None:
         """Keep the state behind the version that is being published."""
@@ -69,7 +69,7 @@ class Rollback:
         if verdict is None:
             return False
         steps = verdict.metadata.learner_steps
-        snapshot = self._history.find(steps) if verdict.generation == self._generation else None
+        snapshot = self._history.find(steps) if verdict.fencing_token == self._fencing_token else None
         if snapshot is None:
             _log.warning("the state behind the version that ended the run is not kept", version=verdict.version)
             return False
@@ -129,19 +129,19 @@ class VerdictWatcher:
     A verdict that was there at the start is that of an earlier session, which this one resumes.
     """
 
-    def __init__(self, address: str, generation: int, on_verdict: Callable[[], None]) -> None:
+    def __init__(self, address: str, fencing_token: int, on_verdict: Callable[[], None]) -> None:
         """Take the tags as they are and start polling.
 
         Args:
             address: Address of the parameter server.
-            generation: Of this learner as a publisher; only its own versions are reported.
+            fencing_token: Of this learner as a publisher; only its own versions are reported.
             on_verdict: Called in the thread, once, when the run has been decided.
 
         Raises:
             Unavailable: The server does not answer.
         """
         self._client = ParamsClient(address, deadline_s=_DEADLINE_S)
-        self._generation, self._on_verdict = generation, on_verdict
+        self._fencing_token, self._on_verdict = fencing_token, on_verdict
         self._evaluated: int | None = None
         self._closed = threading.Event()
         try:
@@ -192,7 +192,7 @@ class VerdictWatcher:
             _log.debug("cannot read the evaluator's tags", reason=str(error))
             return None
         evaluated = _tagged(listed, EVALUATED)
-        is_own = evaluated is not None and evaluated.generation == self._generation
+        is_own = evaluated is not None and evaluated.fencing_token == self._fencing_token
         self._evaluated = evaluated.metadata.learner_steps if evaluated is not None and is_own else None
         verdict = _tagged(listed, VERDICT)
         return verdict if verdict is not None and verdict.version != self._old else None

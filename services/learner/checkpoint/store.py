@@ -1,28 +1,26 @@
-"""Checkpoints on disk: all that a learner needs to go on exactly, in formats that run no code when read.
+"""Checkpoints on disk: all that a learner needs to resume exactly, in formats that run no code when read.
 
-A checkpoint is one file, `checkpoint-GGGGGG-NNNNNNNN.safetensors`, and beside it its checksum, the same name with
-`.sha256`, in the format of `sha256sum --check`. G is the generation of the learner that wrote it, N counts on over all
-of them; the newest is the last one of the greatest generation. Files of earlier versions, without G, are of generation
-0. The checksum is written first and the data is renamed into place last, so a file without a fitting checksum is a
-damaged one.
+A checkpoint is one file, `checkpoint-TTTTTT-NNNNNNNN.safetensors`, and beside it its checksum, the same name with
+`.sha256`, in the format of `sha256sum --check`. T is the fencing token of the learner that wrote it, N counts up over
+all of them; the newest is the last one of the greatest token. Files of earlier versions, without T, count as 0. The
+checksum is written first and the data is renamed into place last, so a file without a fitting checksum is a damaged
+one.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
 import re
 from pathlib import Path
 
 import structlog
 
+from tidemill.atomic_files import TEMPORARY, is_disk_full, replacing, sync_file, write_atomically
 from tidemill.errors import DataLoss, FatalError, ResourceExhausted, TidemillError
 from tidemill.params.publisher import StalePublisher
 from tidemill.services.learner.checkpoint.format import Checkpoint, decode, encode
 
 _NAME = re.compile(r"checkpoint-(?:(\d{6,})-)?(\d{8})\.safetensors")
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _log = structlog.get_logger()
 
@@ -38,42 +36,44 @@ class CheckpointStore:
             keep: Newest checkpoints kept, at least 1.
         """
         self._folder, self._keep = folder, keep
-        for leftover in folder.glob("*.partial"):
+        for leftover in folder.glob(f"*{TEMPORARY}"):
             leftover.unlink(missing_ok=True)
 
     def write(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint durably, then remove those that are too many, the oldest first; return its path.
 
         Raises:
-            StalePublisher: There is one of a newer generation; nothing of this one is left.
+            StalePublisher: There is one with a newer fencing token; nothing of this one is left.
             ResourceExhausted: The disk is full; nothing of the new checkpoint is left.
             TidemillError: The disk failed otherwise.
         """
-        self._check_newest(checkpoint.generation)
+        self._check_newest(checkpoint.fencing_token)
         data = encode(checkpoint)
-        path = self._path(checkpoint.generation, max((serial for _, serial, _ in self._found()), default=0) + 1)
+        path = self._path(checkpoint.fencing_token, max((serial for _, serial, _ in self._found()), default=0) + 1)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             checksum = f"{hashlib.sha256(data).hexdigest()}  {path.name}\n"
-            _replace(path.with_suffix(".sha256"), checksum.encode())
-            _write(_partial(path), data)
-            self._check_newest(checkpoint.generation)
-            _rename(_partial(path), path)
+            write_atomically(path.with_suffix(".sha256"), checksum)
+            with replacing(path) as temporary:
+                with temporary.open("wb") as file:
+                    file.write(data)
+                    sync_file(file)  # which may take long: who took over meanwhile is found next
+                self._check_newest(checkpoint.fencing_token)
         except StalePublisher:
             _remove(path)
             raise
         except OSError as error:
             _remove(path)
-            kind = ResourceExhausted if error.errno in _FULL else TidemillError
+            kind = ResourceExhausted if is_disk_full(error) else TidemillError
             raise kind(f"cannot write {path}: {error.strerror}") from error
         for _, _, old in self._found()[: -self._keep]:
             _remove(old)
         return path
 
     @property
-    def generation(self) -> int:
-        """Greatest generation of a checkpoint, damaged ones included; 0 if there is none."""
-        return max((generation for generation, _, _ in self._found()), default=0)
+    def fencing_token(self) -> int:
+        """Greatest fencing token of a checkpoint, damaged ones included; 0 if there is none."""
+        return max((fencing_token for fencing_token, _, _ in self._found()), default=0)
 
     def newest(self) -> tuple[Path, Checkpoint] | None:
         """Return the newest checkpoint that is whole; damaged ones are skipped and logged.
@@ -88,21 +88,21 @@ class CheckpointStore:
                 _log.warning("checkpoint damaged, trying the one before", path=str(path), reason=str(error))
         return None
 
-    def _check_newest(self, generation: int) -> None:
-        if self.generation > generation:
+    def _check_newest(self, fencing_token: int) -> None:
+        if self.fencing_token > fencing_token:
             raise StalePublisher(
-                f"{self._folder} holds a checkpoint of generation {self.generation}, this learner has {generation}: "
-                "another learner trains this run now"
+                f"{self._folder} holds a checkpoint with fencing token {self.fencing_token}, this learner has "
+                f"{fencing_token}: another learner trains this run now"
             )
 
     def _found(self) -> list[tuple[int, int, Path]]:
-        """Return generation, serial number and path of every checkpoint, the oldest first."""
+        """Return fencing token, serial number and path of every checkpoint, the oldest first."""
         paths = self._folder.glob("checkpoint-*.safetensors")
         matches = ((_NAME.fullmatch(path.name), path) for path in paths)
         return sorted((int(match[1] or 0), int(match[2]), path) for match, path in matches if match)
 
-    def _path(self, generation: int, serial: int) -> Path:
-        return self._folder / f"checkpoint-{generation:06d}-{serial:08d}.safetensors"
+    def _path(self, fencing_token: int, serial: int) -> Path:
+        return self._folder / f"checkpoint-{fencing_token:06d}-{serial:08d}.safetensors"
 
 
 def check_fits(path: Path, found: Checkpoint, wanted: Checkpoint) -> None:
@@ -137,34 +137,7 @@ def _checked(path: Path) -> bytes:
     return data
 
 
-def _replace(path: Path, data: bytes) -> None:
-    """Put a file in place so that a crash leaves the old one or the new one."""
-    _write(_partial(path), data)
-    _rename(_partial(path), path)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _rename(path: Path, target: Path) -> None:
-    path.rename(target)
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def _remove(path: Path) -> None:
     """Remove what there is of a checkpoint."""
     for each in (path, path.with_suffix(".sha256")):
         each.unlink(missing_ok=True)
-        _partial(each).unlink(missing_ok=True)
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(path.name + ".partial")

@@ -19,11 +19,11 @@ from tidemill.params.client import ParamsClient
 from tidemill.params.version import ParamsMetadata, Precision
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import ServerSettings
-from tidemill.services.paramserver.announcer import Announcer
 from tidemill.services.paramserver.metrics import Metrics
 from tidemill.services.paramserver.servicer import ParamServicer
+from tidemill.services.paramserver.version_notifier import VersionNotifier
 from tidemill.services.paramserver.version_store import VersionStore
-from tidemill.services.paramserver.writer import Writer
+from tidemill.services.paramserver.writer import StoreWriter
 
 METADATA = ParamsMetadata("sac", "Pendulum-v1", learner_steps=100, env_steps=400)
 WAIT_S = 300.0
@@ -65,12 +65,12 @@ def local_server(
         max_tags=64,
         max_fetch_bytes=max_fetch_bytes,
     )
-    announcer, registry = Announcer(), CollectorRegistry()
-    writer = Writer(store, announcer, clock=lambda: datetime.datetime.now(datetime.UTC), stall_s=stall_s)
+    notifier, registry = VersionNotifier(), CollectorRegistry()
+    writer = StoreWriter(store, notifier, clock=lambda: datetime.datetime.now(datetime.UTC), stall_s=stall_s)
     metrics = Metrics(lambda: store.catalog, registry)
     try:
         with BackgroundServer("paramserver", ServerSettings(address, grace_s=0.2)) as background:
-            servicer = ParamServicer(store, writer, announcer, metrics, max_fetch_bytes=max_fetch_bytes)
+            servicer = ParamServicer(store, writer, notifier, metrics, max_fetch_bytes=max_fetch_bytes)
             servicer.add_to(background.server)
             yield LocalServer(background.start(), store, registry)
     finally:
@@ -143,6 +143,6 @@ def server_process(root: Path, options: Sequence[str] = ()) -> Iterator[ServerPr
 
 def publish(client: ParamsClient, full: bytes, half: bytes = b"") -> int:
     """Publish as a new publisher."""
-    opened = client.open_generation("test")
+    opened = client.acquire_fencing_token("test")
     blobs = {Precision.FULL: full} | ({Precision.HALF: half} if half else {})
-    return client.publish(blobs, METADATA, generation=opened.generation, base_version=opened.latest_version)
+    return client.publish(blobs, METADATA, fencing_token=opened.fencing_token, base_version=opened.latest_version)

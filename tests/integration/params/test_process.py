@@ -48,19 +48,21 @@ def _full(text: str) -> dict[Precision, bytes]:
 def test_version_is_there_when_the_server_is_killed_right_after_acknowledging_it(
     server: ServerProcess,
 ) -> None:
-    """SIGKILL after each answer loses nothing: versions, tags and generations were on disk before it."""
+    """SIGKILL after each answer loses nothing: versions, tags and fencing tokens were on disk before it."""
     version = 0
     for i in range(1, 3):
         with ParamsClient(server.address) as client:
-            opened = client.open_generation("test", connect_timeout_s=WAIT_S)
-            assert (opened.generation, opened.latest_version) == (i, version)
-            version = client.publish(_full(f"blob {i}"), METADATA, generation=opened.generation, base_version=version)
+            opened = client.acquire_fencing_token("test", connect_timeout_s=WAIT_S)
+            assert (opened.fencing_token, opened.latest_version) == (i, version)
+            version = client.publish(
+                _full(f"blob {i}"), METADATA, fencing_token=opened.fencing_token, base_version=version
+            )
             if i == 2:
                 client.set_tag("best", version)
         server.kill()
         server.start()
     with ParamsClient(server.address) as client:
-        client.open_generation("test", connect_timeout_s=WAIT_S)
+        client.acquire_fencing_token("test", connect_timeout_s=WAIT_S)
         assert client.list_versions().tags == {"best": 2, "latest": 2}
         blobs = [client.fetch(number) for number in (1, 2)]
     assert [params and params.blob for params in blobs] == [b"blob 1", b"blob 2"]
@@ -69,7 +71,7 @@ def test_version_is_there_when_the_server_is_killed_right_after_acknowledging_it
 def test_sigterm_ends_waiting_calls_and_the_process(server: ServerProcess) -> None:
     """With a fetch and a watch waiting, the process ends well within its grace period, with exit code 0."""
     with ParamsClient(server.address) as client, ParamsWatcher(server.address):
-        client.open_generation("test", connect_timeout_s=WAIT_S)
+        client.acquire_fencing_token("test", connect_timeout_s=WAIT_S)
         watch = client.watch()
         code, errors = server.stop()
         with pytest.raises(Unavailable):
@@ -111,7 +113,7 @@ def test_idle_server_is_small_and_still(steady_server: ServerProcess) -> None:
     """Idle, with a watcher waiting, it needs under 100 MB and under 2 % of a core."""
     address, pid = steady_server.address, steady_server.pid
     with ParamsWatcher(address), ParamsClient(address) as client:
-        client.open_generation("test", connect_timeout_s=WAIT_S)
+        client.acquire_fencing_token("test", connect_timeout_s=WAIT_S)
         before = _cpu_s(pid)
         assert client.fetch(wait_s=2) is None  # two seconds in which nothing happens
         assert _cpu_s(pid) - before <= 2 * 0.02
@@ -138,7 +140,7 @@ def test_publisher_and_watcher_go_on_after_the_server_was_killed(server: ServerP
         assert publisher.version == 2
         params = watcher.wait(WAIT_S, newer_than=1)
         assert params is not None
-        assert (params.number, params.blob, params.version.generation) == (2, b"two", publisher.generation)
+        assert (params.number, params.blob, params.version.fencing_token) == (2, b"two", publisher.fencing_token)
 
 
 def test_publisher_without_a_server_gives_up_in_time() -> None:
@@ -163,7 +165,7 @@ def test_superseded_publisher_raises_in_its_owner(tmp_path: Path) -> None:
         assert new.flush(WAIT_S)
         with pytest.raises(StalePublisher):
             old.flush(0)
-        assert [version.generation for version in server.store.catalog.versions.values()] == [new.generation]
+        assert [version.fencing_token for version in server.store.catalog.versions.values()] == [new.fencing_token]
 
 
 def test_superseded_publisher_is_told_apart_also_behind_the_newest_version(tmp_path: Path) -> None:
@@ -319,12 +321,12 @@ def test_fetches_that_stall_over_many_versions_stay_within_the_budget(tmp_path: 
         ParamsClient(server.address) as client,
         contextlib.ExitStack() as stack,
     ):
-        generation = client.open_generation("test", connect_timeout_s=WAIT_S).generation
+        fencing_token = client.acquire_fencing_token("test", connect_timeout_s=WAIT_S).fencing_token
         for number in range(44):
             if number == 4:
                 before_mb = _resident_mb(server.pid)  # with the newest version and what publishing takes
             blobs = {Precision.FULL: number.to_bytes(1, "little") * size}
-            client.publish(blobs, METADATA, generation=generation, base_version=number)
+            client.publish(blobs, METADATA, fencing_token=fencing_token, base_version=number)
             if number < 4:
                 continue
             own = grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)])

@@ -37,14 +37,14 @@ from tidemill.rpc.channel import open_channel
 from tidemill.rpc.status import translated
 
 
-def _header(*blobs: bytes, generation: int = 1, base_version: int = 0, **change: object) -> pb.PublishRequest:
+def _header(*blobs: bytes, fencing_token: int = 1, base_version: int = 0, **change: object) -> pb.PublishRequest:
     encodings = [
         pb.Encoding(
             **{"precision": i + 1, "size_bytes": len(blob), "sha256": hashlib.sha256(blob).digest()} | change  # type: ignore[arg-type]
         )
         for i, blob in enumerate(blobs)
     ]
-    header = pb.PublishHeader(generation=generation, base_version=base_version, encodings=encodings)
+    header = pb.PublishHeader(fencing_token=fencing_token, base_version=base_version, encodings=encodings)
     return pb.PublishRequest(header=header)
 
 
@@ -61,23 +61,23 @@ def _wait_for_file(path: Path) -> None:
 
 def test_older_publisher_is_refused(client: ParamsClient, server: LocalServer) -> None:
     """A second publisher takes over; the first stores nothing more."""
-    first = client.open_generation("first")
-    client.publish({Precision.FULL: b"1"}, METADATA, generation=first.generation, base_version=0)
-    second = client.open_generation("second")
+    first = client.acquire_fencing_token("first")
+    client.publish({Precision.FULL: b"1"}, METADATA, fencing_token=first.fencing_token, base_version=0)
+    second = client.acquire_fencing_token("second")
     assert second.latest_version == 1
     with pytest.raises(FailedPrecondition, match="superseded"):
-        client.publish({Precision.FULL: b"2"}, METADATA, generation=first.generation, base_version=1)
-    client.publish({Precision.FULL: b"3"}, METADATA, generation=second.generation, base_version=1)
-    assert [version.generation for version in client.list_versions().versions] == [1, 2]
+        client.publish({Precision.FULL: b"2"}, METADATA, fencing_token=first.fencing_token, base_version=1)
+    client.publish({Precision.FULL: b"3"}, METADATA, fencing_token=second.fencing_token, base_version=1)
+    assert [version.fencing_token for version in client.list_versions().versions] == [1, 2]
     assert server.metric("stale_publishes_total") == 1
 
 
 def test_repeated_publish_stores_once(client: ParamsClient) -> None:
     """A retry whose answer was lost is answered with the same number, without a second copy."""
-    opened = client.open_generation("test")
+    opened = client.acquire_fencing_token("test")
     for _ in range(3):
         blobs = {Precision.FULL: LARGE}
-        assert client.publish(blobs, METADATA, generation=opened.generation, base_version=0) == 1
+        assert client.publish(blobs, METADATA, fencing_token=opened.fencing_token, base_version=0) == 1
     assert len(client.list_versions().versions) == 1
 
 
@@ -99,7 +99,7 @@ _BAD_PUBLISHES = [
     ([_header(b"ab", precision=7)], InvalidArgument, "precision is 7"),
     ([_header(b"ab", precision=0)], InvalidArgument, "precision is 0"),
     ([_header(b"ab", precision=2)], InvalidArgument, "full precision first"),
-    ([_header(b"ab", generation=9)], InvalidArgument, "generation is 9"),
+    ([_header(b"ab", fencing_token=9)], InvalidArgument, "fencing_token is 9"),
     ([_header(b"ab", base_version=3)], FailedPrecondition, "base_version is 3"),
 ]
 
@@ -114,11 +114,11 @@ def test_malformed_publish_leaves_nothing_and_the_server_lives(
     reason: str,
 ) -> None:
     """Each is refused with a clear status; no file is left and the next publish is version 1."""
-    generation = client.open_generation("test").generation
+    fencing_token = client.acquire_fencing_token("test").fencing_token
     with pytest.raises(error, match=reason), translated():
         stub.Publish(iter(messages), timeout=WAIT_S)
     blobs = {Precision.FULL: b"fine"}
-    assert client.publish(blobs, METADATA, generation=generation, base_version=0) == 1
+    assert client.publish(blobs, METADATA, fencing_token=fencing_token, base_version=0) == 1
     assert {path.name for path in tmp_path.rglob("*.*")} == {
         *("state.json", "state.copy.json", "0000000001.json", "0000000001.copy.json", "0000000001.full.safetensors"),
     }
@@ -133,10 +133,10 @@ def test_bytes_that_are_no_message_change_nothing(server: LocalServer, client: P
     assert publish(client, b"fine") == 1
 
 
-def test_publisher_that_stalls_loses_its_turn(tmp_path: Path) -> None:
+def test_publisher_that_stalls_loses_its_fetch_slot(tmp_path: Path) -> None:
     """A publisher that stops sending is told so, and the next one gets its turn."""
     with local_server(tmp_path, stall_s=0.2) as server, ParamsClient(server.address) as client:
-        generation = client.open_generation("test").generation
+        fencing_token = client.acquire_fencing_token("test").fencing_token
         ended = threading.Event()
 
         def stalling() -> Iterator[pb.PublishRequest]:
@@ -148,26 +148,26 @@ def test_publisher_that_stalls_loses_its_turn(tmp_path: Path) -> None:
             with pytest.raises(Unavailable, match="sent nothing for"), translated():
                 stub.Publish(stalling(), timeout=WAIT_S)
             ended.set()
-        assert client.publish({Precision.FULL: b"x"}, METADATA, generation=generation, base_version=0) == 1
+        assert client.publish({Precision.FULL: b"x"}, METADATA, fencing_token=fencing_token, base_version=0) == 1
 
 
 def test_superseded_publisher_loses_its_turn_at_once(tmp_path: Path) -> None:
     """However patient the server is with a publisher that sends little, a new one does not wait for the old one."""
     with local_server(tmp_path, stall_s=1000.0) as server, ParamsClient(server.address) as client:
-        generation = client.open_generation("old").generation
+        fencing_token = client.acquire_fencing_token("old").fencing_token
         ended = threading.Event()
 
         def trickling() -> Iterator[pb.PublishRequest]:
-            yield _header(b"ab", generation=generation)
+            yield _header(b"ab", fencing_token=fencing_token)
             yield _piece(b"a")
             ended.wait(WAIT_S)
 
         with open_channel(server.address) as channel:
             old = params_pb2_grpc.ParamServiceStub(channel).Publish.future(trickling(), timeout=10 * WAIT_S)
             _wait_for_file(tmp_path / "incoming" / "full.safetensors")
-            opened = client.open_generation("new")
+            opened = client.acquire_fencing_token("new")
             blobs = {Precision.FULL: b"x"}
-            assert client.publish(blobs, METADATA, generation=opened.generation, base_version=0) == 1
+            assert client.publish(blobs, METADATA, fencing_token=opened.fencing_token, base_version=0) == 1
             with pytest.raises(FailedPrecondition, match="superseded"), translated():
                 old.result(WAIT_S)
             ended.set()
@@ -175,7 +175,7 @@ def test_superseded_publisher_loses_its_turn_at_once(tmp_path: Path) -> None:
 
 def test_publisher_that_hangs_up_leaves_nothing(server: LocalServer, client: ParamsClient, tmp_path: Path) -> None:
     """A publish cancelled half-way frees its turn at once and its file."""
-    generation = client.open_generation("test").generation
+    fencing_token = client.acquire_fencing_token("test").fencing_token
     sent, ended = threading.Event(), threading.Event()
 
     def half_of_it() -> Iterator[pb.PublishRequest]:
@@ -189,5 +189,5 @@ def test_publisher_that_hangs_up_leaves_nothing(server: LocalServer, client: Par
         assert sent.wait(WAIT_S)
         call.cancel()
         ended.set()
-    assert client.publish({Precision.FULL: b"x"}, METADATA, generation=generation, base_version=0) == 1
+    assert client.publish({Precision.FULL: b"x"}, METADATA, fencing_token=fencing_token, base_version=0) == 1
     assert list((tmp_path / "incoming").iterdir()) == []

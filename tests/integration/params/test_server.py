@@ -22,7 +22,7 @@ from tidemill.params.v1 import params_pb2 as pb
 from tidemill.params.v1 import params_pb2_grpc
 from tidemill.params.version import Precision
 from tidemill.rpc.status import translated
-from tidemill.services.paramserver.incoming import Incoming
+from tidemill.services.paramserver.upload import Upload
 
 
 def test_published_version_is_fetched_in_both_precisions(client: ParamsClient, server: LocalServer) -> None:
@@ -167,14 +167,14 @@ def test_reads_go_on_while_a_publish_waits_for_the_disk(
 ) -> None:
     """With the disk stuck, fetch, watch and list still answer with the version before."""
     publish(client, b"old")
-    finish, reached, released = Incoming.finish, threading.Event(), threading.Event()
+    finish, reached, released = Upload.finish, threading.Event(), threading.Event()
 
-    def stuck(incoming: Incoming) -> None:
+    def stuck(upload: Upload) -> None:
         reached.set()
         released.wait(WAIT_S)
-        finish(incoming)
+        finish(upload)
 
-    monkeypatch.setattr(Incoming, "finish", stuck)
+    monkeypatch.setattr(Upload, "finish", stuck)
     publishing = threading.Thread(target=publish, args=(client, b"new"))
     publishing.start()
     try:
@@ -248,6 +248,6 @@ def test_client_takes_no_memory_beyond_its_limit(client: ParamsClient, server: L
 def test_absent_server_is_unavailable() -> None:
     """Every call says so within its deadline."""
     with ParamsClient("127.0.0.1:9", deadline_s=0.5, transfer_deadline_s=0.5) as client:
-        for call in (client.list_versions, client.fetch, lambda: client.open_generation("x")):
+        for call in (client.list_versions, client.fetch, lambda: client.acquire_fencing_token("x")):
             with pytest.raises(Unavailable):
                 call()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.unit.evaluator.blobs import blob_of
-from tests.unit.params.publishing import publish
+from tests.unit.paramserver.publishing import publish
 from tidemill.config.load import write_document
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import EvaluatorConfig

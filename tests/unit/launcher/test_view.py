@@ -76,7 +76,7 @@ def test_shards_are_shown_with_what_they_hold_and_give() -> None:
         ShardStatus("1", "unix:///b.sock", False, 0, 0.0, 100),
     )
     assert describe_shards(shards) == {
-        "shard 0": "12,000 items, mass 3,457, 90% of all samples, unix:///a.sock",
+        "shard 0": "12,000 items, weight 3,457, 90% of all samples, unix:///a.sock",
         "shard 1": "does not answer, 10% of all samples, unix:///b.sock",
     }
     learner = dataclasses.replace(_LEARNER, shards=shards)

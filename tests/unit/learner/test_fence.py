@@ -11,7 +11,7 @@ from tidemill.services.learner.fence import Fence
 
 
 class _Server:
-    """Says which generation is the newest, or that it is away."""
+    """Says which fencing token is the newest, or that it is away."""
 
     def __init__(self) -> None:
         self.newest: int | None = 2
@@ -24,7 +24,7 @@ class _Server:
         return self.newest
 
 
-def test_newest_generation_passes() -> None:
+def test_newest_token_passes() -> None:
     """Also beside a server that lost its count; without an age each check asks."""
     server = _Server()
     fence = Fence(server, 2, Clock())
@@ -34,13 +34,13 @@ def test_newest_generation_passes() -> None:
     assert server.asked == 2
 
 
-def test_older_generation_is_refused_for_good() -> None:
-    """The server is not asked again; the message names both generations."""
+def test_older_fencing_token_is_refused_for_good() -> None:
+    """The server is not asked again; the message names both fencing tokens."""
     server = _Server()
     server.newest = 3
     fence = Fence(server, 2, Clock())
     for _ in range(2):
-        with pytest.raises(StalePublisher, match="generation 2 was superseded by 3"):
+        with pytest.raises(StalePublisher, match="fencing token 2 was superseded by 3"):
             fence.check()
     assert server.asked == 1
 

@@ -196,7 +196,7 @@ def test_stop_ends_a_pause(tmp_path: Path, scenes: list[_Scene]) -> None:
 def test_newer_learner_ends_training_even_without_data(tmp_path: Path, scenes: list[_Scene]) -> None:
     """A superseded learner does not stay, neither while it waits nor while it is paused."""
     scene = _scene(scenes, tmp_path, Limits())
-    scene.publisher.error = StalePublisher("generation 1 was superseded by 2")
+    scene.publisher.error = StalePublisher("fencing token 1 was superseded by 2")
     with pytest.raises(StalePublisher):
         scene.trainer.run()
     scene.control.pause()

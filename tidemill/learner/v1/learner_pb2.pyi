@@ -107,7 +107,7 @@ class GetStatusResponse(_message.Message):
     STEPS_PER_S_FIELD_NUMBER: _builtins.int
     WAIT_FRACTION_FIELD_NUMBER: _builtins.int
     PARAMS_VERSION_FIELD_NUMBER: _builtins.int
-    GENERATION_FIELD_NUMBER: _builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     CHECKPOINT_STEPS_FIELD_NUMBER: _builtins.int
     TABLE_ITEMS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
@@ -128,8 +128,8 @@ class GetStatusResponse(_message.Message):
     """Share of the last few seconds the training thread waited for data, 0 .. 1."""
     params_version: _builtins.int
     """Version of the newest parameters the parameter server acknowledged; 0 means none."""
-    generation: _builtins.int
-    """Generation of this learner as a publisher."""
+    fencing_token: _builtins.int
+    """Fencing token of this learner as a publisher."""
     checkpoint_steps: _builtins.int
     """Learner steps at the newest checkpoint; 0 means none."""
     table_items: _builtins.int
@@ -161,7 +161,7 @@ class GetStatusResponse(_message.Message):
         steps_per_s: _builtins.float = ...,
         wait_fraction: _builtins.float = ...,
         params_version: _builtins.int = ...,
-        generation: _builtins.int = ...,
+        fencing_token: _builtins.int = ...,
         checkpoint_steps: _builtins.int = ...,
         table_items: _builtins.int = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
@@ -173,7 +173,7 @@ class GetStatusResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_error", b"checkpoint_error", "checkpoint_steps", b"checkpoint_steps", "env_steps", b"env_steps", "generation", b"generation", "learner_steps", b"learner_steps", "max_learner_steps", b"max_learner_steps", "metrics", b"metrics", "params_version", b"params_version", "restored", b"restored", "shards", b"shards", "state", b"state", "steps_per_s", b"steps_per_s", "table_items", b"table_items", "uptime_s", b"uptime_s", "wait_fraction", b"wait_fraction"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_error", b"checkpoint_error", "checkpoint_steps", b"checkpoint_steps", "env_steps", b"env_steps", "fencing_token", b"fencing_token", "learner_steps", b"learner_steps", "max_learner_steps", b"max_learner_steps", "metrics", b"metrics", "params_version", b"params_version", "restored", b"restored", "shards", b"shards", "state", b"state", "steps_per_s", b"steps_per_s", "table_items", b"table_items", "uptime_s", b"uptime_s", "wait_fraction", b"wait_fraction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -189,17 +189,17 @@ class Shard(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     LIVE_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
-    MASS_FIELD_NUMBER: _builtins.int
+    TOTAL_WEIGHT_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name: its place in the list of addresses, or its address where a DNS name stands for all."""
     address: _builtins.str
     """Its address."""
     live: _builtins.bool
-    """Whether it answers; items and mass are 0 if it does not."""
+    """Whether it answers; items and total_weight are 0 if it does not."""
     items: _builtins.int
     """Items in its part of the table."""
-    mass: _builtins.float
+    total_weight: _builtins.float
     """Sum of its sampler's weights; samples are drawn from the shards in proportion to it."""
     samples: _builtins.int
     """Items it has given to this learner."""
@@ -210,12 +210,12 @@ class Shard(_message.Message):
         address: _builtins.str = ...,
         live: _builtins.bool = ...,
         items: _builtins.int = ...,
-        mass: _builtins.float = ...,
+        total_weight: _builtins.float = ...,
         samples: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "items", b"items", "live", b"live", "mass", b"mass", "name", b"name", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "items", b"items", "live", b"live", "name", b"name", "samples", b"samples", "total_weight", b"total_weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -127,7 +127,7 @@ class Version(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     BASE_VERSION_FIELD_NUMBER: _builtins.int
-    GENERATION_FIELD_NUMBER: _builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
     ENCODINGS_FIELD_NUMBER: _builtins.int
@@ -135,8 +135,8 @@ class Version(_message.Message):
     """Its number, from 1."""
     base_version: _builtins.int
     """The version it was trained on from; 0 for the first."""
-    generation: _builtins.int
-    """Generation of its publisher."""
+    fencing_token: _builtins.int
+    """Fencing token of its publisher."""
     @_builtins.property
     def created(self) -> _timestamp_pb2.Timestamp:
         """When the server stored it."""
@@ -154,72 +154,72 @@ class Version(_message.Message):
         *,
         version: _builtins.int = ...,
         base_version: _builtins.int = ...,
-        generation: _builtins.int = ...,
+        fencing_token: _builtins.int = ...,
         created: _timestamp_pb2.Timestamp | None = ...,
         metadata: Global___Metadata | None = ...,
         encodings: _abc.Iterable[Global___Encoding] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "metadata", b"metadata"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_version", b"base_version", "created", b"created", "encodings", b"encodings", "generation", b"generation", "metadata", b"metadata", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_version", b"base_version", "created", b"created", "encodings", b"encodings", "fencing_token", b"fencing_token", "metadata", b"metadata", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Version: _TypeAlias = Version  # noqa: Y015
 
 @_typing.final
-class OpenGenerationRequest(_message.Message):
+class AcquireFencingTokenRequest(_message.Message):
     """Asks to become the publisher."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PUBLISHER_FIELD_NUMBER: _builtins.int
-    ABOVE_FIELD_NUMBER: _builtins.int
+    LAST_KNOWN_TOKEN_FIELD_NUMBER: _builtins.int
     publisher: _builtins.str
     """Who asks, for the server's log, e.g. host name and process id."""
-    above: _builtins.int
-    """Greatest generation the caller knows of, e.g. of a checkpoint; the one it is given is greater, also from a server
+    last_known_token: _builtins.int
+    """Greatest fencing token the caller knows of, e.g. of a checkpoint; the one it is given is greater, also from a server
     that lost its own count. Beyond the server's own at most 2^62; 0 means none.
     """
     def __init__(
         self,
         *,
         publisher: _builtins.str = ...,
-        above: _builtins.int = ...,
+        last_known_token: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "publisher", b"publisher"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_known_token", b"last_known_token", "publisher", b"publisher"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___OpenGenerationRequest: _TypeAlias = OpenGenerationRequest  # noqa: Y015
+Global___AcquireFencingTokenRequest: _TypeAlias = AcquireFencingTokenRequest  # noqa: Y015
 
 @_typing.final
-class OpenGenerationResponse(_message.Message):
-    """Answer to OpenGeneration."""
+class AcquireFencingTokenResponse(_message.Message):
+    """Answer to AcquireFencingToken."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    GENERATION_FIELD_NUMBER: _builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     LATEST_VERSION_FIELD_NUMBER: _builtins.int
-    generation: _builtins.int
-    """The caller's generation, from 1."""
+    fencing_token: _builtins.int
+    """The caller's fencing token, from 1."""
     latest_version: _builtins.int
     """The newest version, to be the first publish's `base_version`; 0 when there is none."""
     def __init__(
         self,
         *,
-        generation: _builtins.int = ...,
+        fencing_token: _builtins.int = ...,
         latest_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "latest_version", b"latest_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "latest_version", b"latest_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___OpenGenerationResponse: _TypeAlias = OpenGenerationResponse  # noqa: Y015
+Global___AcquireFencingTokenResponse: _TypeAlias = AcquireFencingTokenResponse  # noqa: Y015
 
 @_typing.final
 class PublishRequest(_message.Message):
@@ -257,12 +257,12 @@ class PublishHeader(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    GENERATION_FIELD_NUMBER: _builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     BASE_VERSION_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
     ENCODINGS_FIELD_NUMBER: _builtins.int
-    generation: _builtins.int
-    """Generation from OpenGeneration."""
+    fencing_token: _builtins.int
+    """Fencing token from AcquireFencingToken."""
     base_version: _builtins.int
     """The newest version the publisher knows of; 0 for none."""
     @_builtins.property
@@ -276,14 +276,14 @@ class PublishHeader(_message.Message):
     def __init__(
         self,
         *,
-        generation: _builtins.int = ...,
+        fencing_token: _builtins.int = ...,
         base_version: _builtins.int = ...,
         metadata: Global___Metadata | None = ...,
         encodings: _abc.Iterable[Global___Encoding] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["metadata", b"metadata"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_version", b"base_version", "encodings", b"encodings", "generation", b"generation", "metadata", b"metadata"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_version", b"base_version", "encodings", b"encodings", "fencing_token", b"fencing_token", "metadata", b"metadata"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -510,9 +510,9 @@ class ListVersionsResponse(_message.Message):
 
     VERSIONS_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
-    GENERATION_FIELD_NUMBER: _builtins.int
-    generation: _builtins.int
-    """The newest generation handed out; 0 before the first. A publisher with a smaller one was superseded."""
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
+    fencing_token: _builtins.int
+    """The newest fencing token handed out; 0 before the first. A publisher with a smaller one was superseded."""
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Version]:
         """Versions the server still has, oldest first."""
@@ -526,11 +526,11 @@ class ListVersionsResponse(_message.Message):
         *,
         versions: _abc.Iterable[Global___Version] | None = ...,
         tags: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
-        generation: _builtins.int = ...,
+        fencing_token: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "tags", b"tags", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "tags", b"tags", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,10 +35,10 @@ class ParamServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.OpenGeneration = channel.unary_unary(
-                '/tidemill.params.v1.ParamService/OpenGeneration',
-                request_serializer=tidemill_dot_params_dot_v1_dot_params__pb2.OpenGenerationRequest.SerializeToString,
-                response_deserializer=tidemill_dot_params_dot_v1_dot_params__pb2.OpenGenerationResponse.FromString,
+        self.AcquireFencingToken = channel.unary_unary(
+                '/tidemill.params.v1.ParamService/AcquireFencingToken',
+                request_serializer=tidemill_dot_params_dot_v1_dot_params__pb2.AcquireFencingTokenRequest.SerializeToString,
+                response_deserializer=tidemill_dot_params_dot_v1_dot_params__pb2.AcquireFencingTokenResponse.FromString,
                 _registered_method=True)
         self.Publish = channel.stream_unary(
                 '/tidemill.params.v1.ParamService/Publish',
@@ -71,10 +71,10 @@ class ParamServiceServicer:
     """Versioned parameters.
     """
 
-    def OpenGeneration(self, request, context):
-        """Makes the caller the one publisher and hands it a generation greater than all before it; publishers of
-        older generations are refused from then on, and a publish of theirs that is under way ends. Never blocks. Durable
-        before it is answered. A retry is safe: it only takes a further generation.
+    def AcquireFencingToken(self, request, context):
+        """Makes the caller the one publisher and hands it a fencing token greater than all before it; publishers of
+        older fencing tokens are refused from then on, and a publish of theirs that is under way ends. Never blocks. Durable
+        before it is answered. A retry is safe: it only takes a further fencing token.
         INVALID_ARGUMENT: a field is out of range.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -84,9 +84,9 @@ class ParamServiceServicer:
     def Publish(self, request_iterator, context):
         """Stores a new version: first a header, then the bytes of its encodings in order, in pieces of at most 1 MiB.
 
-        Answered when the version is on disk. A retry of a call whose answer was lost is safe: the same generation,
+        Answered when the version is on disk. A retry of a call whose answer was lost is safe: the same fencing token,
         base version and checksums as the newest version are answered with that version.
-        FAILED_PRECONDITION: the generation was superseded, or `base_version` is not the newest version.
+        FAILED_PRECONDITION: the fencing token was superseded, or `base_version` is not the newest version.
         INVALID_ARGUMENT: a field is out of range or the pieces do not fill the declared sizes.
         DATA_LOSS: the bytes do not match their SHA-256. RESOURCE_EXHAUSTED: an encoding is larger than the server's
         limit, or the disk is full; nothing was stored.
@@ -136,10 +136,10 @@ class ParamServiceServicer:
 
 def add_ParamServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'OpenGeneration': grpc.unary_unary_rpc_method_handler(
-                    servicer.OpenGeneration,
-                    request_deserializer=tidemill_dot_params_dot_v1_dot_params__pb2.OpenGenerationRequest.FromString,
-                    response_serializer=tidemill_dot_params_dot_v1_dot_params__pb2.OpenGenerationResponse.SerializeToString,
+            'AcquireFencingToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.AcquireFencingToken,
+                    request_deserializer=tidemill_dot_params_dot_v1_dot_params__pb2.AcquireFencingTokenRequest.FromString,
+                    response_serializer=tidemill_dot_params_dot_v1_dot_params__pb2.AcquireFencingTokenResponse.SerializeToString,
             ),
             'Publish': grpc.stream_unary_rpc_method_handler(
                     servicer.Publish,
@@ -179,7 +179,7 @@ class ParamService:
     """
 
     @staticmethod
-    def OpenGeneration(request,
+    def AcquireFencingToken(request,
             target,
             options=(),
             channel_credentials=None,
@@ -192,9 +192,9 @@ class ParamService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/tidemill.params.v1.ParamService/OpenGeneration',
-            tidemill_dot_params_dot_v1_dot_params__pb2.OpenGenerationRequest.SerializeToString,
-            tidemill_dot_params_dot_v1_dot_params__pb2.OpenGenerationResponse.FromString,
+            '/tidemill.params.v1.ParamService/AcquireFencingToken',
+            tidemill_dot_params_dot_v1_dot_params__pb2.AcquireFencingTokenRequest.SerializeToString,
+            tidemill_dot_params_dot_v1_dot_params__pb2.AcquireFencingTokenResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,18 +40,18 @@ class ParamServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ParamServiceAsyncStub: ...
-    OpenGeneration: _grpc.UnaryUnaryMultiCallable[_params_pb2.OpenGenerationRequest, _params_pb2.OpenGenerationResponse]
-    """Makes the caller the one publisher and hands it a generation greater than all before it; publishers of
-    older generations are refused from then on, and a publish of theirs that is under way ends. Never blocks. Durable
-    before it is answered. A retry is safe: it only takes a further generation.
+    AcquireFencingToken: _grpc.UnaryUnaryMultiCallable[_params_pb2.AcquireFencingTokenRequest, _params_pb2.AcquireFencingTokenResponse]
+    """Makes the caller the one publisher and hands it a fencing token greater than all before it; publishers of
+    older fencing tokens are refused from then on, and a publish of theirs that is under way ends. Never blocks. Durable
+    before it is answered. A retry is safe: it only takes a further fencing token.
     INVALID_ARGUMENT: a field is out of range.
     """
     Publish: _grpc.StreamUnaryMultiCallable[_params_pb2.PublishRequest, _params_pb2.PublishResponse]
     """Stores a new version: first a header, then the bytes of its encodings in order, in pieces of at most 1 MiB.
 
-    Answered when the version is on disk. A retry of a call whose answer was lost is safe: the same generation,
+    Answered when the version is on disk. A retry of a call whose answer was lost is safe: the same fencing token,
     base version and checksums as the newest version are answered with that version.
-    FAILED_PRECONDITION: the generation was superseded, or `base_version` is not the newest version.
+    FAILED_PRECONDITION: the fencing token was superseded, or `base_version` is not the newest version.
     INVALID_ARGUMENT: a field is out of range or the pieces do not fill the declared sizes.
     DATA_LOSS: the bytes do not match their SHA-256. RESOURCE_EXHAUSTED: an encoding is larger than the server's
     limit, or the disk is full; nothing was stored.
@@ -83,18 +83,18 @@ class ParamServiceAsyncStub(ParamServiceStub):
     """Versioned parameters."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    OpenGeneration: _aio.UnaryUnaryMultiCallable[_params_pb2.OpenGenerationRequest, _params_pb2.OpenGenerationResponse]  # type: ignore[assignment]
-    """Makes the caller the one publisher and hands it a generation greater than all before it; publishers of
-    older generations are refused from then on, and a publish of theirs that is under way ends. Never blocks. Durable
-    before it is answered. A retry is safe: it only takes a further generation.
+    AcquireFencingToken: _aio.UnaryUnaryMultiCallable[_params_pb2.AcquireFencingTokenRequest, _params_pb2.AcquireFencingTokenResponse]  # type: ignore[assignment]
+    """Makes the caller the one publisher and hands it a fencing token greater than all before it; publishers of
+    older fencing tokens are refused from then on, and a publish of theirs that is under way ends. Never blocks. Durable
+    before it is answered. A retry is safe: it only takes a further fencing token.
     INVALID_ARGUMENT: a field is out of range.
     """
     Publish: _aio.StreamUnaryMultiCallable[_params_pb2.PublishRequest, _params_pb2.PublishResponse]  # type: ignore[assignment]
     """Stores a new version: first a header, then the bytes of its encodings in order, in pieces of at most 1 MiB.
 
-    Answered when the version is on disk. A retry of a call whose answer was lost is safe: the same generation,
+    Answered when the version is on disk. A retry of a call whose answer was lost is safe: the same fencing token,
     base version and checksums as the newest version are answered with that version.
-    FAILED_PRECONDITION: the generation was superseded, or `base_version` is not the newest version.
+    FAILED_PRECONDITION: the fencing token was superseded, or `base_version` is not the newest version.
     INVALID_ARGUMENT: a field is out of range or the pieces do not fill the declared sizes.
     DATA_LOSS: the bytes do not match their SHA-256. RESOURCE_EXHAUSTED: an encoding is larger than the server's
     limit, or the disk is full; nothing was stored.
@@ -124,14 +124,14 @@ class ParamServiceAsyncStub(ParamServiceStub):
 class ParamServiceServicer:
     """Versioned parameters."""
 
-    def OpenGeneration(
+    def AcquireFencingToken(
         self,
-        request: _params_pb2.OpenGenerationRequest,
+        request: _params_pb2.AcquireFencingTokenRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_params_pb2.OpenGenerationResponse, _abc.Awaitable[_params_pb2.OpenGenerationResponse]]:
-        """Makes the caller the one publisher and hands it a generation greater than all before it; publishers of
-        older generations are refused from then on, and a publish of theirs that is under way ends. Never blocks. Durable
-        before it is answered. A retry is safe: it only takes a further generation.
+    ) -> _typing.Union[_params_pb2.AcquireFencingTokenResponse, _abc.Awaitable[_params_pb2.AcquireFencingTokenResponse]]:
+        """Makes the caller the one publisher and hands it a fencing token greater than all before it; publishers of
+        older fencing tokens are refused from then on, and a publish of theirs that is under way ends. Never blocks. Durable
+        before it is answered. A retry is safe: it only takes a further fencing token.
         INVALID_ARGUMENT: a field is out of range.
         """
 
@@ -142,9 +142,9 @@ class ParamServiceServicer:
     ) -> _typing.Union[_params_pb2.PublishResponse, _abc.Awaitable[_params_pb2.PublishResponse]]:
         """Stores a new version: first a header, then the bytes of its encodings in order, in pieces of at most 1 MiB.
 
-        Answered when the version is on disk. A retry of a call whose answer was lost is safe: the same generation,
+        Answered when the version is on disk. A retry of a call whose answer was lost is safe: the same fencing token,
         base version and checksums as the newest version are answered with that version.
-        FAILED_PRECONDITION: the generation was superseded, or `base_version` is not the newest version.
+        FAILED_PRECONDITION: the fencing token was superseded, or `base_version` is not the newest version.
         INVALID_ARGUMENT: a field is out of range or the pieces do not fill the declared sizes.
         DATA_LOSS: the bytes do not match their SHA-256. RESOURCE_EXHAUSTED: an encoding is larger than the server's
         limit, or the disk is full; nothing was stored.

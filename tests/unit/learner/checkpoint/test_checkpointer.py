@@ -173,7 +173,7 @@ def test_zero_interval_means_on_request_only(tmp_path: Path) -> None:
 
 def test_superseded_learner_writes_no_checkpoint_and_ends(scene: _Scene) -> None:
     """The fence is asked before the write; the request fails, and the training thread learns of it at its next look."""
-    scene.newer_learner = StalePublisher("generation 1 was superseded by 2")
+    scene.newer_learner = StalePublisher("fencing token 1 was superseded by 2")
     request = scene.control.request_checkpoint()
     scene.poll()
     with pytest.raises(StalePublisher):

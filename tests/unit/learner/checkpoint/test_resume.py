@@ -118,7 +118,7 @@ def test_checkpoint_of_format_1_is_read(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=1)
     found = store.newest()
     assert found is not None
-    assert (found[1].generation, found[1].written_by) == (0, {})  # of before there were any
+    assert (found[1].fencing_token, found[1].written_by) == (0, {})  # of before there were any
     restored = _resumable(agent, counters, "sac").restore(store)
     assert restored.startswith("checkpoint-00000001: 3 gradient steps, 40 agent decisions")
     assert (counters.learner_steps, counters.version) == (3, 2)

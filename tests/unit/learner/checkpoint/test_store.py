@@ -20,7 +20,7 @@ from tidemill.services.learner.checkpoint.format import Checkpoint
 from tidemill.services.learner.checkpoint.store import CheckpointStore, check_fits
 
 
-def _checkpoint(steps: int = 5, *, algorithm: str = "sac", width: int = 3, generation: int = 0) -> Checkpoint:
+def _checkpoint(steps: int = 5, *, algorithm: str = "sac", width: int = 3, fencing_token: int = 0) -> Checkpoint:
     return Checkpoint(
         algorithm=algorithm,
         network={"actor.0.weight": [width, 2]},
@@ -31,7 +31,7 @@ def _checkpoint(steps: int = 5, *, algorithm: str = "sac", width: int = 3, gener
             "optimizer": {"0": {"step": torch.tensor(2.0)}},
         },
         rng={"python": (3, (1, 2), None), "torch": torch.arange(4, dtype=torch.uint8)},
-        generation=generation,
+        fencing_token=fencing_token,
     )
 
 
@@ -89,40 +89,40 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     assert _steps(store) == 3
 
 
-def test_newest_generation_is_restored_whatever_the_numbers(tmp_path: Path) -> None:
+def test_newest_token_is_restored_whatever_the_numbers(tmp_path: Path) -> None:
     """A checkpoint that an older learner wrote last is older; it is also the first to be removed."""
     newer, older = CheckpointStore(tmp_path / "newer", keep=2), CheckpointStore(tmp_path / "older", keep=9)
-    newer.write(_checkpoint(6000, generation=2))
+    newer.write(_checkpoint(6000, fencing_token=2))
     for steps in (1000, 1500, 1994):
-        older.write(_checkpoint(steps, generation=1))
+        older.write(_checkpoint(steps, fencing_token=1))
     for path in (tmp_path / "older").iterdir():  # as if it had been frozen between its last look and its rename
         path.rename(tmp_path / "newer" / path.name)
-    assert (_steps(newer), newer.generation) == (6000, 2)
-    newer.write(_checkpoint(6018, generation=2))
+    assert (_steps(newer), newer.fencing_token) == (6000, 2)
+    newer.write(_checkpoint(6018, fencing_token=2))
     assert sorted(path.name for path in (tmp_path / "newer").glob("*.safetensors")) == [
         "checkpoint-000002-00000001.safetensors",
         "checkpoint-000002-00000004.safetensors",
     ]
 
 
-def test_file_of_an_earlier_version_is_older_than_any_generation(tmp_path: Path) -> None:
-    """Its name has no generation, which counts as 0."""
+def test_file_of_an_earlier_version_is_older_than_any_fencing_token(tmp_path: Path) -> None:
+    """Its name has no fencing token, which counts as 0."""
     store = CheckpointStore(tmp_path, keep=9)
     path = store.write(_checkpoint(7))
     for each in (path, path.with_suffix(".sha256")):
         each.rename(tmp_path / each.name.replace("000000-00000001", "00000009"))
-    assert (_steps(store), store.generation) == (7, 0)
-    store.write(_checkpoint(8, generation=1))
-    assert (_steps(store), store.generation) == (8, 1)
+    assert (_steps(store), store.fencing_token) == (7, 0)
+    store.write(_checkpoint(8, fencing_token=1))
+    assert (_steps(store), store.fencing_token) == (8, 1)
 
 
-def test_older_generation_writes_nothing_beside_a_newer_one(tmp_path: Path) -> None:
-    """The refusal names both generations, and the folder stays as it was."""
+def test_older_fencing_token_writes_nothing_beside_a_newer_one(tmp_path: Path) -> None:
+    """The refusal names both fencing tokens, and the folder stays as it was."""
     store = CheckpointStore(tmp_path, keep=9)
-    store.write(_checkpoint(6, generation=3))
+    store.write(_checkpoint(6, fencing_token=3))
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(StalePublisher, match="a checkpoint of generation 3, this learner has 2"):
-        store.write(_checkpoint(9, generation=2))
+    with pytest.raises(StalePublisher, match="a checkpoint with fencing token 3, this learner has 2"):
+        store.write(_checkpoint(9, fencing_token=2))
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -134,12 +134,12 @@ def test_learner_superseded_while_it_writes_leaves_nothing(tmp_path: Path, monke
         calls[0] += 1
         if calls[0] == 3:  # the checkpoint's own bytes; the checksum and its folder were before
             monkeypatch.setattr(os, "fsync", fsync)
-            CheckpointStore(tmp_path, keep=9).write(_checkpoint(6, generation=2))
+            CheckpointStore(tmp_path, keep=9).write(_checkpoint(6, fencing_token=2))
         fsync(file)
 
     monkeypatch.setattr(os, "fsync", frozen_in)
     with pytest.raises(StalePublisher):
-        store.write(_checkpoint(5, generation=1))
+        store.write(_checkpoint(5, fencing_token=1))
     assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == {"checkpoint-000002-00000001"}
 
 
@@ -195,7 +195,7 @@ def test_foreign_file_with_a_right_checksum_is_skipped(tmp_path: Path) -> None:
 
 def test_half_written_files_of_a_crash_are_removed(tmp_path: Path) -> None:
     """What a killed process left behind does not pile up."""
-    leftover = tmp_path / "checkpoint-000000-00000009.safetensors.partial"
+    leftover = tmp_path / "checkpoint-000000-00000009.safetensors.tmp"
     leftover.write_bytes(b"half")
     CheckpointStore(tmp_path, keep=1)
     assert not leftover.exists()
@@ -230,11 +230,11 @@ def test_disk_that_fails_otherwise_is_an_error_of_its_own(tmp_path: Path, monkey
 
 def test_checkpoint_of_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not skipped as damaged: an older one must not be restored in its place without a word."""
-    monkeypatch.setattr(checkpoint_format, "FORMAT_VERSION", 3)
+    monkeypatch.setattr(checkpoint_format, "FORMAT_VERSION", 4)
     store = CheckpointStore(tmp_path, keep=1)
     store.write(_checkpoint())
-    monkeypatch.setattr(checkpoint_format, "FORMAT_VERSION", 2)
-    with pytest.raises(FatalError, match="has format 3, this version reads up to 2"):
+    monkeypatch.setattr(checkpoint_format, "FORMAT_VERSION", 3)
+    with pytest.raises(FatalError, match="has format 4, this version reads up to 3"):
         store.newest()
 
 
@@ -261,4 +261,4 @@ def test_header_is_readable_json(tmp_path: Path) -> None:
     path = CheckpointStore(tmp_path, keep=1).write(_checkpoint(7))
     with safetensors.safe_open(str(path), framework="pt") as file:
         header = json.loads(file.metadata()["tidemill_checkpoint"])
-    assert (header["format"], header["counters"]["learner_steps"]) == (3, 7)
+    assert (header["format"], header["counters"]["learner_steps"]) == (4, 7)

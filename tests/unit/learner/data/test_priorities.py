@@ -116,7 +116,7 @@ def test_priorities_of_a_superseded_learner_are_not_sent() -> None:
     table = _Table()
 
     def refuse() -> None:
-        raise StalePublisher("generation 1 was superseded by 2")
+        raise StalePublisher("fencing token 1 was superseded by 2")
 
     writer = PriorityWriter(table, refuse)
     writer.offer(_keys(1), torch.ones(1))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.params.publishing import OpenStore, names, publish, read, small_store
+from tests.unit.paramserver.publishing import OpenStore, names, publish, read, small_store
 from tidemill.errors import DataLoss
 from tidemill.params.document import seal, unseal
 from tidemill.params.version import Precision
@@ -158,14 +158,14 @@ def test_newest_files_that_vanish_do_not_free_their_number(tmp_path: Path, open_
 def test_one_damaged_copy_of_the_state_loses_nothing(
     tmp_path: Path, open_store: OpenStore, copy: str, damage: Callable[[Path], None]
 ) -> None:
-    """Tags, generation and numbers come from the other copy, and both are whole again."""
+    """Tags, fencing token and numbers come from the other copy, and both are whole again."""
     _three_versions(tmp_path)
     damage(tmp_path / copy)
     store = open_store(tmp_path)
     assert store.catalog.all_tags == {"best": 2, "latest": 3}
-    assert store.catalog.generation == 1
+    assert store.catalog.fencing_token == 1
     assert store.corrupt_versions == (0 if damage is _remove else 1)
-    store.open_generation()
+    store.acquire_fencing_token()
     store.set_tag("best", 2)
     for names_of_copies in (("state.json", "state.copy.json"), ("tags.json", "tags.copy.json")):
         assert len({(tmp_path / name).read_bytes() for name in names_of_copies}) == 1
@@ -174,23 +174,23 @@ def test_one_damaged_copy_of_the_state_loses_nothing(
 def test_losing_both_copies_of_the_numbers_keeps_versions_and_shuts_out_old_publishers(
     tmp_path: Path, open_store: OpenStore
 ) -> None:
-    """A generation that may have been handed out is skipped."""
+    """A fencing token that may have been handed out is skipped."""
     _three_versions(tmp_path)
     for name in ("state.json", "state.copy.json"):
         _flip(tmp_path / name)
     store = open_store(tmp_path)
     assert store.corrupt_versions == 2
-    assert store.open_generation().generation == 3
+    assert store.acquire_fencing_token().fencing_token == 3
     assert publish(store, b"four").version == 4
 
 
 def test_losing_both_copies_of_the_tags_loses_nothing_else(tmp_path: Path, open_store: OpenStore) -> None:
-    """Versions and generation stay; the damage is counted once."""
+    """Versions and fencing token stay; the damage is counted once."""
     _three_versions(tmp_path)
     for name in ("tags.json", "tags.copy.json"):
         _flip(tmp_path / name)
     store = open_store(tmp_path)
-    assert (store.corrupt_versions, store.catalog.generation) == (2, 1)
+    assert (store.corrupt_versions, store.catalog.fencing_token) == (2, 1)
     assert store.catalog.all_tags == {"latest": 3}
     store.close()
     assert open_store(tmp_path).corrupt_versions == 0
@@ -208,6 +208,18 @@ def test_folder_whose_tags_are_among_the_numbers_is_read(tmp_path: Path, open_st
     publish(store, b"four")
     store.close()
     assert open_store(tmp_path).catalog.all_tags == {"best": 2, "latest": 4}
+
+
+def test_folder_that_calls_the_fencing_token_a_generation_is_read(tmp_path: Path, open_store: OpenStore) -> None:
+    """Descriptions and numbers of earlier versions keep their meaning under the former name."""
+    _three_versions(tmp_path)
+    for path in tmp_path.glob("*.json"):
+        content = unseal(path.read_bytes())
+        if "fencing_token" in content:
+            path.write_bytes(seal({"generation": content.pop("fencing_token") + 6, **content}))
+    store = open_store(tmp_path)
+    assert store.corrupt_versions == 0
+    assert (store.catalog.fencing_token, store.catalog.find(2).fencing_token) == (7, 7)
 
 
 def test_tag_on_a_damaged_version_is_dropped(tmp_path: Path, open_store: OpenStore) -> None:
@@ -318,17 +330,17 @@ def test_crash_at_any_moment_of_a_publish_leaves_the_old_or_the_new_version(
     assert survivors == {False, True}
 
 
-def test_crash_at_any_moment_of_a_new_generation_never_repeats_one(
+def test_crash_at_any_moment_of_a_new_fencing_token_never_repeats_one(
     tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A generation that was answered is never handed out again."""
+    """A fencing token that was answered is never handed out again."""
     answered = 0
     for moment in range(1, 20):
-        ended = _crash_while(monkeypatch, tmp_path, lambda s: s.open_generation(), moment)
+        ended = _crash_while(monkeypatch, tmp_path, lambda s: s.acquire_fencing_token(), moment)
         store = open_store(tmp_path)
-        generation = store.open_generation().generation
-        assert generation > answered + ended
-        answered = generation
+        fencing_token = store.acquire_fencing_token().fencing_token
+        assert fencing_token > answered + ended
+        answered = fencing_token
         store.close()
         if ended:
             break

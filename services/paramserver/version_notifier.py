@@ -11,7 +11,7 @@ from tidemill.errors import Unavailable
 _T = TypeVar("_T")
 
 
-class Announcer:
+class VersionNotifier:
     """Wakes every waiting call after a change; each looks at the newest state only, so a slow one skips.
 
     Belongs to one event loop.
@@ -21,7 +21,7 @@ class Announcer:
         self._changed = asyncio.Event()
         self._closed = False
 
-    def announce(self) -> None:
+    def notify(self) -> None:
         """Let every waiting call look again."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -29,26 +29,26 @@ class Announcer:
     def close(self) -> None:
         """End every wait, now and later, with `Unavailable`."""
         self._closed = True
-        self.announce()
+        self.notify()
 
-    async def until(self, look: Callable[[], _T | None]) -> _T:
-        """Wait until `look` returns something, and return it.
+    async def wait_for(self, find: Callable[[], _T | None]) -> _T:
+        """Wait until `find` returns something, and return it.
 
         Raises:
             Unavailable: The server stops.
         """
-        while (found := look()) is None:
+        while (found := find()) is None:
             if self._closed:
                 raise Unavailable("the parameter server is stopping")
             await self._changed.wait()
         return found
 
-    async def within(self, look: Callable[[], _T | None], timeout_s: float) -> _T | None:
-        """Wait as `until`, at most `timeout_s` seconds; None when nothing was found in time."""
-        if (found := look()) is not None or timeout_s <= 0:
+    async def wait_for_within(self, find: Callable[[], _T | None], timeout_s: float) -> _T | None:
+        """Wait as `wait_for`, at most `timeout_s` seconds; None when nothing was found in time."""
+        if (found := find()) is not None or timeout_s <= 0:
             return found
         try:
             async with asyncio.timeout(timeout_s):
-                return await self.until(look)
+                return await self.wait_for(find)
         except TimeoutError:
             return None

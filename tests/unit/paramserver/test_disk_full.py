@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.params.publishing import OpenStore, names, publish, read
+from tests.unit.paramserver.publishing import OpenStore, names, publish, read
 from tidemill.errors import ResourceExhausted
 from tidemill.services.paramserver.version_store import VersionStore
 
@@ -60,14 +60,14 @@ def test_disk_that_fills_up_during_a_publish_stores_nothing(
     assert [read(store, number) for number in store.catalog.versions] == [b"old", b"new"]
 
 
-def test_disk_that_fills_up_during_a_tag_or_generation_changes_nothing(
+def test_disk_that_fills_up_during_a_tag_or_fencing_token_changes_nothing(
     tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The state is replaced as a whole or not at all."""
     store = open_store(tmp_path)
     publish(store, b"old")
     assert _change_until_it_fits(monkeypatch, store, tmp_path, lambda: store.set_tag("best", 1)) == 3
-    assert _change_until_it_fits(monkeypatch, store, tmp_path, store.open_generation) == 3
+    assert _change_until_it_fits(monkeypatch, store, tmp_path, store.acquire_fencing_token) == 3
 
 
 def test_disk_filled_by_pieces_is_reported_at_the_piece(

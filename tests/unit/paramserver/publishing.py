@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 from tidemill.params.version import Encoding, ParamsMetadata, Precision, Version
-from tidemill.services.paramserver.draft import Draft
+from tidemill.services.paramserver.upload import PublishRequest
 from tidemill.services.paramserver.version_store import VersionStore
 
 OpenStore = Callable[..., VersionStore]
@@ -42,30 +42,30 @@ def encoding(blob: bytes, precision: Precision = Precision.FULL) -> Encoding:
     return Encoding(precision, len(blob), hashlib.sha256(blob).digest())
 
 
-def draft_of(full: bytes, half: bytes = b"", *, generation: int = 1, base_version: int = 0) -> Draft:
+def request_of(full: bytes, half: bytes = b"", *, fencing_token: int = 1, base_version: int = 0) -> PublishRequest:
     """Announce a version with one or two encodings."""
     encodings = (encoding(full), *([encoding(half, Precision.HALF)] if half else []))
-    return Draft(generation, base_version, METADATA, encodings)
+    return PublishRequest(fencing_token, base_version, METADATA, encodings)
 
 
-def store_draft(store: VersionStore, draft: Draft, data: bytes) -> Version:
-    """Publish a draft with these bytes, the way the server does it."""
-    assert store.check(draft) is None
-    incoming = store.begin(draft)
+def store_request(store: VersionStore, request: PublishRequest, data: bytes) -> Version:
+    """Publish a request with these bytes, the way the server does it."""
+    assert store.check(request) is None
+    upload = store.begin(request)
     try:
-        incoming.write(data)
-        return store.commit(incoming, NOON)
+        upload.write(data)
+        return store.commit(upload, NOON)
     finally:
-        incoming.discard()
+        upload.discard()
 
 
 def publish(store: VersionStore, full: bytes, half: bytes = b"") -> Version:
-    """Publish the next version as the current publisher; the first call opens a generation."""
-    if store.catalog.generation == 0:
-        store.open_generation()
+    """Publish the next version as the current publisher; the first call acquires a fencing token."""
+    if store.catalog.fencing_token == 0:
+        store.acquire_fencing_token()
     newest = store.catalog.newest.version if store.catalog.newest else 0
-    draft = draft_of(full, half, generation=store.catalog.generation, base_version=newest)
-    return store_draft(store, draft, full + half)
+    request = request_of(full, half, fencing_token=store.catalog.fencing_token, base_version=newest)
+    return store_request(store, request, full + half)
 
 
 def read(store: VersionStore, number: int, precision: Precision = Precision.FULL) -> bytes:

@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.unit.params.publishing import NOON, OpenStore, draft_of
+from tests.unit.paramserver.publishing import NOON, OpenStore, request_of
 from tidemill.errors import Unavailable
 from tidemill.params.v1 import params_pb2 as pb
 from tidemill.services.paramserver import servicer as servicer_module
-from tidemill.services.paramserver.announcer import Announcer
 from tidemill.services.paramserver.metrics import Metrics
 from tidemill.services.paramserver.servicer import ParamServicer
+from tidemill.services.paramserver.version_notifier import VersionNotifier
 from tidemill.services.paramserver.version_store import VersionStore
-from tidemill.services.paramserver.writer import Writer
+from tidemill.services.paramserver.writer import StoreWriter
 
 _CONTEXT: Any = None
 
 
-def _servicer(store: VersionStore, writer: Writer, announcer: Announcer) -> ParamServicer:
+def _servicer(store: VersionStore, writer: StoreWriter, notifier: VersionNotifier) -> ParamServicer:
     """Return a servicer that sends one version at a time."""
     metrics = Metrics(lambda: store.catalog, CollectorRegistry())
-    return ParamServicer(store, writer, announcer, metrics, max_fetch_bytes=1)
+    return ParamServicer(store, writer, notifier, metrics, max_fetch_bytes=1)
 
 
 async def _one(blob: bytes) -> AsyncIterator[bytes]:
@@ -35,15 +35,15 @@ async def _one(blob: bytes) -> AsyncIterator[bytes]:
 
 async def test_watcher_that_reads_slowly_skips_to_the_newest(tmp_path: Path, open_store: OpenStore) -> None:
     """Of five versions published between two reads, only the last is announced."""
-    store, announcer = open_store(tmp_path), Announcer()
-    writer = Writer(store, announcer, clock=lambda: NOON)
-    servicer = _servicer(store, writer, announcer)
-    await writer.open_generation()
+    store, notifier = open_store(tmp_path), VersionNotifier()
+    writer = StoreWriter(store, notifier, clock=lambda: NOON)
+    servicer = _servicer(store, writer, notifier)
+    await writer.acquire_fencing_token()
     watch: Any = servicer.Watch(pb.WatchRequest(), _CONTEXT)
     seen = []
     for base_version in range(6):
         blob = b"%d" % base_version
-        await writer.publish(draft_of(blob, base_version=base_version), _one(blob))
+        await writer.publish(request_of(blob, base_version=base_version), _one(blob))
         if base_version in (0, 5):
             seen.append((await anext(watch)).version.version)
     await watch.aclose()
@@ -53,13 +53,13 @@ async def test_watcher_that_reads_slowly_skips_to_the_newest(tmp_path: Path, ope
 
 async def test_fetch_by_tag_survives_the_removal_of_what_it_found(tmp_path: Path, open_store: OpenStore) -> None:
     """When retention removes a version between finding and opening it, the tag's next version is sent."""
-    store, announcer = open_store(tmp_path, keep_versions=1), Announcer()
-    writer = Writer(store, announcer, clock=lambda: NOON)
-    servicer = _servicer(store, writer, announcer)
-    await writer.open_generation()
-    await writer.publish(draft_of(b"one"), _one(b"one"))
+    store, notifier = open_store(tmp_path, keep_versions=1), VersionNotifier()
+    writer = StoreWriter(store, notifier, clock=lambda: NOON)
+    servicer = _servicer(store, writer, notifier)
+    await writer.acquire_fencing_token()
+    await writer.publish(request_of(b"one"), _one(b"one"))
     found_before, tagged = store.catalog.newest, servicer._tagged
-    await writer.publish(draft_of(b"two", base_version=1), _one(b"two"))
+    await writer.publish(request_of(b"two", base_version=1), _one(b"two"))
     answers = [found_before]
     servicer._tagged = lambda *a, **n: answers.pop() if answers else tagged(*a, **n)  # type: ignore[method-assign]
     sent = [response async for response in servicer.Fetch(pb.FetchRequest(tag="latest"), _CONTEXT)]
@@ -67,13 +67,13 @@ async def test_fetch_by_tag_survives_the_removal_of_what_it_found(tmp_path: Path
     assert [sent[0].header.version.version, sent[1].piece] == [2, b"two"]
 
 
-async def test_fetch_waits_for_its_turn(tmp_path: Path, open_store: OpenStore) -> None:
+async def test_fetch_waits_for_its_fetch_slot(tmp_path: Path, open_store: OpenStore) -> None:
     """As many fetches are sent at a time as there is memory for; the next one begins when one of them ends."""
-    store, announcer = open_store(tmp_path), Announcer()
-    writer = Writer(store, announcer, clock=lambda: NOON)
-    servicer = _servicer(store, writer, announcer)
-    await writer.open_generation()
-    await writer.publish(draft_of(b"one"), _one(b"one"))
+    store, notifier = open_store(tmp_path), VersionNotifier()
+    writer = StoreWriter(store, notifier, clock=lambda: NOON)
+    servicer = _servicer(store, writer, notifier)
+    await writer.acquire_fencing_token()
+    await writer.publish(request_of(b"one"), _one(b"one"))
     first: Any = servicer.Fetch(pb.FetchRequest(tag="latest"), _CONTEXT)
     assert (await anext(first)).header.version.version == 1
     second: Any = servicer.Fetch(pb.FetchRequest(tag="latest"), _CONTEXT)
@@ -90,12 +90,12 @@ async def test_fetch_without_a_turn_in_time_is_unavailable(
     tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait is bounded, and the message names the setting."""
-    monkeypatch.setattr(servicer_module, "TURN_S", 0.01)
-    store, announcer = open_store(tmp_path), Announcer()
-    writer = Writer(store, announcer, clock=lambda: NOON)
-    servicer = _servicer(store, writer, announcer)
-    await writer.open_generation()
-    await writer.publish(draft_of(b"one"), _one(b"one"))
+    monkeypatch.setattr(servicer_module, "FETCH_SLOT_TIMEOUT_S", 0.01)
+    store, notifier = open_store(tmp_path), VersionNotifier()
+    writer = StoreWriter(store, notifier, clock=lambda: NOON)
+    servicer = _servicer(store, writer, notifier)
+    await writer.acquire_fencing_token()
+    await writer.publish(request_of(b"one"), _one(b"one"))
     first: Any = servicer.Fetch(pb.FetchRequest(tag="latest"), _CONTEXT)
     await anext(first)
     second: Any = servicer.Fetch(pb.FetchRequest(tag="latest"), _CONTEXT)

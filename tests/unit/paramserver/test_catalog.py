@@ -6,68 +6,68 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.params.publishing import METADATA, NOON, draft_of, encoding
+from tests.unit.paramserver.publishing import METADATA, NOON, encoding, request_of
 from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from tidemill.params.version import Encoding, Precision, Version
 from tidemill.services.paramserver.catalog import Catalog
-from tidemill.services.paramserver.draft import Draft
+from tidemill.services.paramserver.upload import PublishRequest
 
 
-def _version(number: int, *, generation: int = 1) -> Version:
-    return Version(number, number - 1, generation, NOON, METADATA, (encoding(b"%d" % number),))
+def _version(number: int, *, fencing_token: int = 1) -> Version:
+    return Version(number, number - 1, fencing_token, NOON, METADATA, (encoding(b"%d" % number),))
 
 
-def _catalog(*numbers: int, generation: int = 1) -> Catalog:
-    catalog = Catalog(generation=generation)
+def _catalog(*numbers: int, fencing_token: int = 1) -> Catalog:
+    catalog = Catalog(fencing_token=fencing_token)
     for number in numbers:
         catalog = catalog.with_version(_version(number))
     return catalog
 
 
-def test_generation_is_above_the_one_its_publisher_knows() -> None:
+def test_fencing_token_is_above_the_one_its_publisher_knows() -> None:
     """A server that lost its count goes on above a checkpoint's; a count that could run out is refused."""
-    assert Catalog(generation=1).with_generation().generation == 2
-    assert Catalog(generation=1).with_generation(7).generation == 8
-    assert Catalog(generation=9).with_generation(7).generation == 10
-    with pytest.raises(InvalidArgument, match="above is"):
-        Catalog().with_generation(2**63)
-    assert Catalog(generation=2**63).with_generation(2**63).generation == 2**63 + 1
+    assert Catalog(fencing_token=1).with_next_token().fencing_token == 2
+    assert Catalog(fencing_token=1).with_next_token(7).fencing_token == 8
+    assert Catalog(fencing_token=9).with_next_token(7).fencing_token == 10
+    with pytest.raises(InvalidArgument, match="last_known_token is"):
+        Catalog().with_next_token(2**63)
+    assert Catalog(fencing_token=2**63).with_next_token(2**63).fencing_token == 2**63 + 1
 
 
-def test_publisher_with_the_newest_base_and_generation_is_accepted() -> None:
+def test_publisher_with_the_newest_base_and_fencing_token_is_accepted() -> None:
     """The current publisher may build on the newest version, 0 standing for none."""
-    Catalog(generation=1).check_publisher(draft_of(b"a"))
-    _catalog(1, 2).check_publisher(draft_of(b"a", base_version=2))
+    Catalog(fencing_token=1).check_publisher(request_of(b"a"))
+    _catalog(1, 2).check_publisher(request_of(b"a", base_version=2))
 
 
-def test_superseded_generation_is_refused() -> None:
+def test_superseded_fencing_token_is_refused() -> None:
     """A newer publisher shuts out the older one, whatever it builds on."""
-    with pytest.raises(FailedPrecondition, match="generation 1 was superseded by 2"):
-        _catalog(1, generation=2).check_publisher(draft_of(b"a", base_version=1))
+    with pytest.raises(FailedPrecondition, match="fencing token 1 was superseded by 2"):
+        _catalog(1, fencing_token=2).check_publisher(request_of(b"a", base_version=1))
 
 
-def test_generation_that_was_not_handed_out_is_invalid() -> None:
-    """Nobody can make up a generation."""
-    with pytest.raises(InvalidArgument, match="generation is 3"):
-        _catalog(1, generation=2).check_publisher(draft_of(b"a", generation=3, base_version=1))
+def test_fencing_token_that_was_not_handed_out_is_invalid() -> None:
+    """Nobody can make up a fencing token."""
+    with pytest.raises(InvalidArgument, match="fencing_token is 3"):
+        _catalog(1, fencing_token=2).check_publisher(request_of(b"a", fencing_token=3, base_version=1))
 
 
 @pytest.mark.parametrize("base_version", [0, 1, 3])
 def test_base_that_is_not_the_newest_is_refused(base_version: int) -> None:
     """A publisher that missed a version, or knows one that is lost, is told the newest."""
     with pytest.raises(FailedPrecondition, match=f"base_version is {base_version}, but the newest version is 2"):
-        _catalog(1, 2).check_publisher(draft_of(b"a", base_version=base_version))
+        _catalog(1, 2).check_publisher(request_of(b"a", base_version=base_version))
 
 
 def test_repeat_of_the_newest_version_is_recognised() -> None:
-    """Same generation, base and checksums are the same publish; any difference makes another."""
+    """Same fencing token, base and checksums are the same publish; any difference makes another."""
     catalog = _catalog(1, 2)
-    assert catalog.repeated(draft_of(b"2", base_version=1)) == _version(2)
-    assert catalog.repeated(draft_of(b"x", base_version=1)) is None
-    assert catalog.repeated(draft_of(b"2", base_version=2)) is None
-    assert catalog.repeated(draft_of(b"2", base_version=1, generation=2)) is None
-    assert catalog.repeated(draft_of(b"1")) is None
-    assert Catalog().repeated(draft_of(b"1")) is None
+    assert catalog.repeated(request_of(b"2", base_version=1)) == _version(2)
+    assert catalog.repeated(request_of(b"x", base_version=1)) is None
+    assert catalog.repeated(request_of(b"2", base_version=2)) is None
+    assert catalog.repeated(request_of(b"2", base_version=1, fencing_token=2)) is None
+    assert catalog.repeated(request_of(b"1")) is None
+    assert Catalog().repeated(request_of(b"1")) is None
 
 
 def test_tag_points_where_it_was_set_and_latest_at_the_newest() -> None:
@@ -124,24 +124,24 @@ def test_retention_keeps_the_newest_and_the_tagged(numbers: set[int], tagged: li
 
 
 @pytest.mark.parametrize(
-    "draft, reason",
+    "announced, reason",
     [
-        (draft_of(b"a", generation=0), "generation is 0"),
-        (Draft(1, 0, METADATA, ()), "encodings is"),
-        (Draft(1, 0, METADATA, (encoding(b"a", Precision.HALF),)), "full precision first"),
-        (Draft(1, 0, METADATA, (encoding(b"a"), encoding(b"b"))), "at most once"),
-        (draft_of(b""), "size_bytes is 0"),
-        (Draft(1, 0, METADATA, (Encoding(Precision.FULL, 1, b"short"),)), "32 bytes"),
+        (request_of(b"a", fencing_token=0), "fencing_token is 0"),
+        (PublishRequest(1, 0, METADATA, ()), "encodings is"),
+        (PublishRequest(1, 0, METADATA, (encoding(b"a", Precision.HALF),)), "full precision first"),
+        (PublishRequest(1, 0, METADATA, (encoding(b"a"), encoding(b"b"))), "at most once"),
+        (request_of(b""), "size_bytes is 0"),
+        (PublishRequest(1, 0, METADATA, (Encoding(Precision.FULL, 1, b"short"),)), "32 bytes"),
     ],
 )
-def test_draft_out_of_range_is_invalid(draft: Draft, reason: str) -> None:
+def test_request_out_of_range_is_invalid(announced: PublishRequest, reason: str) -> None:
     """Each wrong field is named with its value."""
     with pytest.raises(InvalidArgument, match=reason):
-        draft.check(10)
+        announced.check(10)
 
 
-def test_draft_over_the_size_limit_is_refused_by_its_declared_size() -> None:
+def test_request_over_the_size_limit_is_refused_by_its_declared_size() -> None:
     """Nothing is received for it, so its size alone decides."""
-    draft_of(b"a" * 10).check(10)
+    request_of(b"a" * 10).check(10)
     with pytest.raises(ResourceExhausted, match=r"size_bytes is 11, allowed: .* 10"):
-        draft_of(b"a" * 11).check(10)
+        request_of(b"a" * 11).check(10)

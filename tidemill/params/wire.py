@@ -78,7 +78,7 @@ def pack_version(version: Version) -> pb.Version:
     message = pb.Version(
         version=version.version,
         base_version=version.base_version,
-        generation=version.generation,
+        fencing_token=version.fencing_token,
         metadata=pack_metadata(version.metadata),
         encodings=[pack_encoding(encoding) for encoding in version.encodings],
     )
@@ -95,7 +95,7 @@ def unpack_version(message: pb.Version) -> Version:
     return Version(
         version=message.version,
         base_version=message.base_version,
-        generation=message.generation,
+        fencing_token=message.fencing_token,
         created=message.created.ToDatetime(tzinfo=datetime.UTC),
         metadata=unpack_metadata(message.metadata),
         encodings=tuple(unpack_encoding(encoding) for encoding in message.encodings),

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.params.publishing import (
+from tests.unit.paramserver.publishing import (
     METADATA,
     NOON,
     OpenStore,
-    draft_of,
     names,
     publish,
     read,
+    request_of,
     small_store,
-    store_draft,
+    store_request,
 )
 from tidemill.errors import (
     DataLoss,
@@ -37,10 +37,10 @@ from tidemill.params.version import Precision
 
 
 def test_published_version_reads_back_with_its_description(tmp_path: Path, open_store: OpenStore) -> None:
-    """Bytes, metadata, base, generation and time are those of the publish."""
+    """Bytes, metadata, base, fencing token and time are those of the publish."""
     store = open_store(tmp_path)
     version = publish(store, b"full", b"half")
-    assert (version.version, version.base_version, version.generation) == (1, 0, 1)
+    assert (version.version, version.base_version, version.fencing_token) == (1, 0, 1)
     assert (version.created, version.metadata) == (NOON, METADATA)
     assert read(store, 1) == b"full"
     assert read(store, 1, Precision.HALF) == b"half"
@@ -62,12 +62,12 @@ def test_missing_half_is_answered_with_full(tmp_path: Path, open_store: OpenStor
 
 
 def test_restart_restores_everything(tmp_path: Path, open_store: OpenStore) -> None:
-    """Versions, tags, generation and numbers are the same after a restart."""
+    """Versions, tags, fencing token and numbers are the same after a restart."""
     store = open_store(tmp_path)
     for blob in (b"1", b"2", b"3"):
         publish(store, blob)
     store.set_tag("best", 2)
-    store.open_generation()
+    store.acquire_fencing_token()
     before = store.catalog
     store.close()
     again = open_store(tmp_path)
@@ -149,7 +149,7 @@ def test_publish_writes_no_tags(tmp_path: Path, open_store: OpenStore) -> None:
     store.set_tag("best", 1)
     before = [(tmp_path / name).stat().st_ino for name in ("tags.json", "tags.copy.json")]
     publish(store, b"2")
-    store.open_generation()
+    store.acquire_fencing_token()
     assert [(tmp_path / name).stat().st_ino for name in ("tags.json", "tags.copy.json")] == before
     store.set_tag("best", 2)
     assert [(tmp_path / name).stat().st_ino for name in ("tags.json", "tags.copy.json")] != before
@@ -171,48 +171,48 @@ def test_open_version_can_be_read_after_it_was_removed(tmp_path: Path, open_stor
     blob.close()
 
 
-def test_generations_grow_across_restarts(tmp_path: Path, open_store: OpenStore) -> None:
+def test_fencing_tokens_grow_across_restarts(tmp_path: Path, open_store: OpenStore) -> None:
     """Each open hands out a number never seen before."""
     store = open_store(tmp_path)
-    assert [store.open_generation().generation for _ in range(2)] == [1, 2]
+    assert [store.acquire_fencing_token().fencing_token for _ in range(2)] == [1, 2]
     store.close()
-    assert open_store(tmp_path).open_generation().generation == 3
+    assert open_store(tmp_path).acquire_fencing_token().fencing_token == 3
 
 
 def test_publisher_superseded_while_it_sends_is_refused_at_the_end(tmp_path: Path, open_store: OpenStore) -> None:
     """The bytes of the older publisher leave nothing."""
     store = open_store(tmp_path)
-    store.open_generation()
-    incoming = store.begin(draft_of(b"full"))
-    incoming.write(b"full")
-    store.open_generation()
+    store.acquire_fencing_token()
+    upload = store.begin(request_of(b"full"))
+    upload.write(b"full")
+    store.acquire_fencing_token()
     with pytest.raises(FailedPrecondition, match="superseded"):
-        store.commit(incoming, NOON)
-    incoming.discard()
+        store.commit(upload, NOON)
+    upload.discard()
     assert names(tmp_path) == set()
     assert store.catalog.newest is None
 
 
-def test_draft_beyond_the_limits_is_refused_before_its_bytes_are_taken(tmp_path: Path, open_store: OpenStore) -> None:
+def test_request_beyond_the_limits_is_refused_before_its_bytes_are_taken(tmp_path: Path, open_store: OpenStore) -> None:
     """One byte more than `max_blob_bytes`, or no full precision; the largest allowed is stored."""
     store = open_store(tmp_path, max_blob_bytes=5)
-    generation = store.open_generation().generation
+    fencing_token = store.acquire_fencing_token().fencing_token
     with pytest.raises(ResourceExhausted, match=r"size_bytes is 6, allowed: .* 5"):
-        store.check(draft_of(b"123456", generation=generation))
+        store.check(request_of(b"123456", fencing_token=fencing_token))
     with pytest.raises(InvalidArgument, match="full precision first"):
-        store.check(dataclasses.replace(draft_of(b"1", b"2", generation=generation), encodings=()))
-    assert store_draft(store, draft_of(b"12345", generation=generation), b"12345").version == 1
+        store.check(dataclasses.replace(request_of(b"1", b"2", fencing_token=fencing_token), encodings=()))
+    assert store_request(store, request_of(b"12345", fencing_token=fencing_token), b"12345").version == 1
 
 
 def test_repeated_publish_is_answered_with_the_stored_version(tmp_path: Path, open_store: OpenStore) -> None:
     """The check finds the version a lost answer was about, even after a restart."""
     store = open_store(tmp_path)
-    store.open_generation()
-    draft = draft_of(b"full", b"half")
-    version = store_draft(store, draft, b"fullhalf")
-    assert store.check(draft) == version
+    store.acquire_fencing_token()
+    request = request_of(b"full", b"half")
+    version = store_request(store, request, b"fullhalf")
+    assert store.check(request) == version
     store.close()
-    assert open_store(tmp_path).check(draft) == version
+    assert open_store(tmp_path).check(request) == version
 
 
 @pytest.mark.parametrize(
@@ -230,9 +230,9 @@ def test_bytes_that_are_not_as_declared_leave_nothing(
 ) -> None:
     """Too few, too many or changed bytes are refused; the next publish works."""
     store = open_store(tmp_path)
-    store.open_generation()
+    store.acquire_fencing_token()
     with pytest.raises(error):
-        store_draft(store, draft_of(b"full", b"half"), data)
+        store_request(store, request_of(b"full", b"half"), data)
     assert names(tmp_path) == set()
     assert publish(store, b"full", b"half").version == 1
 
@@ -242,12 +242,12 @@ def test_pieces_may_be_cut_anywhere(cuts: list[int]) -> None:
     """The bytes of two encodings are the same however they were cut into pieces."""
     with TemporaryDirectory() as folder, mock.patch("os.fsync"):
         store = small_store(Path(folder))
-        store.open_generation()
-        incoming = store.begin(draft_of(b"full", b"half"))
+        store.acquire_fencing_token()
+        upload = store.begin(request_of(b"full", b"half"))
         edges = [0, *sorted(cuts), 8]
         for start, end in itertools.pairwise(edges):
-            incoming.write(b"fullhalf"[start:end])
-        store.commit(incoming, NOON)
+            upload.write(b"fullhalf"[start:end])
+        store.commit(upload, NOON)
         assert (read(store, 1), read(store, 1, Precision.HALF)) == (b"full", b"half")
         store.close()
 
@@ -297,7 +297,7 @@ def test_any_history_keeps_its_promises(steps: list[tuple[str, int]], keep_versi
             elif action == "tag" and number in before.versions:
                 store.set_tag("best", number)
             elif action == "open":
-                assert store.open_generation().generation == before.generation + 1
+                assert store.acquire_fencing_token().fencing_token == before.fencing_token + 1
             elif action == "restart":
                 store.close()
                 store = small_store(folder, keep_versions=keep_versions)

@@ -1,0 +1,96 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from tidemill.atomic_files import is_disk_full, replacing, write_all_atomically, write_atomically
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def _flushed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets the name of every file and folder the disk is waited for."""
+    flushed, fsync = [], os.fsync
+
+    def noted(descriptor: int) -> None:
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    return flushed
+
+
+def _refuse(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    """Have the disk refuse the `call`-th flush for lack of space."""
+    calls = [0]
+
+    def full(_descriptor: int) -> None:
+        calls[0] += 1
+        if calls[0] == call:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+
+
+def test_file_is_made_and_replaced(tmp_path: Path) -> None:
+    """Bytes as they are, text as UTF-8; nothing else stays in the folder."""
+    file = tmp_path / "file"
+    write_atomically(file, b"\xff")
+    assert file.read_bytes() == b"\xff"
+    write_atomically(file, "ü")
+    assert file.read_bytes() == "ü".encode()
+    assert _names(tmp_path) == ["file"]
+
+
+def test_disk_is_waited_for_unless_it_need_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First the bytes, then the folder with the new name; without `sync` neither."""
+    flushed = _flushed(monkeypatch)
+    write_atomically(tmp_path / "file", b"x")
+    assert flushed == ["file.tmp", tmp_path.name]
+    write_atomically(tmp_path / "file", b"y", sync=False)
+    assert len(flushed) == 2
+
+
+def test_fault_while_writing_leaves_the_former_file(tmp_path: Path) -> None:
+    """Whatever ends the block, what was written so far is removed."""
+    file = tmp_path / "file"
+    write_atomically(file, b"former")
+    with pytest.raises(KeyboardInterrupt), replacing(file) as temporary:  # noqa: PT012 - the block is what is tested
+        temporary.write_bytes(b"half")
+        raise KeyboardInterrupt
+    assert (file.read_bytes(), _names(tmp_path)) == (b"former", ["file"])
+
+
+def test_full_disk_leaves_the_former_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal is raised, and known as one for want of room."""
+    file = tmp_path / "file"
+    write_atomically(file, b"former")
+    _refuse(monkeypatch, 1)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_atomically(file, b"new")
+    assert is_disk_full(caught.value)
+    assert not is_disk_full(OSError(errno.EIO, ""))
+    assert (file.read_bytes(), _names(tmp_path)) == (b"former", ["file"])
+
+
+def test_several_files_are_replaced_only_when_the_disk_has_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full at the second leaves both as they were; otherwise both are new."""
+    files = {tmp_path / "a": b"1", tmp_path / "b": b"1"}
+    write_all_atomically(files)
+    with monkeypatch.context() as patches:
+        _refuse(patches, 2)
+        with pytest.raises(OSError, match="No space left"):
+            write_all_atomically(dict.fromkeys(files, b"2"))
+    assert [file.read_bytes() for file in files] == [b"1", b"1"]
+    flushed = _flushed(monkeypatch)
+    write_all_atomically(dict.fromkeys(files, b"2"))
+    assert [file.read_bytes() for file in files] == [b"2", b"2"]
+    assert flushed == ["a.tmp", "b.tmp", tmp_path.name]
+    assert _names(tmp_path) == ["a", "b"]

@@ -1,0 +1,111 @@
+"""Files that are there whole or not at all, whatever ends the process that writes them.
+
+A file is written under another name beside its own and renamed into place, so a reader finds the former one or the new
+one. With `sync` the disk has the bytes before the rename, and the name before the call returns: the file outlives a
+loss of power, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+TEMPORARY = ".tmp"
+"""Suffix of files that are not finished; one that a crash left behind may be removed."""
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
+    """Give the block a path to write to, and rename that to `path` at its end; after an error remove it instead.
+
+    Args:
+        path: The file to be made or replaced; its folder exists.
+        sync: Whether to wait until the disk has the file and its name.
+
+    Raises:
+        OSError: The disk refused; the former file is untouched, unless only waiting for the name failed.
+    """
+    temporary = path.with_name(path.name + TEMPORARY)
+    try:
+        yield temporary
+        if sync:
+            _sync(temporary, os.O_RDONLY)
+        temporary.replace(path)
+    except BaseException:
+        remove(temporary)
+        raise
+    if sync:
+        sync_folder(path.parent)
+
+
+def write_atomically(path: Path, data: bytes | str, *, sync: bool = True) -> None:
+    """Make or replace a file, whole or not at all; text becomes UTF-8.
+
+    Args:
+        path: The file; its folder exists.
+        data: All of its content.
+        sync: Whether to wait until the disk has the file and its name.
+
+    Raises:
+        OSError: As `replacing`.
+    """
+    with replacing(path, sync=sync) as temporary:
+        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def write_all_atomically(contents: Mapping[Path, bytes]) -> None:
+    """Make or replace files, each whole or not at all, in order, and none before the disk has the bytes of all.
+
+    Raises:
+        OSError: The disk refused. If it was full, no file was renamed; nothing unfinished is left behind.
+    """
+    temporary = {path: path.with_name(path.name + TEMPORARY) for path in contents}
+    try:
+        for path, data in contents.items():
+            with temporary[path].open("wb") as file:
+                file.write(data)
+                sync_file(file)
+        for path in contents:
+            temporary[path].replace(path)
+    except BaseException:
+        for path in temporary.values():
+            remove(path)
+        raise
+    for folder in dict.fromkeys(path.parent for path in contents):
+        sync_folder(folder)
+
+
+def sync_file(file: BinaryIO) -> None:
+    """Flush a file's buffer and wait until the disk has it."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk has a folder's new names."""
+    _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def remove(path: Path) -> None:
+    """Remove a file if it is there and the disk lets it go."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Return whether a write failed for want of room: on the disk, in the quota or under the limit of a file's size."""
+    return error.errno in _DISK_FULL
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
