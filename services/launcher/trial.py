@@ -14,7 +14,7 @@ from pathlib import Path
 from tidemill.child import PARENT_VARIABLE
 from tidemill.config.load import from_document, read_document, write_document
 from tidemill.config.sections import ActorConfig, RunConfig
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, InvalidArgument
 from tidemill.process import run
 
 _SETTINGS, _REFUSAL = "settings.yaml", "refusal"
@@ -55,11 +55,15 @@ def try_environment(config: RunConfig) -> None:
 
 def _try_here(folder: Path) -> int:
     from tidemill.envs.make import spec_of
+    from tidemill.replay.table_config import check_signature
+    from tidemill.rl.agents.registry import stored_columns
 
     config = from_document(ActorConfig, read_document(folder / _SETTINGS))
     try:
-        config.agent.validate_env(spec_of(config.env))
-    except ConfigError as error:
+        spec = spec_of(config.env)
+        config.agent.validate_env(spec)
+        check_signature(stored_columns(config.agent, spec))
+    except (ConfigError, InvalidArgument) as error:
         (folder / _REFUSAL).write_text(str(error), encoding="utf-8")
     return 0
 

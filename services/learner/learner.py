@@ -27,6 +27,7 @@ from tidemill.replay.shards.directory import ShardDirectory, is_sharded
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
+from tidemill.rl.agents.registry import stored_columns
 from tidemill.rl.optimizers import fallen
 from tidemill.rpc.server import RpcServer
 from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
@@ -119,7 +120,8 @@ class Learner:
         seed_rng(config.run.seed)
         spec = spec_of(config.env)
         agent = build_agent(config.agent, spec, str(device), config.run.seed)
-        return agent, table_config(config.table, config.learner, agent, spec, config.agent.batch_size), device
+        signature, batch_size = stored_columns(config.agent, spec), config.agent.batch_size
+        return agent, table_config(config.table, config.learner, agent, signature, batch_size), device
 
     def _directory(self, stack: ExitStack) -> ShardDirectory | None:
         """Return the replay shards; None if there is one server, and never more."""
