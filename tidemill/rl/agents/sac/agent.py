@@ -15,7 +15,6 @@ from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.agents.sac import loss
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.networks import build_actor, build_critic
-from tidemill.rl.networks.linear import flat
 from tidemill.rl.networks.precision import MatmulPrecision
 from tidemill.rl.networks.squashed_gaussian import head_gradient, sample
 from tidemill.rl.optimizers import Adam, LearningRateDecay
@@ -90,7 +89,7 @@ class SACAgent:
         shape = (2, len(weight), self._action_size)
         noise = draw_normal(shape, self._state.group, self._noise, weight.device, dim=1)
         temperature = self._log_temperature.exp()
-        observation = flat(batch["observation"])
+        observation = batch["observation"]
         target = self._critic_target(batch, noise[0], temperature)
         priority, metrics = self._update_critic(observation, batch["action"].flatten(1), target, weight)
         if self._state.updates % self._config.policy_delay == 0:
@@ -100,9 +99,9 @@ class SACAgent:
         return Update(priority, metrics | {"temperature": temperature})
 
     def _critic_target(self, batch: Mapping[str, Tensor], noise: Tensor, temperature: Tensor) -> Tensor:
-        next_observation = flat(batch["bootstrap_observation"])
+        next_observation = batch["bootstrap_observation"]
         drawn = sample(self._actor(next_observation)[0], noise)
-        bootstrap_q = self._target.network(torch.cat((next_observation, drawn.action), dim=-1)).squeeze(-1)
+        bootstrap_q = self._target.network(next_observation, drawn.action).squeeze(-1)
         return loss.soft_q_target(
             batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q, drawn.log_prob, temperature
         )
@@ -110,7 +109,7 @@ class SACAgent:
     def _update_critic(
         self, observation: Tensor, action: Tensor, target: Tensor, weight: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        activations = self._critic.activations(torch.cat((observation, action), dim=-1))
+        activations = self._critic.activations(observation, action)
         q = activations[-1].output.squeeze(-1)
         gradient, td_error = loss.critic_gradient(q, target, weight, self._config.huber_delta)
         gradients = self._critic.parameter_gradients(activations, gradient.unsqueeze(-1))
@@ -123,7 +122,7 @@ class SACAgent:
     def _update_actor(self, observation: Tensor, noise: Tensor, temperature: Tensor) -> dict[str, Tensor]:
         actor_activations = self._actor.activations(observation)
         drawn = sample(actor_activations[-1].output[0], noise)
-        critic_activations = self._critic.activations(torch.cat((observation, drawn.action), dim=-1))
+        critic_activations = self._critic.activations(observation, drawn.action)
         q_gradient = loss.actor_gradient(critic_activations[-1].output.squeeze(-1))
         actions = drawn.action.shape[1]
         action_gradient = self._critic.input_gradient(critic_activations, q_gradient.unsqueeze(-1), last=actions).sum(
