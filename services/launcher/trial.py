@@ -16,6 +16,7 @@ from tidemill.config.load import from_document, read_document, write_document
 from tidemill.config.sections import ActorConfig, RunConfig
 from tidemill.errors import ConfigError, InvalidArgument
 from tidemill.process import run
+from tidemill.rl.agents.registry import AgentConfig
 
 _SETTINGS, _REFUSAL = "settings.yaml", "refusal"
 _SHOWN_LINES = 8
@@ -63,9 +64,18 @@ def _try_here(folder: Path) -> int:
         spec = spec_of(config.env)
         config.agent.validate_env(spec)
         check_signature(stored_columns(config.agent, spec))
+        if _names_own_code(config.agent):
+            from tidemill.rl.agents.build import build_agent  # torch takes seconds to import
+
+            build_agent(config.agent, spec)
     except (ConfigError, InvalidArgument) as error:
         (folder / _REFUSAL).write_text(str(error), encoding="utf-8")
     return 0
+
+
+def _names_own_code(agent: AgentConfig) -> bool:
+    """Return whether a setting of the algorithm names a module of the user's."""
+    return any(isinstance(value, str) and (":" in value or "." in value) for value in vars(agent).values())
 
 
 if __name__ == "__main__":

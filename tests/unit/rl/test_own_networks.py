@@ -19,6 +19,7 @@ from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.networks import build_actor, build_critic
+from tidemill.rl.networks.ensemble_mlp import TorsoEnsembleMLP
 from tidemill.rl.networks.precision import acting_dtype
 from tidemill.rl.networks.torso import build_torso
 from tidemill.types import EnvSpec
@@ -106,6 +107,7 @@ def test_written_out_gradients_of_sac_go_on_through_the_torso() -> None:
     actor, critic = build_actor(config, CONTINUOUS, rng), build_critic(config, CONTINUOUS, rng)
     observation, action = torch.randn((6, 3), generator=rng), torch.rand((6, 2), generator=rng)
     flowing = torch.randn((2, 6, 1), generator=rng)
+    assert isinstance(critic, TorsoEnsembleMLP)
     with torch.no_grad():
         activations = critic.activations(observation, action)
         found = critic.parameter_gradients(activations, flowing)
@@ -115,35 +117,27 @@ def test_written_out_gradients_of_sac_go_on_through_the_torso() -> None:
     critic.requires_grad_(True)
     action.requires_grad_(True)
     wanted = torch.autograd.grad(
-        critic.activations(observation, action)[-1].output, [*_reaching(critic), action], flowing
+        critic.activations(observation, action)[-1].output, [*critic.layers.parameters(), action], flowing
     )
     torso_free = len(list(critic.layers.parameters()))
     for gradient, expected in zip(found[:torso_free], wanted[:torso_free], strict=True):
         torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(found_action, wanted[-1], rtol=1e-4, atol=1e-6)
-    assert len(list(actor.parameters())) == len(actor.parameter_gradients(*_passed(actor, observation)))
+    with torch.no_grad():
+        passed = actor.activations(observation)
+        assert len(list(actor.parameters())) == len(actor.parameter_gradients(passed, passed[-1].output))
     _check_torso_gradients(critic, observation, action.detach(), flowing, found[torso_free:])
 
 
-def _reaching(critic: nn.Module) -> list[torch.nn.Parameter]:
-    return list(critic.layers.parameters())  # type: ignore[union-attr,operator]
-
-
-def _passed(actor: nn.Module, observation: torch.Tensor) -> tuple[list[object], torch.Tensor]:
-    with torch.no_grad():
-        activations = actor.activations(observation)  # type: ignore[operator]
-    return activations, torch.ones_like(activations[-1].output)
-
-
 def _check_torso_gradients(
-    critic: nn.Module,
+    critic: TorsoEnsembleMLP,
     observation: torch.Tensor,
     action: torch.Tensor,
     flowing: torch.Tensor,
     found: list[torch.Tensor],
 ) -> None:
     """Compare with a numerical derivative of the loss `(flowing * q).sum()` along each parameter's own gradient."""
-    parameters = list(critic.torso.parameters())  # type: ignore[union-attr,operator]
+    parameters = list(critic.torso.parameters())
     for parameter, gradient in zip(parameters, found, strict=True):
         direction = gradient / gradient.norm()
         values = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tidemill.rl.agents.interface import PolicyContext
-from tidemill.rl.agents.registry import AgentConfig, BuildsBothSides
+from tidemill.rl.agents.interface import BuildsBothSides, PolicyContext
+from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.exploration import ActorSlot
 from tidemill.types import EnvSpec
 

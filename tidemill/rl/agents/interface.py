@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
-from tidemill.types import WindowSpec
+from tidemill.types import EnvSpec, WindowSpec
 
 if TYPE_CHECKING:  # decoder threads and torch-free processes may import this module
     import torch
@@ -126,3 +126,14 @@ class Policy(Protocol):
                 `PolicyOutput.priority_inputs` of the `window.steps + 1` steps of each window, each
                 [steps + 1, K, ...], oldest first.
         """
+
+
+@runtime_checkable
+class BuildsBothSides(Protocol):
+    """Settings that build agent and policy themselves, as those of an algorithm that is named by `module:Class`."""
+
+    def build_agent(self, env_spec: EnvSpec, device: torch.device, seed: int) -> Agent:
+        """Return the learner's side."""
+
+    def build_policy(self, env_spec: EnvSpec, context: PolicyContext) -> Policy:
+        """Return the acting side."""

@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import pkgutil
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from tidemill.errors import ConfigError
 from tidemill.nearest import nearest
 from tidemill.rl import agents
 from tidemill.types import EnvSpec, Signature, WindowSpec, column_names, signature_of
 from tidemill.user_code import import_user_module, user_object
-
-if TYPE_CHECKING:
-    import torch
-
-    from tidemill.rl.agents.interface import Agent, Policy, PolicyContext
 
 
 class AgentConfig(Protocol):
@@ -47,17 +42,6 @@ class HasColumns(Protocol):
 
     def extra_columns(self, env_spec: EnvSpec) -> Signature:
         """Return the columns that `PolicyOutput.extras` fills at each step, e.g. the action's log-probability."""
-
-
-@runtime_checkable
-class BuildsBothSides(Protocol):
-    """Settings that build agent and policy themselves, as those of an algorithm that is named by `module:Class`."""
-
-    def build_agent(self, env_spec: EnvSpec, device: torch.device, seed: int) -> Agent:
-        """Return the learner's side."""
-
-    def build_policy(self, env_spec: EnvSpec, context: PolicyContext) -> Policy:
-        """Return the acting side."""
 
 
 def extra_columns_of(config: AgentConfig, env_spec: EnvSpec) -> Signature:
@@ -115,7 +99,8 @@ def config_class(algorithm: str) -> type[AgentConfig]:
 
 def _named_class(algorithm: str) -> type[AgentConfig]:
     found = user_object("agent.algorithm", algorithm)
-    if not (isinstance(found, type) and dataclasses.is_dataclass(found) and issubclass(found, BuildsBothSides)):
+    builds = all(callable(getattr(found, name, None)) for name in ("build_agent", "build_policy"))
+    if not (isinstance(found, type) and dataclasses.is_dataclass(found) and builds):
         raise ConfigError(
             f"agent.algorithm is {algorithm!r}, which is no dataclass with the methods build_agent and build_policy"
         )

@@ -8,7 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from tidemill.rl.networks.torso import NetworkSetting, build_torso
+from tidemill.rl.networks.torso import build_torso
+from tidemill.rl.networks.torsos import NetworkSetting
 from tidemill.types import EnvSpec
 
 

@@ -8,38 +8,18 @@ from __future__ import annotations
 
 import copy
 import inspect
-import pkgutil
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tidemill.errors import ConfigError
-from tidemill.nearest import nearest
 from tidemill.rl.networks import torsos
+from tidemill.rl.networks.torsos import NetworkSetting, is_ours
 from tidemill.types import EnvSpec
-from tidemill.user_code import import_user_module, user_module_exists, user_object
+from tidemill.user_code import import_user_module, user_object
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
-
-NetworkSetting = bool | int | float | str | tuple[int, ...]
-"""What a network of one's own may be given from a config file or, but for lists, from the command line."""
-
-
-def torso_names() -> tuple[str, ...]:
-    """Return the names of the torsos that come with the project, sorted."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(torsos.__path__)))
-
-
-def check_torso(name: str) -> None:
-    """Raise ConfigError unless there is such a torso; one's own module must exist."""
-    if _is_ours(name):
-        if name not in torso_names():
-            allowed = f"one of {', '.join(torso_names())}, or module:name"
-            raise ConfigError(f"network is {name!r}, but must be {allowed}{nearest(name, torso_names())}")
-        return
-    if not user_module_exists(name.partition(":")[0]):
-        raise ConfigError(f"network is {name!r}, but must be a module that can be imported")
 
 
 def build_torso(
@@ -62,7 +42,7 @@ def build_torso(
             shape that it says.
     """
     settings = settings or {}
-    if _is_ours(name):
+    if is_ours(name):
         build = import_user_module(f"{torsos.__name__}.{name}").build
         _check_settings(name, build, (env_spec, rng), settings)
         ours: nn.Module = build(env_spec, rng)
@@ -74,10 +54,6 @@ def build_torso(
     torso = _built(name, build, env_spec, rng, settings)
     _check_features(name, torso, env_spec)
     return torso
-
-
-def _is_ours(name: str) -> bool:
-    return "." not in name and ":" not in name
 
 
 def _check_settings(

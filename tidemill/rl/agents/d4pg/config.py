@@ -8,7 +8,7 @@ from typing import Literal
 
 from tidemill.rl.action_noise import NoiseConfig
 from tidemill.rl.checks import require, require_continuous
-from tidemill.rl.networks.torso import NetworkSetting, check_torso
+from tidemill.rl.networks.torsos import NetworkSetting, check_torso
 from tidemill.types import EnvSpec, WindowSpec
 
 

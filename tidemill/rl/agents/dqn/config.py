@@ -8,8 +8,9 @@ from typing import Literal
 
 from tidemill.rl.checks import require, require_actions
 from tidemill.rl.exploration import check_epsilons
-from tidemill.rl.networks.torso import NetworkSetting, check_torso
+from tidemill.rl.networks.torsos import NetworkSetting, check_torso
 from tidemill.types import EnvSpec, WindowSpec
+from tidemill.user_code import user_module_exists
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,9 @@ class DQNConfig:
     """Lowest atom of `c51`, in discounted reward."""
     value_max: float = 10.0
     """Highest atom of `c51`, in discounted reward."""
-    loss: Literal["huber", "mse"] = "huber"
-    """Loss of a value's TD error: Huber with threshold 1, or half the square; a distribution has its own."""
+    loss: str = "huber"
+    """Loss of a value's TD error: `huber` with threshold 1, or `mse`, half the square; a distribution has its own.
+    Or for any of them a function of one's own by `module:name`, see docs/extending.md."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """Adam, or centered RMSProp."""
     learning_rate: float = 1e-4
@@ -125,7 +127,8 @@ class DQNConfig:
         require(self.compile in allowed, "compile", self.compile, f"one of {', '.join(allowed)}{reason}")
 
     def _check_optimizer(self) -> None:
-        require(self.loss in ("huber", "mse"), "loss", self.loss, "'huber' or 'mse'")
+        own = ":" in self.loss and user_module_exists(self.loss.partition(":")[0])
+        require(self.loss in ("huber", "mse") or own, "loss", self.loss, "'huber', 'mse' or module:name")
         require(self.optimizer in ("adam", "rmsprop"), "optimizer", self.optimizer, "'adam' or 'rmsprop'")
         for name in ("learning_rate", "optimizer_epsilon"):
             require(getattr(self, name) > 0, name, getattr(self, name), "positive")

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tidemill.rl.checks import require, require_actions
 from tidemill.rl.exploration import check_epsilons
-from tidemill.rl.networks.torso import NetworkSetting, check_torso
+from tidemill.rl.networks.torsos import NetworkSetting, check_torso
 from tidemill.rl.sequences import SequenceShape
 from tidemill.types import EnvSpec, WindowSpec
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tidemill.rl.checks import require, require_continuous
-from tidemill.rl.networks.torso import NetworkSetting, check_torso
+from tidemill.rl.networks.torsos import NetworkSetting, check_torso
 from tidemill.types import EnvSpec, WindowSpec
 
 
