@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tidemill.callbacks import Callback, CallbackContext
     from tidemill.cluster import Cluster, RunResult
     from tidemill.config.load import load_config
     from tidemill.config.sections import RunConfig
@@ -56,11 +57,13 @@ if TYPE_CHECKING:
     from tidemill.rl.agents.interface import Agent, Policy, PolicyContext, Update
     from tidemill.rl.agents.registry import AgentConfig
     from tidemill.rl.policy_io import PolicyInput, PolicyOutput
+    from tidemill.scores import Score
     from tidemill.types import Codec, ColumnSpec, EnvSpec, Signature, WindowSpec, signature_of
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "tidemill.callbacks": ("Callback", "CallbackContext"),
     "tidemill.cluster": ("Cluster", "RunResult"),
     "tidemill.config.load": ("load_config",),
     "tidemill.config.sections": ("RunConfig",),
@@ -88,6 +91,7 @@ _HOME = {
     "tidemill.rl.agents.interface": ("Agent", "Policy", "PolicyContext", "Update"),
     "tidemill.rl.agents.registry": ("AgentConfig",),
     "tidemill.rl.policy_io": ("PolicyInput", "PolicyOutput"),
+    "tidemill.scores": ("Score",),
     "tidemill.types": ("Codec", "ColumnSpec", "EnvSpec", "Signature", "WindowSpec", "signature_of"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
@@ -96,6 +100,8 @@ __all__ = [
     "Agent",
     "AgentConfig",
     "AlreadyExists",
+    "Callback",
+    "CallbackContext",
     "Cluster",
     "Codec",
     "ColumnSpec",
@@ -127,6 +133,7 @@ __all__ = [
     "RunConfig",
     "RunResult",
     "SampledBatch",
+    "Score",
     "SelectorConfig",
     "SelectorKind",
     "ShardedAppender",

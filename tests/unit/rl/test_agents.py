@@ -141,6 +141,23 @@ def test_update_reports_a_priority_for_each_item_and_scalar_metrics(config: Agen
 
 
 @every_agent
+def test_losses_values_and_norms_of_gradients_are_reported(config: AgentConfig, env_spec: EnvSpec) -> None:
+    """At the first update, and from then on at each or at every 50th: what TensorBoard shows of training."""
+    agent = build_agent(config, env_spec)
+    norms = {"grad_norm"} if env_spec.is_discrete else {"critic_grad_norm", "actor_grad_norm"}
+    seen: list[set[str]] = []
+    for number in range(51 if not env_spec.is_discrete else 2):
+        batch = sampled_batch(agent, config, env_spec, 4, torch.Generator().manual_seed(number))
+        metrics = agent.update(batch, torch.ones(4)).metrics
+        seen.append(set(metrics))
+        assert all(bool(metrics[name] > 0) for name in norms & metrics.keys())
+    assert norms | {"loss", "q"} <= seen[0]
+    assert norms | {"loss", "q"} <= seen[-1]
+    if not env_spec.is_discrete:
+        assert not any(norms & names for names in seen[1:50])
+
+
+@every_agent
 def test_item_of_weight_zero_does_not_move_the_values(config: AgentConfig, env_spec: EnvSpec) -> None:
     """Importance weights scale each item's part in the loss: with all of them 0 the critic's gradient is 0."""
     agent = build_agent(config, env_spec)

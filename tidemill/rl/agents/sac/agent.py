@@ -15,9 +15,10 @@ from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.agents.sac import loss
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.networks import build_actor, build_critic
+from tidemill.rl.losses import twin_td_loss
 from tidemill.rl.networks.precision import MatmulPrecision
 from tidemill.rl.networks.squashed_gaussian import head_gradient, sample
-from tidemill.rl.optimizers import Adam, LearningRateDecay
+from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm
 from tidemill.rl.process_group import ProcessGroup, draw_normal
 from tidemill.rl.target_network import TargetNetwork
 from tidemill.rl.train_state import TrainState
@@ -117,7 +118,11 @@ class SACAgent:
         *gradients, mean_priority = self._state.group.mean([*gradients, mean_error])
         self._critic_optimizer.step(gradients)
         self._mean_priority.lerp_(mean_priority, _PRIORITY_SHARE)
-        return td_error, {"td_error": mean_error, "q": q.mean()}
+        metrics = {"td_error": mean_error, "q": q.mean()}
+        if self._state.is_measured:
+            metrics["loss"] = twin_td_loss(q, target, weight, self._config.huber_delta).loss
+            metrics["critic_grad_norm"] = global_norm(gradients)
+        return td_error, metrics
 
     def _update_actor(self, observation: Tensor, noise: Tensor, temperature: Tensor) -> dict[str, Tensor]:
         actor_activations = self._actor.activations(observation)
@@ -135,7 +140,10 @@ class SACAgent:
         self._actor_optimizer.step(gradients)
         if self._config.temperature == "learned":
             self._temperature_optimizer.step([surplus])
-        return {"entropy": entropy}
+        metrics = {"entropy": entropy}
+        if self._state.is_measured:
+            metrics["actor_grad_norm"] = global_norm(gradients)
+        return metrics
 
     def _move_averages(self) -> None:
         self._target.update(self._critic_optimizer.parameters, self._state.updates)
