@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tidemill.learner.client import LearnerClient
     from tidemill.learner.status import LearnerState, LearnerStatus
     from tidemill.params.client import ParamsClient
-    from tidemill.params.version import Params, ParamsMetadata, Version
+    from tidemill.params.version import Params, ParamsMetadata, Precision, Version
     from tidemill.params.watcher import ParamsWatcher
     from tidemill.replay.batch import SampledBatch
     from tidemill.replay.client import ReplayClient
@@ -77,7 +77,7 @@ _HOME = {
     "tidemill.learner.client": ("LearnerClient",),
     "tidemill.learner.status": ("LearnerState", "LearnerStatus"),
     "tidemill.params.client": ("ParamsClient",),
-    "tidemill.params.version": ("Params", "ParamsMetadata", "Version"),
+    "tidemill.params.version": ("Params", "ParamsMetadata", "Precision", "Version"),
     "tidemill.params.watcher": ("ParamsWatcher",),
     "tidemill.replay.batch": ("SampledBatch",),
     "tidemill.replay.client": ("ReplayClient",),
@@ -125,6 +125,7 @@ __all__ = [
     "PolicyContext",
     "PolicyInput",
     "PolicyOutput",
+    "Precision",
     "RateLimiterConfig",
     "ReplayClient",
     "ReplaySampler",

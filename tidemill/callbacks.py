@@ -50,17 +50,23 @@ class Callback:
     """What may be told; a callback overrides what it wants to know.
 
     It is made once in each process whose settings name it, by calling what `learner.callbacks` or
-    `evaluator.callbacks` name with a `CallbackContext`:
-
-        class Printer(tidemill.Callback):
-            def __init__(self, context):
-                self.name = context.run_name
-
-            def on_update(self, step, metrics):
-                print(self.name, step, metrics["loss"])
+    `evaluator.callbacks` name with a `CallbackContext`.
 
     No method is called by two threads at once, or after `close`. An exception is logged, and the callback is not
     called again.
+
+    Example:
+        >>> import tidemill
+        >>> class Printer(tidemill.Callback):
+        ...     def __init__(self, context):
+        ...         self.name = context.run_name
+        ...
+        ...     def on_update(self, step, metrics):
+        ...         print(self.name, step, metrics["loss"])
+        >>> from pathlib import Path
+        >>> context = tidemill.CallbackContext("learner", "a-run", Path("runs/a-run"), {})  # as the learner calls it
+        >>> Printer(context).on_update(100, {"loss": 0.5})
+        a-run 100 0.5
     """
 
     def on_update(self, step: int, metrics: Mapping[str, float]) -> None:

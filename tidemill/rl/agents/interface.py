@@ -56,7 +56,24 @@ class PolicyContext:
 
 
 class Agent(Protocol):
-    """Owns networks and optimizers; computes updates. One thread at a time, except `decode`."""
+    """Owns networks and optimizers; computes updates. One thread at a time, except `decode`.
+
+    Example:
+        >>> import numpy as np
+        >>> import tidemill
+        >>> import torch
+        >>> config = tidemill.load_config({"agent": {"algorithm": "dqn", "network": "mlp", "n_step": 1}}).agent
+        >>> spec = tidemill.EnvSpec(observation_shape=(2,), observation_dtype="float32", num_actions=3)
+        >>> agent = tidemill.build_agent(config, spec, seed=1)
+        >>> rows = {"observation": np.zeros((9, 2), np.float32), "action": np.zeros(9, np.int64)}
+        >>> rows |= {"reward": np.ones(9, np.float32), "is_first": np.zeros(9, bool)}
+        >>> rows |= {"terminated": np.zeros(9, bool), "truncated": np.zeros(9, bool)}
+        >>> index = np.array([[0, 1], [4, 5], [7, 8]])  # three items of two steps
+        >>> batch = {name: torch.from_numpy(column) for name, column in agent.decode(rows, index).items()}
+        >>> update = agent.update(batch, weight=torch.ones(3))
+        >>> update.priority.shape, sorted(update.metrics)
+        (torch.Size([3]), ['grad_norm', 'loss', 'q'])
+    """
 
     @property
     def window(self) -> WindowSpec:
@@ -100,7 +117,25 @@ class Agent(Protocol):
 
 
 class Policy(Protocol):
-    """Chooses actions. Its recurrent state travels with its inputs and outputs, not in the policy."""
+    """Chooses actions. Its recurrent state travels with its inputs and outputs, not in the policy.
+
+    Example:
+        >>> import numpy as np
+        >>> import tidemill
+        >>> config = tidemill.load_config({"agent": {"algorithm": "sac"}}).agent
+        >>> spec = tidemill.EnvSpec(observation_shape=(2,), observation_dtype="float32", action_shape=(1,))
+        >>> policy = tidemill.build_policy(config, spec, seed=1)
+        >>> policy.load(tidemill.build_agent(config, spec).policy_state())
+        >>> seen = tidemill.PolicyInput(
+        ...     observation=np.zeros((4, 2), np.float32),
+        ...     is_first=np.ones(4, bool),
+        ...     last_action=np.zeros((4, 1), np.float32),
+        ...     last_reward=np.zeros(4, np.float32),
+        ...     recurrent_state=np.zeros((4, policy.recurrent_state_size), np.float32),
+        ... )
+        >>> policy.act(seen, evaluation=True).action.shape
+        (4, 1)
+    """
 
     @property
     def recurrent_state_size(self) -> int:
