@@ -14,6 +14,7 @@ import structlog
 import torch
 
 from tidemill.allocator import keep_freed_memory
+from tidemill.callbacks import CallbackThread, make_callbacks
 from tidemill.config.load import load
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.params.run_end import RunEnd
@@ -57,14 +58,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.Event, finish: threading.Event) -> None:
     """Put the parts of one evaluator together, evaluate until the run is over, write what remains."""
     records = Records(config.run, time.monotonic)
+    made = make_callbacks("evaluator.callbacks", config.evaluator.callbacks, config.run, config)
     timeout_s = config.cluster.connect_timeout_s
     source = ParamsSource(config.cluster.params, stop, connect_timeout_s=timeout_s)
     with closing(records), closing(source), closing(Examiner(config)) as examiner, ExitStack() as stack:
+        callbacks = stack.enter_context(closing(CallbackThread(made)))
         source.connect()
         end = None if config.run.supervisor == "launcher" else _run_end(config, finish, stack)
         server.set_serving(True)
         if end is None or not _has_ended(end, config.run.folder):
-            ending = Evaluator(config, source, examiner, records, stop=stop, finish=finish).run()
+            told = callbacks.on_evaluation
+            ending = Evaluator(config, source, examiner, records, stop=stop, finish=finish, on_evaluation=told).run()
             if ending is not None:
                 if end is not None:  # before the report: the learner shall not train on meanwhile
                     end.mark(timeout_s, ending.version)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from tidemill.config.run import RunSettings
 from tidemill.params.version import Version
 from tidemill.scores import Score
-from tidemill.services.evaluator.board import Board
 from tidemill.services.evaluator.ending import reaches_target
 from tidemill.services.evaluator.episode_log import EpisodeLog
 from tidemill.services.evaluator.protocol import Evaluation
 from tidemill.services.evaluator.score_log import ScoreLog, score_of
 from tidemill.services.evaluator.wall_clock import WallClock, session_start_s
+from tidemill.tensorboard_writer import TensorboardWriter
 
 
 class Records:
@@ -35,7 +35,7 @@ class Records:
         self.scores = ScoreLog(folder / "scores.csv")
         self.confirmations = ScoreLog(folder / "confirmations.csv")
         self._episodes = EpisodeLog(folder / "episodes.csv")
-        self._board = Board(folder / "tensorboard" / "evaluator")
+        self._board = TensorboardWriter(folder / "tensorboard" / "evaluator")
 
     def add(self, evaluation: Evaluation, version: Version) -> Score:
         """Record an evaluation that ended now."""

@@ -56,7 +56,9 @@ def test_example_trains(config: Path, examples: Path) -> None:
     updates = [event for event in events if event["event"] == "update"]
     assert updates[-1]["step"] == 150
     assert {"loss", "q"} <= updates[-1].keys()
-    assert [event["version"] for event in events if event["event"] == "publish"][-1] >= 2
+    published = [int(str(event["version"])) for event in events if event["event"] == "publish"]
+    assert published == sorted(set(published))
+    assert published[-1] >= 2
     evaluated = [event for event in _events(folder, "evaluator") if event["event"] == "evaluation"]
     assert [event["params_version"] for event in evaluated] == [
         score.params_version for score in read_scores(folder / "scores.csv")

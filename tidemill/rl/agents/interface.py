@@ -87,7 +87,8 @@ class Agent(Protocol):
         """Return the batch that `update` wants, as arrays, from rows of streams; safe on any thread.
 
         Args:
-            columns: Rows of the streams, each [R, ...].
+            columns: Rows of the streams, each [R, ...]: every column that is stored, those of the algorithm's own too.
+                They may be written over later: what is returned must be copies, as indexing with an array makes.
             index: Rows of each item, [B, window.length], padded at a stream's start with its first row.
         """
 
