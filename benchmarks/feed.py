@@ -28,6 +28,7 @@ from tidemill.config.sections import RunConfig
 from tidemill.envs.make import spec_of
 from tidemill.replay.sampler import ReplaySampler
 from tidemill.rl.agents.build import build_agent
+from tidemill.rl.agents.registry import stored_columns
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.batch_loader import BatchLoader
 from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
