@@ -33,6 +33,7 @@ from tidemill.params.client import ParamsClient
 from tidemill.params.version import ParamsMetadata, Precision
 from tidemill.replay.client import ReplayClient
 from tidemill.rl.agents.build import build_agent
+from tidemill.rl.agents.registry import stored_columns
 from tidemill.services.learner.data.table import table_config
 from tidemill.types import EnvSpec
 
@@ -148,7 +149,9 @@ def _prepare(config: RunConfig, client: ReplayClient, params: str) -> None:
     env = make_env(config.env, 1, training=True)
     agent = build_agent(config.agent, env.spec, seed=1)
     learner = dataclasses.replace(config.learner, updates_per_env_step=0.0)  # nobody samples: nobody is waited for
-    client.create_table(table_config(config.table, learner, agent, env.spec, config.agent.batch_size))
+    client.create_table(
+        table_config(config.table, learner, agent, stored_columns(config.agent, env.spec), config.agent.batch_size)
+    )
     state = {name: tensor.numpy() for name, tensor in agent.policy_state().items()}
     blobs = {Precision.FULL: pack(state)}
     if (small := half(state)) is not None:

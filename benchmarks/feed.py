@@ -28,6 +28,7 @@ from tidemill.envs.make import spec_of
 from tidemill.process import keep_freed_memory
 from tidemill.replay.sampler import ReplaySampler
 from tidemill.rl.agents.build import build_agent
+from tidemill.rl.agents.registry import stored_columns
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.batch_loader import BatchLoader
 from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
@@ -49,7 +50,7 @@ def feed(config: RunConfig, address: str, *, mirrored: bool, on_device: bool, th
     agent._stack_on_device = on_device  # type: ignore[attr-defined]  # as on a GPU
     learner = dataclasses.replace(config.learner, updates_per_env_step=0.0)
     batch_size = config.agent.batch_size
-    table = table_config(config.table, learner, agent, spec, batch_size)
+    table = table_config(config.table, learner, agent, stored_columns(config.agent, spec), batch_size)
     splits = batches_per_sample(learner, table.signature, batch_size)
     mirror = open_mirror(
         table,

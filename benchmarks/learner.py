@@ -38,6 +38,7 @@ from tidemill.learner.client import LearnerClient
 from tidemill.process import keep_freed_memory
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
+from tidemill.rl.agents.registry import stored_columns
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.services.learner.data.table import table_config
 
@@ -150,7 +151,7 @@ def _update_alone(config: RunConfig, seconds: float) -> float:
 def batches_in_memory(config: RunConfig, agent: Agent, device: torch.device) -> list[dict[str, Tensor]]:
     """Return batches of made-up transitions, as a learner decodes them, on the device."""
     spec, rng, size = spec_of(config.env), np.random.default_rng(0), config.agent.batch_size
-    table = table_config(config.table, config.learner, agent, spec, size)
+    table = table_config(config.table, config.learner, agent, stored_columns(config.agent, spec), size)
     length = agent.window.length
     index = np.arange(size)[:, None] * length + np.arange(length)
     decoded = [agent.decode(random_columns(table, size * length, rng), index) for _ in range(_BATCHES)]

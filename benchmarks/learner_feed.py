@@ -22,6 +22,7 @@ from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.build import build_agent
+from tidemill.rl.agents.registry import stored_columns
 from tidemill.services.learner.data.table import table_config
 from tidemill.types import ColumnSpec, EnvSpec
 
@@ -84,7 +85,7 @@ def processor_s(pid: int) -> float:
 def _table(config: RunConfig, spec: EnvSpec) -> TableConfig:
     agent = build_agent(config.agent, spec, seed=1)
     learner = dataclasses.replace(config.learner, updates_per_env_step=0.0)
-    return table_config(config.table, learner, agent, spec, config.agent.batch_size)
+    return table_config(config.table, learner, agent, stored_columns(config.agent, spec), config.agent.batch_size)
 
 
 def _items(first: int, length: int, item_steps: int) -> ItemBatch:

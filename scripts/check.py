@@ -21,6 +21,7 @@ CHECKS = {
     "protos": ("buf", "lint"),
     "breaking": ("python", "-m", "scripts.check_breaking"),
     "stubs": ("python", "-m", "scripts.protos", "--check"),
+    "api": ("python", "-m", "scripts.api_reference", "--check"),
     "links": ("python", "-m", "scripts.check_links"),
 }
 """Name of each check and its command, the program taken from the environment this script runs in."""

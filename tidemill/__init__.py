@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tidemill.callbacks import Callback, CallbackContext
     from tidemill.cluster import Cluster, RunResult
     from tidemill.config.load import load_config
     from tidemill.config.sections import RunConfig
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from tidemill.learner.client import LearnerClient
     from tidemill.learner.status import LearnerState, LearnerStatus
     from tidemill.params.client import ParamsClient
-    from tidemill.params.version import Params, ParamsMetadata, Version
+    from tidemill.params.version import Params, ParamsMetadata, Precision, Version
     from tidemill.params.watcher import ParamsWatcher
     from tidemill.replay.batch import SampledBatch
     from tidemill.replay.client import ReplayClient
@@ -56,11 +57,13 @@ if TYPE_CHECKING:
     from tidemill.rl.agents.interface import Agent, Policy, PolicyContext, Update
     from tidemill.rl.agents.registry import AgentConfig
     from tidemill.rl.policy_io import PolicyInput, PolicyOutput
+    from tidemill.scores import Score
     from tidemill.types import Codec, ColumnSpec, EnvSpec, Signature, WindowSpec, signature_of
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "tidemill.callbacks": ("Callback", "CallbackContext"),
     "tidemill.cluster": ("Cluster", "RunResult"),
     "tidemill.config.load": ("load_config",),
     "tidemill.config.sections": ("RunConfig",),
@@ -74,7 +77,7 @@ _HOME = {
     "tidemill.learner.client": ("LearnerClient",),
     "tidemill.learner.status": ("LearnerState", "LearnerStatus"),
     "tidemill.params.client": ("ParamsClient",),
-    "tidemill.params.version": ("Params", "ParamsMetadata", "Version"),
+    "tidemill.params.version": ("Params", "ParamsMetadata", "Precision", "Version"),
     "tidemill.params.watcher": ("ParamsWatcher",),
     "tidemill.replay.batch": ("SampledBatch",),
     "tidemill.replay.client": ("ReplayClient",),
@@ -88,6 +91,7 @@ _HOME = {
     "tidemill.rl.agents.interface": ("Agent", "Policy", "PolicyContext", "Update"),
     "tidemill.rl.agents.registry": ("AgentConfig",),
     "tidemill.rl.policy_io": ("PolicyInput", "PolicyOutput"),
+    "tidemill.scores": ("Score",),
     "tidemill.types": ("Codec", "ColumnSpec", "EnvSpec", "Signature", "WindowSpec", "signature_of"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
@@ -96,6 +100,8 @@ __all__ = [
     "Agent",
     "AgentConfig",
     "AlreadyExists",
+    "Callback",
+    "CallbackContext",
     "Cluster",
     "Codec",
     "ColumnSpec",
@@ -119,6 +125,7 @@ __all__ = [
     "PolicyContext",
     "PolicyInput",
     "PolicyOutput",
+    "Precision",
     "RateLimiterConfig",
     "ReplayClient",
     "ReplaySampler",
@@ -127,6 +134,7 @@ __all__ = [
     "RunConfig",
     "RunResult",
     "SampledBatch",
+    "Score",
     "SelectorConfig",
     "SelectorKind",
     "ShardedAppender",

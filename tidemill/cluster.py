@@ -45,11 +45,20 @@ class Cluster:
 
     Leaving the `with` block stops what is still running.
 
-        with tidemill.Cluster({"env": {"id": "CartPole-v1"}, "run": {"max_wall_s": 60}}) as cluster:
-            while cluster.is_running:
-                print(cluster.status().learner_steps)
-                time.sleep(5)
-        print(cluster.result().summary["mean_return"])
+    Example:
+        >>> import tidemill
+        >>> settings = {
+        ...     "run": {"name": "example", "max_learner_steps": 200},
+        ...     "env": {"id": "CartPole-v1", "num_envs": 4},
+        ...     "agent": {"algorithm": "dqn", "network": "mlp", "hidden_sizes": [32]},
+        ...     "table": {"min_size": 200},
+        ...     "evaluator": {"episodes": 2, "num_envs": 2, "video": False},
+        ... }
+        >>> with tidemill.Cluster(settings) as cluster:
+        ...     status = cluster.status(timeout_s=120.0)  # waits for the learner to start
+        ...     result = cluster.wait(timeout_s=300.0)
+        >>> result.exit_code, result.summary["learner_steps"]
+        (0, 200)
     """
 
     def __init__(self, config: RunConfig | Mapping[str, Any] | str | Path, *, fresh: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Imports modules that a user names in a setting: environments, algorithms, networks.
+"""Imports what a user names in a setting: environments, algorithms, networks, losses, callbacks.
 
 Processes are started with Python's safe path (`-P`), so that a file of the working directory never stands in for a
 module of Tidemill, of its dependencies or of the standard library. A user's own modules there are found all the same,
@@ -12,6 +12,10 @@ import importlib.util
 import os
 import sys
 from types import ModuleType
+from typing import Any
+
+from tidemill.config.check import nearest
+from tidemill.errors import ConfigError
 
 
 def import_user_module(name: str) -> ModuleType:
@@ -31,6 +35,32 @@ def user_module_exists(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except ImportError:
         return False
+
+
+def user_object(setting: str, path: str) -> Any:  # noqa: ANN401 - whatever the name stands for
+    """Return what a setting names by `module:name`.
+
+    Args:
+        setting: Its name, for messages, e.g. `agent.loss`.
+        path: Its value; `name` may have dots, e.g. `my_module:MyClass.make`.
+
+    Raises:
+        ConfigError: The value is no `module:name`, the module cannot be imported, or it has no such name.
+    """
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise ConfigError(f"{setting} is {path!r}, allowed: module:name")
+    try:
+        found: Any = import_user_module(module_name)
+    except Exception as error:  # whatever the user's module raises
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{setting} is {path!r}, but importing {module_name} failed: {reason}") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            hint = nearest(part, [key for key in vars(found) if not key.startswith("_")])
+            raise ConfigError(f"{setting} is {path!r}, but {module_name} has no {name!r}{hint}")
+        found = getattr(found, part)
+    return found
 
 
 def _search_working_directory() -> None:

@@ -21,13 +21,14 @@ from tidemill.process import keep_freed_memory, run, stop_event
 from tidemill.replay.shards.appender import ShardedAppender
 from tidemill.replay.writer import ReplayWriter
 from tidemill.rl.agents.build import build_policy
+from tidemill.rl.agents.registry import extra_columns_of, stored_columns
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rpc.background import BackgroundServer
 from tidemill.services.actor.actor_index import actor_index, own_dns_name
 from tidemill.services.actor.loop import ActingLoop, PolicyParams, make_throttle
 from tidemill.services.actor.metrics import EXPECTED, ActorMetrics, watch_appender
 from tidemill.telemetry import configure_logging, serve_metrics
-from tidemill.types import Signature, signature_of
+from tidemill.types import Signature
 
 _log = structlog.get_logger()
 
@@ -67,7 +68,7 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
     slot = ActorSlot(index, num_envs, settings.count)
     with closing(make_env(config.env, num_envs, training=True)) as env:
         window = config.agent.window(env.spec.frame_stack)
-        signature = signature_of(env.spec)
+        signature = stored_columns(config.agent, env.spec)
         with ExitStack() as stack:
             appender = stack.enter_context(connect_appender(config, actor_id, signature, stop))
             seed = training_seed(config.run.seed, index, earlier_epoch(appender, stop))
@@ -78,7 +79,8 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
             initial_priority = policy.initial_priority if config.table.sampler == "prioritized" else None
             writer = ReplayWriter(appender, signature, window, num_envs, config.table.chunk_length, initial_priority)
             throttle = make_throttle(settings.max_env_steps_per_s, num_envs, stop)
-            loop = ActingLoop(env, policy, params, writer, ActorMetrics(settings.log_every_s), throttle)
+            metrics, own = ActorMetrics(settings.log_every_s), extra_columns_of(config.agent, env.spec)
+            loop = ActingLoop(env, policy, params, writer, metrics, throttle, own)
             if params.wait(stop):
                 server.set_serving(True)
                 _log.info(

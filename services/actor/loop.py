@@ -17,8 +17,9 @@ from tidemill.params.blob import unpack
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.replay.writer import ReplayWriter
 from tidemill.rl.agents.interface import Policy
-from tidemill.rl.policy_io import PolicyInputBuilder
+from tidemill.rl.policy_io import PolicyInputBuilder, check_extras
 from tidemill.services.actor.metrics import ActorMetrics
+from tidemill.types import Signature
 
 _log = structlog.get_logger()
 
@@ -62,6 +63,7 @@ class ActingLoop:
         writer: ReplayWriter,
         metrics: ActorMetrics,
         throttle: Callable[[], None],
+        extra_columns: Signature = (),
     ) -> None:
         """Put the parts together.
 
@@ -72,9 +74,11 @@ class ActingLoop:
             writer: Takes the rows.
             metrics: Counts them.
             throttle: Called once per step; sleeps if the actor shall not run at full speed.
+            extra_columns: Columns that the policy itself fills.
         """
         self._env, self._policy, self._params = env, policy, params
         self._writer, self._metrics, self._throttle = writer, metrics, throttle
+        self._extra_columns = extra_columns
         self._input_builder = PolicyInputBuilder(env.num_envs, env.spec, policy.recurrent_state_size)
 
     def run(self, seed: int, stop: threading.Event) -> None:
@@ -100,7 +104,9 @@ class ActingLoop:
         decided = time.perf_counter()
         result = self._env.step(output.action)
         stepped = time.perf_counter()
+        check_extras(output.extras, self._extra_columns, self._env.num_envs)
         row = {
+            **output.extras,
             "observation": observation,
             "action": output.action,
             "reward": result.reward,

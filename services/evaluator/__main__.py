@@ -13,6 +13,7 @@ from pathlib import Path
 import structlog
 import torch
 
+from tidemill.callbacks import CallbackThread, make_callbacks
 from tidemill.config.load import load
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.idle import exit_or_idle
@@ -55,14 +56,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.Event, finish: threading.Event) -> None:
     """Put the parts of one evaluator together, evaluate until the run is over, write what remains."""
     logs = RunLogs(config.run, time.monotonic)
+    made = make_callbacks("evaluator.callbacks", config.evaluator.callbacks, config.run, config)
     timeout_s = config.cluster.connect_timeout_s
     source = ParamsSource(config.cluster.params, stop, connect_timeout_s=timeout_s)
     with closing(logs), closing(source), closing(EpisodeRunner(config)) as runner, ExitStack() as stack:
+        callbacks = stack.enter_context(closing(CallbackThread(made)))
         source.connect()
         end = None if config.run.supervisor == "launcher" else _run_end(config, finish, stack)
         server.set_serving(True)
         if end is None or not _has_ended(end, config.run.folder):
-            verdict = Evaluator(config, source, runner, logs, stop=stop, finish=finish).run()
+            on_evaluation = callbacks.on_evaluation
+            verdict = Evaluator(
+                config, source, runner, logs, stop=stop, finish=finish, on_evaluation=on_evaluation
+            ).run()
             if verdict is not None:
                 if end is not None:  # before the report: the learner shall not train on meanwhile
                     end.mark(timeout_s, verdict.version)

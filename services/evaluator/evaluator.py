@@ -43,6 +43,7 @@ class Evaluator:
         stop: threading.Event,
         finish: threading.Event,
         now: Callable[[], float] = time.monotonic,
+        on_evaluation: Callable[[Score], None] = lambda _: None,
     ) -> None:
         """Put the parts together.
 
@@ -54,9 +55,11 @@ class Evaluator:
             stop: End now, without a result.
             finish: Training has ended: evaluate the newest version, then end with a result.
             now: Monotonic time in seconds.
+            on_evaluation: Told each evaluation that was recorded; must not block.
         """
         self._config, self._source, self._runner, self._logs = config, source, runner, logs
         self._stop, self._finish, self._now = stop, finish, now
+        self._on_evaluation = on_evaluation
         self._due_s = now()
         self._best_tagged = 0  # by this process: after a restart the tag is set once more
 
@@ -144,6 +147,7 @@ class Evaluator:
         if evaluation is None:
             return None
         score = self._logs.add(evaluation, params.version)
+        self._on_evaluation(score)
         best = self._logs.best() or score
         metrics.observe(score, best.mean, self._now() - started_s)
         self._tag_best(best.params_version)

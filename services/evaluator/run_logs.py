@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
-
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from collections.abc import Callable
 
 from tidemill.config.run import RunSettings
 from tidemill.params.version import Version
@@ -17,27 +11,7 @@ from tidemill.services.evaluator.csv_logs import EpisodeLog, ScoreLog, score_of
 from tidemill.services.evaluator.protocol import Evaluation
 from tidemill.services.evaluator.verdict import reaches_target
 from tidemill.services.evaluator.wall_clock import WallClock, session_start_s
-
-
-class TensorboardWriter:
-    """Writes event files below a folder.
-
-    TensorBoard's own writer is used instead of torch.utils.tensorboard, whose import alone takes seconds.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        """Open a new event file."""
-        self._writer = EventFileWriter(str(folder))
-
-    def write(self, scalars: Mapping[str, float], step: int) -> None:
-        """Write scalars by name at a step, and flush."""
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._writer.close()
+from tidemill.tensorboard_writer import TensorboardWriter
 
 
 class RunLogs:

@@ -15,6 +15,7 @@ from importlib.metadata import version
 import structlog
 import torch
 
+from tidemill.callbacks import CallbackThread, make_callbacks
 from tidemill.config.sections import LearnerConfig
 from tidemill.envs.make import spec_of
 from tidemill.params.client import ParamsClient
@@ -27,6 +28,7 @@ from tidemill.replay.shards.directory import ShardDirectory, is_sharded
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
+from tidemill.rl.agents.registry import stored_columns
 from tidemill.rl.optimizers import fallen
 from tidemill.rpc.server import RpcServer
 from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
@@ -51,6 +53,7 @@ from tidemill.services.learner.publishing import PolicyPublisher
 from tidemill.services.learner.readiness import wait_for_any_shard, wait_for_service
 from tidemill.services.learner.servicer import LearnerServicer
 from tidemill.services.learner.trainer import Limits, Trainer, TrainerOutputs
+from tidemill.tensorboard_writer import LearnerCurves
 
 _LAST_PUBLISH_S = 5.0
 _FENCE_S = 1.0  # how old the parameter server's answer that no newer learner took over may be, for priorities
@@ -119,7 +122,8 @@ class Learner:
         seed_rng(config.run.seed)
         spec = spec_of(config.env)
         agent = build_agent(config.agent, spec, str(device), config.run.seed)
-        return agent, table_config(config.table, config.learner, agent, spec, config.agent.batch_size), device
+        signature, batch_size = stored_columns(config.agent, spec), config.agent.batch_size
+        return agent, table_config(config.table, config.learner, agent, signature, batch_size), device
 
     def _directory(self, stack: ExitStack) -> ShardDirectory | None:
         """Return the replay shards; None if there is one server, and never more."""
@@ -156,6 +160,8 @@ class Learner:
         set_serving: Callable[[bool], None],
         stack: ExitStack,
     ) -> None:
+        callbacks = stack.enter_context(closing(self._callbacks()))  # closed last
+        self._progress.on_update = callbacks.on_update
         group = stack.enter_context(joined_group(self._rank, device, self._config.learner.ranks_timeout_s))
         agent.set_process_group(group)
         checkpointer, publisher, rollback = self._start_outputs(agent, table, group, directory, stack)
@@ -169,7 +175,7 @@ class Learner:
         trainer = Trainer(
             agent,
             batches,
-            TrainerOutputs(priorities, publisher, checkpointer, group),
+            TrainerOutputs(priorities, publisher, checkpointer, group, callbacks.on_publish),
             self._control,
             self._counters,
             self._progress,
@@ -178,10 +184,24 @@ class Learner:
         self._progress.restart()
         set_serving(True)
         self._control.stop(trainer.run())
+        self._progress.finish()
         set_serving(False)
         batches.close()  # what still arrives is not trained on
         rolled_back = publisher is not None and rollback is not None and rollback.roll_back(publisher)
         self._finish(publisher, checkpointer, PUBLISH_S if rolled_back else _LAST_PUBLISH_S)
+        if publisher is not None and publisher.version != self._counters.version:
+            callbacks.on_publish(publisher.version)
+
+    def _callbacks(self) -> CallbackThread:
+        """Return the callbacks of the first rank; the others have none."""
+        config, settings = self._config, self._config.learner
+        if not self._rank.is_first:
+            return CallbackThread({})
+        callbacks = make_callbacks("learner.callbacks", settings.callbacks, config.run, config)
+        if settings.tensorboard_every_s:
+            curves = LearnerCurves(config.run.folder / "tensorboard" / "learner", settings.tensorboard_every_s)
+            callbacks["tensorboard"] = curves
+        return CallbackThread(callbacks)
 
     def _start_outputs(
         self, agent: Agent, table: TableConfig, group: LearnerGroup, directory: ShardDirectory | None, stack: ExitStack

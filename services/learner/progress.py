@@ -36,6 +36,8 @@ class Progress:
             log_every_s: Seconds between two lines in the log.
             clock: Monotonic time in seconds.
         """
+        self.on_update: Callable[[int, Mapping[str, float]], None] = lambda *_: None
+        """Told the gradient steps and all metrics whenever those of new updates were read; must not block."""
         self.state = LearnerState.STARTING
         self.steps_per_s = 0.0
         self.wait_fraction = 0.0
@@ -94,6 +96,12 @@ class Progress:
             self._next_log = now + self._log_every_s
             self._write_log()
 
+    def finish(self) -> None:
+        """Read the metrics of the last updates, when there will be no more."""
+        now = self._clock()
+        self._update_rates(now)
+        self._read_metrics(now)
+
     def _update_rates(self, now: float) -> None:
         steps = self._counters.learner_steps
         self._marks.append((now, steps, self._waited_s))
@@ -110,6 +118,9 @@ class Progress:
             self.metrics = _to_host(self._newest)
             for name, value in self.metrics.items():
                 metrics.AGENT.labels(name).set(value)
+            own = {"env_steps": float(self._counters.env_steps), "steps_per_s": self.steps_per_s}
+            own["wait_fraction"] = self.wait_fraction
+            self.on_update(self._counters.learner_steps, {**self.metrics, **own})
         metrics.STEPS.inc(self._unread_steps)
         self._unread_steps = 0
         metrics.BLOCKED_RATIO.set(self.wait_fraction)

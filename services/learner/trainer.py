@@ -63,12 +63,14 @@ class TrainerOutputs:
         publisher: Takes parameters; None on every rank but the first.
         checkpointer: Takes checkpoints; None on every rank but the first.
         group: The processes that make each update together; only this one if not given.
+        on_publish: Told each version that was acknowledged, as far as it was noticed; must not block.
     """
 
     priorities: PrioritySink | None
     publisher: Publisher | None = None
     checkpointer: Checkpointer | None = None
     group: LearnerGroup = field(default_factory=SingleLearner)
+    on_publish: Callable[[int], None] = lambda _: None
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class Trainer:
         self._priorities, self._publisher = outputs.priorities, outputs.publisher
         self._checkpointer, self._control, self._counters = outputs.checkpointer, control, counters
         self._progress, self._limits, self._clock = progress, limits, clock
+        self._on_publish = outputs.on_publish
         self._batch: Batch | None = None
 
     def run(self) -> str:
@@ -135,8 +138,9 @@ class Trainer:
                 self._step(agreed.largest_weight)
 
     def _between_steps(self) -> None:
-        if self._publisher is not None:
-            self._counters.version = self._publisher.version or self._counters.version
+        if self._publisher is not None and (version := self._publisher.version) not in (0, self._counters.version):
+            self._counters.version = version
+            self._on_publish(version)
         if self._checkpointer is not None:
             self._checkpointer.poll(self._control, self._counters.learner_steps)
 

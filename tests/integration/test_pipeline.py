@@ -18,18 +18,21 @@ from tidemill.config.sections import ActorConfig
 from tidemill.config.services import ActorSettings
 from tidemill.envs.make import make_env
 from tidemill.envs.settings import EnvSettings
+from tidemill.errors import FailedPrecondition
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sample_stream import SampleStream
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.replay.writer import ReplayWriter
-from tidemill.rl.transitions import transitions
+from tidemill.rl.sequences import SequenceShape, sequences
+from tidemill.rl.transitions import transitions, unrolled_transitions
 from tidemill.services.actor.__main__ import connect_appender
 from tidemill.services.learner.data.decoder import recurrent_states
-from tidemill.types import Signature, WindowSpec, signature_of
+from tidemill.types import ColumnSpec, EnvSpec, Signature, WindowSpec, signature_of
 
 _GAMMA, _ENVS, _LENGTH, _TICKS = 0.9, 4, 11, 160
+_OWN = (ColumnSpec("log_prob", "float32", ()), ColumnSpec("seen", "float32", (2,)))
 
 
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
@@ -67,6 +70,33 @@ def test_items_carry_what_the_policy_remembered_at_their_start() -> None:
     assert set(rows.columns["observation"][start, 1].astype(int)) == {0, 3, 6, 9}
 
 
+def test_columns_of_an_algorithms_own_arrive_with_their_steps() -> None:
+    """In n-step windows and in sequences each is the one stored with the action it came with."""
+    window = WindowSpec(history=1, steps=6)
+    signature, batch = _sampled(window, "truncated", _OWN)
+    rows = codec.decode(signature, batch, window.length)
+    assert len(signature) == 8
+    extras = ("log_prob", "seen")
+    first = transitions(rows.columns, rows.index, 2, 6, _GAMMA, extras=extras)
+    np.testing.assert_array_equal(first["seen"], first["observation"][:, -1])
+    np.testing.assert_allclose(first["log_prob"], -first["observation"][:, -1, 1] / 7, rtol=1e-6)
+    unroll = sequences(rows.columns, rows.index, SequenceShape(1, 1, 4, 2), _GAMMA, extras=extras)
+    np.testing.assert_array_equal(unroll["seen"], unroll["observation"][:, 1:5])
+    each = unrolled_transitions(rows.columns, rows.index, 2, 6, _GAMMA, extras=extras)
+    np.testing.assert_array_equal(each["seen"], each["observation"][:, :, -1])
+
+
+def test_actor_with_other_columns_than_the_table_is_refused() -> None:
+    """As one whose algorithm is another version than the learner's: the server names both sets of columns."""
+    plain = signature_of(EnvSpec((2,), "float32", num_actions=3))
+    table = TableConfig("t", plain, SelectorConfig(SelectorKind.UNIFORM), max_items=10, max_item_steps=2)
+    with local_server() as server, ReplayClient(server.address) as client:
+        client.create_table(table)
+        appender = StreamAppender(server.address, "a", _ENVS, (*plain, *_OWN), ["t"], 16)
+        with appender, pytest.raises(FailedPrecondition, match=r"'is_first', 'log_prob', 'seen'\], table 't' has \["):
+            appender.opened(WAIT_S)
+
+
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_an_actor_runs_ahead_by_so_many_chunks_of_each_environment(chunks: int) -> None:
     """Where nothing is stored, it collects one chunk of each stream more than the setting and then waits."""
@@ -102,12 +132,15 @@ def _ones(steps: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float32]:
     return np.ones(steps["reward"].shape[1], np.float32)
 
 
-def _sampled(window: WindowSpec, end: str) -> tuple[Signature, SampledBatch]:
-    """Return a batch of what an actor made of counting environments; it remembers the observation before the last."""
+def _sampled(window: WindowSpec, end: str, own: Signature = ()) -> tuple[Signature, SampledBatch]:
+    """Return a batch of what an actor made of counting environments; it remembers the observation before the last.
+
+    Columns of its `own` may be added: `log_prob`, minus a seventh of the step's number, and the observation as `seen`.
+    """
     env = make_env(
         EnvSettings(id="tests.envs_for_tests:counting", kwargs={"length": _LENGTH, "end": end}), _ENVS, training=True
     )
-    signature = signature_of(env.spec)
+    signature = (*signature_of(env.spec), *own)
     sampler = SelectorConfig(SelectorKind.UNIFORM)
     table = TableConfig("t", signature, sampler, max_items=10_000, max_item_steps=window.length, payload_bytes=8)
     with local_server() as server, ReplayClient(server.address) as client:
@@ -121,6 +154,7 @@ def _sampled(window: WindowSpec, end: str) -> tuple[Signature, SampledBatch]:
                 action = (observation[:, 1] % 3).astype(np.int64)
                 step = env.step(action)
                 row = {"observation": observation, "action": action, "reward": step.reward, "is_first": is_first}
+                row |= {"log_prob": (-observation[:, 1] / 7).astype(np.float32), "seen": observation} if own else {}
                 ends = {"terminated": step.terminated, "truncated": step.truncated}
                 writer.add(row | ends, {}, step.is_reset_step, 1, memory)
                 memory, observation, is_first = observation, step.observation, step.is_first

@@ -132,6 +132,10 @@ class LearnerSettings:
     """Newest checkpoints kept, at least 1."""
     log_every_s: float = 10.0
     """Seconds between two lines of progress in the log."""
+    tensorboard_every_s: float = 2.0
+    """Least seconds between two points of the learner's curves in RUN/tensorboard/learner; 0 writes none."""
+    callbacks: tuple[str, ...] = ()
+    """Callbacks of one's own, each `module:name`, told of updates and published versions (docs/extending.md)."""
     ranks_timeout_s: float = 120.0
     """How long one of several learners waits for the others before it gives up and all restart, in seconds."""
 
@@ -149,6 +153,7 @@ class LearnerSettings:
             check(getattr(self, name) >= 1, f"learner.{name}", getattr(self, name), "at least 1")
         check(self.checkpoint_every_s >= 0, "learner.checkpoint_every_s", self.checkpoint_every_s, "0 or more")
         check(self.log_every_s > 0, "learner.log_every_s", self.log_every_s, "more than 0")
+        check(self.tensorboard_every_s >= 0, "learner.tensorboard_every_s", self.tensorboard_every_s, "0 or more")
         check(self.ranks_timeout_s > 0, "learner.ranks_timeout_s", self.ranks_timeout_s, "more than 0")
 
 
@@ -231,6 +236,8 @@ class EvaluatorSettings:
     """Longest video, in agent decisions."""
     threads: int = 1
     """Threads torch computes with, at least 1."""
+    callbacks: tuple[str, ...] = ()
+    """Callbacks of one's own, each `module:name`, told of evaluations (docs/extending.md)."""
 
     def __post_init__(self) -> None:
         for name in ("episodes", "num_envs", "threads", "video_max_steps"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import gymnasium
@@ -38,8 +37,8 @@ class ActionAdapter(Protocol):
     def shape(self) -> tuple[int, ...]:
         """Shape of one continuous action; `()` for discrete ones."""
 
-    def convert(self, action: NDArray[Any]) -> Sequence[Any]:
-        """Return one environment action for each row of a batch [N, *shape]."""
+    def convert(self, action: NDArray[Any]) -> NDArray[Any]:
+        """Return the action of each environment, [N, ...], for a batch [N, *shape]."""
 
 
 def action_adapter(space: gymnasium.Space[Any]) -> ActionAdapter:
@@ -80,9 +79,10 @@ class _Discrete:
         self.num_actions = len(table)
         self.shape: tuple[int, ...] = ()
 
-    def convert(self, action: NDArray[Any]) -> Sequence[Any]:
+    def convert(self, action: NDArray[Any]) -> NDArray[Any]:
         check_within(action, self.num_actions)
-        return list(self._table[action])
+        taken: NDArray[Any] = self._table[action]
+        return taken
 
 
 class _Continuous:
@@ -102,8 +102,9 @@ class _Continuous:
         self.num_actions = 0
         self.shape = space.shape
 
-    def convert(self, action: NDArray[Any]) -> Sequence[Any]:
+    def convert(self, action: NDArray[Any]) -> NDArray[Any]:
         if not np.isfinite(action).all():
             raise InvalidArgument(f"actions are {action.tolist()}, allowed: finite numbers in [-1, 1]")
         scaled = (action * self._scale + self._center).astype(self._dtype, copy=False)
-        return list(np.minimum(np.maximum(scaled, self._low), self._high))
+        clipped: NDArray[Any] = np.minimum(np.maximum(scaled, self._low), self._high)
+        return clipped

@@ -66,16 +66,16 @@ class GymnasiumVectorEnv:
         observation = self._new_observation()
         for index in range(self.num_envs):
             observation[index] = self._first_observation(index, seed + index)
-        self._check_finite(observation, self._counter.returns)
+        check_finite(observation, self._counter.returns, self._counter.lengths)
         return observation
 
     def step(self, action: NDArray[Any]) -> VectorStep:
         """Act in every environment, or reset it if it had ended; see `VectorEnv.step`."""
         check_shape(action, self._action_shape)
         is_reset_step = self._ended
-        observation, reward, terminated, truncated = self._step_all(self._actions.convert(action), is_reset_step)
+        observation, reward, terminated, truncated = self._step_all(list(self._actions.convert(action)), is_reset_step)
         self._counter.add(reward, is_reset_step)
-        self._check_finite(observation, reward)
+        check_finite(observation, reward, self._counter.lengths)
         self._ended = terminated | truncated
         return VectorStep(
             observation=observation,
@@ -138,13 +138,19 @@ class GymnasiumVectorEnv:
         flags = np.array((terminated, truncated), np.bool_)
         return observation, np.array(reward, np.float64), flags[0], flags[1]
 
-    def _check_finite(self, observation: NDArray[Any], reward: NDArray[np.float64]) -> None:
-        """Raise FatalError if any environment returned NaN or infinity, which would poison the networks."""
-        for name, rows in (("observation", observation), ("reward", reward)):
-            if rows.dtype != np.uint8 and not np.isfinite(rows).all():
-                index = next(i for i, row in enumerate(rows) if not np.isfinite(row).all())
-                place = _place(index, self._counter.lengths[index])
-                raise FatalError(f"{place} returned a non-finite {name}: {rows[index]}")
+
+def check_finite(observation: NDArray[Any], reward: NDArray[np.float64], lengths: NDArray[np.int64]) -> None:
+    """Raise FatalError if any environment returned NaN or infinity, which would poison the networks.
+
+    Args:
+        observation: [N, ...].
+        reward: [N].
+        lengths: Agent decisions of each episode so far, [N].
+    """
+    for name, rows in (("observation", observation), ("reward", reward)):
+        if rows.dtype != np.uint8 and not np.isfinite(rows).all():
+            index = next(i for i, row in enumerate(rows) if not np.isfinite(row).all())
+            raise FatalError(f"{_place(index, lengths[index])} returned a non-finite {name}: {rows[index]}")
 
 
 def _place(index: int, step: int) -> str:

@@ -63,7 +63,19 @@ class VectorStep:
 
 
 class VectorEnv(Protocol):
-    """N environments stepped together; one that ended is reset by the next step."""
+    """N environments stepped together; one that ended is reset by the next step.
+
+    Example:
+        >>> import numpy as np
+        >>> import tidemill
+        >>> env = tidemill.make_env(tidemill.EnvSettings("CartPole-v1"), 3, training=True)
+        >>> env.reset(seed=0).shape
+        (3, 4)
+        >>> step = env.step(np.array([0, 1, 1]))
+        >>> step.reward
+        array([1., 1., 1.], dtype=float32)
+        >>> env.close()
+    """
 
     @property
     def spec(self) -> EnvSpec:

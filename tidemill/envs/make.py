@@ -10,6 +10,7 @@ import gymnasium
 
 from tidemill.config.check import nearest
 from tidemill.envs.atari_env import game_ids, make_atari
+from tidemill.envs.batched_env import make_batched
 from tidemill.envs.gymnasium_env import GymnasiumEnv, GymnasiumVectorEnv
 from tidemill.envs.interface import VectorEnv
 from tidemill.envs.observations import flattened, select
@@ -35,6 +36,8 @@ def make_env(settings: EnvSettings, num_envs: int, *, training: bool, render: bo
     """
     if num_envs < 1:
         raise ConfigError(f"num_envs is {num_envs}, allowed: at least 1")
+    if settings.vector:
+        return make_batched(settings, num_envs, training=training, render=render)
     if settings.is_atari:
         return make_atari(settings, num_envs, training=training, render=render)
     return GymnasiumVectorEnv(lambda: _make_one(settings, training=training, render=render), num_envs)

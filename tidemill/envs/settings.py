@@ -26,7 +26,10 @@ class EnvSettings:
     """A gymnasium id (`CartPole-v1`), or an Atari game (`ALE/Pong-v5` or `ALE/Pong`).
     Also an id that a module registers (`module:Id-v0`), or what makes a gymnasium.Env (`module:function`)."""
     kwargs: Mapping[str, EnvArgument] = field(default_factory=dict)
-    """Arguments of the environment's constructor, by name. Must be empty for an `ALE/` game."""
+    """Arguments of the environment's constructor, by name. Must be empty for an `ALE/` game of Tidemill's own."""
+    vector: str = ""
+    """What makes a whole batch at once, `module:name`: called with `num_envs` and `env.kwargs`, it returns a
+    gymnasium.vector.VectorEnv, or a VectorEnv of Tidemill's own interface. `env.id` then only names the environment."""
     num_envs: int = 16
     """Environments that one actor steps together, at least 1."""
     max_episode_steps: int = 0
@@ -81,7 +84,12 @@ class EnvSettings:
         _check(self.noop_max >= 0, "noop_max", self.noop_max, "at least 0")
         _check(0.0 <= self.sticky_actions <= 1.0, "sticky_actions", self.sticky_actions, "0 to 1")
         _check(self.max_frames >= self.frame_skip, "max_frames", self.max_frames, "at least frame_skip")
-        _check(not (self.is_atari and self.kwargs), "kwargs", dict(self.kwargs), "nothing for an ALE/ game")
+        is_ours = self.is_atari and not self.vector
+        _check(not (is_ours and self.kwargs), "kwargs", dict(self.kwargs), "nothing for an ALE/ game")
+        _check(not self.vector or ":" in self.vector, "vector", self.vector, "module:name, or nothing")
+        for name in ("flatten", "observation_indices"):
+            value = getattr(self, name)
+            _check(not (self.vector and value), name, value, "nothing beside env.vector, which must do it itself")
 
     def max_steps(self, *, training: bool) -> int:
         """Return the agent decisions after which an episode is truncated; 0 keeps the environment's own limit."""

@@ -19,6 +19,14 @@ class LearnerClient:
     """Looks at a running learner and controls it. Safe to use from several threads.
 
     Every call raises `Unavailable` when the learner cannot be reached or does not answer within its deadline.
+
+    Example:
+        >>> import tidemill
+        >>> with tidemill.LearnerClient("127.0.0.1:7403") as learner:
+        ...     learner.pause()
+        ...     learner.resume()
+        ...     learner.get_status().learner_steps >= 0
+        True
     """
 
     def __init__(self, address: str, *, deadline_s: float = DEADLINE_S) -> None:

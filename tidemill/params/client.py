@@ -44,6 +44,21 @@ class ParamsClient:
     """Publishes, fetches and tags versions. Safe to use from several threads.
 
     Every call raises `Unavailable` when the server cannot be reached or does not answer within its deadline.
+
+    Example:
+        >>> import numpy as np
+        >>> import tidemill
+        >>> from tidemill.params.blob import pack, unpack
+        >>> blob = pack({"weight": np.zeros((2, 3), np.float32)})
+        >>> with tidemill.ParamsClient("127.0.0.1:7402") as params:
+        ...     generation = params.open_generation("a notebook").generation  # older publishers are refused now
+        ...     metadata = tidemill.ParamsMetadata(algorithm="mine", learner_steps=100)
+        ...     blobs = {tidemill.Precision.FULL: blob}
+        ...     version = params.publish(blobs, metadata, generation=generation, base_version=0)
+        ...     params.set_tag("favourite", version)
+        ...     fetched = params.fetch("favourite")
+        >>> fetched.version.metadata.learner_steps, unpack(fetched.blob)["weight"].shape
+        (100, (2, 3))
     """
 
     def __init__(

@@ -36,6 +36,17 @@ class ParamsWatcher:
 
     It waits for the server and for the first version, reconnects by itself, and skips versions it is too slow
     for. An error that cannot pass is raised by the next `newest` or `wait`.
+
+    Example:
+        The version is the one that the example of `ParamsClient` publishes.
+
+        >>> import tidemill
+        >>> with tidemill.ParamsWatcher("127.0.0.1:7402") as watcher:
+        ...     params = watcher.wait(timeout_s=10.0)
+        ...     params is watcher.newest()  # the same until there is a newer one
+        True
+        >>> params.number
+        1
     """
 
     def __init__(

@@ -23,6 +23,21 @@ class ReplayClient:
 
     Every method raises `Unavailable` when the service cannot be reached or does not answer within `deadline_s`,
     and otherwise the `TidemillError` that the service answered. Safe to call from several threads.
+
+    Example:
+        >>> import tidemill
+        >>> spec = tidemill.EnvSpec(observation_shape=(2,), observation_dtype="float32", num_actions=3)
+        >>> uniform = tidemill.SelectorConfig(tidemill.SelectorKind.UNIFORM)
+        >>> table = tidemill.TableConfig(
+        ...     "demo", tidemill.signature_of(spec), uniform, max_items=1000, max_item_steps=2
+        ... )
+        >>> with tidemill.ReplayClient("127.0.0.1:7401") as replay:
+        ...     replay.create_table(table)
+        ...     [table.config.name for table in replay.list_tables()]
+        ...     replay.describe_table("demo").items
+        True
+        ['demo']
+        0
     """
 
     def __init__(self, address: str, *, deadline_s: float = DEADLINE_S) -> None:

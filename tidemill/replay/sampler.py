@@ -32,13 +32,21 @@ class ReplaySampler(Iterator[SampledBatch]):
     over shards that are sampled as one, and the ratio is held over all of them (ADR 0020). Keys belong to the sampler
     that gave them: hand them back to its `update_priorities`. Use it as a context manager, or call `close`.
 
-        with ReplaySampler(["127.0.0.1:7401"], table, batch_size=256) as sampler:
-            for batch in sampler:
-                rows = tidemill.codec.decode(table.signature, batch, table.max_item_steps)
-                ...
-                sampler.update_priorities(batch.keys, priorities)
-
     Batches may be taken by several threads, each batch goes to one of them.
+
+    Example:
+        The table is the one that the example of `ReplayWriter` fills.
+
+        >>> import tidemill
+        >>> from tidemill.codec import decode
+        >>> with tidemill.ReplayClient("127.0.0.1:7401") as replay:
+        ...     table = replay.describe_table("cartpole").config
+        >>> with tidemill.ReplaySampler(["127.0.0.1:7401"], table, batch_size=8) as sampler:
+        ...     batch = next(sampler)
+        ...     sampler.update_priorities(batch.keys, [1.0] * 8)
+        >>> rows = decode(table.signature, batch, table.max_item_steps)
+        >>> rows.columns["observation"][rows.index].shape  # 8 items of 2 steps
+        (8, 2, 4)
     """
 
     def __init__(  # noqa: PLR0913 - each is one decision of the caller

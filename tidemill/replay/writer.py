@@ -70,6 +70,30 @@ class ReplayWriter:
 
     All streams of an actor advance together, so their chunks are full in the same step and travel in one
     message, with the items that end in them.
+
+    Example:
+        >>> import numpy as np
+        >>> import tidemill
+        >>> env = tidemill.make_env(tidemill.EnvSettings("CartPole-v1"), 2, training=True)
+        >>> signature, window = tidemill.signature_of(env.spec), tidemill.WindowSpec(history=0, steps=1)
+        >>> uniform = tidemill.SelectorConfig(tidemill.SelectorKind.UNIFORM)
+        >>> table = tidemill.TableConfig("cartpole", signature, uniform, max_items=1000, max_item_steps=2)
+        >>> with tidemill.ReplayClient("127.0.0.1:7401") as replay:
+        ...     replay.create_table(table)
+        True
+        >>> addresses, tables, length = ["127.0.0.1:7401"], ["cartpole"], 16
+        >>> with tidemill.ShardedAppender.connect(addresses, "me", 2, signature, tables, length) as appender:
+        ...     writer = tidemill.ReplayWriter(appender, signature, window, 2, length, None)
+        ...     observation, is_first = env.reset(seed=0), np.ones(2, bool)
+        ...     for _ in range(64):
+        ...         action = np.random.randint(2, size=2)
+        ...         step = env.step(action)
+        ...         row = {"observation": observation, "action": action, "reward": step.reward, "is_first": is_first}
+        ...         row |= {"terminated": step.terminated, "truncated": step.truncated}
+        ...         writer.add(row, {}, step.is_reset_step, params_version=0)
+        ...         observation, is_first = step.observation, step.is_first
+        ...     appender.flush(timeout_s=10.0)
+        True
     """
 
     def __init__(

@@ -15,17 +15,17 @@ def require(condition: bool, field: str, value: object, allowed: str) -> None:
         raise ConfigError(f"{field} is {value!r}, but must be {allowed}")
 
 
-def require_continuous(algorithm: str, env_spec: EnvSpec) -> None:
-    """Raise ConfigError unless actions are continuous and observations are vectors.
+def require_continuous(algorithm: str, env_spec: EnvSpec, network: str) -> None:
+    """Raise ConfigError unless actions are continuous, and observations are vectors if the network is `mlp`.
 
-    The networks of these algorithms have no convolutions: of an image they would learn next to nothing, slowly.
+    It has no convolutions: of an image it would learn next to nothing, slowly.
     """
     require_actions(algorithm, env_spec, discrete=False)
     shape = env_spec.observation_shape
-    if len(shape) > 1 and env_spec.observation_dtype == "uint8":
+    if network == "mlp" and len(shape) > 1 and env_spec.observation_dtype == "uint8":
         raise ConfigError(
-            f"algorithm is {algorithm!r}, whose networks take vectors, but the environment observes images {shape}: "
-            "flatten or encode them in the environment, e.g. with gymnasium's FlattenObservation"
+            f"agent.network is 'mlp', which takes vectors, but the environment observes images {shape}: "
+            "set it to nature, impala or one's own (module:name), or encode them in the environment"
         )
 
 

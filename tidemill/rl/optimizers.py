@@ -18,9 +18,15 @@ _DECAY_SETTING = "agent.learning_rate_decay_updates"
 _log = structlog.get_logger()
 
 
+def global_norm(gradients: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
+    """Return the norm of all gradients together, []."""
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    return norm
+
+
 def clip_(gradients: tuple[Tensor, ...] | list[Tensor], max_norm: float) -> Tensor:
     """Scale gradients in place to a common norm of `max_norm` at most, 0 for no bound; return the norm before, []."""
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    norm = global_norm(gradients)
     if max_norm:
         torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
@@ -70,9 +76,15 @@ class Adam:
             maximize=False,
         )
 
-    def minimize(self, loss: Tensor, group: ProcessGroup = SINGLE_PROCESS) -> None:
-        """Take one step down the gradient of `loss`, float32 [], averaged over the group; leaves no `grad` anywhere."""
-        self.step(group.mean(torch.autograd.grad(loss, self.parameters)))
+    def minimize(self, loss: Tensor, group: ProcessGroup = SINGLE_PROCESS) -> list[Tensor]:
+        """Take one step down the gradient of `loss`, float32 [], averaged over the group; leaves no `grad` anywhere.
+
+        Returns:
+            The gradients of `parameters`, in their order.
+        """
+        gradients = group.mean(torch.autograd.grad(loss, self.parameters))
+        self.step(gradients)
+        return gradients
 
     def state_dict(self) -> dict[str, Any]:
         """Return the moments of each parameter, by its position, and the number of steps."""

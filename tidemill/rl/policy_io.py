@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from tidemill.types import EnvSpec
+from tidemill.errors import InvalidArgument
+from tidemill.types import EnvSpec, Signature
 
 Array = NDArray[Any]
 
@@ -96,11 +97,35 @@ class PolicyOutput:
         priority_inputs: Columns, each [N, ...], that `Policy.initial_priority` wants back for this step.
         recurrent_state: The policy's state after this step, which its next input holds again, float32
             [N, recurrent_state_size]; None if that is 0.
+        extras: Columns of the algorithm's own that are stored with this step, each [N, ...]: exactly those that
+            `extra_columns` of its settings names. Not looked at in evaluation.
     """
 
     action: Array
     priority_inputs: dict[str, Array] = field(default_factory=dict)
     recurrent_state: NDArray[np.float32] | None = None
+    extras: dict[str, Array] = field(default_factory=dict)
+
+
+def check_extras(extras: Mapping[str, Array], columns: Signature, num_envs: int) -> None:
+    """Raise InvalidArgument unless a policy returned the columns of its own that its settings name.
+
+    Args:
+        extras: `PolicyOutput.extras` of one step.
+        columns: What `extra_columns` of its settings returned.
+        num_envs: N, the environments it acted in.
+    """
+    for column in columns:
+        value = extras.get(column.name)
+        shape = (num_envs, *column.shape)
+        if value is None or value.shape != shape or value.dtype != column.dtype:
+            found = "none" if value is None else f"{value.dtype} {value.shape}"
+            raise InvalidArgument(
+                f"extras of a policy's output hold {found} as column {column.name!r}, must be {column.dtype} {shape}"
+            )
+    if len(extras) > len(columns):
+        unknown = sorted(extras.keys() - {column.name for column in columns})
+        raise InvalidArgument(f"extras of a policy's output hold {unknown[0]!r}, which `extra_columns` does not name")
 
 
 def join(inputs: Sequence[PolicyInput]) -> PolicyInput:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -82,7 +82,12 @@ def unroll_targets(rows: Mapping[str, Array], shape: SequenceShape, gamma: float
 
 
 def sequences(
-    columns: Mapping[str, Array], index: NDArray[np.int64], shape: SequenceShape, gamma: float
+    columns: Mapping[str, Array],
+    index: NDArray[np.int64],
+    shape: SequenceShape,
+    gamma: float,
+    *,
+    extras: Sequence[str] = (),
 ) -> dict[str, Array]:
     """Return the sequences of a batch of windows; see `tidemill.rl.transitions.transitions` for the rows of a stream.
 
@@ -96,12 +101,13 @@ def sequences(
         index: Rows of each window, oldest first, [B, shape.history + T].
         shape: How a window is divided.
         gamma: Discount of one step.
+        extras: Columns of the algorithm's own to return as well, each [R, ...].
 
     Returns:
         Of the T rows: `is_first` bool, `last_action` and `last_reward` (meaningless where `is_first`), [B, T];
         `observation` [B, T, ...] or, with a stack, all frames of the window [B, L, ...] and `stack`, which of them
-        each row shows, int64 [B, T, frame_stack]. Of the U rows of the unroll, [B, U]: `action`, `is_trained` bool,
-        `n_step_return`, `bootstrap_discount` and `bootstrap`, see `Targets`.
+        each row shows, int64 [B, T, frame_stack]. Of the U rows of the unroll, [B, U]: `action`, each of `extras`,
+        `is_trained` bool, `n_step_return`, `bootstrap_discount` and `bootstrap`, see `Targets`.
     """
     assert index.shape == (len(index), shape.history + shape.rows), f"index {index.shape} does not fit {shape}"
     rows, before = index[:, shape.history :], index[:, shape.history - 1 : -1]
@@ -120,6 +126,7 @@ def sequences(
         "n_step_return": target.return_,
         "bootstrap_discount": target.discount,
         "bootstrap": target.bootstrap,
+        **{name: columns[name][rows[:, unroll]] for name in extras},
     }
     return batch | _observations(columns, index, shape)
 

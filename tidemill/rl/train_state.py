@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from tidemill.rl.optimizers import Optimizer
 from tidemill.rl.process_group import SINGLE_PROCESS, ProcessGroup
 
+_MEASURE_PERIOD = 50
+"""Updates from one that is measured to the next; metrics are read about once per second."""
+
 
 def subdict(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the parameters of one network of those that `TrainState.copy_of` returned."""
@@ -32,6 +35,11 @@ class TrainState:
     """Updates so far."""
     group: ProcessGroup = SINGLE_PROCESS
     """The processes that make each update together."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the update that is made next also reports what would cost too much at each: norms of gradients."""
+        return self.updates % _MEASURE_PERIOD == 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of everything; its tensors are the networks' and optimizers' own."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +31,7 @@ def transitions(
     gamma: float,
     *,
     stack_on_device: bool = False,
+    extras: Sequence[str] = (),
 ) -> dict[str, Array]:
     """Return the n-step transitions of a batch of windows.
 
@@ -46,11 +47,12 @@ def transitions(
         steps: n of the n-step return.
         gamma: Discount of one step.
         stack_on_device: Whether `tidemill.rl.transitions` puts the stacks together, where the network is.
+        extras: Columns of the algorithm's own to return as well, each [R, ...].
 
     Returns:
         `observation` and `bootstrap_observation` [B, ...], or [B, frame_stack, ...] oldest first if
-        `frame_stack` > 1; `action` [B, ...]; `n_step_return` and `bootstrap_discount` [B] float32. With
-        `stack_on_device` the first two are missing, and there are `FRAMES` and the columns of `ROWS`,
+        `frame_stack` > 1; `action` and each of `extras` [B, ...]; `n_step_return` and `bootstrap_discount` [B]
+        float32. With `stack_on_device` the first two are missing, and there are `FRAMES` and the columns of `ROWS`,
         int64 [B, frame_stack] or [B].
     """
     assert index.shape == (len(index), frame_stack + steps), f"index {index.shape} must be [B, stack + steps]"
@@ -66,12 +68,55 @@ def transitions(
         "action": columns["action"][index[:, first]],
         "n_step_return": target.return_,
         "bootstrap_discount": target.discount,
+        **{name: columns[name][index[:, first]] for name in extras},
     }
     observation = columns["observation"]
     if stack_on_device:
         return {FRAMES: observation, **{ROWS[name]: found for name, found in rows.items()}, **rest}
     # unlike indexing, `take` copies whole rows at a time
     return {**{name: observation.take(found, axis=0) for name, found in rows.items()}, **rest}
+
+
+def unrolled_transitions(
+    columns: Mapping[str, Array],
+    index: NDArray[np.int64],
+    frame_stack: int,
+    steps: int,
+    gamma: float,
+    *,
+    extras: Sequence[str] = (),
+) -> dict[str, Array]:
+    """Return the steps of a batch of windows one by one, for returns that correct each of them (Retrace, V-trace).
+
+    Args:
+        columns: As of `transitions`.
+        index: As of `transitions`, [B, frame_stack + steps].
+        frame_stack: Observations the network sees at once.
+        steps: n, the transitions of a window.
+        gamma: Discount of one step.
+        extras: Columns of the algorithm's own to return as well, each [R, ...].
+
+    Returns:
+        Of all n + 1 steps `observation`, `action` and each of `extras`, [B, n + 1, ...], observations with the axis of
+        their stack if `frame_stack` > 1. Of the n transitions `reward` and `discount`, gamma * (1 - terminated),
+        float32 [B, n], and `continues`, bool [B, n]: whether the next step's action was taken in the same episode.
+        Where it is not, what comes after belongs to another episode, but for the next observation if the step was
+        truncated.
+    """
+    assert index.shape == (len(index), frame_stack + steps), f"index {index.shape} must be [B, stack + steps]"
+    acting, batch = index[:, frame_stack - 1 :], len(index)
+    stack = _StackIndex(columns["is_first"][index], index, frame_stack)
+    rows = np.stack([stack.at(np.full(batch, frame_stack - 1 + step, np.int64)) for step in range(steps + 1)], axis=1)
+    transition = acting[:, :-1]
+    terminated, truncated = columns["terminated"][transition], columns["truncated"][transition]
+    return {
+        "observation": columns["observation"][rows],
+        "action": columns["action"][acting],
+        "reward": columns["reward"][transition],
+        "discount": (gamma * ~terminated).astype(np.float32),
+        "continues": ~(terminated | truncated),
+        **{name: columns[name][acting] for name in extras},
+    }
 
 
 class _StackIndex:

@@ -13,9 +13,11 @@ from pathlib import Path
 
 from tidemill.child import PARENT_VARIABLE
 from tidemill.config.load import from_document, read_document, write_document
-from tidemill.config.sections import ActorConfig, RunConfig
-from tidemill.errors import ConfigError
+from tidemill.config.sections import RunConfig
+from tidemill.errors import ConfigError, InvalidArgument
 from tidemill.process import run
+from tidemill.rl.agents.registry import AgentConfig
+from tidemill.user_code import user_object
 
 _SETTINGS, _REFUSAL = "settings.yaml", "refusal"
 _SHOWN_LINES = 8
@@ -55,13 +57,34 @@ def check_environment(config: RunConfig) -> None:
 
 def _try_here(folder: Path) -> int:
     from tidemill.envs.make import spec_of
+    from tidemill.replay.table_config import check_signature
+    from tidemill.rl.agents.registry import stored_columns
 
-    config = from_document(ActorConfig, read_document(folder / _SETTINGS))
+    config = from_document(RunConfig, read_document(folder / _SETTINGS))
     try:
-        config.agent.validate_env(spec_of(config.env))
-    except ConfigError as error:
+        _check_callbacks(config)
+        spec = spec_of(config.env)
+        config.agent.validate_env(spec)
+        check_signature(stored_columns(config.agent, spec))
+        if _names_own_code(config.agent):
+            from tidemill.rl.agents.build import build_agent  # torch takes seconds to import
+
+            build_agent(config.agent, spec)
+    except (ConfigError, InvalidArgument) as error:
         (folder / _REFUSAL).write_text(str(error), encoding="utf-8")
     return 0
+
+
+def _check_callbacks(config: RunConfig) -> None:
+    """Raise ConfigError if a callback is not there; they are made by the services that call them."""
+    for service in ("learner", "evaluator"):
+        for name in getattr(config, service).callbacks:
+            user_object(f"{service}.callbacks", name)
+
+
+def _names_own_code(agent: AgentConfig) -> bool:
+    """Return whether a setting of the algorithm names a module of the user's."""
+    return any(isinstance(value, str) and (":" in value or "." in value) for value in vars(agent).values())
 
 
 if __name__ == "__main__":

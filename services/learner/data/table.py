@@ -21,7 +21,7 @@ from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, Sele
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.data.decoder import STATE_DTYPE
 from tidemill.services.learner.metrics import SamplerCollector
-from tidemill.types import EnvSpec, Signature, signature_of
+from tidemill.types import Signature
 
 _MIN_VECTORS, _MIN_IMAGES = 2048, 128
 """Items of a call that make it worth its cost."""
@@ -35,21 +35,20 @@ _log = structlog.get_logger()
 
 
 def table_config(
-    table: TableSettings, learner: LearnerSettings, agent: Agent, spec: EnvSpec, batch_size: int
+    table: TableSettings, learner: LearnerSettings, agent: Agent, signature: Signature, batch_size: int
 ) -> TableConfig:
     """Return the table to create.
 
     Args:
         table: How the table samples and how much it keeps.
         learner: The wanted ratio of gradient steps to agent decisions.
-        agent: Says which columns and how many steps its items need.
-        spec: The environment's observations and actions.
+        agent: Says how many steps its items need.
+        signature: The columns of its streams.
         batch_size: Items of one gradient step.
 
     Raises:
         ConfigError: The table cannot hold the ratio.
     """
-    signature = signature_of(spec)
     batches = batches_per_sample(learner, signature, batch_size)
     return TableConfig(
         name=table.name,

@@ -103,3 +103,23 @@ def test_log_line_warns_of_metrics_that_are_not_finite() -> None:
         progress.tick()
     assert [line["log_level"] for line in logs] == ["warning", "info"]
     assert logs[0]["names"] == ["loss"]
+
+
+def test_metrics_are_told_once_per_second_with_the_learners_own() -> None:
+    """Not at every step, and not while there are no updates; the last ones at the end."""
+    clock, counters = Clock(), Counters()
+    progress = _progress(clock, counters)
+    told: list[tuple[int, dict[str, float]]] = []
+    progress.on_update = lambda step, metrics: told.append((step, dict(metrics)))
+    for step in range(1, 36):
+        clock.now += 0.1
+        counters.learner_steps = step
+        progress.record_step(0.01, {"loss": torch.tensor(step / 2)})
+    assert len(told) == 3
+    assert [metrics["loss"] for _, metrics in told] == [step / 2 for step, _ in told]
+    assert told[0][1].keys() == {"loss", "env_steps", "steps_per_s", "wait_fraction"}
+    progress.finish()
+    assert told[-1][0] == 35
+    clock.now += 5.0
+    progress.tick()
+    assert len(told) == 4

@@ -43,10 +43,13 @@ class _Scene:
         self.checkpointer = Checkpointer(
             CheckpointStore(folder, keep=2), resumable.capture, every_s=0.0, steps=0, clock=self.clock
         )
+        self.acknowledged_versions: list[int] = []
         self.trainer = Trainer(
             self.agent,
             self.source,
-            TrainerOutputs(self.priorities, self.publisher, self.checkpointer),
+            TrainerOutputs(
+                self.priorities, self.publisher, self.checkpointer, on_publish=self.acknowledged_versions.append
+            ),
             self.control,
             self.counters,
             self.progress,
@@ -123,6 +126,7 @@ def test_parameters_are_published_every_k_steps(tmp_path: Path, scenes: list[_Sc
     scene.trainer.run()
     assert scene.publisher.published == [3.0, 6.0, 9.0]
     assert scene.counters.version == 3
+    assert scene.acknowledged_versions == [1, 2, 3]
 
 
 def test_publishing_goes_on_from_the_restored_step(tmp_path: Path, scenes: list[_Scene]) -> None:

@@ -40,6 +40,19 @@ SMALL_R2D2: dict[str, Any] = {
 }
 """Sizes of a recurrent agent that is quick to test."""
 
+OWN = {"width": 12, "blocks": 1}
+"""Settings of the torso under examples/."""
+
+OWN_NETWORK: list[tuple[str, type[Any], EnvSpec, dict[str, Any]]] = [
+    ("dqn", DQNConfig, VECTOR, {"hidden_sizes": (16,)}),
+    ("r2d2", R2D2Config, VECTOR, SMALL_R2D2),
+    ("sac", SACConfig, CONTINUOUS, {"hidden_sizes": (16,), "actor_ema_decay": 0.9}),
+    ("ddpg", DDPGConfig, CONTINUOUS_BYTES, {"actor_sizes": (16,), "critic_sizes": (16, 16)}),
+    ("td3", TD3Config, CONTINUOUS, {"hidden_sizes": (16,)}),
+    ("d4pg", D4PGConfig, CONTINUOUS, {"actor_sizes": (16,), "critic_sizes": (16, 16)}),
+]
+"""Every algorithm with it."""
+
 CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
     "dqn": (DQNConfig(network="mlp", hidden_sizes=(16,), target_update_period=100), VECTOR),
     "dqn_soft_target": (
@@ -147,6 +160,10 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         ),
         CONTINUOUS,
     ),
+    **{
+        f"{algorithm}_own_network": (config(network="networks:ResidualTorso", network_settings=OWN, **sizes), env_spec)
+        for algorithm, config, env_spec, sizes in OWN_NETWORK
+    },
 }
 """Settings and environment by name: every network and option takes part in one.
 

@@ -15,6 +15,7 @@ from tests.unit.rl.batches import (
     CASES,
     CONTINUOUS,
     IMAGE,
+    OWN_NETWORK,
     VECTOR,
     policy_input,
     random_batch,
@@ -100,6 +101,7 @@ def observations(env_spec: EnvSpec, count: int = 5) -> Array:
         ("ddpg", 60),
         ("td3", 60),
         ("d4pg", 60),
+        *((f"{algorithm}_own_network", 30) for algorithm, *_ in OWN_NETWORK),
     ],
 )
 def test_resumed_agent_equals_the_one_that_went_on(name: str, updates: int) -> None:
@@ -136,6 +138,23 @@ def test_update_reports_a_priority_for_each_item_and_scalar_metrics(config: Agen
     assert bool((update.priority >= 0).all())
     assert not update.priority.requires_grad
     assert all(metric.ndim == 0 and not metric.requires_grad for metric in update.metrics.values())
+
+
+@every_agent
+def test_losses_values_and_norms_of_gradients_are_reported(config: AgentConfig, env_spec: EnvSpec) -> None:
+    """At the first update, and from then on at each or at every 50th: what TensorBoard shows of training."""
+    agent = build_agent(config, env_spec)
+    norms = {"grad_norm"} if env_spec.is_discrete else {"critic_grad_norm", "actor_grad_norm"}
+    seen: list[set[str]] = []
+    for number in range(51 if not env_spec.is_discrete else 2):
+        batch = sampled_batch(agent, config, env_spec, 4, torch.Generator().manual_seed(number))
+        metrics = agent.update(batch, torch.ones(4)).metrics
+        seen.append(set(metrics))
+        assert all(bool(metrics[name] > 0) for name in norms & metrics.keys())
+    assert norms | {"loss", "q"} <= seen[0]
+    assert norms | {"loss", "q"} <= seen[-1]
+    if not env_spec.is_discrete:
+        assert not any(norms & names for names in seen[1:50])
 
 
 @every_agent
@@ -234,10 +253,10 @@ def test_initial_priority_is_one_positive_number_an_environment(config: AgentCon
         (TD3Config(), VECTOR, "'td3', but the environment's actions are discrete"),
         (DQNConfig(), CONTINUOUS, "'dqn', but the environment's actions are continuous"),
         (SACConfig(), VECTOR, "'sac', but the environment's actions are discrete"),
-        (SACConfig(), CONTINUOUS_PIXELS, r"'sac', whose networks take vectors, but .* images \(84, 84\)"),
-        (TD3Config(), CONTINUOUS_PIXELS, "'td3', whose networks take vectors"),
-        (DDPGConfig(), CONTINUOUS_PIXELS, "'ddpg', whose networks take vectors"),
-        (D4PGConfig(), CONTINUOUS_PIXELS, "'d4pg', whose networks take vectors"),
+        (SACConfig(), CONTINUOUS_PIXELS, r"'mlp', which takes vectors, but .* images \(84, 84\)"),
+        (TD3Config(), CONTINUOUS_PIXELS, "agent.network is 'mlp', which takes vectors"),
+        (DDPGConfig(), CONTINUOUS_PIXELS, "agent.network is 'mlp', which takes vectors"),
+        (D4PGConfig(), CONTINUOUS_PIXELS, "agent.network is 'mlp', which takes vectors"),
         (DQNConfig(), VECTOR, r"'nature', which takes images .* \(3,\); use 'mlp'"),
         (DQNConfig(), EnvSpec((20, 84), "uint8", 4, 3), "at least 36x36"),
     ],

@@ -105,7 +105,7 @@ def test_every_optimizer_loss_and_target_reaches_the_optimal_values(
         learning_rate=3e-3 if optimizer == "adam" else 1e-3,
         optimizer=optimizer,  # type: ignore[arg-type]
         optimizer_epsilon=1e-5,
-        loss=loss,  # type: ignore[arg-type]
+        loss=loss,
         gamma=0.5,
         n_step=1,
         **target,

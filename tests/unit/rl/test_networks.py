@@ -19,7 +19,8 @@ from tidemill.rl.networks.image import as_channels, convolution, pixel_scale, to
 from tidemill.rl.networks.linear import linear
 from tidemill.rl.networks.noisy import NoisyLinear, disable_noise, reset_noise
 from tidemill.rl.networks.q_head import QHead
-from tidemill.rl.networks.torso import build_torso, check_torso, torso_names
+from tidemill.rl.networks.torso import build_torso
+from tidemill.rl.networks.torsos import check_torso, torso_names
 from tidemill.types import EnvSpec
 
 GRAY = EnvSpec((84, 84), "uint8", frame_stack=4, num_actions=6)

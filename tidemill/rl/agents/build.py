@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tidemill.rl.agents.interface import PolicyContext
+from tidemill.rl.agents.interface import BuildsBothSides, PolicyContext
 from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.exploration import ActorSlot
 from tidemill.types import EnvSpec
@@ -30,6 +30,8 @@ def build_agent(config: AgentConfig, env_spec: EnvSpec, device: str = "cpu", see
     import torch
 
     config.validate_env(env_spec)
+    if isinstance(config, BuildsBothSides):
+        return config.build_agent(env_spec, torch.device(device), seed)
     agent: Agent = _module(config, "agent").build(config, env_spec, torch.device(device), seed)
     return agent
 
@@ -59,6 +61,8 @@ def build_policy(
 
     config.validate_env(env_spec)
     context = PolicyContext(torch.device(device), seed, slot or ActorSlot(), precision)
+    if isinstance(config, BuildsBothSides):
+        return config.build_policy(env_spec, context)
     policy: Policy = _module(config, "policy").build(config, env_spec, context)
     return policy
 

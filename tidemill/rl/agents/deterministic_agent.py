@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tidemill.rl.agents.interface import Array, State, Update
-from tidemill.rl.optimizers import Adam, LearningRateDecay
+from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm
 from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.target_network import TargetNetwork
 from tidemill.rl.train_state import TrainState
@@ -59,6 +59,7 @@ class ActorCritic:
             {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer},
             noise,
         )
+        self._grad_norms: dict[str, Tensor] = {}
         self._decay = LearningRateDecay(self.state.optimizers.values(), decay_updates)
 
     def set_learning_rates(self) -> None:
@@ -67,11 +68,20 @@ class ActorCritic:
 
     def update_critic(self, loss: Tensor) -> None:
         """Take one step of the critic down the gradient of its loss, []."""
-        self._critic_optimizer.minimize(loss, self.state.group)
+        self._measure("critic_grad_norm", self._critic_optimizer.minimize(loss, self.state.group))
 
     def update_actor(self, loss: Tensor) -> None:
         """Take one step of the actor down the gradient of its loss, [], which the critic's parameters do not follow."""
-        self._actor_optimizer.minimize(loss, self.state.group)
+        self._measure("actor_grad_norm", self._actor_optimizer.minimize(loss, self.state.group))
+
+    def take_grad_norms(self) -> dict[str, Tensor]:
+        """Return the norms of this update's gradients, each [], if it is one that is measured."""
+        taken, self._grad_norms = self._grad_norms, {}
+        return taken
+
+    def _measure(self, name: str, gradients: list[Tensor]) -> None:
+        if self.state.is_measured:
+            self._grad_norms[name] = global_norm(gradients)
 
     def update_targets(self) -> None:
         """Move both targets, if it is time."""
@@ -111,6 +121,7 @@ class DeterministicAgent:
         """Make one update."""
         self._networks.set_learning_rates()
         update = self._learn(batch, weight)
+        update.metrics.update(self._networks.take_grad_norms())
         self._state.updates += 1
         return update
 

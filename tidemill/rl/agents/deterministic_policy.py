@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -12,8 +13,6 @@ from torch import Tensor, nn
 
 from tidemill.rl.action_noise import ActionNoise, NoiseConfig
 from tidemill.rl.agents.interface import Array, PolicyContext
-from tidemill.rl.networks.deterministic import DeterministicActor
-from tidemill.rl.networks.linear import flat
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.returns import n_step
 from tidemill.rl.train_state import subdict
@@ -45,7 +44,7 @@ class DeterministicPolicy:
 
     def __init__(
         self,
-        actor: DeterministicActor,
+        actor: nn.Module,
         critic: nn.Module,
         td_error_fn: TDErrorFn,
         settings: Settings,
@@ -55,7 +54,7 @@ class DeterministicPolicy:
         """Put the parts together.
 
         Args:
-            actor: Maps observations to flat actions; this object then owns it.
+            actor: Maps observations [B, ...] to flat actions [B, A]; this object then owns it.
             critic: Values actions, for initial priorities; this object then owns it.
             td_error_fn: Gives initial priorities, by these two networks.
             settings: The algorithm's.
@@ -81,7 +80,7 @@ class DeterministicPolicy:
         if evaluation:
             return PolicyOutput(self._shaped(self._act(policy_input.observation)))
         if env_steps < self._start_steps:
-            flat_action = self._noise.uniform((len(policy_input), self._action_size))
+            flat_action = self._noise.uniform((len(policy_input), math.prod(self._action_shape)))
         else:
             flat_action = self._noise.add_noise(self._act(policy_input.observation), policy_input.is_first)
         action = self._shaped(flat_action)
@@ -107,14 +106,10 @@ class DeterministicPolicy:
         priority: NDArray[np.float32] = self._td_error_fn(batch).cpu().numpy()
         return priority
 
-    @property
-    def _action_size(self) -> int:
-        return self._actor.head.out_features
-
     @torch.inference_mode()
     def _act(self, observation: Array) -> NDArray[np.float32]:
         tensor = torch.from_numpy(np.ascontiguousarray(observation)).to(self._device)
-        action: NDArray[np.float32] = self._actor(flat(tensor)).cpu().numpy()
+        action: NDArray[np.float32] = self._actor(tensor).cpu().numpy()
         return action
 
     def _shaped(self, action: NDArray[np.float32]) -> NDArray[np.float32]:

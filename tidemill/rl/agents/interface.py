@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
-from tidemill.types import WindowSpec
+from tidemill.types import EnvSpec, WindowSpec
 
 if TYPE_CHECKING:  # decoder threads and torch-free processes may import this module
     import torch
@@ -56,7 +56,24 @@ class PolicyContext:
 
 
 class Agent(Protocol):
-    """Owns networks and optimizers; computes updates. One thread at a time, except `decode`."""
+    """Owns networks and optimizers; computes updates. One thread at a time, except `decode`.
+
+    Example:
+        >>> import numpy as np
+        >>> import tidemill
+        >>> import torch
+        >>> config = tidemill.load_config({"agent": {"algorithm": "dqn", "network": "mlp", "n_step": 1}}).agent
+        >>> spec = tidemill.EnvSpec(observation_shape=(2,), observation_dtype="float32", num_actions=3)
+        >>> agent = tidemill.build_agent(config, spec, seed=1)
+        >>> rows = {"observation": np.zeros((9, 2), np.float32), "action": np.zeros(9, np.int64)}
+        >>> rows |= {"reward": np.ones(9, np.float32), "is_first": np.zeros(9, bool)}
+        >>> rows |= {"terminated": np.zeros(9, bool), "truncated": np.zeros(9, bool)}
+        >>> index = np.array([[0, 1], [4, 5], [7, 8]])  # three items of two steps
+        >>> batch = {name: torch.from_numpy(column) for name, column in agent.decode(rows, index).items()}
+        >>> update = agent.update(batch, weight=torch.ones(3))
+        >>> update.priority.shape, sorted(update.metrics)
+        (torch.Size([3]), ['grad_norm', 'loss', 'q'])
+    """
 
     @property
     def window(self) -> WindowSpec:
@@ -70,7 +87,8 @@ class Agent(Protocol):
         """Return the batch that `update` wants, as arrays, from rows of streams; safe on any thread.
 
         Args:
-            columns: Rows of the streams, each [R, ...].
+            columns: Rows of the streams, each [R, ...]: every column that is stored, those of the algorithm's own too.
+                They may be written over later: what is returned must be copies, as indexing with an array makes.
             index: Rows of each item, [B, window.length], padded at a stream's start with its first row.
         """
 
@@ -100,7 +118,25 @@ class Agent(Protocol):
 
 
 class Policy(Protocol):
-    """Chooses actions. Its recurrent state travels with its inputs and outputs, not in the policy."""
+    """Chooses actions. Its recurrent state travels with its inputs and outputs, not in the policy.
+
+    Example:
+        >>> import numpy as np
+        >>> import tidemill
+        >>> config = tidemill.load_config({"agent": {"algorithm": "sac"}}).agent
+        >>> spec = tidemill.EnvSpec(observation_shape=(2,), observation_dtype="float32", action_shape=(1,))
+        >>> policy = tidemill.build_policy(config, spec, seed=1)
+        >>> policy.load(tidemill.build_agent(config, spec).policy_state())
+        >>> seen = tidemill.PolicyInput(
+        ...     observation=np.zeros((4, 2), np.float32),
+        ...     is_first=np.ones(4, bool),
+        ...     last_action=np.zeros((4, 1), np.float32),
+        ...     last_reward=np.zeros(4, np.float32),
+        ...     recurrent_state=np.zeros((4, policy.recurrent_state_size), np.float32),
+        ... )
+        >>> policy.act(seen, evaluation=True).action.shape
+        (4, 1)
+    """
 
     @property
     def recurrent_state_size(self) -> int:
@@ -126,3 +162,14 @@ class Policy(Protocol):
                 `PolicyOutput.priority_inputs` of the `window.steps + 1` steps of each window, each
                 [steps + 1, K, ...], oldest first.
         """
+
+
+@runtime_checkable
+class BuildsBothSides(Protocol):
+    """Settings that build agent and policy themselves, as those of an algorithm that is named by `module:Class`."""
+
+    def build_agent(self, env_spec: EnvSpec, device: torch.device, seed: int) -> Agent:
+        """Return the learner's side."""
+
+    def build_policy(self, env_spec: EnvSpec, context: PolicyContext) -> Policy:
+        """Return the acting side."""

@@ -1,20 +1,21 @@
 """Settings of any algorithm: what all have in common, and how they are found by name. Imports no torch.
 
 An algorithm is a folder with `config.py`, `networks.py`, `loss.py`, `agent.py` and `policy.py`: docs/algorithms.md
-shows how to write one. Nothing outside the folder names it.
+shows how to write one. Nothing outside the folder names it. One's own may also be a class named by `module:Class`
+whose methods build both sides: docs/extending.md shows one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import pkgutil
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 from tidemill.config.check import nearest
 from tidemill.errors import ConfigError
 from tidemill.rl import agents
-from tidemill.types import EnvSpec, WindowSpec
-from tidemill.user_code import import_user_module
+from tidemill.types import EnvSpec, Signature, WindowSpec, column_names, signature_of
+from tidemill.user_code import import_user_module, user_object
 
 
 class AgentConfig(Protocol):
@@ -22,7 +23,7 @@ class AgentConfig(Protocol):
 
     @property
     def algorithm(self) -> str:
-        """Name of the algorithm: of a folder in `tidemill/rl/agents`, or a package's dotted path."""
+        """Name of the algorithm: of a folder in `tidemill/rl/agents`, a package's dotted path, or `module:Class`."""
 
     @property
     def batch_size(self) -> int:
@@ -35,6 +36,35 @@ class AgentConfig(Protocol):
         """Raise ConfigError if the algorithm cannot act in such an environment."""
 
 
+@runtime_checkable
+class HasColumns(Protocol):
+    """Settings of an algorithm that stores more of each step than what every environment brings."""
+
+    def extra_columns(self, env_spec: EnvSpec) -> Signature:
+        """Return the columns that `PolicyOutput.extras` fills at each step, e.g. the action's log-probability."""
+
+
+def extra_columns_of(config: AgentConfig, env_spec: EnvSpec) -> Signature:
+    """Return the columns that an algorithm stores besides those of every environment; most have none."""
+    return tuple(config.extra_columns(env_spec)) if isinstance(config, HasColumns) else ()
+
+
+def stored_columns(config: AgentConfig, env_spec: EnvSpec) -> Signature:
+    """Return the columns of an algorithm's streams: those of every environment, then its own.
+
+    Raises:
+        ConfigError: A column of its own has a name that is taken.
+    """
+    common, own = signature_of(env_spec), extra_columns_of(config, env_spec)
+    names = column_names((*common, *own))
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(
+            f"algorithm {config.algorithm!r} has a column of its own called {twice[0]!r}, a name that is taken: "
+            f"every environment has {', '.join(column_names(common))}"
+        )
+    return (*common, *own)
+
+
 def algorithms() -> tuple[str, ...]:
     """Return the names of the algorithms that come with the project, sorted."""
     return tuple(sorted(module.name for module in pkgutil.iter_modules(agents.__path__) if module.ispkg))
@@ -44,14 +74,17 @@ def config_class(algorithm: str) -> type[AgentConfig]:
     """Return the settings' class of an algorithm: the dataclass with a field `algorithm` in its `config.py`.
 
     Args:
-        algorithm: One of `algorithms()`, or the dotted path of a package of one's own, such as `my_project.my_agent`.
+        algorithm: One of `algorithms()`; or one's own: the dotted path of a package, such as `my_project.my_agent`,
+            or `module:Class`, such as `my_agent:MyConfig`.
 
     Raises:
         ConfigError: There is no such algorithm; the message names the nearest one.
     """
+    if ":" in algorithm:
+        return _named_class(algorithm)
     if "." not in algorithm and algorithm not in algorithms():
         hint = nearest(algorithm, algorithms())
-        raise ConfigError(f"agent.algorithm is {algorithm!r}, allowed: {', '.join(algorithms())}, or a package{hint}")
+        raise ConfigError(f"agent.algorithm is {algorithm!r}, allowed: {', '.join(algorithms())}, or one's own{hint}")
     name = f"{algorithm}.config" if "." in algorithm else f"{agents.__name__}.{algorithm}.config"
     try:
         module = import_user_module(name)
@@ -62,3 +95,15 @@ def config_class(algorithm: str) -> type[AgentConfig]:
         if is_settings and getattr(value, "algorithm", None) == algorithm:
             return cast(type[AgentConfig], value)
     raise ConfigError(f"agent.algorithm is {algorithm!r}, but {name} has no dataclass whose `algorithm` it is")
+
+
+def _named_class(algorithm: str) -> type[AgentConfig]:
+    found = user_object("agent.algorithm", algorithm)
+    builds = all(callable(getattr(found, name, None)) for name in ("build_agent", "build_policy"))
+    if not (isinstance(found, type) and dataclasses.is_dataclass(found) and builds):
+        raise ConfigError(
+            f"agent.algorithm is {algorithm!r}, which is no dataclass with the methods build_agent and build_policy"
+        )
+    if (own := getattr(found, "algorithm", None)) != algorithm:
+        raise ConfigError(f"agent.algorithm is {algorithm!r}, but the field `algorithm` of that class is {own!r}")
+    return cast(type[AgentConfig], found)

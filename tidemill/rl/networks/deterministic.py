@@ -8,13 +8,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from tidemill.rl.networks.linear import linear
+from tidemill.rl.networks.linear import flat, linear
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
 
 
 class DeterministicActor(nn.Module):
-    """Observations [B, O] -> actions [B, A] in (-1, 1)."""
+    """Observations [B, ...] of O numbers -> actions [B, A] in (-1, 1)."""
 
     def __init__(
         self,
@@ -45,15 +45,15 @@ class DeterministicActor(nn.Module):
         shrink_last(self.head, last_bound, rng)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Return actions [B, A] of float32 observations [B, O]."""
-        x = observation
+        """Return actions [B, A] of observations of any dtype, see `flat`."""
+        x = flat(observation)
         for layer in self.hidden:
             x = self._activation(layer(x))
         return torch.tanh(self.head(x))
 
 
 class ActionCritic(nn.Module):
-    """Observations [B, O] and actions [B, A] -> [B, outputs]; ReLU in between.
+    """Observations [B, ...] of O numbers and actions [B, A] -> [B, outputs]; ReLU in between.
 
     The action enters beside the observation or, later, beside what a hidden layer made of it.
     """
@@ -91,7 +91,7 @@ class ActionCritic(nn.Module):
 
     def forward(self, observation: Tensor, action: Tensor) -> Tensor:
         """Return [B, outputs]."""
-        x = observation
+        x = flat(observation)
         for number, layer in enumerate(self.hidden):
             x = torch.relu(layer(self._join(x, action, number)))
         value: Tensor = self.head(self._join(x, action, len(self.hidden)))

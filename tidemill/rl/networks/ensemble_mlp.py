@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tidemill.rl.networks.linear import flat
+
 LAYER_NORM_EPSILON = 1e-5
 _NARROW = 16
 """Columns below which a product is faster transposed, as one with few rows: up to thirteen times, on a CPU."""
@@ -126,19 +128,25 @@ class EnsembleMLP(nn.Module):
         self._layers = tuple(layers)  # to iterate without the module list's bookkeeping
         self._ensemble_size = ensemble_size
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return outputs [E, B, outputs] of one input for all ensemble_size, [B, inputs]."""
-        return self.activations(x)[-1].output
+    def forward(self, observation: Tensor, action: Tensor | None = None) -> Tensor:
+        """Return outputs [E, B, outputs] of one input for all networks; see `activations`."""
+        return self.activations(observation, action)[-1].output
 
     def set_compute_dtype(self, dtype: torch.dtype) -> None:
         """Have the layers between hidden ones, whose products are the large ones, multiply in a format."""
         for layer in self._layers[1:-1]:
             layer.products = dtype
 
-    def activations(self, x: Tensor) -> list[LayerActivations]:
-        """Return what each layer did to x [B, inputs]; the last one's `output` is the network's."""
+    def activations(self, observation: Tensor, action: Tensor | None = None) -> list[LayerActivations]:
+        """Return what each layer did; the last one's `output` is the network's.
+
+        Args:
+            observation: [B, ...], see `flat`.
+            action: Put behind it, [B, A]; none for a network of observations alone. All are `inputs` numbers.
+        """
         activations: list[LayerActivations] = []
-        hidden = x.expand(self._ensemble_size, -1, -1)
+        x = flat(observation)
+        hidden = (x if action is None else torch.cat((x, action), dim=-1)).expand(self._ensemble_size, -1, -1)
         for layer in self._layers:
             activations.append(layer(hidden))
             hidden = activations[-1].output
@@ -157,9 +165,42 @@ class EnsembleMLP(nn.Module):
         return gradients
 
     def input_gradient(self, activations: Sequence[LayerActivations], gradient: Tensor, last: int) -> Tensor:
-        """Return the gradient of the `last` inputs, of each copy, [E, B, last]; no parameter takes part."""
+        """Return the gradient of the `last` inputs, 0 for all, of each copy, [E, B, last]; no parameter takes part."""
         for number in range(len(activations) - 1, -1, -1):
             layer = self._layers[number]
             gradient, _ = layer.product_gradient(activations[number], gradient)
             gradient = layer.input_gradient(gradient, last=0 if number else last)
         return gradient
+
+
+class TorsoEnsembleMLP(EnsembleMLP):
+    """An ensemble behind a torso, which autograd goes back through; used as an `EnsembleMLP` is."""
+
+    def __init__(self, torso: nn.Module, mlp: EnsembleMLP) -> None:
+        """Take both; the layers of `mlp` become this network's own."""
+        nn.Module.__init__(self)
+        self.layers, self._layers, self._ensemble_size = mlp.layers, mlp._layers, mlp._ensemble_size
+        self.torso = torso
+
+    def forward(self, observation: Tensor, action: Tensor | None = None) -> Tensor:
+        """Return outputs [E, B, outputs]; as `activations`, without what a gradient needs."""
+        return super().activations(self.torso(observation).float(), action)[-1].output
+
+    def activations(self, observation: Tensor, action: Tensor | None = None) -> list[LayerActivations]:
+        """Return what torso and layers did, the torso first: its `output` are the features, with their graph."""
+        with torch.enable_grad():
+            features = self.torso(observation).float()
+        return [LayerActivations(observation, features, ()), *super().activations(features.detach(), action)]
+
+    def parameter_gradients(self, activations: Sequence[LayerActivations], gradient: Tensor) -> list[Tensor]:
+        """Return the gradients of `parameters()`, in their order: the layers', then the torso's."""
+        own = super().parameter_gradients(activations[1:], gradient)
+        parameters, features = list(self.torso.parameters()), activations[0].output
+        if not parameters:
+            return own
+        flowing = super().input_gradient(activations[1:], gradient, last=0).sum(dim=0)[:, : features.shape[1]]
+        return own + list(torch.autograd.grad(features, parameters, flowing, materialize_grads=True))
+
+    def input_gradient(self, activations: Sequence[LayerActivations], gradient: Tensor, last: int) -> Tensor:
+        """Return the gradient of the `last` inputs, which are actions; see `EnsembleMLP.input_gradient`."""
+        return super().input_gradient(activations[1:], gradient, last)

@@ -28,6 +28,8 @@ def acting_dtype(network: nn.Module, observation: Tensor, precision: Precision) 
     if precision != "auto":
         return torch.float32 if precision == "float32" else torch.bfloat16
     half = copy.deepcopy(network).to(torch.bfloat16)
+    if not _stays_short(half, observation):
+        return torch.float32
     seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
     for _ in range(_ROUNDS):  # in turn, so that a busy moment meets both; the first round warms up
         for dtype, candidate in ((torch.float32, network), (torch.bfloat16, half)):
@@ -82,6 +84,15 @@ def pays(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+@torch.inference_mode()
+def _stays_short(half: nn.Module, observation: Tensor) -> bool:
+    """Return whether a network with bfloat16 parameters returns bfloat16, as the layers behind it will want."""
+    try:
+        return bool(half(observation).dtype == torch.bfloat16)
+    except RuntimeError:  # one of the user's own that mixes formats
+        return False
 
 
 @torch.inference_mode()

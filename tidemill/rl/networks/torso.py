@@ -1,56 +1,120 @@
 """The part of a network between an observation and its features, found by name.
 
-A torso is a module with `build(env_spec, rng)`: one of `tidemill/rl/networks/torsos` by its file's name, or one of your
-own by its dotted path.
+A torso is a module of `tidemill/rl/networks/torsos` by its file's name, or one's own by `module:name`: a function or
+class that is called with the environment's shapes, a generator and the settings of its own.
 """
 
 from __future__ import annotations
 
-import pkgutil
+import copy
+import inspect
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tidemill.config.check import nearest
 from tidemill.errors import ConfigError
 from tidemill.rl.networks import torsos
+from tidemill.rl.networks.torsos import NetworkSetting, is_ours
 from tidemill.types import EnvSpec
-from tidemill.user_code import import_user_module, user_module_exists
+from tidemill.user_code import import_user_module, user_object
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
 
-def torso_names() -> tuple[str, ...]:
-    """Return the names of the torsos that come with the project, sorted."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(torsos.__path__)))
-
-
-def check_torso(name: str) -> None:
-    """Raise ConfigError unless there is such a torso; a dotted path is one's own module, which must exist."""
-    if "." not in name:
-        if name not in torso_names():
-            allowed = f"one of {', '.join(torso_names())}, or a module's dotted path"
-            raise ConfigError(f"network is {name!r}, but must be {allowed}{nearest(name, torso_names())}")
-        return
-    if not user_module_exists(name):
-        raise ConfigError(f"network is {name!r}, but must be a module that can be imported")
-
-
-def build_torso(name: str, env_spec: EnvSpec, rng: torch.Generator) -> nn.Module:
+def build_torso(
+    name: str, env_spec: EnvSpec, rng: torch.Generator, settings: Mapping[str, NetworkSetting] | None = None
+) -> nn.Module:
     """Return a torso whose parameters come from `rng`, on the CPU.
 
     It takes observations [B, ...], or [B, frame_stack, ...] with a stack, of the environment's dtype, and returns
     features [B, outputs], where `outputs` is its attribute, in the dtype of its parameters.
 
     Args:
-        name: Of a file in `torsos`, or the dotted path of a module.
+        name: Of a file in `torsos`, or `module:name`; a dotted path without a colon is a module with a `build`.
         env_spec: Shapes of the environment.
-        rng: Draws the initial parameters.
+        rng: Draws the initial parameters. Layers that draw from torch's default generator, as torch's own do, get
+            theirs from `rng` too.
+        settings: Its own, by name.
 
     Raises:
-        ConfigError: The torso does not take such observations.
+        ConfigError: The torso does not take such observations or settings, or what it makes of them has not the
+            shape that it says.
     """
-    path = name if "." in name else f"{torsos.__name__}.{name}"
-    module: Any = import_user_module(path)
-    torso: nn.Module = module.build(env_spec, rng)
+    settings = settings or {}
+    if is_ours(name):
+        build = import_user_module(f"{torsos.__name__}.{name}").build
+        _check_settings(name, build, (env_spec, rng), settings)
+        ours: nn.Module = build(env_spec, rng)
+        return ours
+    build = user_object("agent.network", name if ":" in name else f"{name}:build")
+    if not callable(build):
+        raise ConfigError(f"agent.network is {name!r}, which is no function or class")
+    _check_settings(name, build, (env_spec, rng), settings)
+    torso = _built(name, build, env_spec, rng, settings)
+    _check_features(name, torso, env_spec)
     return torso
+
+
+def _check_settings(
+    name: str, build: Callable[..., Any], arguments: tuple[Any, ...], settings: Mapping[str, NetworkSetting]
+) -> None:
+    try:
+        inspect.signature(build).bind(*arguments, **settings)
+    except TypeError as error:
+        raise ConfigError(f"agent.network_settings are {dict(settings)}, which {name!r} refuses: {error}") from error
+
+
+def _built(
+    name: str,
+    build: Callable[..., Any],
+    env_spec: EnvSpec,
+    rng: torch.Generator,
+    settings: Mapping[str, NetworkSetting],
+) -> nn.Module:
+    """Call what the user wrote, with torch's default generator seeded from `rng` and left as it was."""
+    import torch
+    from torch import nn
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=rng)))
+        try:
+            torso = build(env_spec, rng, **settings)
+        except (TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"agent.network {name!r} with settings {dict(settings)} failed: {reason}") from error
+    if not isinstance(torso, nn.Module):
+        made = type(torso).__name__
+        raise ConfigError(f"agent.network is {name!r}, which made {made}, allowed: a torch.nn.Module")
+    return torso
+
+
+def _check_features(name: str, torso: nn.Module, env_spec: EnvSpec) -> None:
+    """Raise ConfigError unless a batch of two observations becomes float32 features [2, outputs]."""
+    import torch
+
+    outputs = getattr(torso, "outputs", None)
+    if not isinstance(outputs, int) or outputs < 1:
+        raise ConfigError(
+            f"agent.network is {name!r}, whose attribute `outputs` is {outputs!r}, must be the number of its features"
+        )
+    if other := sorted(key for key, value in torso.named_parameters() if value.dtype != torch.float32):
+        raise ConfigError(f"agent.network is {name!r}, whose parameter {other[0]} is not float32")
+    stack = (env_spec.frame_stack,) if env_spec.frame_stack > 1 else ()
+    shape = (2, *stack, *env_spec.observation_shape)
+    observation = torch.zeros(shape, dtype=getattr(torch, env_spec.observation_dtype))
+    seen = f"observations {env_spec.observation_dtype} {shape}"
+    try:
+        with torch.inference_mode():
+            features: Tensor | Any = copy.deepcopy(torso).eval()(observation)
+    except Exception as error:  # whatever the user's module raises
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"agent.network is {name!r}, which fails on {seen}: {reason}") from error
+    made = (
+        f"{features.dtype} {tuple(features.shape)}" if isinstance(features, torch.Tensor) else type(features).__name__
+    )
+    if made != f"torch.float32 (2, {outputs})":
+        raise ConfigError(
+            f"agent.network is {name!r}, which makes {made} of {seen}, must be torch.float32 (2, {outputs}): "
+            f"[B, outputs], and its `outputs` is {outputs}"
+        )

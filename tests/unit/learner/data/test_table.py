@@ -20,7 +20,7 @@ class _Agent(FakeAgent):
 
 
 def _config(table: TableSettings, learner: LearnerSettings, batch_size: int = 128) -> TableConfig:
-    return table_config(table, learner, _Agent(), _SPEC, batch_size)
+    return table_config(table, learner, _Agent(), signature_of(_SPEC), batch_size)
 
 
 def test_table_has_the_environments_columns_and_the_agents_lengths() -> None:

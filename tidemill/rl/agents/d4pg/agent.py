@@ -13,7 +13,6 @@ from tidemill.rl.agents.d4pg.networks import build_actor, build_critic, logits_t
 from tidemill.rl.agents.deterministic_agent import ActorCritic, DeterministicAgent
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.losses.categorical import atoms, expectation
-from tidemill.rl.networks.linear import flat
 from tidemill.rl.optimizers import Adam
 from tidemill.types import EnvSpec
 
@@ -41,7 +40,7 @@ class D4PGLearning:
 
         New priorities are how far each prediction is from its target, a divergence in nats.
         """
-        networks, observation = self.networks, flat(batch["observation"])
+        networks, observation = self.networks, batch["observation"]
         logits = logits_taken(networks.critic, batch)
         target = target_of(networks.target_actor, networks.target_critic, batch, self._support)
         result = critic_loss(logits, target, weight)

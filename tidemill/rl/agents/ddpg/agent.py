@@ -13,7 +13,6 @@ from tidemill.rl.agents.ddpg.networks import build_actor, build_critic, target_o
 from tidemill.rl.agents.deterministic_agent import ActorCritic, DeterministicAgent
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.losses import td_loss
-from tidemill.rl.networks.linear import flat
 from tidemill.rl.optimizers import Adam
 from tidemill.types import EnvSpec
 
@@ -37,7 +36,7 @@ class DDPGLearning:
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Update the critic, then the actor, then move both targets."""
-        networks, observation = self.networks, flat(batch["observation"])
+        networks, observation = self.networks, batch["observation"]
         q, target = (
             values_taken(networks.critic, batch),
             target_of(networks.target_actor, networks.target_critic, batch),

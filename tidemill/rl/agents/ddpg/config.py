@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from tidemill.rl.action_noise import NoiseConfig
 from tidemill.rl.checks import require, require_continuous
+from tidemill.rl.networks.torsos import NetworkSetting, check_torso
 from tidemill.types import EnvSpec, WindowSpec
 
 
@@ -16,6 +18,11 @@ class DDPGConfig:
 
     algorithm: Literal["ddpg"] = "ddpg"
     """Algorithm; decides which other `agent` settings there are."""
+    network: str = "mlp"
+    """Torso of actor and critic, each its own: `mlp` for vectors, `nature`, `nature_group_norm` or `impala` for images,
+    or one's own by `module:name`."""
+    network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
+    """Settings of a torso of one's own, by name."""
     actor_sizes: tuple[int, ...] = (400, 300)
     """Units of each hidden layer of the actor."""
     actor_activation: Literal["relu", "tanh"] = "relu"
@@ -48,6 +55,7 @@ class DDPGConfig:
     """Environment steps of the whole cluster for which actions are uniformly random."""
 
     def __post_init__(self) -> None:
+        check_torso(self.network)
         for name in ("actor_sizes", "critic_sizes"):
             sizes = getattr(self, name)
             require(len(sizes) > 0 and min(sizes) > 0, name, sizes, "at least one size, each positive")
@@ -69,5 +77,5 @@ class DDPGConfig:
         return WindowSpec(history=frame_stack - 1, steps=self.n_step)
 
     def validate_env(self, env_spec: EnvSpec) -> None:
-        """Raise ConfigError if the environment's actions are not continuous, or its observations are images."""
-        require_continuous(self.algorithm, env_spec)
+        """Raise ConfigError if actions are not continuous, or `mlp` is to see images; other torsos check themselves."""
+        require_continuous(self.algorithm, env_spec, self.network)

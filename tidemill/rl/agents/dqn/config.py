@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tidemill.rl.checks import require, require_actions
 from tidemill.rl.exploration import check_epsilons
-from tidemill.rl.networks.torso import check_torso
+from tidemill.rl.networks.torsos import NetworkSetting, check_torso
 from tidemill.types import EnvSpec, WindowSpec
+from tidemill.user_code import user_module_exists
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,9 @@ class DQNConfig:
     algorithm: Literal["dqn"] = "dqn"
     """Algorithm; decides which other `agent` settings there are."""
     network: str = "nature"
-    """Torso: `nature`, `nature_group_norm` or `impala` for images, `mlp` for vectors, or your own module's path."""
+    """Torso: `nature`, `nature_group_norm` or `impala` for images, `mlp` for vectors, or one's own by `module:name`."""
+    network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
+    """Settings of a torso of one's own, by name."""
     hidden_sizes: tuple[int, ...] = (512,)
     """Units of each fully connected layer after the torso; a dueling head has the last one twice."""
     initialisation: Literal["torch", "xavier"] = "torch"
@@ -48,8 +52,9 @@ class DQNConfig:
     """Lowest atom of `c51`, in discounted reward."""
     value_max: float = 10.0
     """Highest atom of `c51`, in discounted reward."""
-    loss: Literal["huber", "mse"] = "huber"
-    """Loss of a value's TD error: Huber with threshold 1, or half the square; a distribution has its own."""
+    loss: str = "huber"
+    """Loss of a value's TD error: `huber` with threshold 1, or `mse`, half the square; a distribution has its own.
+    Or for any of them a function of one's own by `module:name`, see docs/extending.md."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """Adam, or centered RMSProp."""
     learning_rate: float = 1e-4
@@ -102,8 +107,8 @@ class DQNConfig:
         check_torso(self.network)
         sizes = self.hidden_sizes
         require(len(sizes) > 0 and min(sizes) > 0, "hidden_sizes", sizes, "at least one size, each positive")
-        for field, allowed in (("initialisation", ("torch", "xavier")), ("distribution", ("none", "c51", "qr"))):
-            require(getattr(self, field) in allowed, field, getattr(self, field), f"one of {', '.join(allowed)}")
+        for name, allowed in (("initialisation", ("torch", "xavier")), ("distribution", ("none", "c51", "qr"))):
+            require(getattr(self, name) in allowed, name, getattr(self, name), f"one of {', '.join(allowed)}")
         require(0 < self.noisy_std < float("inf"), "noisy_std", self.noisy_std, "positive and finite")
         require(self.atoms >= 2, "atoms", self.atoms, "at least 2")
         require(self.value_min < self.value_max, "value_min", self.value_min, f"below value_max, {self.value_max}")
@@ -122,13 +127,14 @@ class DQNConfig:
         require(self.compile in allowed, "compile", self.compile, f"one of {', '.join(allowed)}{reason}")
 
     def _check_optimizer(self) -> None:
-        require(self.loss in ("huber", "mse"), "loss", self.loss, "'huber' or 'mse'")
+        own = ":" in self.loss and user_module_exists(self.loss.partition(":")[0])
+        require(self.loss in ("huber", "mse") or own, "loss", self.loss, "'huber', 'mse' or module:name")
         require(self.optimizer in ("adam", "rmsprop"), "optimizer", self.optimizer, "'adam' or 'rmsprop'")
-        for field in ("learning_rate", "optimizer_epsilon"):
-            require(getattr(self, field) > 0, field, getattr(self, field), "positive")
+        for name in ("learning_rate", "optimizer_epsilon"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "positive")
         require(0 <= self.rmsprop_decay < 1, "rmsprop_decay", self.rmsprop_decay, "at least 0 and below 1")
-        for field in ("learning_rate_decay_updates", "weight_decay", "max_grad_norm"):
-            require(getattr(self, field) >= 0, field, getattr(self, field), "0 or more")
+        for name in ("learning_rate_decay_updates", "weight_decay", "max_grad_norm"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
 
     @property
     def values_per_action(self) -> int:

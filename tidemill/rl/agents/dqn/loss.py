@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from tidemill.errors import ConfigError
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.losses import ItemLoss, categorical, quantile_huber_loss, quantile_target, td_item_loss
+from tidemill.user_code import user_object
 
 
 class ValueHead(Protocol):
@@ -83,8 +86,60 @@ class QuantileHead:
         return quantile_huber_loss(chosen_q, target, threshold=1.0)
 
 
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""`ValueHead.loss` as a function of one's own: from its four arguments to loss and priority of each item."""
+
+
+class OwnLossHead:
+    """A representation that comes with the project, and a loss of one's own."""
+
+    def __init__(self, head: ValueHead, loss: Loss) -> None:
+        self._head, self._loss = head, loss
+
+    def mean(self, output: Tensor) -> Tensor:
+        """Return Q, [...]."""
+        return self._head.mean(output)
+
+    def loss(
+        self, chosen_q: Tensor, n_step_return: Tensor, bootstrap_discount: Tensor, bootstrap_q: Tensor
+    ) -> ItemLoss:
+        """Return what the function returns."""
+        loss, priority = self._loss(chosen_q, n_step_return, bootstrap_discount, bootstrap_q)
+        return ItemLoss(loss, priority.detach())
+
+
 def build_value_head(config: DQNConfig, device: torch.device) -> ValueHead:
-    """Return the representation that the settings ask for."""
+    """Return the representation that the settings ask for, with their loss.
+
+    Raises:
+        ConfigError: A loss of one's own is not there, fails, or returns something else than it must.
+    """
+    head = _build_head(config, device)
+    if ":" not in config.loss:
+        return head
+    own = OwnLossHead(head, user_object("agent.loss", config.loss))
+    _check_loss(config.loss, own, config.values_per_action, device)
+    return own
+
+
+def _check_loss(name: str, head: OwnLossHead, values: int, device: torch.device) -> None:
+    """Raise ConfigError unless a loss returns loss and priority, each [B], and follows the predicted values."""
+    predicted = torch.zeros((2, values), device=device, requires_grad=True)
+    item = torch.zeros(2, device=device)
+    called = f"agent.loss {name!r}, called with tensors (2, {values}), (2,), (2,) and (2, {values}),"
+    try:
+        with torch.enable_grad():
+            loss, priority = head.loss(predicted, item, item, torch.zeros_like(predicted).detach())
+        shapes = tuple(loss.shape), tuple(priority.shape)
+    except Exception as error:  # whatever the user's function raises
+        raise ConfigError(f"{called} failed: {type(error).__name__}: {error}") from error
+    if shapes != ((2,), (2,)):
+        raise ConfigError(f"{called} returned a loss {shapes[0]} and a priority {shapes[1]}, must be (2,) each: [B]")
+    if not loss.requires_grad:
+        raise ConfigError(f"{called} returned a loss without a gradient by its first argument, the predicted values")
+
+
+def _build_head(config: DQNConfig, device: torch.device) -> ValueHead:
     if config.distribution == "c51":
         return CategoricalHead(categorical.atoms(config.value_min, config.value_max, config.atoms, device))
     if config.distribution == "qr":

@@ -18,7 +18,7 @@ class QNetwork(nn.Module):
 
     def __init__(self, config: DQNConfig, env_spec: EnvSpec, rng: torch.Generator) -> None:
         super().__init__()
-        self.torso = build_torso(config.network, env_spec, rng)
+        self.torso = build_torso(config.network, env_spec, rng, config.network_settings)
         self.head = QHead(
             int(self.torso.outputs),  # type: ignore[arg-type]  # every torso has it
             config.hidden_sizes,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tidemill.rl.checks import require, require_actions
 from tidemill.rl.exploration import check_epsilons
-from tidemill.rl.networks.torso import check_torso
+from tidemill.rl.networks.torsos import NetworkSetting, check_torso
 from tidemill.rl.sequences import SequenceShape
 from tidemill.types import EnvSpec, WindowSpec
 
@@ -19,7 +20,9 @@ class R2D2Config:
     algorithm: Literal["r2d2"] = "r2d2"
     """Algorithm; decides which other `agent` settings there are."""
     network: str = "nature"
-    """Torso: `nature`, `nature_group_norm` or `impala` for images, `mlp` for vectors, or your own module's path."""
+    """Torso: `nature`, `nature_group_norm` or `impala` for images, `mlp` for vectors, or one's own by `module:name`."""
+    network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
+    """Settings of a torso of one's own, by name."""
     hidden_sizes: tuple[int, ...] = (512,)
     """Units of each fully connected layer between the torso and the LSTM."""
     lstm_size: int = 512
@@ -90,28 +93,28 @@ class R2D2Config:
 
     def __post_init__(self) -> None:
         check_torso(self.network)
-        for field, least in (("hidden_sizes", 0), ("head_sizes", 1)):
-            sizes = getattr(self, field)
+        for name, least in (("hidden_sizes", 0), ("head_sizes", 1)):
+            sizes = getattr(self, name)
             require(
-                len(sizes) >= least and all(size > 0 for size in sizes), field, sizes, f"{least} or more positive sizes"
+                len(sizes) >= least and all(size > 0 for size in sizes), name, sizes, f"{least} or more positive sizes"
             )
-        for field in ("lstm_size", "unroll", "period", "n_step", "batch_size"):
-            require(getattr(self, field) >= 1, field, getattr(self, field), "at least 1")
-        for field in (
+        for name in ("lstm_size", "unroll", "period", "n_step", "batch_size"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in (
             "burn_in",
             "learning_rate_decay_updates",
             "target_update_period",
             "weight_decay",
             "max_grad_norm",
         ):
-            require(getattr(self, field) >= 0, field, getattr(self, field), "0 or more")
-        for field in ("gamma", "priority_mix"):
-            require(0 <= getattr(self, field) <= 1, field, getattr(self, field), "between 0 and 1")
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        for name in ("gamma", "priority_mix"):
+            require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "between 0 and 1")
         ways = ("none", "default", "cuda-graphs")
         require(self.compile in ways, "compile", self.compile, f"one of {', '.join(ways)}")
         require(self.optimizer in ("adam", "rmsprop"), "optimizer", self.optimizer, "'adam' or 'rmsprop'")
-        for field in ("learning_rate", "optimizer_epsilon"):
-            require(getattr(self, field) > 0, field, getattr(self, field), "positive")
+        for name in ("learning_rate", "optimizer_epsilon"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "positive")
         require(0 <= self.rmsprop_decay < 1, "rmsprop_decay", self.rmsprop_decay, "at least 0 and below 1")
         require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
         check_epsilons(self)

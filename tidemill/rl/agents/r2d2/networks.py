@@ -22,7 +22,7 @@ class RecurrentQNetwork(nn.Module):
     def __init__(self, config: R2D2Config, env_spec: EnvSpec, rng: torch.Generator) -> None:
         super().__init__()
         self._num_actions = env_spec.num_actions
-        self.torso = build_torso(config.network, env_spec, rng)
+        self.torso = build_torso(config.network, env_spec, rng, config.network_settings)
         widths = (int(self.torso.outputs), *config.hidden_sizes)  # type: ignore[arg-type]  # every torso has it
         self.hidden = nn.ModuleList(linear(a, b, rng) for a, b in pairwise(widths))
         self.lstm = LSTM(widths[-1] + env_spec.num_actions + 1, config.lstm_size, rng)

@@ -15,10 +15,10 @@ from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.agents.sac import loss
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.networks import build_actor, build_critic
-from tidemill.rl.networks.linear import flat
+from tidemill.rl.losses import twin_td_loss
 from tidemill.rl.networks.precision import MatmulPrecision
 from tidemill.rl.networks.squashed_gaussian import head_gradient, sample
-from tidemill.rl.optimizers import Adam, LearningRateDecay
+from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm
 from tidemill.rl.process_group import ProcessGroup, draw_normal
 from tidemill.rl.target_network import TargetNetwork
 from tidemill.rl.train_state import TrainState
@@ -90,7 +90,7 @@ class SACAgent:
         shape = (2, len(weight), self._action_size)
         noise = draw_normal(shape, self._state.group, self._noise, weight.device, dim=1)
         temperature = self._log_temperature.exp()
-        observation = flat(batch["observation"])
+        observation = batch["observation"]
         target = self._critic_target(batch, noise[0], temperature)
         priority, metrics = self._update_critic(observation, batch["action"].flatten(1), target, weight)
         if self._state.updates % self._config.policy_delay == 0:
@@ -100,9 +100,9 @@ class SACAgent:
         return Update(priority, metrics | {"temperature": temperature})
 
     def _critic_target(self, batch: Mapping[str, Tensor], noise: Tensor, temperature: Tensor) -> Tensor:
-        next_observation = flat(batch["bootstrap_observation"])
+        next_observation = batch["bootstrap_observation"]
         drawn = sample(self._actor(next_observation)[0], noise)
-        bootstrap_q = self._target.network(torch.cat((next_observation, drawn.action), dim=-1)).squeeze(-1)
+        bootstrap_q = self._target.network(next_observation, drawn.action).squeeze(-1)
         return loss.soft_q_target(
             batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q, drawn.log_prob, temperature
         )
@@ -110,7 +110,7 @@ class SACAgent:
     def _update_critic(
         self, observation: Tensor, action: Tensor, target: Tensor, weight: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        activations = self._critic.activations(torch.cat((observation, action), dim=-1))
+        activations = self._critic.activations(observation, action)
         q = activations[-1].output.squeeze(-1)
         gradient, td_error = loss.critic_gradient(q, target, weight, self._config.huber_delta)
         gradients = self._critic.parameter_gradients(activations, gradient.unsqueeze(-1))
@@ -118,12 +118,16 @@ class SACAgent:
         *gradients, mean_priority = self._state.group.mean([*gradients, mean_error])
         self._critic_optimizer.step(gradients)
         self._mean_priority.lerp_(mean_priority, _PRIORITY_SHARE)
-        return td_error, {"td_error": mean_error, "q": q.mean()}
+        metrics = {"td_error": mean_error, "q": q.mean()}
+        if self._state.is_measured:
+            metrics["loss"] = twin_td_loss(q, target, weight, self._config.huber_delta).loss
+            metrics["critic_grad_norm"] = global_norm(gradients)
+        return td_error, metrics
 
     def _update_actor(self, observation: Tensor, noise: Tensor, temperature: Tensor) -> dict[str, Tensor]:
         actor_activations = self._actor.activations(observation)
         drawn = sample(actor_activations[-1].output[0], noise)
-        critic_activations = self._critic.activations(torch.cat((observation, drawn.action), dim=-1))
+        critic_activations = self._critic.activations(observation, drawn.action)
         q_gradient = loss.actor_gradient(critic_activations[-1].output.squeeze(-1))
         actions = drawn.action.shape[1]
         action_gradient = self._critic.input_gradient(critic_activations, q_gradient.unsqueeze(-1), last=actions).sum(
@@ -136,7 +140,10 @@ class SACAgent:
         self._actor_optimizer.step(gradients)
         if self._config.temperature == "learned":
             self._temperature_optimizer.step([surplus])
-        return {"entropy": entropy}
+        metrics = {"entropy": entropy}
+        if self._state.is_measured:
+            metrics["actor_grad_norm"] = global_norm(gradients)
+        return metrics
 
     def _move_averages(self) -> None:
         self._target.update(self._critic_optimizer.parameters, self._state.updates)

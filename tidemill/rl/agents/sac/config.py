@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tidemill.rl.checks import require, require_continuous
+from tidemill.rl.networks.torsos import NetworkSetting, check_torso
 from tidemill.types import EnvSpec, WindowSpec
 
 
@@ -16,6 +18,11 @@ class SACConfig:
 
     algorithm: Literal["sac"] = "sac"
     """Algorithm; decides which other `agent` settings there are."""
+    network: str = "mlp"
+    """Torso of actor and critic, each its own: `mlp` for vectors, `nature`, `nature_group_norm` or `impala` for images,
+    or one's own by `module:name`."""
+    network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
+    """Settings of a torso of one's own, by name."""
     hidden_sizes: tuple[int, ...] = (256, 256)
     """Units of each hidden layer of the actor and of both critics."""
     critic_layer_norm: bool = False
@@ -70,6 +77,7 @@ class SACConfig:
     """Environment steps of the whole cluster for which actions are uniformly random."""
 
     def __post_init__(self) -> None:
+        check_torso(self.network)
         sizes = self.hidden_sizes
         require(len(sizes) > 0 and min(sizes) > 0, "hidden_sizes", sizes, "at least one size, each positive")
         require(self.learning_rate > 0, "learning_rate", self.learning_rate, "positive")
@@ -98,5 +106,5 @@ class SACConfig:
         return WindowSpec(history=frame_stack - 1, steps=self.n_step)
 
     def validate_env(self, env_spec: EnvSpec) -> None:
-        """Raise ConfigError if the environment's actions are not continuous, or its observations are images."""
-        require_continuous(self.algorithm, env_spec)
+        """Raise ConfigError if actions are not continuous, or `mlp` is to see images; other torsos check themselves."""
+        require_continuous(self.algorithm, env_spec, self.network)

@@ -5,18 +5,35 @@ from __future__ import annotations
 import torch
 
 from tidemill.rl.agents.sac.config import SACConfig
-from tidemill.rl.networks.ensemble_mlp import EnsembleMLP
+from tidemill.rl.networks.ensemble_mlp import EnsembleMLP, TorsoEnsembleMLP
+from tidemill.rl.networks.torso import build_torso
 from tidemill.types import EnvSpec
 
 
 def build_actor(config: SACConfig, env_spec: EnvSpec, rng: torch.Generator) -> EnsembleMLP:
-    """Return one network from observations [B, O] to mean and log standard deviation, [1, B, 2 A]."""
-    outputs = 2 * env_spec.action_size
-    return EnsembleMLP(1, env_spec.observation_size, config.hidden_sizes, outputs, rng).requires_grad_(False)
+    """Return one network from observations [B, ...] to mean and log standard deviation, [1, B, 2 A]."""
+    return _behind_torso(config, env_spec, rng, ensemble_size=1, actions=0, outputs=2 * env_spec.action_size)
 
 
 def build_critic(config: SACConfig, env_spec: EnvSpec, rng: torch.Generator) -> EnsembleMLP:
-    """Return two networks from observations and actions side by side, [B, O + A], to values [2, B, 1]."""
-    inputs = env_spec.observation_size + env_spec.action_size
-    norm = config.critic_layer_norm
-    return EnsembleMLP(2, inputs, config.hidden_sizes, 1, rng, layer_norm=norm).requires_grad_(False)
+    """Return two networks, behind one torso, from observations [B, ...] and actions [B, A] to values [2, B, 1]."""
+    norm, actions = config.critic_layer_norm, env_spec.action_size
+    return _behind_torso(config, env_spec, rng, ensemble_size=2, actions=actions, outputs=1, layer_norm=norm)
+
+
+def _behind_torso(
+    config: SACConfig,
+    env_spec: EnvSpec,
+    rng: torch.Generator,
+    *,
+    ensemble_size: int,
+    actions: int,
+    outputs: int,
+    layer_norm: bool = False,
+) -> EnsembleMLP:
+    """Return an ensemble whose gradients are written out, behind a torso unless that is `mlp`."""
+    torso = None if config.network == "mlp" else build_torso(config.network, env_spec, rng, config.network_settings)
+    features = env_spec.observation_size if torso is None else int(torso.outputs)  # type: ignore[arg-type]
+    mlp = EnsembleMLP(ensemble_size, features + actions, config.hidden_sizes, outputs, rng, layer_norm)
+    mlp.requires_grad_(False)
+    return mlp if torso is None else TorsoEnsembleMLP(torso, mlp)

@@ -14,7 +14,6 @@ from tidemill.rl.action_noise import HeldActions
 from tidemill.rl.agents.interface import Array, PolicyContext
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.networks import build_actor
-from tidemill.rl.networks.linear import flat
 from tidemill.rl.networks.squashed_gaussian import mode, split
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.train_state import subdict
@@ -86,8 +85,7 @@ class SACPolicy:
         return np.full(steps["reward"].shape[1], self._initial_priority, dtype=np.float32)
 
     def _tensor(self, observation: Array) -> Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(observation)).to(self._device)
-        return flat(tensor)
+        return torch.from_numpy(np.ascontiguousarray(observation)).to(self._device)
 
 
 def build(config: SACConfig, env_spec: EnvSpec, context: PolicyContext) -> SACPolicy:

@@ -13,7 +13,6 @@ from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.agents.td3.loss import actor_loss, smoothed_action
 from tidemill.rl.agents.td3.networks import build_actor, build_critic, target_of, values
 from tidemill.rl.losses import twin_td_loss
-from tidemill.rl.networks.linear import flat
 from tidemill.rl.optimizers import Adam
 from tidemill.rl.process_group import draw_normal
 from tidemill.types import EnvSpec
@@ -39,7 +38,7 @@ class TD3Learning:
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Update the critics, then every `policy_delay` updates the actor and all targets."""
-        observation = flat(batch["observation"])
+        observation = batch["observation"]
         q = values(self.networks.critic, observation, batch["action"].flatten(1))
         result = twin_td_loss(q, self._target(batch), weight, self._config.huber_delta)
         self.networks.update_critic(result.loss)
@@ -53,7 +52,7 @@ class TD3Learning:
 
     @torch.no_grad()
     def _target(self, batch: Mapping[str, Tensor]) -> Tensor:
-        next_observation, group = flat(batch["bootstrap_observation"]), self.networks.state.group
+        next_observation, group = batch["bootstrap_observation"], self.networks.state.group
         action = self.networks.target_actor(next_observation)
         noise = draw_normal(action.shape, group, self._noise, action.device) * self._config.target_noise
         action = smoothed_action(action, noise, self._config.noise_clip)

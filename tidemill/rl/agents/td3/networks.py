@@ -9,24 +9,33 @@ from torch import Tensor, nn
 
 from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.agents.td3.loss import clipped_double_q_target
+from tidemill.rl.networks.behind_torso import behind_torso
 from tidemill.rl.networks.deterministic import DeterministicActor
 from tidemill.rl.networks.ensemble_mlp import EnsembleMLP
 from tidemill.types import EnvSpec
 
 
-def build_actor(config: TD3Config, env_spec: EnvSpec, rng: torch.Generator) -> DeterministicActor:
-    """Return the network from observations [B, O] to actions [B, A]."""
-    return DeterministicActor(env_spec.observation_size, config.hidden_sizes, env_spec.action_size, rng)
+def build_actor(config: TD3Config, env_spec: EnvSpec, rng: torch.Generator) -> nn.Module:
+    """Return the network from observations [B, ...] to actions [B, A]."""
+
+    def actor(inputs: int) -> nn.Module:
+        return DeterministicActor(inputs, config.hidden_sizes, env_spec.action_size, rng)
+
+    return behind_torso(config, env_spec, rng, actor)
 
 
-def build_critic(config: TD3Config, env_spec: EnvSpec, rng: torch.Generator) -> EnsembleMLP:
-    """Return two networks from observations and actions side by side, [B, O + A], to values [2, B, 1]."""
-    return EnsembleMLP(2, env_spec.observation_size + env_spec.action_size, config.hidden_sizes, 1, rng)
+def build_critic(config: TD3Config, env_spec: EnvSpec, rng: torch.Generator) -> nn.Module:
+    """Return two networks, behind one torso, from observations [B, ...] and actions [B, A] to values [2, B, 1]."""
+
+    def critics(inputs: int) -> nn.Module:
+        return EnsembleMLP(2, inputs + env_spec.action_size, config.hidden_sizes, 1, rng)
+
+    return behind_torso(config, env_spec, rng, critics)
 
 
 def values(critic: nn.Module, observation: Tensor, action: Tensor) -> Tensor:
     """Return both critics' values, [2, B]."""
-    q: Tensor = critic(torch.cat((observation, action), dim=-1))
+    q: Tensor = critic(observation, action)
     return q.squeeze(-1)
 
 

@@ -1,0 +1,231 @@
+"""A torso of one's own: before every algorithm's networks, with settings of its own, and checked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from networks import ResidualTorso
+from tests.unit.rl.batches import CASES, COLOURS, CONTINUOUS, OWN_NETWORK, VECTOR, policy_input, sampled_batch
+from tidemill.config.load import load_config
+from tidemill.errors import ConfigError
+from tidemill.rl.agents.build import build_agent, build_policy
+from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.rl.agents.sac.networks import build_actor, build_critic
+from tidemill.rl.networks.ensemble_mlp import TorsoEnsembleMLP
+from tidemill.rl.networks.precision import acting_dtype
+from tidemill.rl.networks.torso import build_torso
+from tidemill.types import EnvSpec
+
+_MODULE = """
+import torch
+from torch import nn
+
+
+class Torso(nn.Module):
+    def __init__(self, env_spec, rng, outputs=4, shape="good"):
+        super().__init__()
+        self.layer, self.shape = nn.Linear(3, 4), shape
+        if outputs:
+            self.outputs = outputs
+        if shape == "double":
+            self.layer = self.layer.double()
+
+    def forward(self, observation):
+        if self.shape == "flat":
+            return self.layer(observation).sum(dim=1)
+        if self.shape == "tuple":
+            return self.layer(observation), None
+        if self.shape == "integers":
+            return self.layer(observation).long()
+        return self.layer(observation if self.shape != "wide" else torch.cat((observation, observation), 1))
+
+
+def fussy(env_spec, rng, *, width=1):
+    raise ValueError(f"width is {width}, must be even")
+
+
+def no_module(env_spec, rng):
+    return 3
+
+
+number = 3
+"""
+
+
+@pytest.fixture
+def own_torsos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module in the working directory with torsos that go wrong."""
+    (tmp_path / "odd_torsos.py").write_text(_MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    sys.modules.pop("odd_torsos", None)
+
+
+@pytest.mark.parametrize("name", [f"{algorithm}_own_network" for algorithm, *_ in OWN_NETWORK])
+def test_every_parameter_of_the_torso_learns(name: str) -> None:
+    """In the actor and in the critic, or in the one network there is; the policy takes them over."""
+    config, env_spec = CASES[name]
+    agent, policy = build_agent(config, env_spec, seed=1), build_policy(config, env_spec, seed=2)
+    before = agent.policy_state()
+    torso = [key for key in before if "torso." in key]
+    assert len(torso) >= len(list(ResidualTorso(env_spec, torch.Generator(), width=12, blocks=1).parameters()))
+    for number in range(2):
+        batch = sampled_batch(agent, config, env_spec, 16, torch.Generator().manual_seed(number))
+        agent.update(batch, torch.ones(16))
+    after = agent.policy_state()
+    assert [key for key in torso if torch.equal(before[key], after[key])] == []
+    policy.load(after)
+
+
+def test_parameters_are_decided_by_the_seed_alone() -> None:
+    """Although the torso draws as torch's layers do; the generator that they use is left as it was."""
+    config, env_spec = CASES["td3_own_network"]
+    state = torch.get_rng_state()
+    build_torso("networks:ResidualTorso", env_spec, torch.Generator())
+    assert torch.equal(torch.get_rng_state(), state)
+    first = build_agent(config, env_spec, seed=1).policy_state()
+    torch.rand(5)
+    again, other = (build_agent(config, env_spec, seed=seed).policy_state() for seed in (1, 2))
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not torch.equal(first["actor.torso.inlet.weight"], other["actor.torso.inlet.weight"])
+    assert not torch.equal(first["actor.torso.inlet.weight"], first["critic.torso.inlet.weight"])
+
+
+def test_written_out_gradients_of_sac_go_on_through_the_torso() -> None:
+    """Those of torso and layers are autograd's, and so are those of the actions, to six digits."""
+    config = SACConfig(network="networks:ResidualTorso", network_settings={"width": 12}, hidden_sizes=(16, 8))
+    rng = torch.Generator().manual_seed(0)
+    actor, critic = build_actor(config, CONTINUOUS, rng), build_critic(config, CONTINUOUS, rng)
+    observation, action = torch.randn((6, 3), generator=rng), torch.rand((6, 2), generator=rng)
+    flowing = torch.randn((2, 6, 1), generator=rng)
+    assert isinstance(critic, TorsoEnsembleMLP)
+    with torch.no_grad():
+        activations = critic.activations(observation, action)
+        found = critic.parameter_gradients(activations, flowing)
+        activations = critic.activations(observation, action)
+        found_action = critic.input_gradient(activations, flowing, last=2).sum(dim=0)
+        torch.testing.assert_close(critic(observation, action), activations[-1].output)
+    critic.requires_grad_(True)
+    action.requires_grad_(True)
+    wanted = torch.autograd.grad(
+        critic.activations(observation, action)[-1].output, [*critic.layers.parameters(), action], flowing
+    )
+    torso_free = len(list(critic.layers.parameters()))
+    for gradient, expected in zip(found[:torso_free], wanted[:torso_free], strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found_action, wanted[-1], rtol=1e-4, atol=1e-6)
+    with torch.no_grad():
+        passed = actor.activations(observation)
+        assert len(list(actor.parameters())) == len(actor.parameter_gradients(passed, passed[-1].output))
+    _check_torso_gradients(critic, observation, action.detach(), flowing, found[torso_free:])
+
+
+def _check_torso_gradients(
+    critic: TorsoEnsembleMLP,
+    observation: torch.Tensor,
+    action: torch.Tensor,
+    flowing: torch.Tensor,
+    found: list[torch.Tensor],
+) -> None:
+    """Compare with a numerical derivative of the loss `(flowing * q).sum()` along each parameter's own gradient."""
+    parameters = list(critic.torso.parameters())
+    for parameter, gradient in zip(parameters, found, strict=True):
+        direction = gradient / gradient.norm()
+        values = []
+        for sign in (1.0, -1.0):
+            with torch.no_grad():
+                parameter.add_(direction, alpha=sign * 1e-2)
+                values.append(float((flowing * critic(observation, action)).sum()))
+                parameter.sub_(direction, alpha=sign * 1e-2)
+        slope = (values[0] - values[1]) / 2e-2
+        assert slope == pytest.approx(float(gradient.norm()), rel=0.05)
+
+
+@pytest.mark.usefixtures("own_torsos")
+@pytest.mark.parametrize(
+    "name,settings,message",
+    [
+        ("odd_torsos:Torso", {"width": 3}, r"network_settings are \{'width': 3\}, which 'odd_torsos:Torso' refuses"),
+        ("odd_torsos:Torsi", {}, "odd_torsos has no 'Torsi'; did you mean 'Torso'"),
+        ("odd_torsos:number", {}, "which is no function or class"),
+        ("odd_torsos:no_module", {}, "which made int, allowed: a torch.nn.Module"),
+        ("odd_torsos:fussy", {"width": 3}, r"\{'width': 3\} failed: ValueError: width is 3, must be even"),
+        ("odd_torsos:Torso", {"outputs": 0}, "whose attribute `outputs` is None, must be the number of its features"),
+        ("odd_torsos:Torso", {"outputs": 5}, r"makes torch.float32 \(2, 4\) of observations float32 \(2, 3\), must be"),
+        ("odd_torsos:Torso", {"shape": "flat"}, r"makes torch.float32 \(2,\) of .* must be torch.float32 \(2, 4\)"),
+        ("odd_torsos:Torso", {"shape": "tuple"}, "which makes tuple of"),
+        ("odd_torsos:Torso", {"shape": "integers"}, "which makes torch.int64"),
+        ("odd_torsos:Torso", {"shape": "double"}, "whose parameter layer.bias is not float32"),
+        ("odd_torsos:Torso", {"shape": "wide"}, r"fails on observations float32 \(2, 3\): RuntimeError: mat1"),
+        ("mlp", {"width": 3}, r"network_settings are \{'width': 3\}, which 'mlp' refuses"),
+    ],
+)
+def test_torso_that_does_not_fit_is_refused(name: str, settings: dict[str, object], message: str) -> None:
+    """The message says what was made of what, and what it must be."""
+    with pytest.raises(ConfigError, match=message):
+        build_torso(name, VECTOR, torch.Generator(), settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("own_torsos")
+def test_torso_in_the_working_directory_is_found_by_settings() -> None:
+    """In a config file like any other setting; a module that is not there is told at once."""
+    agent = {"algorithm": "sac", "network": "odd_torsos:Torso", "network_settings": {"outputs": 4, "shape": "good"}}
+    config = load_config({"agent": agent})
+    build_agent(config.agent, CONTINUOUS)
+    with pytest.raises(ConfigError, match=r"network is 'even_torsos:Torso', but must be a module"):
+        load_config({"agent": agent | {"network": "even_torsos:Torso"}})
+
+
+def test_settings_hold_numbers_words_and_lists() -> None:
+    """As YAML reads them."""
+    settings = {"width": 3, "rate": 0.5, "name": "x", "norm": True, "sizes": [3, 4]}
+    agent = load_config({"agent": {"algorithm": "td3", "network_settings": settings}}).agent
+    assert agent.network_settings == settings | {"sizes": (3, 4)}  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"agent\.network_settings\.width"):
+        load_config({"agent": {"algorithm": "td3", "network_settings": {"width": None}}})
+
+
+@pytest.mark.parametrize("algorithm", ["sac", "td3", "ddpg", "d4pg"])
+def test_convolutions_serve_continuous_actions(algorithm: str) -> None:
+    """A torso for images that comes with the project stands before actor and critic, which then see images."""
+    pixels = EnvSpec(COLOURS.observation_shape, "uint8", frame_stack=2, action_shape=(2,))
+    config = load_config({"agent": {"algorithm": algorithm, "network": "impala"}}).agent
+    agent, policy = build_agent(config, pixels), build_policy(config, pixels)
+    update = agent.update(sampled_batch(agent, config, pixels, 3, torch.Generator().manual_seed(0)), torch.ones(3))
+    assert bool(torch.isfinite(update.priority).all())
+    policy.load(agent.policy_state())
+    seen = np.zeros((3, 2, *COLOURS.observation_shape), np.uint8)
+    assert policy.act(policy_input(seen), evaluation=True).action.shape == (3, 2)
+
+
+class _Mixed(nn.Module):
+    """Computes in float32 whatever its parameters are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """Return features; fails if the layer is not float32."""
+        return torch.as_tensor(self.layer(observation.float()))
+
+
+def test_torso_that_does_not_follow_its_parameters_format_acts_in_float32() -> None:
+    """The layers behind it would want bfloat16."""
+    observation = torch.zeros((2, 3), dtype=torch.uint8)
+    assert acting_dtype(_Mixed(), observation, "auto") == torch.float32
+
+
+def test_own_network_is_a_setting_of_dqn_as_before() -> None:
+    """A dotted path without a colon still names a module with `build`."""
+    with pytest.raises(ConfigError, match=r"tidemill\.rl\.networks\.image has no 'build'"):
+        build_agent(DQNConfig(network="tidemill.rl.networks.image"), VECTOR)

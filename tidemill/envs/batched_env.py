@@ -1,0 +1,224 @@
+"""Environments that a simulator of the user's steps all at once, behind the interface of every other.
+
+An actor's stream needs a final observation step after an episode's end: a row with its last observation, whose action
+is ignored, before the first observation of the next. gymnasium's vector environments end episodes in three ways:
+
+- next step: the step after an end resets, and ignores its action. That is the stream itself.
+- same step: the step that ends an episode resets already, and gives the last observation besides. The next step then
+  acts in the new episode, which no row can hold: that one is given up and begun again, by a reset of its own.
+- disabled: whoever steps resets. What ended is reset so that it can be stepped, and again for the same reason.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from tidemill.envs.actions import action_adapter, check_shape
+from tidemill.envs.episode_counter import EpisodeCounter
+from tidemill.envs.gymnasium_env import check_finite
+from tidemill.envs.interface import VectorEnv, VectorStep
+from tidemill.envs.observations import observation_format
+from tidemill.envs.settings import EnvSettings
+from tidemill.errors import ConfigError, FatalError
+from tidemill.types import EnvSpec
+from tidemill.user_code import user_object
+
+GymnasiumVectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]
+
+_METHODS = ("reset", "step", "render", "close")
+
+
+class BatchedEnv:
+    """`VectorEnv` over a vector environment of gymnasium's interface."""
+
+    def __init__(self, env: GymnasiumVectorEnv, name: str) -> None:
+        """Take the environment, which is closed with this.
+
+        Args:
+            env: The environment.
+            name: What made it, for messages.
+
+        Raises:
+            ConfigError: Its spaces are not supported, or it does not say how it resets.
+        """
+        self._env, self._name = env, name
+        self._mode = _autoreset_mode(env, name)
+        self._format = observation_format(env.single_observation_space)
+        self._actions = action_adapter(env.single_action_space)
+        num_actions, action_shape = self._actions.num_actions, self._actions.shape
+        self._spec = EnvSpec(self._format.shape, self._format.dtype, num_actions=num_actions, action_shape=action_shape)
+        self._ended = np.zeros(env.num_envs, np.bool_)
+        self._counter = EpisodeCounter(env.num_envs)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Shapes and dtypes of one environment."""
+        return self._spec
+
+    @property
+    def num_envs(self) -> int:
+        """Environments in the batch."""
+        return self._env.num_envs
+
+    def reset(self, seed: int) -> NDArray[Any]:
+        """Start every environment anew; how the seed is divided is the environment's own affair."""
+        self._ended = np.zeros(self.num_envs, np.bool_)
+        self._counter.clear()
+        observation = self._observations(self._call(self._env.reset, seed=seed)[0])
+        check_finite(observation, self._counter.returns, self._counter.lengths)
+        return observation
+
+    def step(self, action: NDArray[Any]) -> VectorStep:
+        """Act in every environment, or reset it if it had ended; see `VectorEnv.step`."""
+        check_shape(action, (self.num_envs, *self._actions.shape))
+        is_reset_step = self._ended
+        observation, reward, terminated, truncated = self._step(self._actions.convert(action), is_reset_step)
+        for column in (reward, terminated, truncated):
+            column[is_reset_step] = 0
+        self._counter.add(reward, is_reset_step)
+        check_finite(observation, reward, self._counter.lengths)
+        self._ended = terminated | truncated
+        return VectorStep(
+            observation=observation,
+            reward=reward.astype(np.float32),
+            terminated=terminated,
+            truncated=truncated,
+            is_first=is_reset_step.copy(),
+            is_reset_step=is_reset_step,
+            episodes=self._counter.finish(self._ended, terminated),
+        )
+
+    def render(self, env_index: int = 0) -> NDArray[np.uint8] | None:
+        """Return a picture of one environment; see `VectorEnv.render`."""
+        if self._env.render_mode != "rgb_array":
+            return None
+        pictures: Any = self._env.render()
+        return None if pictures is None else np.asarray(pictures[env_index], np.uint8)
+
+    def close(self) -> None:
+        """Close the environment; closing twice does nothing."""
+        self._env.close()
+
+    def _step(
+        self, action: NDArray[Any], is_reset_step: NDArray[np.bool_]
+    ) -> tuple[NDArray[Any], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Step all environments and return observation, reward, terminated and truncated, arrays of the caller's."""
+        again = bool(is_reset_step.any()) and self._mode is not AutoresetMode.NEXT_STEP
+        if again and self._mode is AutoresetMode.DISABLED:
+            self._reset(is_reset_step)  # it may not be stepped otherwise
+        stepped, *results, infos = self._call(self._env.step, action)
+        reward = self._column("reward", results[0], np.float64)
+        terminated, truncated = (
+            self._column(name, flags, np.bool_)
+            for name, flags in zip(("terminated", "truncated"), results[1:], strict=True)
+        )
+        observation = self._observations(stepped)
+        if again:
+            fresh = self._reset(is_reset_step)
+            others = ~is_reset_step
+            if not np.array_equal(fresh[others], observation[others]):
+                raise FatalError(
+                    f"{self._name} started other environments than those in options['reset_mask'] of its reset: "
+                    "let it reset by itself in the next step (AutoresetMode.NEXT_STEP), or respect the mask"
+                )
+            observation = fresh
+        if self._mode is AutoresetMode.SAME_STEP:
+            self._put_final(observation, (terminated | truncated) & ~is_reset_step, infos)
+        return observation, reward, terminated, truncated
+
+    def _reset(self, mask: NDArray[np.bool_]) -> NDArray[Any]:
+        """Reset the environments of a mask; return the newest observation of all."""
+        return self._observations(self._call(self._env.reset, options={"reset_mask": mask.copy()})[0])
+
+    def _put_final(self, observation: NDArray[Any], ended: NDArray[np.bool_], infos: Mapping[str, Any]) -> None:
+        """Write the last observations of episodes over the first ones of those that follow."""
+        if not ended.any():
+            return
+        if "final_obs" not in infos:
+            raise FatalError(f"{self._name} ended an episode and reset it in the same step without infos['final_obs']")
+        for index in np.flatnonzero(ended):
+            observation[index] = infos["final_obs"][index]
+
+    def _observations(self, observation: Any) -> NDArray[Any]:  # noqa: ANN401 - the user's
+        """Return a copy of observations in the format of the stream."""
+        copy: NDArray[Any] = np.array(observation, self._format.dtype)
+        allowed = (self.num_envs, *self._format.shape)
+        if copy.shape != allowed:
+            raise FatalError(f"{self._name} returned observations of shape {copy.shape}, must be {allowed}")
+        return copy
+
+    def _column(self, name: str, values: Any, dtype: type[np.generic]) -> NDArray[Any]:  # noqa: ANN401 - the user's
+        copy = np.array(values, dtype)
+        if copy.shape != (self.num_envs,):
+            raise FatalError(f"{self._name} returned {name} of shape {copy.shape}, must be ({self.num_envs},)")
+        return copy
+
+    def _call(self, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the user's
+        try:
+            return method(*arguments, **named)
+        except Exception as error:
+            step = int(self._counter.lengths.max())
+            reason = f"{type(error).__name__}: {error}"
+            raise FatalError(f"{self._name} raised at step {step} of its longest episode: {reason}") from error
+
+
+def make_batched(settings: EnvSettings, num_envs: int, *, training: bool, render: bool) -> VectorEnv:
+    """Make the batch that `env.vector` names; see `tidemill.envs.make.make_env` for the arguments.
+
+    What it names is called with `num_envs` and `env.kwargs`; if it has parameters of these names, also with
+    `max_episode_steps` where that is limited, and with `render_mode` where pictures are wanted.
+
+    Raises:
+        ConfigError: It is not there, refuses its arguments, or made no vector environment of that size.
+    """
+    name, limit = settings.vector, settings.max_steps(training=training)
+    function = user_object("env.vector", name)
+    if not callable(function):
+        raise ConfigError(f"env.vector is {name!r}, which is no function or class")
+    parameters = inspect.signature(function).parameters
+    arguments = dict(settings.kwargs) | {"num_envs": num_envs}
+    if limit:
+        setting = "env.max_episode_steps" if training else "env.max_evaluation_steps"
+        if "max_episode_steps" not in parameters:
+            raise ConfigError(f"{setting} is {limit}, but {name} has no parameter max_episode_steps to take it")
+        arguments["max_episode_steps"] = limit
+    if render and "render_mode" in parameters:
+        arguments["render_mode"] = "rgb_array"
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"env.kwargs are {dict(settings.kwargs)}, which {name} refuses: {error}") from error
+    return _checked(function(**arguments), name, num_envs)
+
+
+def _checked(env: Any, name: str, num_envs: int) -> VectorEnv:  # noqa: ANN401 - the user's
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        made: VectorEnv = BatchedEnv(env, name)
+    elif isinstance(getattr(env, "spec", None), EnvSpec) and all(callable(getattr(env, m, None)) for m in _METHODS):
+        made = env
+    else:
+        kind = type(env).__name__
+        raise ConfigError(
+            f"env.vector is {name!r}, which made {kind}, allowed: a gymnasium.vector.VectorEnv or a tidemill.VectorEnv"
+        )
+    if made.num_envs != num_envs:
+        raise ConfigError(f"env.vector is {name!r}, which made {made.num_envs} environments instead of {num_envs}")
+    return made
+
+
+def _autoreset_mode(env: GymnasiumVectorEnv, name: str) -> AutoresetMode:
+    mode = (env.metadata or {}).get("autoreset_mode")
+    try:
+        return mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
+    except ValueError as error:
+        allowed = ", ".join(str(each) for each in AutoresetMode)
+        raise ConfigError(
+            f"env.vector is {name!r}, whose metadata['autoreset_mode'] is {mode!r}, must say how it resets: {allowed}"
+        ) from error
