@@ -1,50 +1,38 @@
-"""Check that no change to protos/ breaks a peer that still speaks the last version.
+"""Check that no change to protos/ breaks a peer that speaks the wire contract as it was frozen.
 
-The last version is the newest tag HEAD can reach. Where there is none (before the first release, in a shallow clone,
-without git), there is nothing to break: the check passes and says so.
+The contract is `protos/v1.binpb`, a compiled image of the protos. What is added later becomes part of it with
+`python -m scripts.check_breaking --freeze`, at a release.
 """
 
 from __future__ import annotations
 
-import io
+import argparse
 import subprocess
 import sys
-import tempfile
-import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-_PATHS = ("protos", "buf.yaml")
+FROZEN = ROOT / "protos" / "v1.binpb"
 
 
-def _git(*arguments: str) -> bytes | None:
-    """Return what git prints, or None where it fails."""
-    # A checkout that another user owns (a container's mount) is still ours to read.
-    command = ["git", "-C", str(ROOT), "-c", "safe.directory=*", *arguments]
-    try:
-        return subprocess.run(command, check=True, capture_output=True).stdout
-    except (subprocess.CalledProcessError, FileNotFoundError):
-        return None
-
-
-def baseline() -> str | None:
-    """Return the tag to compare with; None where there is none."""
-    tag = _git("describe", "--tags", "--abbrev=0")
-    return None if tag is None else tag.decode().strip()
+def buf(*arguments: str) -> int:
+    """Run buf in the repository; return its exit code."""
+    command = [str(Path(sys.executable).parent / "buf"), *arguments]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
 def main() -> int:
-    """Run `buf breaking` against the last version; return its exit code."""
-    tag = baseline()
-    archive = None if tag is None else _git("archive", "--format=zip", tag, "--", *_PATHS)
-    if archive is None:
-        print(f"no earlier protos to compare with (baseline {tag})")
-        return 0
-    buf = Path(sys.executable).parent / "buf"
-    with tempfile.TemporaryDirectory() as folder:
-        zipfile.ZipFile(io.BytesIO(archive)).extractall(folder)
-        command = [str(buf), "breaking", "--against", folder, "--against-config", str(ROOT / "buf.yaml")]
-        return subprocess.run(command, cwd=ROOT, check=False).returncode
+    """Compare the protos with the frozen contract, or freeze them; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--freeze", action="store_true", help="take up what was added, if nothing is broken")
+    freeze = parser.parse_args().freeze
+    if not FROZEN.exists() and not freeze:
+        print(f"{FROZEN.relative_to(ROOT)} is missing")
+        return 1
+    broken = FROZEN.exists() and buf("breaking", "--against", str(FROZEN), "--against-config", "buf.yaml")
+    if broken or not freeze:
+        return broken
+    return buf("build", "--as-file-descriptor-set", "--exclude-source-info", "--output", str(FROZEN))
 
 
 if __name__ == "__main__":
