@@ -10,10 +10,10 @@ from typing import Self
 
 import structlog
 
-from tidemill.backoff import Backoff
 from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unimplemented
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import ParamsMetadata, Precision
+from tidemill.rpc.backoff import Backoff
 
 _JOIN_S = 10.0
 

@@ -9,9 +9,9 @@ from typing import Self
 
 import structlog
 
-from tidemill.backoff import Backoff
 from tidemill.errors import NotFound, TidemillError
 from tidemill.params.client import ParamsClient
+from tidemill.rpc.backoff import Backoff
 
 _JOIN_S = 10.0
 

@@ -8,7 +8,6 @@ from typing import Self
 
 import structlog
 
-from tidemill.backoff import Backoff
 from tidemill.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -19,6 +18,7 @@ from tidemill.errors import (
 )
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import LATEST, Params, Precision, check_tag
+from tidemill.rpc.backoff import Backoff
 
 _WAIT_S = 60.0
 """How long one fetch waits for a newer version before it is asked again."""

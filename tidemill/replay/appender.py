@@ -12,7 +12,6 @@ from typing import Self
 import grpc
 import numpy as np
 
-from tidemill.backoff import Backoff
 from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tidemill.replay import wire
 from tidemill.replay.append_message import AppendMessage, messages_of
@@ -20,6 +19,7 @@ from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.reconnect import ReconnectLoop
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
+from tidemill.rpc.backoff import Backoff
 from tidemill.rpc.channel import open_channel
 from tidemill.types import Signature
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import grpc
 import structlog
 
-from tidemill.backoff import Backoff
 from tidemill.errors import NotFound, ResourceExhausted, TidemillError, Unavailable
+from tidemill.rpc.backoff import Backoff
 from tidemill.rpc.status import from_rpc_error
 
 _log = structlog.get_logger()

@@ -11,7 +11,6 @@ from typing import Self
 
 import grpc
 
-from tidemill.backoff import Backoff
 from tidemill.replay import wire
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
@@ -20,6 +19,7 @@ from tidemill.replay.reconnect import ReconnectLoop
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
+from tidemill.rpc.backoff import Backoff
 from tidemill.rpc.channel import open_channel
 
 _POLL_S = 0.2

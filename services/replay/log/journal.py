@@ -24,8 +24,8 @@ from tidemill.services.replay.log.changes import (
     encode_leaving,
 )
 from tidemill.services.replay.log.frame import CRC_BYTES, HEADER_BYTES, Blob, Kind, Record
-from tidemill.services.replay.log.state_document import describe_epoch
 from tidemill.services.replay.log.writer import Command, Delete, Write
+from tidemill.services.replay.state import ReplayState
 from tidemill.services.replay.streams import Epoch
 from tidemill.services.replay.tables.table import Table
 
@@ -231,3 +231,37 @@ def _item_columns(table: Table, slots: Ints) -> ItemColumns:
     if found.new.payloads:
         columns["payload"] = [len(payload) for payload in found.new.payloads]
     return ItemColumns(columns, found.new.payloads)
+
+
+def describe_state(replay: ReplayState) -> dict[str, Any]:
+    """Return what a restart needs to know of everything before a segment, except chunks and items."""
+    return {
+        "store_id": replay.store_id,
+        "env_steps": replay.env_steps,
+        "next_epoch": replay.streams.next_epoch,
+        "next_stream": replay.streams.next_stream,
+        "tables": [
+            {
+                "number": replay.number_of(table),
+                "config": config_to_json(table.config),
+                "stats": table.stats.to_array().tolist(),
+            }
+            for table in replay.tables
+        ],
+        "epochs": [describe_epoch(epoch) for epoch in replay.streams.epochs],
+    }
+
+
+def describe_epoch(epoch: Epoch) -> dict[str, Any]:
+    """Return an epoch and how far its streams are."""
+    blocks = logged(epoch.store)
+    return {
+        "actor_id": epoch.actor_id,
+        "number": epoch.number,
+        "table": blocks.table,
+        "chunk_length": epoch.chunk_length,
+        "tail_steps": epoch.tail_steps,
+        "first_stream": epoch.streams[0].number,
+        "next_steps": epoch.next_steps(),
+        "ended": [int(stream.ended) for stream in epoch.streams],
+    }

@@ -12,11 +12,10 @@ from tidemill.errors import FatalError, ResourceExhausted
 from tidemill.services.replay.chunks.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.log.commits import Commits
 from tidemill.services.replay.log.compactor import Compactor
-from tidemill.services.replay.log.journal import Journal
+from tidemill.services.replay.log.journal import Journal, describe_state
 from tidemill.services.replay.log.open import OpenedLog
 from tidemill.services.replay.log.segments import SegmentFile, is_full
-from tidemill.services.replay.log.snapshotter import Snapshotter
-from tidemill.services.replay.log.state_document import describe_state
+from tidemill.services.replay.log.snapshot import Snapshotter
 from tidemill.services.replay.log.sync import FsyncLatency
 from tidemill.services.replay.log.writer import Command, LogWriter, Progress, Write
 

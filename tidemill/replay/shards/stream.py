@@ -9,7 +9,6 @@ from typing import Protocol
 
 import grpc
 
-from tidemill.backoff import Backoff
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.mirror import MirrorSize
 from tidemill.replay.reconnect import ReconnectLoop
@@ -17,6 +16,7 @@ from tidemill.replay.shards.table import ShardRequest
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
+from tidemill.rpc.backoff import Backoff
 from tidemill.rpc.channel import open_channel
 
 _DEADLINE_S = 5.0

@@ -15,11 +15,10 @@ from tidemill.replay.wire import config_to_json
 from tidemill.services.replay.chunks.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.chunks.logged_blocks import LoggedBlocks
 from tidemill.services.replay.log.compactor import Compactor
-from tidemill.services.replay.log.journal import Journal
+from tidemill.services.replay.log.journal import Journal, describe_state
 from tidemill.services.replay.log.open import OpenedLog, open_replay_log
 from tidemill.services.replay.log.segments import NewestSegment, SegmentFile
 from tidemill.services.replay.log.snapshot import Snapshot, TableSnapshot, item_states
-from tidemill.services.replay.log.state_document import describe_state
 from tidemill.services.replay.log.writer import Command, Delete
 from tidemill.services.replay.memory import MemoryBudget
 from tidemill.services.replay.state import ReplayState
