@@ -144,7 +144,7 @@ async def test_cluster_restarts_a_service_that_freezes_while_it_serves(scene: Sc
     os.kill(first, signal.SIGSTOP)
     await recorder.until(lambda messages: messages.count("replay is ready") == 2)
     assert "replay has not answered for 0.5 s" in recorder.messages
-    assert any("replay did not answer for 1 s; starting it again" in message for message in recorder.messages)
+    assert any("replay did not answer for 1 s; restarting" in message for message in recorder.messages)
     assert not Path(f"/proc/{first}").exists()
     os.kill(os.getpid(), signal.SIGINT)
     await asyncio.wait_for(running, _BOUND_S)
