@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from tidemill.atomic_files import write_atomically
 from tidemill.envs.atari_scores import human_normalised
 from tidemill.params.version import Version
 from tidemill.scores import COLUMNS, Score, has_all_columns, read_scores
@@ -53,10 +54,8 @@ class ScoreLog:
         self._rows.append(score)
 
     def _rewrite(self) -> None:
-        draft = self._file.with_suffix(".tmp")
         lines = [_line(COLUMNS), *(_line(dataclasses.astuple(row)) for row in self._rows)]
-        draft.write_text("".join(lines), encoding="utf-8")
-        draft.replace(self._file)
+        write_atomically(self._file, "".join(lines))
 
 
 def score_of(evaluation: Evaluation, version: Version, wall_s: float) -> Score:
@@ -98,9 +97,7 @@ class EpisodeLog:
         text = file.read_text(encoding="utf-8") if file.exists() else ""
         whole = text[: text.rfind("\n") + 1] or _EPISODE_COLUMNS
         if whole != text:
-            draft = file.with_suffix(".tmp")
-            draft.write_text(whole, encoding="utf-8")
-            draft.replace(file)
+            write_atomically(file, whole)
 
     def append(self, evaluation: Evaluation, version: int, kind: Kind) -> None:
         """Add the episodes of a version; they are on disk before this returns."""

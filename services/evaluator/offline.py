@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from tidemill.atomic_files import write_atomically
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.atari_scores import human_normalised
@@ -82,9 +83,7 @@ class EvalReport:
     def write(self, file: Path) -> None:
         """Write the document, whole or not at all."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(f".{file.name}")
-        draft.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
-        draft.replace(file)
+        write_atomically(file, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
 
     def __str__(self) -> str:
         """Return the report in two lines."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import structlog
 
+from tidemill.atomic_files import write_atomically
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import TidemillError
 from tidemill.services.evaluator.episode_runner import EpisodeRunner
@@ -76,13 +76,7 @@ class Result:
 
 def write_result(result: Result, folder: Path) -> None:
     """Write FOLDER/result.json, whole or not at all."""
-    draft = folder / "result.json.tmp"
-    with draft.open("w", encoding="utf-8") as file:
-        json.dump(dataclasses.asdict(result), file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(folder / RESULT)
+    write_atomically(folder / RESULT, json.dumps(dataclasses.asdict(result), indent=2) + "\n")
 
 
 def set_result_aside(folder: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
+from tidemill.atomic_files import replacing
 from tidemill.config.load import write_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition
@@ -99,9 +100,8 @@ class RunFolder:
 
     def write_cluster(self, config: RunConfig) -> None:
         """Write cluster.yaml, whole or not at all."""
-        draft = self.cluster_file.with_suffix(".tmp")
-        write_document(config, draft)
-        draft.replace(self.cluster_file)
+        with replacing(self.cluster_file, sync=False) as temporary:  # of no use once the launcher ends
+            write_document(config, temporary)
 
     def set_result_aside(self) -> None:
         """Keep the previous result as result-1.json (or the next free number): the run continues."""
