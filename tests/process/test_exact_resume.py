@@ -23,7 +23,9 @@ def test_500_updates_equal_250_a_new_process_and_250(tmp_path: Path) -> None:
     for case in _CASES:
         train(case, tmp_path / "first", 250, seed=1)
     command = [sys.executable, "-m", "tests.process.resumed_updates", str(tmp_path / "first"), "500", *_CASES]
-    subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=1500, check=True)
+    subprocess.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": "examples"}, timeout=1500, check=True
+    )
     for case in _CASES:
         straight = train(case, tmp_path / "straight", 500, seed=1)
         assert (tmp_path / "first" / f"{case}.state").read_bytes() == straight, case

@@ -22,7 +22,9 @@ _WAIT_S = 500.0
 
 def _start(place: int, size: int, port: int, words: list[str]) -> subprocess.Popen[str]:
     torchrun = {"RANK": place, "WORLD_SIZE": size, "LOCAL_RANK": place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | {k: str(v) for k, v in torchrun.items()}
+    environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": "examples"} | {
+        k: str(v) for k, v in torchrun.items()
+    }
     return subprocess.Popen(
         [sys.executable, "-m", "tests.process.rank_updates", *words],
         env=os.environ | environment,
