@@ -143,7 +143,8 @@ def _fields(kind: type) -> str:
         name = _target(node)
         text = _string(after)
         if name and not name.startswith("_") and (text or is_listed):
-            found.append((re.sub(r"field\(default_factory=(?:lambda: )?(\w+)\)", r"\1()", ast.unparse(node)), text))
+            code = re.sub(r"field\(default_factory=(?:lambda: )?(\w+)\)", r"\1()", ast.unparse(node))
+            found.append((re.sub(r"'([^'\"]*)'", r'"\1"', code), text))
     if not found:
         return ""
     if any(text for _, text in found):
