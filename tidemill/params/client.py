@@ -51,10 +51,10 @@ class ParamsClient:
         >>> from tidemill.params.blob import pack, unpack
         >>> blob = pack({"weight": np.zeros((2, 3), np.float32)})
         >>> with tidemill.ParamsClient("127.0.0.1:7402") as params:
-        ...     generation = params.open_generation("a notebook").generation  # older publishers are refused now
+        ...     token = params.acquire_fencing_token("a notebook").fencing_token  # older publishers are refused now
         ...     metadata = tidemill.ParamsMetadata(algorithm="mine", learner_steps=100)
         ...     blobs = {tidemill.Precision.FULL: blob}
-        ...     version = params.publish(blobs, metadata, generation=generation, base_version=0)
+        ...     version = params.publish(blobs, metadata, fencing_token=token, base_version=0)
         ...     params.set_tag("favourite", version)
         ...     fetched = params.fetch("favourite")
         >>> fetched.version.metadata.learner_steps, unpack(fetched.blob)["weight"].shape
