@@ -15,8 +15,7 @@ import structlog
 from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unimplemented
 from tidemill.replay.batch import StoredSteps
 from tidemill.replay.chunk import check_priorities
-from tidemill.replay.limits import MAX_KEYS
-from tidemill.replay.mirror import least_slots
+from tidemill.replay.limits import MAX_KEYS, least_slots
 from tidemill.replay.table_config import check_signature
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import pack_description, pack_sample, unpack_append, unpack_config, unpack_signature

@@ -22,3 +22,8 @@ MAX_KEYS = 2**20
 
 MAX_DRAWS = 1024
 """Draws of one Sample call that may be unanswered."""
+
+
+def least_slots(batch_size: int, max_item_steps: int, slot_steps: int, hold: int) -> int:
+    """Return the slots that `hold` + 1 batches may need: an item may begin at the last step of a chunk."""
+    return (hold + 1) * batch_size * (1 + -(-(max_item_steps - 1) // slot_steps))

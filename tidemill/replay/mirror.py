@@ -42,11 +42,6 @@ class MirrorSize:
         return pb.Mirror(slots=self.slots, slot_steps=self.slot_steps, hold=self.hold)
 
 
-def least_slots(batch_size: int, max_item_steps: int, slot_steps: int, hold: int) -> int:
-    """Return the slots that `hold` + 1 batches may need: an item may begin at the last step of a chunk."""
-    return (hold + 1) * batch_size * (1 + -(-(max_item_steps - 1) // slot_steps))
-
-
 class TableMirror:
     """The rows of chunks, by slot. Every method may be called from any thread.
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import structlog
 
-from tidemill.replay.mirror import MirrorSize, TableMirror, least_slots
+from tidemill.replay.limits import least_slots
+from tidemill.replay.mirror import MirrorSize, TableMirror
 from tidemill.replay.table_config import TableConfig
 
 _MEMINFO = Path("/proc/meminfo")

@@ -18,7 +18,8 @@ from tests.unit.replay.streams import SIGNATURE, make_chunk, make_config, make_i
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.mirror import MirrorSize, TableMirror, least_slots
+from tidemill.replay.limits import least_slots
+from tidemill.replay.mirror import MirrorSize, TableMirror
 from tidemill.replay.sampler import ReplaySampler
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
