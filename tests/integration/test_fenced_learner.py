@@ -36,9 +36,9 @@ def test_frozen_learner_that_was_superseded_writes_nothing(cluster: LearnerClust
     old = cluster.start_learner_process(*lazy)
     feeder = cluster.feed()
     cluster.wait_for_status(lambda s: s.learner_steps >= 100, "the old learner trains")
-    cluster.learner_client().save_checkpoint()
+    limit = cluster.learner_client().save_checkpoint().learner_steps + 300
     old.signal(signal.SIGSTOP)
-    new = cluster.start_learner(*lazy, "--learner.server.address", "127.0.0.1:0", "--run.max-learner-steps", "400")
+    new = cluster.start_learner(*lazy, "--learner.server.address", "127.0.0.1:0", "--run.max-learner-steps", f"{limit}")
     assert new.wait() is None
     feeder.close()
     before, files = _newest(cluster), sorted(path.name for path in cluster.checkpoints.iterdir())
@@ -51,12 +51,12 @@ def test_frozen_learner_that_was_superseded_writes_nothing(cluster: LearnerClust
     assert old.wait() == 1
     assert "StalePublisher" in old.text()
     assert sorted(path.name for path in cluster.checkpoints.iterdir()) == files
-    assert (_newest(cluster), before[1]) == (before, 400)
+    assert (_newest(cluster), before[1]) == (before, limit)
     assert cluster.replay_client().describe_table(TABLE).priority_updates == updates
     assert {version.fencing_token for version in cluster.params_client().list_versions().versions[-2:]} == {2}
-    resumed = cluster.start_learner("--run.max-learner-steps", "400")
+    resumed = cluster.start_learner("--run.max-learner-steps", f"{limit}")
     assert resumed.wait() is None
-    wait_until(lambda: _newest(cluster)[1] == 400, "the newer learner's steps")
+    wait_until(lambda: _newest(cluster)[1] == limit, "the newer learner's steps")
 
 
 def test_checkpoints_outlive_a_parameter_server_that_lost_everything(tmp_path: Path) -> None:
