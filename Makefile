@@ -42,7 +42,7 @@ test-unit: $(VENV)/.dev ## the unit tests alone
 	$(BIN)/python -m pytest tests/unit
 
 .PHONY: check
-check: $(VENV)/.dev ## formatting, lint, types, import rules, wire contract, stubs, links
+check: $(VENV)/.dev ## formatting, lint, types, import rules, wire contract, stubs, API reference, links
 	$(BIN)/python -m scripts.check
 
 .PHONY: format
