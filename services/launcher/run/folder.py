@@ -93,10 +93,11 @@ class RunFolder:
         return self.path / "logs" / f"{service}.log"
 
     def write_config(self, config: RunConfig) -> None:
-        """Write config.yaml, with the versions it ran with as comments."""
-        write_document(config, self.config_file)
+        """Write config.yaml, with the versions it ran with as comments, whole or not at all."""
         header = "".join(f"# {name} {version}\n" for name, version in versions().items())
-        self.config_file.write_text(header + self.config_file.read_text(encoding="utf-8"), encoding="utf-8")
+        with replacing(self.config_file) as temporary:
+            write_document(config, temporary)
+            temporary.write_text(header + temporary.read_text(encoding="utf-8"), encoding="utf-8")
 
     def write_cluster(self, config: RunConfig) -> None:
         """Write cluster.yaml, whole or not at all."""

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable
 from functools import partial
 
+from tidemill.atomic_files import is_disk_full
 from tidemill.config.services import StorageSettings
 from tidemill.errors import FatalError, ResourceExhausted
 from tidemill.services.replay.chunks.blob_reader import BlobFiles, BlobReader
@@ -14,7 +15,7 @@ from tidemill.services.replay.log.commits import Commits
 from tidemill.services.replay.log.compactor import Compactor
 from tidemill.services.replay.log.journal import Journal, describe_state
 from tidemill.services.replay.log.open import OpenedLog
-from tidemill.services.replay.log.segments import SegmentFile, is_full
+from tidemill.services.replay.log.segments import SegmentFile
 from tidemill.services.replay.log.snapshot import Snapshotter
 from tidemill.services.replay.log.sync import FsyncLatency
 from tidemill.services.replay.log.writer import Command, LogWriter, Progress, Write
@@ -79,7 +80,7 @@ class ReplayLog:
         try:
             return await self.snapshots.take()
         except OSError as error:
-            if is_full(error):
+            if is_disk_full(error):
                 raise ResourceExhausted(f"no snapshot was written: {error.strerror}") from error
             raise
 

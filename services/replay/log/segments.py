@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import re
@@ -18,12 +17,6 @@ from tidemill.services.replay.log.frame import FORMAT, MARK_BYTES, PREAMBLE_BYTE
 
 _SEGMENT = re.compile(r"(\d{8,})\.(log|copies)")
 _LOCK = ".lock"
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def is_full(error: OSError) -> bool:
-    """Return whether the operating system says that there is no room."""
-    return error.errno in _DISK_FULL
 
 
 class SegmentFile:

@@ -7,9 +7,7 @@ event loop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
 import re
 import threading
 from collections.abc import Sequence
@@ -21,6 +19,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from tidemill.atomic_files import TEMPORARY, replacing
 from tidemill.replay.wire import config_to_json
 from tidemill.services.replay.log.frame import (
     CRC_BYTES,
@@ -44,7 +43,6 @@ ITEM_STATE = np.dtype([("priority", "<f8"), ("slot", "<u4"), ("number", "<u4"), 
 
 _NAME = re.compile(r"(\d{8,})\.snapshot")
 _KEPT = 2
-_TEMPORARY = ".tmp"
 
 States = NDArray[np.void]
 
@@ -159,7 +157,7 @@ class SnapshotFiles:
 
     def remove_drafts(self) -> None:
         """Delete what an interrupted write left."""
-        for path in self._folder.path.glob(f"*.snapshot{_TEMPORARY}"):
+        for path in self._folder.path.glob(f"*.snapshot{TEMPORARY}"):
             path.unlink()
 
     def load(self) -> Snapshot | None:
@@ -188,18 +186,8 @@ class SnapshotFiles:
     def _write(self, snapshot: Snapshot) -> int:
         number = self.newest + 1
         path = self._path(number)
-        draft = path.with_name(path.name + _TEMPORARY)
-        try:
-            with draft.open("wb") as file:
-                file.writelines(encode_snapshot(snapshot, self._mark))
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                draft.unlink()
-            raise
-        self._folder.sync()
+        with replacing(path) as draft, draft.open("wb") as file:
+            file.writelines(encode_snapshot(snapshot, self._mark))
         self.newest = number
         for old in sorted(self._numbers())[:-_KEPT]:
             self._path(old).unlink()

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import structlog
 
+from tidemill.atomic_files import is_disk_full
 from tidemill.services.replay.log.frame import Chain, Record
-from tidemill.services.replay.log.segments import LogFolder, NewestSegment, SegmentFile, SegmentPair, is_full
+from tidemill.services.replay.log.segments import LogFolder, NewestSegment, SegmentFile, SegmentPair
 from tidemill.services.replay.log.sync import FsyncLatency, Syncer
 
 _MAX_GROUP_BYTES = 8 * 2**20
@@ -159,7 +160,7 @@ class LogWriter:
                 self._files_of(segment, group[0].record.sequence).write(group[0].offset, data, copied)
                 break
             except OSError as error:
-                if not is_full(error):
+                if not is_disk_full(error):
                     raise
                 self._wait_for_room(error)
                 if self._closing.is_set():  # what would come after a gap is of no use

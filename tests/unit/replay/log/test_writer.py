@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tidemill.atomic_files import is_disk_full
 from tidemill.services.replay.log.frame import Chain, Kind, Record, scan
-from tidemill.services.replay.log.segments import LogFolder, SegmentFile, is_full
+from tidemill.services.replay.log.segments import LogFolder, SegmentFile
 from tidemill.services.replay.log.writer import Delete, LogWriter, Progress, Write
 
 WAIT_S = 120.0
@@ -153,4 +154,4 @@ def test_segment_is_deleted_after_what_was_submitted_before_is_synced(log: Log) 
 )
 def test_full_disk_is_told_from_other_errors(code: int, full: bool) -> None:
     """No space, a used-up quota and a file size limit pass by themselves; others do not."""
-    assert is_full(OSError(code, "why")) is full
+    assert is_disk_full(OSError(code, "why")) is full
