@@ -9,9 +9,11 @@ from typing import Any
 
 from tidemill.errors import Unavailable
 
+_STOPPING = "the replay server is stopping"
+
 
 class ActiveStreams:
-    """ActiveStreams that would go on for as long as their caller likes."""
+    """Calls that would last for as long as their caller likes."""
 
     def __init__(self) -> None:
         """Begin without calls."""
@@ -20,33 +22,44 @@ class ActiveStreams:
         self._closed = False
 
     @contextlib.contextmanager
-    def running(self, epoch: int = 0) -> Iterator[None]:
-        """Count the present task as a call while the block runs.
-
-        Args:
-            epoch: What it appends to; an earlier call that does is ended. 0 for a call that does not append.
+    def running(self) -> Iterator[None]:
+        """Count the present task as a call while the block runs: all of it, its wait for the first message included.
 
         Raises:
-            Unavailable: the server stops, or a newer call appends to the epoch.
+            Unavailable: the server stops.
         """
-        task = asyncio.current_task()
-        assert task is not None, "calls run in tasks"
+        if self._closed:
+            raise Unavailable(_STOPPING)
+        task = _present_task()
         self._tasks.add(task)
-        if epoch:
-            if earlier := self._newest.get(epoch):
-                earlier.cancel()
-            self._newest[epoch] = task
         try:
             yield
         except asyncio.CancelledError:
             if self._closed:
-                raise Unavailable("the replay server is stopping") from None
-            if epoch and self._newest.get(epoch) is not task:
-                raise Unavailable(f"another call has resumed epoch {epoch}") from None
+                raise Unavailable(_STOPPING) from None
             raise
         finally:
             self._tasks.discard(task)
-            if epoch and self._newest.get(epoch) is task:
+
+    @contextlib.contextmanager
+    def appending_to(self, epoch: int) -> Iterator[None]:
+        """Note that the present call appends to an epoch while the block runs; an earlier call that does is ended.
+
+        Raises:
+            Unavailable: a newer call appends to the epoch.
+        """
+        task = _present_task()
+        if earlier := self._newest.get(epoch):
+            earlier.cancel()
+        self._newest[epoch] = task
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self._closed and self._newest.get(epoch) is not task:
+                raise Unavailable(f"another call has resumed epoch {epoch}") from None
+            raise
+        finally:
+            if self._newest.get(epoch) is task:
                 del self._newest[epoch]
 
     def close(self) -> None:
@@ -54,3 +67,9 @@ class ActiveStreams:
         self._closed = True
         for task in tuple(self._tasks):
             task.cancel()
+
+
+def _present_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None, "calls run in tasks"
+    return task

@@ -147,46 +147,54 @@ class ReplayServicer:
         self, request_iterator: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[pb.AppendResponse]:
         """Store chunks and items, acknowledging each message once the rate limiters admitted it."""
-        requests = read_each(pb.AppendRequest, request_iterator)
-        first = await anext(requests, None)
-        if first is None:
-            return
-        session = self._open_streams(first)
-        try:
-            with self._active_streams.running(session.epoch.number):
-                answer = self._acknowledge(session)  # of what is stored now: not all that comes later may be durable
-                await self._durable()
-                yield answer
-                if self._log is None:
-                    async for _, answer in self._store(session, requests):
+        with self._active_streams.running():
+            requests = read_each(pb.AppendRequest, request_iterator)
+            first = await anext(requests, None)
+            if first is None:
+                return
+            session = self._open_streams(first)
+            try:
+                with self._active_streams.appending_to(session.epoch.number):
+                    async for answer in self._answers(session, requests):
                         yield answer
-                else:
-                    async for answer in acknowledge_in_order(self._store(session, requests), self._log.commits.durable):
-                        yield answer
-        finally:
-            self._replay.close_streams(session.epoch)
+            finally:
+                self._replay.close_streams(session.epoch)
 
     async def Sample(self, request_iterator: AsyncIterator[bytes], context: Context) -> AsyncIterator[Outgoing]:
         """Draw batches as credit and the rate limiter allow."""
-        requests = read_each(pb.SampleRequest, request_iterator)
-        first = await anext(requests, None)
-        if first is None:
-            return
-        opened = self._open_sample(first)
-        credit = SampleQueue(opened.batch_size)
-        _grant(credit, first)
-        reading = asyncio.create_task(_read_credit(requests, credit))
-        room = BatchRoom(self._replay.budget, self._admission.changed)
-        try:
-            with self._active_streams.running():
-                while (wanted := await credit.take()) is not None:
+        with self._active_streams.running():
+            requests = read_each(pb.SampleRequest, request_iterator)
+            first = await anext(requests, None)
+            if first is None:
+                return
+            opened = self._open_sample(first)
+            queue = SampleQueue(opened.batch_size)
+            _grant(queue, first)
+            reading = asyncio.create_task(_read_credit(requests, queue))
+            room = BatchRoom(self._replay.budget, self._admission.changed)
+            try:
+                while (wanted := await queue.take()) is not None:
                     yield Outgoing(await self._draw(opened, wanted, room))
                     room.release()
-        finally:
-            reading.cancel()
-            room.release()
-            if opened.mirror is not None:
-                opened.mirror.close()
+            finally:
+                reading.cancel()
+                room.release()
+                if opened.mirror is not None:
+                    opened.mirror.close()
+
+    async def _answers(
+        self, session: AppendSession, requests: AsyncIterator[pb.AppendRequest]
+    ) -> AsyncIterator[pb.AppendResponse]:
+        """Acknowledge what is stored already, then each message once it may be."""
+        answer = self._acknowledge(session)  # of what is stored now: not all that comes later may be durable
+        await self._durable()
+        yield answer
+        if self._log is None:
+            async for _, answer in self._store(session, requests):
+                yield answer
+        else:
+            async for answer in acknowledge_in_order(self._store(session, requests), self._log.commits.durable):
+                yield answer
 
     async def _draw(self, opened: _OpenedSample, wanted: SampleDemand, room: BatchRoom) -> pb.SampleResponse:
         table = opened.table
@@ -319,22 +327,22 @@ def _open_mirror(opening: pb.SampleOpen, table: Table) -> ChunkMirror:
     return ChunkMirror(table.store, asked.slots, asked.hold)
 
 
-def _grant(credit: SampleQueue, request: pb.SampleRequest) -> None:
-    credit.grant(request.credit)
+def _grant(queue: SampleQueue, request: pb.SampleRequest) -> None:
+    queue.grant(request.credit)
     for draw in request.draws:
-        credit.draw(draw.items, draw.counted)
+        queue.draw(draw.items, draw.counted)
 
 
-async def _read_credit(requests: AsyncIterator[pb.SampleRequest], credit: SampleQueue) -> None:
+async def _read_credit(requests: AsyncIterator[pb.SampleRequest], queue: SampleQueue) -> None:
     try:
         async for request in requests:
             if request.HasField("open"):
                 raise InvalidArgument("`open` is set again, must be set in the first message of Sample only")
-            _grant(credit, request)
+            _grant(queue, request)
     except TidemillError as error:
-        credit.close(error)
+        queue.close(error)
     else:
-        credit.close()
+        queue.close()
 
 
 def _parts_of(keys: Sequence[int]) -> list[slice]:

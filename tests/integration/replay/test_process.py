@@ -6,9 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 
+import grpc
 import pytest
 
 from tests.integration.replay.service import WAIT_S, ServerProcess, open_appender, server_process, wait_until
@@ -17,6 +20,8 @@ from tidemill.errors import Unavailable
 from tidemill.replay.appender import StreamAppender, StreamRestarted
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sample_stream import SampleStream
+from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.replay.v1 import replay_pb2_grpc
 
 FROZEN_NOTICED_S = 10.0
 
@@ -38,6 +43,30 @@ def test_sigterm_ends_the_server_cleanly_while_streams_are_open() -> None:
         assert code == 0, errors
         assert "stopped" in errors
         assert "Traceback" not in errors
+
+
+def test_sigterm_ends_the_server_though_a_call_has_not_sent_its_first_message() -> None:
+    """Such a call is open as well: the process does not wait for it until its grace is over."""
+    ended = threading.Event()
+
+    def silent() -> Iterator[pb.SampleRequest]:
+        ended.wait()
+        yield from ()
+
+    with (
+        server_process("127.0.0.1:0", "--replay.server.grace-s", str(10 * WAIT_S)) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        stub = replay_pb2_grpc.ReplayServiceStub(channel)
+        call = stub.Sample(silent())
+        stub.ListTables(pb.ListTablesRequest())  # of the same connection: the server has heard of the call before
+        try:
+            code, errors = server.stop()
+        finally:
+            ended.set()
+        assert code == 0, errors
+        with pytest.raises(grpc.RpcError, match="the replay server is stopping"):
+            next(call)
 
 
 def test_frozen_server_is_noticed_within_ten_seconds_and_used_again_when_it_thaws() -> None:
