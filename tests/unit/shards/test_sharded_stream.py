@@ -14,6 +14,7 @@ import pytest
 from tests.unit.replay.streams import make_config
 from tidemill.errors import AlreadyExists
 from tidemill.replay.batch import SampledBatch
+from tidemill.replay.mirror import MirrorSize
 from tidemill.replay.shards import sampler
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.sampler import SILENT_S, ShardedSampleStream
@@ -31,7 +32,14 @@ class _Link:
     links: ClassVar[dict[str, _Link]] = {}
 
     def __init__(
-        self, shard: str, address: str, table: TableConfig, batch_size: int, distinct: bool, owner: StreamOwner
+        self,
+        shard: str,
+        address: str,
+        table: TableConfig,
+        batch_size: int,
+        without_replacement: bool,
+        owner: StreamOwner,
+        mirror: MirrorSize | None,
     ) -> None:
         self.shard, self.owner, self.cuts = shard, owner, 0
         self.asked: deque[ShardRequest] = deque()
