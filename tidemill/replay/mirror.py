@@ -103,9 +103,11 @@ class TableMirror:
         return replace(batch, blocks=(), slots=slots, writes=written)
 
     def corrupt_chunks(self, batch: SampledBatch) -> Ints:
-        """Return which chunks of a kept batch could not be decoded, by position."""
+        """Return which chunks of a kept batch could not be decoded, by position; none of a batch that is not intact."""
         assert batch.slots is not None
-        return np.flatnonzero(self._corrupt[batch.slots])
+        corrupt = np.flatnonzero(self._corrupt[batch.slots])
+        # asked afterwards: what was written over a sound chunk must not cost its items their place in the table
+        return corrupt if self.is_intact(batch) else corrupt[:0]
 
     def rows_of(self, batch: SampledBatch, length: int) -> Ints:
         """Return the rows of each item of a kept batch, oldest first, [B, length]; see `codec.window_index`."""

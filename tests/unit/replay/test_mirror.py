@@ -171,6 +171,22 @@ def test_corrupt_chunk_stays_known() -> None:
     assert pairs.mirror.corrupt_chunks(again).tolist() == [0]
 
 
+def test_sound_chunk_is_not_blamed_for_a_corrupt_one_written_over_it() -> None:
+    """Its items would be removed from the table."""
+    pairs = pair(0, 20)
+    fill(pairs, 0, 1)
+    _, late = pairs.sample()
+    pairs.connect()  # the next chunk goes to the same slot
+    table = pairs.replay.find("t")
+    drawn = table.draw(BATCH)
+    blocks = table.store.blocks.read(drawn.chunks, drawn.step_counts)
+    broken = (type(blocks[0])(bytes([255]) * len(blocks[0].data), blocks[0].sizes), *blocks[1:])
+    kept = pairs.mirror.keep(drawn.with_blocks(broken, pairs.chunks.place(drawn.chunks), np.array([0])))
+    assert pairs.mirror.corrupt_chunks(kept).tolist() == [0]
+    assert pairs.mirror.corrupt_chunks(late).tolist() == []
+    assert not pairs.mirror.is_intact(late)
+
+
 def test_slots_that_are_not_there_are_refused() -> None:
     """A server cannot have rows written outside of the mirror."""
     pairs = pair(0, 0)
