@@ -109,8 +109,13 @@ class Compactor:
         self._changed = changed
 
     async def compact(self) -> None:
-        """Delete the oldest segments that nobody needs; move what is left of them if the log is mostly waste."""
-        while (segment := self._garbage.oldest) is not None:
+        """Delete the oldest segments that nobody needs; move what is left of them if the log is mostly waste.
+
+        What was moved once is not moved again by the same call: where each segment begins with a long description of
+        the state, a log may stay wasteful however often it is written again.
+        """
+        newest = self._journal.segment
+        while (segment := self._garbage.oldest) is not None and segment <= newest:
             if self._garbage.is_needed(segment):
                 if not self._garbage.is_wasteful:
                     return

@@ -71,6 +71,22 @@ def test_long_lived_items_are_kept_without_keeping_everything_since(tmp_path: Pa
     opened.crash()
 
 
+def test_a_log_of_little_but_segment_heads_is_written_again_once(tmp_path: Path) -> None:
+    """Where a segment's head alone fills it, no moving makes the log small: each call moves what is there and ends."""
+    log = open_log(tmp_path, segment_bytes=64)
+    log.replay.create_table(make_config(max_items=50, max_item_steps=4))
+    session = open_streams(log.replay)
+    for number in range(5):
+        append(log.replay, session, [make_chunk(0, 0, 4 * number, 4)], [make_items(0, [(0, 3, 4)])])
+    segments = log.journal.segment
+    log.compact()
+    assert log.journal.segment <= 3 * segments
+    assert log.replay.find("t").size == 5
+    again = open_log_again(log)
+    assert again.replay.find("t").size == 5
+    again.crash()
+
+
 def most_bytes(log: Log) -> int:
     """Return what the log of a full table may take: twice what is needed, two segments, and the two at its ends."""
     return 2 * Garbage(log.replay, log.journal, SEGMENT_BYTES).live_bytes + 4 * SEGMENT_BYTES
