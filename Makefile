@@ -87,6 +87,11 @@ bench-cluster: $(VENV)/.dev ## a whole cluster: its rate with 1, 2, 4 and 8 acto
 bench-feed: $(VENV)/.dev ## from the replay service to ready batches: with and without a mirror of the table
 	$(BIN)/python -m benchmarks.feed $(BENCH)
 
+NAME ?= here
+.PHONY: gpu-report
+gpu-report: $(VENV)/.dev ## on a machine with a GPU: all that is to be measured there, within 40 minutes: NAME=h100
+	$(BIN)/python -m benchmarks.gpu_report $(NAME) $(BENCH)
+
 .PHONY: bench-replay
 bench-replay: $(VENV)/.dev $(VENV)-reverb/.installed ## the replay service beside Reverb, in turns (2 GB of packages)
 	$(BIN)/python -m benchmarks.replay --peer $(VENV)-reverb/bin/python $(BENCH)

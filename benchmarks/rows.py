@@ -1,4 +1,4 @@
-"""The output of every benchmark: rows of figures, and the machine they are from."""
+"""The output of every benchmark: rows of figures, the machine they are from, and what else that machine was doing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import os
 import platform
 import statistics
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,12 +45,52 @@ def machine() -> Row:
     }
 
 
+FOLDER_VARIABLE = "TIDEMILL_RESULTS"
+"""Names another folder than benchmarks/results for what `write` writes."""
+
+_QUIET_CORES = 0.1
+"""Processor time that others may take beside a benchmark whose figures are published, in cores."""
+
+
 def write(name: str, rows: Sequence[Row]) -> None:
-    """Print the rows and write them to benchmarks/results/NAME.json."""
+    """Print the rows and write them to NAME.json in benchmarks/results, with what others took of the processors.
+
+    A result of a machine that was not quiet says so in `machine.quiet`; it is not for publishing.
+    """
     for each in rows:
         print(json.dumps(each))
-    document = {"machine": machine(), "rows": list(rows)}
-    Path(f"benchmarks/results/{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    others = _busy_of_others()
+    load = {"others_cores": round(others, 3), "quiet": others <= _QUIET_CORES}
+    if not load["quiet"]:
+        print(
+            f"{name}: other programs took {others:.2f} cores meanwhile; measure again when they rest", file=sys.stderr
+        )
+    document = {"machine": machine() | load, "rows": list(rows)}
+    path = Path(os.environ.get(FOLDER_VARIABLE, "benchmarks/results")) / f"{name}.json"
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _busy_s() -> float:
+    """Return the seconds that all processors together were busy since the machine started."""
+    user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text(encoding="ascii").split()[1:8])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_s() -> float:
+    """Return the seconds of this process and of the children that it has waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+_STARTED = (time.monotonic(), _busy_s(), _own_s())
+
+
+def _busy_of_others() -> float:
+    """Return how many cores others kept busy since this module was loaded."""
+    elapsed, busy, own = (
+        now - then for now, then in zip((time.monotonic(), _busy_s(), _own_s()), _STARTED, strict=True)
+    )
+    return max(busy - own, 0.0) / elapsed
 
 
 def _cpu() -> str:

@@ -54,13 +54,25 @@ _PARTS: dict[str, dict[str, Any]] = {
     "noisy layers and 51 atoms": {"noisy": True, "distribution": "c51"},
 }
 """Switches of Rainbow; double Q-learning and a dueling head all of them have."""
-_ALL = {case.name: case for case in (*_IMAGES, _vectors(32), _vectors(256), _SEQUENCES, *_RAINBOW)}
+_ON_A_CPU = (*_IMAGES, _vectors(32), _vectors(256), _SEQUENCES, *_RAINBOW)
+_LARGE = (
+    CASES["nature_dueling_dqn_512"],
+    CASES["sac_256_256_256"],
+    Case("r2d2_nature_32", R2D2Config(network="nature", batch_size=32), "ALE/Pong-v5"),
+)
+_ALL = {case.name: case for case in (*_ON_A_CPU, *_LARGE)}
 
 
 def main() -> None:
     """Measure and print; write benchmarks/results/update.json."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--cases", nargs="*", default=list(_ALL), choices=list(_ALL), help="networks and batch sizes")
+    parser.add_argument(
+        "--cases",
+        nargs="*",
+        default=[case.name for case in _ON_A_CPU],
+        choices=list(_ALL),
+        help="networks and batch sizes",
+    )
     parser.add_argument("--rounds", type=int, default=15, help="turns of each variant")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -73,7 +85,7 @@ def _variants(case: Case) -> dict[str, dict[str, Any]]:
     if case in _RAINBOW:
         return _PARTS
     compilers = ["default", "cuda-graphs"] if _ON_GPU else ["default"]
-    images = case in _IMAGES
+    images = case in (*_IMAGES, *_LARGE[:1])
     variants: dict[str, dict[str, Any]] = {}
     for precision in ("float32", "bfloat16") if images else ("float32",):
         base = {"update_precision": precision}

@@ -24,12 +24,14 @@ _MARKED_FOLDERS = ("process", "learning", "compose")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of tests/process, tests/learning and tests/compose, so that `-m "not learning"` works."""
+    """Mark the tests of tests/process, tests/learning and tests/compose; skip what needs a GPU where there is none."""
     root = Path(__file__).parent
     for item in items:
         folder = item.path.relative_to(root).parts[0] if item.path.is_relative_to(root) else ""
         if folder in _MARKED_FOLDERS:
             item.add_marker(folder)
+        if item.get_closest_marker("requires_cuda") and not sys.modules["torch"].cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
 @pytest.fixture(autouse=True)

@@ -108,7 +108,7 @@ def test_every_compilable_update_is_one_graph_and_equals_the_eager_one(
     assert_same_updates(*CASES[name], "default", updates=3)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: CUDA graphs are recorded nowhere else")
+@pytest.mark.requires_cuda  # CUDA graphs are recorded nowhere else
 def test_recorded_updates_on_a_gpu_equal_eager_ones() -> None:
     """What one update reports stays as it is when the next one has written over the recording's memory."""
     for config, env_spec in CASES.values():

@@ -63,7 +63,7 @@ def test_update_reads_nothing_from_the_device(config: AgentConfig, env_spec: Env
             agent.update(batch, weight)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: torch watches for waiting on CUDA alone")
+@pytest.mark.requires_cuda  # torch watches for waiting on CUDA alone
 def test_update_on_a_gpu_does_not_wait() -> None:
     """CUDA's own watch over synchronisation stays silent for every agent, after the first updates load kernels."""
     for config, env_spec in CASES.values():

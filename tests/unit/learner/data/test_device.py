@@ -40,7 +40,7 @@ def test_misspelt_device_is_told() -> None:
         resolve_device("gpu")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: only there is anything copied")
+@pytest.mark.requires_cuda  # only there is anything copied
 def test_arrays_on_a_gpu_are_copied_beside_the_computing_stream() -> None:
     """After `wait` they are whole, even while the computing stream is still busy with what it had before."""
     device = torch.device("cuda", torch.cuda.current_device())

@@ -1,0 +1,106 @@
+"""How fast two ranks on one machine average gradients: over NCCL on a GPU, over Gloo on a CPU.
+
+Both ranks share one GPU if there is no second one; NCCL may refuse that, and then its reason is printed and the exit
+code is 0: what was to be learnt is whether it does.
+
+    python -m benchmarks.rank_averages [--bytes 7000000] [--rounds 20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import socket
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from benchmarks.rows import row, write
+
+_RANKS = 2
+_WAIT_S = 60
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is averaged, and how often."""
+
+    size_bytes: int
+    rounds: int
+
+
+def main() -> None:
+    """Measure and print; write benchmarks/results/rank_averages.json."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--bytes", type=int, default=7_000_000, help="of the gradients; a dueling network of Atari has 7 MB"
+    )
+    parser.add_argument("--rounds", type=int, default=20, help="averages measured")
+    arguments = parser.parse_args()
+    context = mp.get_context("spawn")
+    times: mp.SimpleQueue[list[float] | str] = context.SimpleQueue()
+    sizes, port = Sizes(arguments.bytes, arguments.rounds), _free_port()
+    ranks = [context.Process(target=_rank, args=(rank, port, sizes, times)) for rank in range(_RANKS)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(2 * _WAIT_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
+    found = None if times.empty() else times.get()
+    if isinstance(found, list):
+        where = "NCCL, one GPU" if _shares_gpu() else "NCCL, two GPUs" if torch.cuda.is_available() else "Gloo"
+        name = f"average of {sizes.size_bytes / 1e6:g} MB over {_RANKS} ranks, {where}"
+        write("rank_averages", [row(name, "ms", found)])
+    else:
+        print(f"no average: {found or 'a rank ended without a word'}")
+
+
+def _rank(rank: int, port: int, sizes: Sizes, times: mp.SimpleQueue[list[float] | str]) -> None:
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", rank % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
+    try:
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            init_method=f"tcp://127.0.0.1:{port}",
+            rank=rank,
+            world_size=_RANKS,
+            timeout=datetime.timedelta(seconds=_WAIT_S),
+        )
+        gradients = torch.ones(sizes.size_bytes // 4, device=device)
+        found = [_average_ms(gradients) for _ in range(sizes.rounds + 1)][1:]  # the first connects
+        dist.destroy_process_group()
+    except (RuntimeError, ValueError) as error:  # torch's own errors are RuntimeErrors
+        if rank == 0:
+            times.put(" ".join(str(error).split())[:500])
+        return
+    if rank == 0:
+        times.put(found)
+
+
+def _average_ms(gradients: torch.Tensor) -> float:
+    started = time.perf_counter()
+    dist.all_reduce(gradients)
+    gradients /= _RANKS
+    if gradients.is_cuda:
+        torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - started)
+
+
+def _shares_gpu() -> bool:
+    return torch.cuda.device_count() == 1
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""What one replay server can give out: batches of 512 Atari items, drawn by priority from a table of a million.
+
+The server has core 0 and its client core 1, which reads no more than it must: nothing of whole batches, the keys of
+mirrored ones, to send new priorities for each. Rates are per second of the server's processor time, so that other
+programs disturb them little.
+
+    python -m benchmarks.replay_draw [--items 1000000] [--rounds 3] [--seconds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import queue
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+
+from benchmarks.learner_cases import CASES
+from benchmarks.learner_feed import START_S, process, processor_s, random_columns
+from benchmarks.replay_roles import FRAME_STACK, N_STEPS, SIGNATURE, TABLE, WINDOW
+from benchmarks.rows import Row, row, write
+from tidemill import codec
+from tidemill.replay.appender import StreamAppender
+from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.table_config import TableConfig
+from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.rpc.channel import open_channel
+
+_BATCH = 512
+_IN_FLIGHT = 4
+_CHUNK_LENGTH = 16
+_DIFFERENT_CHUNKS = 64
+_WARM_UP_S = 2.0
+_SAMPLE = "/tidemill.replay.v1.ReplayService/Sample"
+
+
+def fill(address: str, table: TableConfig) -> None:
+    """Append streams of made-up steps until the table is full."""
+    rng = np.random.default_rng(0)
+    blocks = [codec.encode(SIGNATURE, random_columns(table, _CHUNK_LENGTH, rng)) for _ in range(_DIFFERENT_CHUNKS)]
+    with ReplayClient(address) as client:
+        client.wait_for_ready(START_S)
+        client.create_table(table)
+    with StreamAppender(address, "benchmark", 1, SIGNATURE, [table.name], _CHUNK_LENGTH) as appender:
+        for number in range(-(-(table.max_items + table.max_item_steps) // _CHUNK_LENGTH)):
+            first = number * _CHUNK_LENGTH
+            chunk = Chunk(0, first, _CHUNK_LENGTH, _CHUNK_LENGTH, 1, blocks[number % _DIFFERENT_CHUNKS])
+            ends = np.arange(max(table.max_item_steps - 1 - first, 0), _CHUNK_LENGTH)
+            items = ItemBatch(
+                0, np.zeros_like(ends), ends, np.full_like(ends, table.max_item_steps), rng.random(len(ends)) + 0.01
+            )
+            if not appender.append([chunk], [items]):
+                raise SystemExit("the replay service does not take what it is sent")
+        appender.flush(START_S)
+
+
+class Draws:
+    """A call of Sample that takes batches as fast as they come."""
+
+    def __init__(self, address: str, table: TableConfig, *, mirrored: bool) -> None:
+        """Open the call; with `mirrored` every priority is set anew."""
+        self.batches = self.size_bytes = 0
+        self._granted: queue.SimpleQueue[pb.SampleRequest | None] = queue.SimpleQueue()
+        mirror = pb.Mirror(slots=2 * table.max_items // _CHUNK_LENGTH + 4096, slot_steps=_CHUNK_LENGTH, hold=_IN_FLIGHT)
+        opening = pb.SampleOpen(table=table.name, batch_size=_BATCH, mirror=mirror if mirrored else None)
+        self._granted.put(pb.SampleRequest(open=opening, credit=_IN_FLIGHT))
+        self._channel, self._client, self._table = open_channel(address), ReplayClient(address), table.name
+        method: grpc.StreamStreamMultiCallable[pb.SampleRequest, bytes] = self._channel.stream_stream(
+            _SAMPLE, request_serializer=pb.SampleRequest.SerializeToString
+        )
+        self._call, self._mirrored = method(iter(self._granted.get, None)), mirrored
+        self._thread = threading.Thread(target=self._take, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the call."""
+        self._granted.put(None)
+        self._call.cancel()
+        self._thread.join(START_S)
+        self._client.close()
+        self._channel.close()
+
+    def _take(self) -> None:
+        rng = np.random.default_rng(1)
+        try:
+            for answer in self._call:
+                self._granted.put(pb.SampleRequest(credit=1))
+                self.batches += 1
+                self.size_bytes += len(answer)
+                if self._mirrored:
+                    keys = np.array(pb.SampleResponse.FromString(answer).keys, dtype=np.uint64)
+                    self._client.update_priorities(self._table, keys, rng.random(len(keys)) + 0.01)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.CANCELLED:
+                raise
+
+
+def measure(items: int, rounds: int, seconds: float) -> list[Row]:
+    """Measure both kinds of batches, in turns."""
+    table = dataclasses.replace(TABLE, max_items=items)
+    kinds = {"whole": False, "mirrored, with new priorities": True}
+    rates: dict[str, list[float]] = {name: [] for name in kinds}
+    sizes: dict[str, list[float]] = {name: [] for name in kinds}
+    with tempfile.TemporaryDirectory(prefix="tm-") as folder:
+        path, address = CASES["nature_dueling_dqn_512"].write(Path(folder)), f"unix://{folder}/r"
+        with process("0", "tidemill.services.replay", path, "--replay.server.address", address) as pid:
+            fill(address, table)
+            for _ in range(rounds):
+                for name, mirrored in kinds.items():
+                    for rate, size in _rates(Draws(address, table, mirrored=mirrored), pid, seconds, mirrored):
+                        rates[name].append(rate)
+                        sizes[name].append(size)
+    what = f"table of {items:,}, stack {FRAME_STACK}, {N_STEPS} steps, {WINDOW.length} steps an item"
+    return [
+        *(
+            row(f"batches of {_BATCH} per core second of one server, {name}, {what}", "1/s", rates[name])
+            for name in kinds
+        ),
+        *(row(f"bytes per item, {name}", "B", sizes[name]) for name in kinds),
+    ]
+
+
+def _rates(draws: Draws, pid: int, seconds: float, mirrored: bool) -> Iterator[tuple[float, float]]:
+    """Yield batches per second of a process's time, and bytes per item, once; a mirror first gets all that is kept."""
+    try:
+        time.sleep(4 * seconds if mirrored else _WARM_UP_S)
+        batches, size, used = draws.batches, draws.size_bytes, processor_s(pid)
+        time.sleep(seconds)
+        found = draws.batches - batches
+        yield found / (processor_s(pid) - used), (draws.size_bytes - size) / (found * _BATCH)
+    finally:
+        draws.close()
+
+
+def main() -> None:
+    """Measure and write benchmarks/results/replay_draw.json."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--items", type=int, default=1_000_000, help="in the table")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of one measurement")
+    arguments = parser.parse_args()
+    os.sched_setaffinity(0, {1})
+    write("replay_draw", measure(arguments.items, arguments.rounds, arguments.seconds))
+
+
+if __name__ == "__main__":
+    main()
