@@ -22,15 +22,15 @@ from tidemill.replay.v1 import replay_pb2 as pb
 class Outgoing:
     """A message's bytes, handed out once.
 
-    gRPC keeps what a call yielded last until it yields again, and a message beside its bytes until these are sent: with
-    callers who sample much and read little that is most of a server's memory.
+    gRPC keeps what a call yielded last until it yields again: with callers who sample much and read little that is most
+    of a server's memory.
     """
 
     __slots__ = ("_data",)
 
-    def __init__(self, message: Message) -> None:
-        """Serialise a message."""
-        self._data = message.SerializeToString()
+    def __init__(self, data: bytes) -> None:
+        """Take the bytes."""
+        self._data = data
 
     def take(self) -> bytes:
         """Return the bytes and let go of them."""

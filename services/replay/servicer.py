@@ -196,7 +196,7 @@ class ReplayServicer:
             async for answer in acknowledge_in_order(self._store(session, requests), self._log.commits.durable):
                 yield answer
 
-    async def _draw(self, opened: _OpenedSample, wanted: SampleDemand, room: BatchRoom) -> pb.SampleResponse:
+    async def _draw(self, opened: _OpenedSample, wanted: SampleDemand, room: BatchRoom) -> bytes:
         table = opened.table
         if wanted.items:
             sample = await self._batches.read(table, wanted, opened.without_replacement, room, opened.mirror)
@@ -213,7 +213,7 @@ class ReplayServicer:
             env_steps=self._env_steps,
             limiter_diff=table.limiter.diff,
             store_id=self._replay.store_id,
-        )
+        ).SerializeToString()
 
     def _describe(self, table: Table) -> pb.TableDescription:
         return pack_description(describe(table, self._replay, self._admission, self._log))

@@ -9,6 +9,7 @@ import numpy as np
 from google.protobuf import json_format
 
 from tidemill.errors import InvalidArgument
+from tidemill.replay import packed
 from tidemill.replay.batch import Blocks, SampledBatch, StoredSteps
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.table_config import (
@@ -20,6 +21,12 @@ from tidemill.replay.table_config import (
 )
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.types import Codec, ColumnSpec, Signature
+
+_SAMPLE, _CHUNKS, _COLUMN = (
+    {field.name: field.number for field in message.DESCRIPTOR.fields}
+    for message in (pb.SampleResponse, pb.ChunkBatch, pb.ColumnBlocks)
+)
+"""Numbers of the fields that are written without a message, by name."""
 
 _CODECS = {Codec.RAW: pb.CODEC_RAW, Codec.LZ4: pb.CODEC_LZ4}
 _SELECTORS = {
@@ -174,29 +181,36 @@ def unpack_append(message: pb.AppendData) -> tuple[list[Chunk], list[ItemBatch]]
     return chunks, items
 
 
-def pack_sample(batch: SampledBatch, stored: StoredSteps, limiter_diff: float) -> pb.SampleResponse:
-    """Return the message of a batch; lists are converted whole, never item by item."""
-    message = pb.SampleResponse(
-        keys=batch.keys.tolist(),
-        probabilities=batch.probabilities.tolist(),
-        first_rows=batch.first_rows.tolist(),
-        lengths=batch.lengths.tolist(),
-        payloads=batch.payloads,
+def pack_sample(batch: SampledBatch, stored: StoredSteps, limiter_diff: float) -> bytes:
+    """Return the bytes of a batch's `SampleResponse`; arrays and blocks are copied into them as they are."""
+    chunks = [
+        *packed.varints(_CHUNKS["step_counts"], batch.step_counts),
+        *packed.varints(_CHUNKS["params_versions"], batch.params_versions),
+    ]
+    for column in batch.blocks:
+        data = packed.field(_COLUMN["data"], column.data) if column.data else ()
+        chunks += packed.field(_CHUNKS["columns"], *data, *packed.varints(_COLUMN["sizes"], column.sizes))
+    if batch.slots is not None and batch.sent is not None:
+        chunks += packed.varints(_CHUNKS["slots"], batch.slots)
+        chunks += packed.varints(_CHUNKS["sent"], batch.sent)
+    rest = pb.SampleResponse(
         table_items=batch.table_items,
         total_weight=batch.total_weight,
         env_steps=stored.env_steps,
         limiter_diff=limiter_diff,
         store_id=stored.store_id,
     )
-    chunks = message.chunks  # filled in place: a message given to another's constructor is copied
-    chunks.step_counts.extend(batch.step_counts.tolist())
-    chunks.params_versions.extend(batch.params_versions.tolist())
-    if batch.slots is not None and batch.sent is not None:
-        chunks.slots.extend(batch.slots.tolist())
-        chunks.sent.extend(batch.sent.tolist())
-    for column in batch.blocks:
-        chunks.columns.add(data=column.data, sizes=column.sizes.tolist())
-    return message
+    return b"".join(
+        (
+            *packed.fixed(_SAMPLE["keys"], batch.keys),
+            *packed.fixed(_SAMPLE["probabilities"], batch.probabilities),
+            *packed.varints(_SAMPLE["first_rows"], batch.first_rows),
+            *packed.varints(_SAMPLE["lengths"], batch.lengths),
+            *(part for payload in batch.payloads for part in packed.field(_SAMPLE["payloads"], payload)),
+            *packed.field(_SAMPLE["chunks"], *chunks),
+            rest.SerializeToString(),
+        )
+    )
 
 
 def unpack_sample(message: pb.SampleResponse, *, mirrored: bool = False) -> SampledBatch:

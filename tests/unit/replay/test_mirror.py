@@ -56,7 +56,7 @@ class Pair:
         blocks = table.store.blocks.read(drawn.chunks[lacked], drawn.step_counts[lacked])
         sent = drawn.with_blocks(blocks, self.chunks.place(drawn.chunks), lacked)
         drawn.release(table.store)
-        message = wire.pack_sample(sent, StoredSteps(1, 0), 0.0).SerializeToString()
+        message = wire.pack_sample(sent, StoredSteps(1, 0), 0.0)
         received = wire.unpack_sample(pb.SampleResponse.FromString(message), mirrored=True)
         return full, self.mirror.keep(received)
 
