@@ -312,7 +312,7 @@ class Learner:
         settings, cluster = self._config.learner, self._config.cluster
         limit_bytes = settings.mirror_mib * 2**20
         if limit_bytes < 0:
-            limit_bytes = free_bytes() // 2 // self._rank.size
+            limit_bytes = free_bytes() // 2 // self._rank.local_size
         return open_mirror(
             table,
             stride=agent.window.stride,

@@ -120,7 +120,7 @@ class LearnerSettings:
     mirror_mib: int = -1
     """Memory for the table's decoded steps, each sent once, in MiB; 0: none; -1: as the table needs.
 
-    Of the memory that is free -1 takes at most a half, divided among the learners.
+    Of the memory that is free -1 takes at most a half, divided among the learners of the machine.
     """
     publish_every: int = 100
     """Gradient steps between two published versions, at least 1."""

@@ -41,6 +41,11 @@ class RankInfo:
     """Over how many machines they are spread, or more exactly how many torchruns have started them."""
 
     @property
+    def local_size(self) -> int:
+        """How many of the ranks this machine has, if each has as many: they share its memory."""
+        return -(-self.size // self.machines)
+
+    @property
     def is_first(self) -> bool:
         """Whether it is the rank that callers, parameter server and disk know."""
         return self.index == 0

@@ -105,6 +105,13 @@ def test_place_is_what_torchrun_says() -> None:
     assert place.local_batch_size(64) == 8
 
 
+@pytest.mark.parametrize("size, machines, local", [(1, 1, 1), (4, 1, 4), (8, 2, 4), (3, 2, 2)])
+def test_ranks_of_a_machine_are_counted_apart(size: int, machines: int, local: int) -> None:
+    """A mirror's memory is divided among the ranks that share it, not among those of other machines."""
+    environ = {"RANK": "0", "WORLD_SIZE": str(size), "LOCAL_RANK": "0", "GROUP_WORLD_SIZE": str(machines)}
+    assert RankInfo.from_env(environ).local_size == local
+
+
 def test_batch_that_cannot_be_shared_is_refused() -> None:
     """The message names both numbers."""
     with pytest.raises(ConfigError, match="batch_size is 32, which 3 learners cannot share evenly"):
