@@ -25,7 +25,7 @@ from benchmarks.replay_endurance import outcome
 from benchmarks.replay_frames import cached_steps
 from benchmarks.replay_roles import TABLE
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sample_stream import SampleStream
+from tidemill.replay.sampler import ReplaySampler
 
 _RESULTS = Path(__file__).parent / "results" / "replay_durable.json"
 _SNAPSHOTS = 5
@@ -80,7 +80,7 @@ def restart(root: Path, runs: int, seconds: float, items: int) -> Iterator[Row]:
         took = []
         for _ in range(runs):
             began = time.monotonic()
-            with contender.server() as running, SampleStream(running.address, TABLE, 256) as stream:
+            with contender.server() as running, ReplaySampler([running.address], TABLE, 256) as stream:
                 next(stream)
                 took.append(time.monotonic() - began)
                 os.kill(running.pid, signal.SIGKILL)

@@ -21,7 +21,7 @@ from tidemill.replay.appender import StreamAppender
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sample_stream import SampleStream
+from tidemill.replay.sampler import ReplaySampler
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.rl.transitions import transitions
 from tidemill.types import EnvSpec, WindowSpec, signature_of
@@ -152,7 +152,7 @@ def sample(address: str, batch_size: int, seconds: float, max_items: int, thread
     ready: queue.Queue[tuple[SampledBatch, dict[str, np.ndarray]]] = queue.Queue(2)
     over = threading.Event()
 
-    def decode_batches(stream: SampleStream) -> None:
+    def decode_batches(stream: ReplaySampler) -> None:
         for batch in stream:
             decoded = decode(SIGNATURE, batch, WINDOW.length)
             arrays = transitions(decoded.columns, decoded.index, FRAME_STACK, N_STEPS, GAMMA)
@@ -163,8 +163,8 @@ def sample(address: str, batch_size: int, seconds: float, max_items: int, thread
 
     with (
         ReplayClient(address) as client,
-        SampleStream(
-            address, replace(TABLE, max_items=max_items), batch_size, max_in_flight_batches=4, stop=over
+        ReplaySampler(
+            [address], replace(TABLE, max_items=max_items), batch_size, max_in_flight_batches=4, stop=over
         ) as stream,
         _Updates(client) as updates,
     ):
@@ -189,7 +189,7 @@ def probe(address: str, actor_id: str, seconds: float) -> dict[str, float]:
     steps = cached_steps()
     starts = itertools.cycle(range(0, steps.reward.shape[1], CHUNK_LENGTH))
     writer, inserts, samples = Writer(address, actor_id), [], []
-    with writer.appender, SampleStream(address, TABLE, 256, max_in_flight_batches=1) as stream:
+    with writer.appender, ReplaySampler([address], TABLE, 256, max_in_flight_batches=1) as stream:
         next(stream)
         began = time.monotonic()
         while time.monotonic() - began < seconds:

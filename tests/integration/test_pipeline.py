@@ -22,7 +22,7 @@ from tidemill.errors import FailedPrecondition
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sample_stream import SampleStream
+from tidemill.replay.sampler import ReplaySampler
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.replay.writer import ReplayWriter
 from tidemill.rl.sequences import SequenceShape, sequences
@@ -159,7 +159,7 @@ def _sampled(window: WindowSpec, end: str, own: Signature = ()) -> tuple[Signatu
                 writer.add(row | ends, {}, step.is_reset_step, 1, memory)
                 memory, observation, is_first = observation, step.observation, step.is_first
             assert appender.flush(WAIT_S)
-        with SampleStream(server.address, table, 512) as samples:
+        with ReplaySampler([server.address], table, 512) as samples:
             batch = samples.take(WAIT_S)
             assert batch is not None
     return signature, batch

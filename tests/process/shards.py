@@ -15,7 +15,7 @@ from tests.integration.replay.shards import items_of
 from tests.unit.replay.streams import SIGNATURE, make_chunk, make_config, make_items
 from tidemill.replay.appender import StreamRestarted
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sample_stream import SampleStream
+from tidemill.replay.sampler import ReplaySampler
 from tidemill.replay.shards.appender import ShardedAppender
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.sampler import ShardedSampleStream
@@ -69,8 +69,8 @@ def _everything(address: str) -> list[Item]:
         items = client.describe_table("t").items
     if not items:
         return []
-    with SampleStream(
-        address, shard_config(TABLE, COUNT), items, max_in_flight_batches=1, without_replacement=True
+    with ReplaySampler(
+        [address], shard_config(TABLE, COUNT), items, max_in_flight_batches=1, without_replacement=True
     ) as stream:
         batch = stream.take(WAIT_S)
         assert batch is not None

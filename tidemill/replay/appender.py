@@ -5,22 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
-import grpc
 import numpy as np
 
 from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tidemill.replay import wire
 from tidemill.replay.append_message import AppendMessage, messages_of
 from tidemill.replay.chunk import Chunk, ItemBatch
-from tidemill.replay.reconnect import ReconnectLoop
+from tidemill.replay.reconnecting_call import ReconnectingCall
 from tidemill.replay.v1 import replay_pb2 as pb
-from tidemill.replay.v1 import replay_pb2_grpc
-from tidemill.rpc.backoff import Backoff
-from tidemill.rpc.channel import open_channel
 from tidemill.types import Signature
 
 _POLL_S = 0.2
@@ -28,14 +24,14 @@ _POLL_S = 0.2
 
 
 class StreamRestarted(FailedPrecondition):
-    """The server lost the streams; the owner goes on with step 0 of each."""
+    """The server lost the streams; the owner continues with step 0 of each."""
 
 
 class StreamAppender:
     """Sends chunks and items of one actor's streams; each is stored exactly once.
 
-    A background thread holds the connection. When it breaks, it reconnects with backoff, learns from the server
-    which steps are missing and resends only those. The owner calls every method from one thread.
+    A `ReconnectingCall` holds the connection. When it is opened again, the server's first answer names the steps that
+    are missing, and only those are sent again. The owner calls every method from one thread.
 
     When the server no longer knows the streams (one that keeps its tables in memory was restarted), everything
     unacknowledged is dropped and counted in `dropped_chunks`, `restarts` grows, and the next `append` raises
@@ -83,17 +79,20 @@ class StreamAppender:
         self._changed = threading.Condition()  # guards everything below
         self._pending: deque[AppendMessage] = deque()  # unacknowledged, in order
         self._pending_chunks = 0
-        self._sent = 0  # how many of them the present call was given
-        self._call_number = 0  # a request generator of an older call ends
-        self._call: grpc.Call | None = None
-        self._connected = self._restarted = False
+        self._connected = self._restarted = False  # connected: the present call is given all that is pending
         self._epoch = self._superseded_epoch = self._env_steps = self._restarts = self._dropped_chunks = 0
         self._blocked_s, self._blocked_since = 0.0, float("inf")
         self._error: BaseException | None = None
-        self._channel = open_channel(address)
-        self._stub = replay_pb2_grpc.ReplayServiceStub(self._channel)
-        self._connection = ReconnectLoop(f"append-{actor_id}", address, self._run_stream, self._fail)
-        self._connection.start()
+        self._call = ReconnectingCall[pb.AppendRequest, pb.AppendResponse](
+            f"append-{actor_id}",
+            address,
+            lambda stub: stub.Append,
+            opened=self._resume,
+            answered=self._acknowledge,
+            lost=self._disconnect,
+            failed=self._fail,
+        )
+        self._call.start()
 
     def append(self, chunks: Sequence[Chunk], items: Sequence[ItemBatch] = (), timeout_s: float | None = None) -> bool:
         """Queue chunks and the items that end in them; wait while too much is unacknowledged.
@@ -124,7 +123,8 @@ class StreamAppender:
                 return False
             self._pending.extend(messages)
             self._pending_chunks += len(chunks)
-            self._changed.notify_all()
+            if self._connected:
+                self._send(messages)
         return True
 
     def opened(self, timeout_s: float) -> bool:
@@ -133,7 +133,7 @@ class StreamAppender:
         Raises:
             TidemillError: the server refused the streams for good.
         """
-        closed = self._connection.closed
+        closed = self._call.closed
         with self._changed:
             self._changed.wait_for(lambda: self._epoch or self._error or closed.is_set(), timeout_s)
             self._raise()
@@ -141,7 +141,7 @@ class StreamAppender:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything is acknowledged; return False after `timeout_s` seconds, or if it is closed before."""
-        closed = self._connection.closed
+        closed = self._call.closed
         with self._changed:
             self._changed.wait_for(lambda: not self._pending or self._error or closed.is_set(), timeout_s)
             self._raise()
@@ -150,13 +150,9 @@ class StreamAppender:
     def close(self) -> None:
         """End the call and the thread without waiting for acknowledgements. May be called twice."""
         with self._changed:
-            self._call_number += 1
-            self._connection.closed.set()
-            if self._call is not None:
-                self._call.cancel()
+            self._call.closed.set()
             self._changed.notify_all()
-        self._connection.close()
-        self._channel.close()
+        self._call.close()
 
     @property
     def epoch(self) -> int:
@@ -165,7 +161,7 @@ class StreamAppender:
 
     @property
     def superseded_epoch(self) -> int:
-        """Epoch of an earlier life of this actor that the first epoch took the place of; 0 if there was none."""
+        """Epoch of a previous run of this actor that the first epoch took the place of; 0 if there was none."""
         return self._superseded_epoch
 
     @property
@@ -180,7 +176,7 @@ class StreamAppender:
 
     @property
     def blocked_s(self) -> float:
-        """Seconds the owner has waited in `append` so far, a wait that goes on included."""
+        """Seconds the owner has waited in `append` so far, a wait that has not ended included."""
         with self._changed:
             return self._blocked_s + max(0.0, time.monotonic() - self._blocked_since)
 
@@ -210,7 +206,7 @@ class StreamAppender:
                 # a call larger than the limit goes alone: it could never be sent otherwise
                 if not self._pending or self._pending_chunks + chunks <= self._limit:
                     return True
-                if self._stop.is_set() or self._connection.closed.is_set():
+                if self._stop.is_set() or self._call.closed.is_set():
                     return False
                 waited_s = time.monotonic() - started
                 if timeout_s is not None and waited_s >= timeout_s:
@@ -230,40 +226,19 @@ class StreamAppender:
             self._error = error
             self._changed.notify_all()
 
-    def _run_stream(self, backoff: Backoff) -> None:
-        """Hold one call: open, send what is pending, take acknowledgements until it ends."""
+    def _resume(self) -> None:
+        """Name the streams; the answer says what of them is to be sent."""
         with self._changed:
-            self._call_number += 1
-            number, self._sent = self._call_number, 0
-            if self._connection.closed.is_set():
-                return
-            call = self._call = self._stub.Append(self._requests(number))
-        try:
-            for response in call:
-                backoff.reset()
-                self._acknowledge(response)
-        finally:
-            with self._changed:
-                self._call, self._connected = None, False
-                self._call_number += 1
-                self._changed.notify_all()
-            call.cancel()
+            self._open.open.epoch = self._epoch
+        self._call.send(self._open)
 
-    def _requests(self, number: int) -> Iterator[pb.AppendRequest]:
-        """Yield the messages of one call, in gRPC's own thread."""
-        self._open.open.epoch = self._epoch
-        yield self._open
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._call_number != number or self._has_unsent())
-                if self._call_number != number:
-                    return
-                message = self._pending[self._sent]
-                self._sent += 1
-            yield message.request
+    def _disconnect(self) -> None:
+        with self._changed:
+            self._connected = False
 
-    def _has_unsent(self) -> bool:
-        return self._connected and self._sent < len(self._pending)
+    def _send(self, messages: Iterable[AppendMessage]) -> None:
+        for message in messages:
+            self._call.send(message.request)
 
     def _acknowledge(self, response: pb.AppendResponse) -> None:
         next_steps = np.array(response.next_steps, dtype=np.int64)
@@ -275,15 +250,16 @@ class StreamAppender:
             self._epoch, self._env_steps = response.epoch, response.env_steps
             while self._pending and self._pending[0].is_stored(next_steps):
                 self._pending_chunks -= self._pending.popleft().chunks
-                self._sent = max(self._sent - 1, 0)
-            self._connected = True
+            if not self._connected:
+                self._connected = True
+                self._send(self._pending)
             self._changed.notify_all()
 
     def _drop_streams(self) -> None:
         self._restarts += 1
         self._dropped_chunks += self._pending_chunks
         self._pending.clear()
-        self._pending_chunks, self._sent, self._restarted = 0, 0, True
+        self._pending_chunks, self._restarted = 0, True
 
     def __enter__(self) -> Self:
         """Return itself."""

@@ -12,11 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.replay.batch import SampledBatch
-from tidemill.replay.client import ReplayClient
 from tidemill.replay.mirror import TableMirror
 from tidemill.replay.sample_stream import SampleStream
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded
-from tidemill.replay.shards.priorities import ShardedPriorities
 from tidemill.replay.shards.sampler import ShardedSampleStream
 from tidemill.replay.shards.shard import ShardReport
 from tidemill.replay.table_config import TableConfig
@@ -78,20 +76,22 @@ class ReplaySampler(Iterator[SampledBatch]):
         Raises:
             InvalidArgument: `addresses` is empty, has one twice, or mixes a DNS name with others.
         """
-        self._table, self._stop = table, stop or threading.Event()
-        self._closed = threading.Event()
-        self._sharded: tuple[ShardedSampleStream, ShardedPriorities] | None = None
-        self._client: ReplayClient | None = None
-        self._stream: _BatchStream
+        self._stop, self._closed = stop or threading.Event(), threading.Event()
         with ExitStack() as stack:
             if directory is None and is_sharded(addresses):
                 directory = stack.enter_context(closing(ShardDirectory(addresses)))
+            self._stream: _BatchStream
             if directory is None:
-                self._stream = self._one_server(
-                    stack, addresses[0], batch_size, max_in_flight_batches, without_replacement, mirror
+                self._stream = SampleStream(
+                    addresses[0],
+                    table,
+                    batch_size,
+                    max_in_flight_batches=max_in_flight_batches,
+                    without_replacement=without_replacement,
+                    mirror=mirror,
                 )
             else:
-                sharded = ShardedSampleStream(
+                self._stream = ShardedSampleStream(
                     directory,
                     table,
                     shard_count or len(addresses),
@@ -101,30 +101,8 @@ class ReplaySampler(Iterator[SampledBatch]):
                     without_replacement=without_replacement,
                     mirror=mirror,
                 )
-                self._stream = stack.enter_context(sharded)
-                priorities = stack.enter_context(closing(ShardedPriorities(table.name, sharded.client_of)))
-                self._sharded = (sharded, priorities)
+            stack.enter_context(closing(self._stream))
             self._resources = stack.pop_all()
-
-    def _one_server(
-        self,
-        stack: ExitStack,
-        address: str,
-        batch_size: int,
-        in_flight: int,
-        without_replacement: bool,
-        mirror: TableMirror | None,
-    ) -> SampleStream:
-        self._client = stack.enter_context(ReplayClient(address))
-        stream = SampleStream(
-            address,
-            self._table,
-            batch_size,
-            max_in_flight_batches=in_flight,
-            without_replacement=without_replacement,
-            mirror=mirror,
-        )
-        return stack.enter_context(stream)
 
     def take(self, timeout_s: float) -> SampledBatch | None:
         """Return the next batch, or None if none comes within `timeout_s` seconds or the sampler was closed.
@@ -162,10 +140,7 @@ class ReplaySampler(Iterator[SampledBatch]):
             Unavailable: The only server cannot be reached.
             NotFound: The only server has no such table.
         """
-        if self._sharded is not None:
-            self._sharded[1].send(keys, priorities)
-        elif self._client is not None:
-            self._client.update_priorities(self._table.name, keys, priorities)
+        self._stream.update_priorities(keys, priorities)
 
     def delete_items(self, keys: NDArray[np.uint64]) -> None:
         """Remove sampled items from the table; those on a shard that is unavailable stay.
@@ -177,16 +152,11 @@ class ReplaySampler(Iterator[SampledBatch]):
             Unavailable: A server did not answer.
             NotFound: A server has no such table.
         """
-        if self._client is not None:
-            self._client.delete_items(self._table.name, keys)
-        elif self._sharded is not None:
-            for incarnation in np.unique(keys[:, 1]).tolist():
-                if shard := self._sharded[0].client_of(incarnation):
-                    shard.delete_items(self._table.name, keys[keys[:, 1] == incarnation, 0])
+        self._stream.delete_items(keys)
 
     def shards(self) -> tuple[ShardReport, ...]:
         """Return what is known of each shard, in order of name; nothing for a single server."""
-        return self._sharded[0].reports() if self._sharded is not None else ()
+        return self._stream.reports()
 
     @property
     def reconnects(self) -> int:
@@ -196,12 +166,12 @@ class ReplaySampler(Iterator[SampledBatch]):
     @property
     def priorities_dropped(self) -> int:
         """Priorities that were not delivered because their shard was unavailable or behind."""
-        return self._sharded[1].dropped if self._sharded is not None else 0
+        return self._stream.priorities_dropped
 
     @property
     def unknown_keys(self) -> int:
         """Priorities delivered to a shard after their item had left it."""
-        return self._sharded[1].unknown_keys if self._sharded is not None else 0
+        return self._stream.unknown_keys
 
     def close(self) -> None:
         """End every call and thread within a bounded time; waiting threads get StopIteration. May be called twice."""
@@ -221,7 +191,23 @@ class ReplaySampler(Iterator[SampledBatch]):
 
 
 class _BatchStream(Protocol):
+    """What one server and several have in common; each method is as that of `ReplaySampler` of the same name."""
+
     @property
     def reconnects(self) -> int: ...
 
+    @property
+    def priorities_dropped(self) -> int: ...
+
+    @property
+    def unknown_keys(self) -> int: ...
+
     def take(self, timeout_s: float) -> SampledBatch | None: ...
+
+    def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None: ...
+
+    def delete_items(self, keys: NDArray[np.uint64]) -> None: ...
+
+    def reports(self) -> tuple[ShardReport, ...]: ...
+
+    def close(self) -> None: ...

@@ -17,7 +17,7 @@ _JOIN_S = 5.0
 
 
 class SampleSource(Protocol):
-    """Where raw samples come from, such as a `SampleStream`."""
+    """Where raw samples come from, such as a `ReplaySampler`."""
 
     def take(self, timeout_s: float) -> SampledBatch | None:
         """Return the next sample, or None if there is none in time."""

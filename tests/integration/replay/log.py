@@ -15,7 +15,7 @@ from tests.unit.replay.streams import SIGNATURE, make_chunk, make_config, make_i
 from tidemill.codec import decode
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sample_stream import SampleStream
+from tidemill.replay.sampler import ReplaySampler
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 
 RANKED = make_config(sampler=SelectorConfig(SelectorKind.PRIORITIZED, 1.0), max_items=100_000)
@@ -39,7 +39,7 @@ def everything(address: str, config: TableConfig) -> list[tuple[int, int]]:
     """Return (stream, step) of every item, sorted."""
     with ReplayClient(address) as client:
         count = client.describe_table("t").items
-    with SampleStream(address, config, count, max_in_flight_batches=1, without_replacement=True) as stream:
+    with ReplaySampler([address], config, count, max_in_flight_batches=1, without_replacement=True) as stream:
         batch = stream.take(WAIT_S)
         assert batch is not None
         assert len(set(batch.keys.tolist())) == count

@@ -7,7 +7,7 @@ from tests.unit.replay.streams import SIGNATURE, make_chunk, make_items
 from tidemill.codec import decode
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.batch import SampledBatch
-from tidemill.replay.sample_stream import SampleStream
+from tidemill.replay.sampler import ReplaySampler
 from tidemill.replay.table_config import TableConfig
 
 
@@ -28,7 +28,7 @@ def rows(batch: SampledBatch, length: int = 1) -> list[tuple[int, int]]:
 
 def everything(address: str, config: TableConfig, items: int) -> list[tuple[int, int]]:
     """Return (stream, last step) of every item of a table, sorted."""
-    with SampleStream(address, config, items, max_in_flight_batches=1, without_replacement=True) as stream:
+    with ReplaySampler([address], config, items, max_in_flight_batches=1, without_replacement=True) as stream:
         batch = stream.take(WAIT_S)
         assert batch is not None
         return sorted(rows(batch))

@@ -16,7 +16,7 @@ from tidemill.codec import decode
 from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sample_stream import SampleStream
+from tidemill.replay.sampler import ReplaySampler
 from tidemill.replay.table_config import SelectorConfig, SelectorKind
 
 RANKED = SelectorConfig(SelectorKind.PRIORITIZED, 1.0)
@@ -34,7 +34,7 @@ def test_appended_steps_come_back_in_samples(server: LocalServer, client: Replay
             appender.append(chunks, [make_items(0, items)])
         assert appender.flush(WAIT_S)
         assert (appender.env_steps, appender.epoch, appender.unacknowledged_chunks) == (32, 1, 0)
-    with SampleStream(server.address, config, 64) as stream:
+    with ReplaySampler([server.address], config, 64) as stream:
         batch = next(stream)
     decoded = decode(SIGNATURE, batch, 5)
     steps, streams = decoded.columns["step"][decoded.index], decoded.columns["stream"][decoded.index, 0]
@@ -134,7 +134,10 @@ def test_error_that_cannot_pass_reaches_the_owner(server: LocalServer, client: R
             assert second.flush(WAIT_S)
             with pytest.raises(FailedPrecondition, match="another process appends under the same actor_id"):
                 _append_and_flush(first, 4)
-    with SampleStream(server.address, make_config(max_items=7), 4) as stream, pytest.raises(TidemillError, match="7"):
+    with (
+        ReplaySampler([server.address], make_config(max_items=7), 4) as stream,
+        pytest.raises(TidemillError, match="7"),
+    ):
         next(stream)
 
 
@@ -143,7 +146,7 @@ def test_many_actors_and_samplers_share_a_server(server: LocalServer, client: Re
     config = make_config(sampler=RANKED, max_items=10_000)
     client.create_table(config)
     appenders = [open_appender(server.address, f"actor{i}") for i in range(8)]
-    streams = [SampleStream(server.address, config, 32) for _ in range(2)]
+    streams = [ReplaySampler([server.address], config, 32) for _ in range(2)]
     try:
         writers = [threading.Thread(target=_write_as, args=(a, i)) for i, a in enumerate(appenders)]
         for writer in writers:

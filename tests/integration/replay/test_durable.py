@@ -12,7 +12,7 @@ from tests.integration.replay.log import RANKED, everything, kill, load, options
 from tests.integration.replay.service import WAIT_S, ServerProcess, open_appender, server_process, wait_until
 from tidemill.errors import AlreadyExists, TidemillError
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sample_stream import SampleStream
+from tidemill.replay.sampler import ReplaySampler
 from tidemill.replay.table_config import RateLimiterConfig, TableDescription
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
@@ -102,7 +102,7 @@ def test_checkpoint_during_load_brings_priorities_back(tmp_path: Path) -> None:
         client.create_table(RANKED)
         with load(server.address, 2) as running:
             wait_until(lambda: running.acknowledged > 200, "the writers")
-            with SampleStream(server.address, RANKED, 64, max_in_flight_batches=1) as stream:
+            with ReplaySampler([server.address], RANKED, 64, max_in_flight_batches=1) as stream:
                 keys = np.unique(next(stream).keys)
             assert client.update_priorities("t", keys, np.full(len(keys), 1e14)) == len(keys)
             assert [client.checkpoint() for _ in range(3)] == [1, 2, 3]
@@ -116,7 +116,7 @@ def test_checkpoint_during_load_brings_priorities_back(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.snapshot"))) == 2
     with server_process("127.0.0.1:0", *arguments) as again, ReplayClient(again.address) as client:
         assert client.describe_table("t").total_weight == pytest.approx(total_weight, rel=1e-12)
-        with SampleStream(again.address, RANKED, 64, max_in_flight_batches=1) as stream:
+        with ReplaySampler([again.address], RANKED, 64, max_in_flight_batches=1) as stream:
             assert set(next(stream).keys.tolist()) <= set(keys.tolist())
 
 

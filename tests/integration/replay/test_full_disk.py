@@ -16,7 +16,7 @@ from tidemill.errors import TidemillError
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.chunk import Chunk
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sample_stream import SampleStream
+from tidemill.replay.sampler import ReplaySampler
 
 
 def fill_disk_after_a_chunk(server: ServerProcess, appender: StreamAppender, folder: Path) -> None:
@@ -37,7 +37,7 @@ def test_full_disk_holds_acknowledgements_until_there_is_room(tmp_path: Path) ->
                 write(appender, step)
             wait_until(lambda: scrape(server)["tidemill_replay_log_full"] == 1.0, "the disk to be full")
             assert appender.unacknowledged_chunks == 9
-            with SampleStream(server.address, RANKED, 16, max_in_flight_batches=1) as stream:
+            with ReplaySampler([server.address], RANKED, 16, max_in_flight_batches=1) as stream:
                 assert stream.take(WAIT_S) is not None
             resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
             assert appender.flush(WAIT_S)

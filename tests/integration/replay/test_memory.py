@@ -22,7 +22,7 @@ from tests.integration.replay.service import (
 from tests.unit.replay.streams import FIFO, UNIFORM, make_config, make_items
 from tidemill.replay.chunk import Chunk
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sample_stream import SampleStream
+from tidemill.replay.sampler import ReplaySampler
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
@@ -104,7 +104,7 @@ def test_samplers_that_never_read_take_no_more_than_their_share(server: ServerPr
         calls = [stub.Sample(iter([asked])) for _ in range(24)]
         wait_until(lambda: scrape(server)[waiting] >= 20, "most of them to wait")
         assert resident_mib(server) - before < BUDGET_MIB / 4 + SLACK_MIB
-        good = stack.enter_context(SampleStream(server.address, wide_table(), 12, max_in_flight_batches=1))
+        good = stack.enter_context(ReplaySampler([server.address], wide_table(), 12, max_in_flight_batches=1))
         wait_until(lambda: scrape(server)[waiting] >= 21, "another to wait")
         for call in calls:
             call.cancel()

@@ -19,7 +19,7 @@ from tests.unit.replay.streams import make_chunk, make_config, make_items
 from tidemill.errors import Unavailable
 from tidemill.replay.appender import StreamAppender, StreamRestarted
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sample_stream import SampleStream
+from tidemill.replay.sampler import ReplaySampler
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 
@@ -35,7 +35,7 @@ def test_sigterm_ends_the_server_cleanly_while_streams_are_open() -> None:
     """With a waiting sampler and an idle appender connected, the process ends with 0, well within its grace."""
     with (
         server_process("127.0.0.1:0", "--replay.server.grace-s", str(10 * WAIT_S)) as server,
-        SampleStream(server.address, make_config(), 4),
+        ReplaySampler([server.address], make_config(), 4),
         open_appender(server.address) as appender,
     ):
         wait_until(lambda: appender.connected, "the appender's stream")
@@ -94,7 +94,7 @@ def test_restarted_server_is_an_empty_one_and_clients_begin_anew() -> None:
     config = make_config()
     with server_process() as first:
         address = first.address
-        stream = SampleStream(address, config, 4, max_in_flight_batches=1)
+        stream = ReplaySampler([address], config, 4, max_in_flight_batches=1)
         appender = open_appender(address)
         write(appender, 0)
         assert appender.flush(WAIT_S)

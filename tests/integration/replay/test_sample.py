@@ -12,7 +12,7 @@ from tests.integration.replay.rows import rows, write
 from tests.integration.replay.service import WAIT_S, LocalServer, open_appender, wait_until
 from tests.unit.replay.streams import FIFO, make_config
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sample_stream import SampleStream
+from tidemill.replay.sampler import ReplaySampler
 from tidemill.replay.table_config import RateLimiterConfig
 
 
@@ -23,7 +23,7 @@ def test_sample_stream_goes_on_after_a_cut(server: LocalServer, client: ReplayCl
     with open_appender(server.address) as appender:
         write(appender, range(8))
         assert appender.flush(WAIT_S)
-    with Proxy(server.address) as proxy, SampleStream(proxy.address, config, 4, max_in_flight_batches=2) as stream:
+    with Proxy(server.address) as proxy, ReplaySampler([proxy.address], config, 4, max_in_flight_batches=2) as stream:
         for _ in range(3):
             for _ in range(4):  # more than the credit: at least one of them was asked for after the cut
                 assert stream.take(WAIT_S) is not None
@@ -40,7 +40,7 @@ def test_server_never_sends_more_batches_than_granted(server: LocalServer, clien
     with open_appender(server.address) as appender:
         write(appender, range(8))
         assert appender.flush(WAIT_S)
-    with SampleStream(server.address, config, 10, max_in_flight_batches=credit) as stream:
+    with ReplaySampler([server.address], config, 10, max_in_flight_batches=credit) as stream:
         for taken in range(4):
             expected = 10 * (credit + taken)
             wait_until(lambda n=expected: client.describe_table("t").samples == n, "the granted batches")  # type: ignore[misc]
@@ -54,8 +54,8 @@ def test_queue_hands_each_item_to_one_of_two_samplers_in_order(server: LocalServ
     client.create_table(config)
     with (
         open_appender(server.address) as appender,
-        SampleStream(server.address, config, 4, max_in_flight_batches=1) as first,
-        SampleStream(server.address, config, 4, max_in_flight_batches=1) as second,
+        ReplaySampler([server.address], config, 4, max_in_flight_batches=1) as first,
+        ReplaySampler([server.address], config, 4, max_in_flight_batches=1) as second,
     ):
         writer = threading.Thread(target=write, args=(appender, range(80)))
         writer.start()

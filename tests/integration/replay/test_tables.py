@@ -9,7 +9,7 @@ from tests.integration.replay.service import WAIT_S, LocalServer, open_appender
 from tests.unit.replay.streams import UNIFORM, make_config
 from tidemill.errors import NotFound, TidemillError
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sample_stream import SampleStream
+from tidemill.replay.sampler import ReplaySampler
 
 
 def test_tables_are_listed_deleted_from_and_reset(server: LocalServer, client: ReplayClient) -> None:
@@ -20,7 +20,9 @@ def test_tables_are_listed_deleted_from_and_reset(server: LocalServer, client: R
     with open_appender(server.address, tables=("a", "b")) as appender:
         write(appender, range(8))
         assert appender.flush(WAIT_S)
-    with SampleStream(server.address, make_config("a"), 8, max_in_flight_batches=1, without_replacement=True) as stream:
+    with ReplaySampler(
+        [server.address], make_config("a"), 8, max_in_flight_batches=1, without_replacement=True
+    ) as stream:
         keys = next(stream).keys
     assert client.delete_items("a", keys[:3]) == 3
     assert client.delete_items("a", keys[:4]) == 1

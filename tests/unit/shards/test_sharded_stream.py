@@ -15,11 +15,10 @@ from tests.unit.replay.streams import make_config
 from tidemill.errors import AlreadyExists
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.mirror import MirrorSize
+from tidemill.replay.sample_call import SampleCallOwner
 from tidemill.replay.shards import sampler
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.sampler import SILENT_S, ShardedSampleStream
-from tidemill.replay.shards.stream import StreamOwner
-from tidemill.replay.shards.table import ShardRequest
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 
@@ -33,27 +32,28 @@ class _Link:
 
     def __init__(
         self,
-        shard: str,
+        name: str,
         address: str,
         table: TableConfig,
         batch_size: int,
         without_replacement: bool,
-        owner: StreamOwner,
+        owner: SampleCallOwner,
         mirror: MirrorSize | None,
+        deadline_s: float,
     ) -> None:
-        self.shard, self.owner, self.cuts = shard, owner, 0
-        self.asked: deque[ShardRequest] = deque()
-        self.links[shard] = self
+        self.name, self.owner, self.cuts = name, owner, 0
+        self.asked: deque[pb.Draw] = deque()
+        self.links[name] = self
 
     def start(self) -> None:
         """Nothing happens by itself."""
 
-    def send(self, draw: ShardRequest) -> None:
+    def send(self, request: pb.SampleRequest) -> None:
         """Note what is asked."""
-        self.asked.append(draw)
+        self.asked.extend(request.draws)
 
     def cut(self) -> None:
-        """Note that the conversation was given up."""
+        """Note that the call was given up."""
         self.cuts += 1
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class _Link:
             self.owner.answered(self, answer)  # type: ignore[arg-type]
 
     def open(self, *, created: bool = False) -> None:
-        """Begin a conversation."""
+        """Open a call."""
         self.owner.opened(self, created)  # type: ignore[arg-type]
 
     def lose(self) -> None:
@@ -98,7 +98,7 @@ def clock() -> _Clock:
 @pytest.fixture
 def stream(monkeypatch: pytest.MonkeyPatch, clock: _Clock) -> Iterator[ShardedSampleStream]:
     """A sampler of shards 0, 1 and 2, all silent."""
-    monkeypatch.setattr(sampler, "ShardStream", _Link)
+    monkeypatch.setattr(sampler, "SampleCall", _Link)
     _Link.links.clear()
     rng = np.random.default_rng(4)
     with (

@@ -11,14 +11,16 @@ from typing import Self
 
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.mirror import TableMirror
+from tidemill.replay.sample_call import SampleCall
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.pending_batch import PendingBatch
+from tidemill.replay.shards.priorities import ShardedPriorities
 from tidemill.replay.shards.shard import Shard, ShardReport
-from tidemill.replay.shards.stream import ShardStream
 from tidemill.replay.shards.table import ShardedTable, ShardRequest, shard_config
 from tidemill.replay.table_config import SelectorKind, TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
@@ -29,6 +31,7 @@ SILENT_S = 8.0
 
 _TICK_S = 0.05
 _LOOK_S = 0.5  # how old the knowledge about a shard may be while nothing is drawn from it
+_DEADLINE_S = 5.0  # of unary calls to a shard
 _OPENING_S = 5.0  # longest wait for all shards before the first batch
 
 _RANDOM = (SelectorKind.UNIFORM, SelectorKind.PRIORITIZED)
@@ -92,6 +95,7 @@ class ShardedSampleStream:
         self._open_at_s: float | None = clock() + _OPENING_S
         self._error: BaseException | None = None
         self._closed = threading.Event()
+        self._priorities = ShardedPriorities(table.name, self.client_of)
         self._thread = threading.Thread(target=self._run, name=f"sample-shards-{table.name}", daemon=True)
         self._thread.start()
 
@@ -125,7 +129,7 @@ class ShardedSampleStream:
         """Return the client of the shard that keys of this number belong to; None if it is away or lost its items."""
         with self._changed:
             shard = self._shards.get(self._incarnations[incarnation])
-            return shard.stream.client if shard and shard.live and shard.incarnation == incarnation else None
+            return shard.call.client if shard and shard.live and shard.incarnation == incarnation else None
 
     def reports(self) -> tuple[ShardReport, ...]:
         """Return every shard as it is now, those that do not answer included, in order of name."""
@@ -143,80 +147,102 @@ class ShardedSampleStream:
                 for name, shard in sorted(self._shards.items())
             )
 
+    def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
+        """Send the priorities [N] of items by key [N, 2], see `ShardedPriorities.send`; never waits."""
+        self._priorities.send(keys, priorities)
+
+    def delete_items(self, keys: NDArray[np.uint64]) -> None:
+        """Remove items by key [N, 2], see `ReplayClient.delete_items`; those of a shard that is away stay."""
+        for incarnation in np.unique(keys[:, 1]).tolist():
+            if client := self.client_of(incarnation):
+                client.delete_items(self._part.name, keys[keys[:, 1] == incarnation, 0])
+
     @property
     def reconnects(self) -> int:
-        """How often a shard's stream was lost and opened again, all shards together."""
+        """How often a shard's call was lost and opened again, all shards together."""
         return self._reconnects
 
+    @property
+    def priorities_dropped(self) -> int:
+        """Priorities that were not delivered because their shard was unavailable or behind."""
+        return self._priorities.dropped
+
+    @property
+    def unknown_keys(self) -> int:
+        """Priorities that were delivered when their item had left its table."""
+        return self._priorities.unknown_keys
+
     def close(self) -> None:
-        """End every conversation and thread, within a bounded time. May be called twice."""
+        """End every call and thread, within a bounded time. May be called twice."""
         self._closed.set()
         with self._changed:
             self._changed.notify_all()
-            links = [shard.stream for shard in self._shards.values()]
+            calls = [shard.call for shard in self._shards.values()]
+        self._priorities.close()
         self._thread.join(SILENT_S)
-        for stream in links:
-            stream.close()
+        for call in calls:
+            call.close()
 
-    def opened(self, stream: ShardStream, created: bool) -> None:
-        """Begin to talk to a shard; keys of an earlier table are no longer its own if it was lost (`StreamOwner`)."""
+    def opened(self, call: SampleCall, created: bool) -> None:
+        """Ask a shard how it is; keys of a table that it lost are no longer its own (`SampleCallOwner`)."""
         with self._changed:
-            if (shard := self._of(stream)) is None:
+            if (shard := self._of(call)) is None:
                 return
             if created:
-                shard.incarnation = self._new_incarnation(stream.shard)
+                shard.incarnation = self._new_incarnation(call.name)
             self._reconnects += shard.was_connected
             shard.connected, shard.was_connected, shard.heard_s = True, True, self._clock()
-            stream.send(look := ShardRequest(stream.shard, 0, 0))
+            look = ShardRequest(call.name, 0, 0)
             shard.asked.append((look, None))
+            call.send(_request(look))
 
-    def answered(self, stream: ShardStream, answer: pb.SampleResponse) -> None:
-        """Take an answer, and draw what it allows (`StreamOwner`)."""
-        batch = self._received(stream, answer)
+    def answered(self, call: SampleCall, answer: pb.SampleResponse) -> None:
+        """Take an answer, and draw what it allows (`SampleCallOwner`)."""
+        batch = self._received(call, answer)
         with self._changed:
-            if (shard := self._of(stream)) is None:
+            if (shard := self._of(call)) is None:
                 return
             draw, pending = shard.asked.popleft()
             shard.heard_s, shard.stored = self._clock(), unpack_stored(answer)
             shard.samples += len(answer.keys)
             if not shard.live:
                 shard.live = True
-                self._table_state.join(stream.shard)
+                self._table_state.join(call.name)
                 self._table_state.asked(draw)
-                _log.info("sampling from a replay shard", shard=stream.shard, address=shard.address)
+                _log.info("sampling from a replay shard", shard=call.name, address=shard.address)
             self._table_state.answered(draw, answer.table_items, answer.total_weight, answer.limiter_diff)
             if pending is not None:
                 self._take_part(pending, draw, shard.incarnation, batch)
             self._advance()
 
-    def lost(self, stream: ShardStream) -> None:
-        """Leave a shard out, and have the others make up for what it did not give (`StreamOwner`)."""
+    def lost(self, call: SampleCall) -> None:
+        """Leave a shard out, and have the others make up for what it did not give (`SampleCallOwner`)."""
         with self._changed:
-            if (shard := self._of(stream)) is None:
+            if (shard := self._of(call)) is None:
                 return
             if shard.live and not self._closed.is_set():
-                _log.warning("a replay shard is left out", shard=stream.shard, address=shard.address)
-            self._table_state.leave(stream.shard)
-            for pending, draws in shard.end_conversation():
+                _log.warning("a replay shard is left out", shard=call.name, address=shard.address)
+            self._table_state.leave(call.name)
+            for pending, draws in shard.end_call():
                 self._make_up(pending, draws)
             self._advance()
 
     def failed(self, error: BaseException) -> None:
-        """Keep what ended a conversation for good; `take` raises it (`StreamOwner`)."""
+        """Keep what ended the calls to a shard for good; `take` raises it (`SampleCallOwner`)."""
         with self._changed:
             self._error = error
             self._changed.notify_all()
 
-    def _of(self, stream: ShardStream) -> Shard | None:
-        shard = self._shards.get(stream.shard)
-        return shard if shard is not None and shard.stream is stream else None
+    def _of(self, call: SampleCall) -> Shard | None:
+        shard = self._shards.get(call.name)
+        return shard if shard is not None and shard.call is call else None
 
-    def _received(self, stream: ShardStream, answer: pb.SampleResponse) -> SampledBatch:
+    def _received(self, call: SampleCall, answer: pb.SampleResponse) -> SampledBatch:
         """Return an answer's items; their rows are kept in the order in which the shard sends them."""
         if self._mirror is None or not answer.keys:
             return unpack_sample(answer)
         with self._changed:
-            shard = self._of(stream)
+            shard = self._of(call)
         batch = unpack_sample(answer, mirrored=True)
         return self._mirror.keep(batch, shard.mirror_part) if shard is not None else batch
 
@@ -232,7 +258,7 @@ class ShardedSampleStream:
             return
         plan = self._table_state.replan(pending.plan, lost)
         if plan is None:
-            self._underway.remove(pending)  # nobody is left who could; the batch is drawn anew
+            self._underway.remove(pending)  # nobody is left who could; the batch is drawn again from scratch
             return
         pending.replace(lost, plan)
         for draw in plan.draws:
@@ -257,7 +283,7 @@ class ShardedSampleStream:
             shard.heard_s = self._clock()  # silence counts from the first thing that is not answered
         shard.asked.append((draw, pending))
         self._table_state.asked(draw)
-        shard.stream.send(draw)
+        shard.call.send(_request(draw))
 
     def _run(self) -> None:
         try:
@@ -276,7 +302,7 @@ class ShardedSampleStream:
             silent_s = now_s - shard.heard_s
             if shard.asked and silent_s > SILENT_S:
                 shard.heard_s = now_s
-                shard.stream.cut()
+                shard.call.cut()
             elif shard.live and not shard.asked and (held_back or silent_s > _LOOK_S):
                 self._ask(self._table_state.probe(name), None)
         if self._open_at_s is not None:
@@ -290,15 +316,17 @@ class ShardedSampleStream:
         for name, address in current.items():
             if name not in self._shards and (self._mirror is None or self._free_parts):
                 size = self._mirror.size if self._mirror is not None else None
-                stream = ShardStream(name, address, self._part, self._most, self._without_replacement, self, size)
+                call = SampleCall(
+                    name, address, self._part, self._most, self._without_replacement, self, size, _DEADLINE_S
+                )
                 part = self._free_parts.pop(0) if self._mirror is not None else 0  # none: until another shard has gone
-                self._shards[name] = Shard(address, stream, self._new_incarnation(name), mirror_part=part)
-                stream.start()
+                self._shards[name] = Shard(address, call, self._new_incarnation(name), mirror_part=part)
+                call.start()
         for name in [name for name, shard in self._shards.items() if name not in current and not shard.connected]:
             gone = self._shards.pop(name)
             if self._mirror is not None:
                 self._free_parts.append(gone.mirror_part)
-            threading.Thread(target=gone.stream.close, name=f"close-{name}", daemon=True).start()
+            threading.Thread(target=gone.call.close, name=f"close-{name}", daemon=True).start()
 
     def _new_incarnation(self, shard: str) -> int:
         self._incarnations.append(shard)
@@ -311,6 +339,10 @@ class ShardedSampleStream:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Close."""
         self.close()
+
+
+def _request(draw: ShardRequest) -> pb.SampleRequest:
+    return pb.SampleRequest(draws=[pb.Draw(items=draw.items, counted=draw.counted)])
 
 
 def _largest_draw(part: TableConfig, batch_size: int, without_replacement: bool) -> int:

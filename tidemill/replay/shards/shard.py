@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from tidemill.replay.batch import StoredSteps
+from tidemill.replay.sample_call import SampleCall
 from tidemill.replay.shards.pending_batch import PendingBatch
-from tidemill.replay.shards.stream import ShardStream
 from tidemill.replay.shards.table import ShardRequest
 
 
@@ -21,7 +21,7 @@ class ShardReport:
         live: Whether it answers.
         items: Items in its part of the table; 0 while it does not answer.
         total_weight: Sum of its sampler's weights; likewise.
-        samples: Items it has given to this sampler, over all its lives.
+        samples: Items it has given to this sampler, its restarts included.
     """
 
     name: str
@@ -38,11 +38,11 @@ class Shard:
 
     Attributes:
         address: Its address.
-        stream: The conversation with it.
+        call: What it is asked by.
         incarnation: Number that goes with its keys; another one when its table was lost.
-        connected: Whether a conversation is held.
-        was_connected: Whether one was ever held.
-        live: Whether it has answered in this conversation.
+        connected: Whether a call is open.
+        was_connected: Whether one ever was.
+        live: Whether it has answered in this call.
         asked: What is not answered, and for which batch.
         heard_s: When it answered last, or was asked the first thing that is not answered.
         samples: Items it has given.
@@ -51,7 +51,7 @@ class Shard:
     """
 
     address: str
-    stream: ShardStream
+    call: SampleCall
     incarnation: int
     connected: bool = False
     was_connected: bool = False
@@ -62,8 +62,8 @@ class Shard:
     stored: StoredSteps | None = None
     mirror_part: int = 0
 
-    def end_conversation(self) -> list[tuple[PendingBatch, list[ShardRequest]]]:
-        """Forget what was asked; return the draws that batches wait for in vain."""
+    def end_call(self) -> list[tuple[PendingBatch, list[ShardRequest]]]:
+        """Forget what was asked; return the draws that batches wait for and will not get."""
         self.connected = self.live = False
         asked, self.asked = self.asked, deque()
         lost: dict[int, tuple[PendingBatch, list[ShardRequest]]] = {}

@@ -1,0 +1,110 @@
+"""The transport of sampling: a `Sample` call to one server, whether its owner sends credit or draws."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.mirror import MirrorSize
+from tidemill.replay.reconnecting_call import ReconnectingCall
+from tidemill.replay.table_config import TableConfig
+from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.rpc.channel import DEADLINE_S
+
+
+class SampleCallOwner(Protocol):
+    """Whom a call reports to, in the call's thread."""
+
+    def opened(self, call: SampleCall, created: bool, /) -> None:
+        """The call was opened, on a table that was there, or that was created just now and is empty."""
+
+    def answered(self, call: SampleCall, answer: pb.SampleResponse, /) -> None:
+        """The server has sent the next response."""
+
+    def lost(self, call: SampleCall, /) -> None:
+        """The call is over; what was not answered never will be."""
+
+    def failed(self, error: BaseException, /) -> None:
+        """Something happened that another attempt does not cure; no call follows."""
+
+
+class SampleCall:
+    """Holds one `Sample` call to a server and opens another when it breaks, see `ReconnectingCall`.
+
+    Before each it creates the table, or confirms it. `send` and `cut` never block.
+
+    Attributes:
+        name: What the owner calls the server.
+        client: Of the same server; closed with the call.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        table: TableConfig,
+        batch_size: int,
+        without_replacement: bool,
+        owner: SampleCallOwner,
+        mirror: MirrorSize | None,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        """Prepare; `start` starts the thread.
+
+        Args:
+            name: What the owner calls the server.
+            address: Its address.
+            table: Its table, or its part of one.
+            batch_size: Items of a batch, or the most of a draw.
+            without_replacement: Whether no item may come twice in one of them.
+            owner: Who sends and takes the answers.
+            mirror: What of the table the owner keeps; None if nothing.
+            deadline_s: Of the client's calls, in seconds.
+        """
+        self.name, self._table, self._owner = name, table, owner
+        self._opening = pb.SampleOpen(
+            table=table.name,
+            batch_size=batch_size,
+            without_replacement=without_replacement,
+            mirror=mirror.to_message() if mirror is not None else None,
+        )
+        self._created = self._is_first = False
+        self.client = ReplayClient(address, deadline_s=deadline_s)
+        self._call = ReconnectingCall[pb.SampleRequest, pb.SampleResponse](
+            f"sample-{name}",
+            address,
+            lambda stub: stub.Sample,
+            prepare=self._create_table,
+            opened=self._opened,
+            answered=lambda answer: owner.answered(self, answer),
+            lost=lambda: owner.lost(self),
+            failed=owner.failed,
+        )
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._call.start()
+
+    def send(self, request: pb.SampleRequest) -> None:
+        """Send credit or draws; the owner does so between `opened` and `lost`, from one thread at a time."""
+        if self._is_first:
+            self._is_first = False
+            request.open.CopyFrom(self._opening)
+        self._call.send(request)
+
+    def cut(self) -> None:
+        """End the present call, because the server is silent; another one follows."""
+        self._call.cut()
+
+    def close(self) -> None:
+        """End the call, the thread and the client, within a bounded time. May be called twice."""
+        self._call.stop()
+        self.client.close()  # ends the call that the thread may be waiting for
+        self._call.close()
+
+    def _create_table(self) -> None:
+        self._created = self.client.create_table(self._table)
+
+    def _opened(self) -> None:
+        self._is_first = True
+        self._owner.opened(self, self._created)
