@@ -39,7 +39,7 @@ def directory(shards: Shards) -> Iterator[ShardDirectory]:
 @pytest.fixture
 def stream(directory: ShardDirectory) -> Iterator[ShardedSampleStream]:
     """A sampler of all three."""
-    with ShardedSampleStream(directory, TABLE, COUNT, 32, rng=np.random.default_rng(2)) as opened:
+    with closing(ShardedSampleStream(directory, TABLE, COUNT, 32, rng=np.random.default_rng(2))) as opened:
         yield opened
 
 
@@ -135,7 +135,7 @@ def test_closing_beside_a_frozen_shard_takes_a_bounded_time(shards: Shards, dire
         stream.close()
 
     with (
-        ShardedSampleStream(directory, TABLE, COUNT, 32, rng=np.random.default_rng(2)) as stream,
+        closing(ShardedSampleStream(directory, TABLE, COUNT, 32, rng=np.random.default_rng(2))) as stream,
         writers(directory, 3) as everybody,
     ):
         wait_until(lambda: len(live(stream)) == COUNT, "all shards")

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +80,7 @@ class ReplaySampler(Iterator[SampledBatch]):
         with ExitStack() as stack:
             if directory is None and is_sharded(addresses):
                 directory = stack.enter_context(closing(ShardDirectory(addresses)))
-            self._stream: _BatchStream
+            self._stream: SampleStream | ShardedSampleStream
             if directory is None:
                 self._stream = SampleStream(
                     addresses[0],
@@ -188,26 +188,3 @@ class ReplaySampler(Iterator[SampledBatch]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Close."""
         self.close()
-
-
-class _BatchStream(Protocol):
-    """What one server and several have in common; each method is as that of `ReplaySampler` of the same name."""
-
-    @property
-    def reconnects(self) -> int: ...
-
-    @property
-    def priorities_dropped(self) -> int: ...
-
-    @property
-    def unknown_keys(self) -> int: ...
-
-    def take(self, timeout_s: float) -> SampledBatch | None: ...
-
-    def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None: ...
-
-    def delete_items(self, keys: NDArray[np.uint64]) -> None: ...
-
-    def reports(self) -> tuple[ShardReport, ...]: ...
-
-    def close(self) -> None: ...

@@ -58,7 +58,7 @@ class WindowTracker:
         self.restart()
 
     def restart(self) -> None:
-        """Start anew before step 0; the next row is the first of a new stream."""
+        """Start again before step 0; the next row is the first of a new stream."""
         self._columns: dict[str, Array] = {}  # each [room, N, ...]: the steps that windows still need, then new ones
         self._recurrent_states: deque[NDArray[np.float32]] = deque()  # of every step at which a window starts
         self._first_kept = self._next_step = self._taken = 0  # steps: the oldest kept, the next, the next to be taken

@@ -185,7 +185,7 @@ class ReplayWriter:
         try:
             self._appender.append(chunks, items)
         except StreamRestarted as restarted:
-            _log.warning("this actor's streams start anew", reason=str(restarted))
+            _log.warning("this actor's streams restart from step 0", reason=str(restarted))
             self._first_step = 0
             self._windows.restart()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import numpy as np
 
@@ -53,7 +53,7 @@ def sampling(
         max_in_flight_batches=credit,
         without_replacement=without_replacement,
     )
-    with stream:
+    with closing(stream):
         yield stream
     directory.close()
 

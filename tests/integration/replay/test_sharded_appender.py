@@ -56,7 +56,7 @@ def test_actor_writes_to_the_shard_its_name_prefers_and_moves_when_that_is_gone(
                 assert write(appender, 1)
                 assert write(appender, 2)
                 wait_until(lambda: appender.is_dead, "the shard to be known as dead")
-                with pytest.raises(StreamRestarted, match=f"go on at replay shard {_SECOND}"):
+                with pytest.raises(StreamRestarted, match=f"continue at replay shard {_SECOND}"):
                     write(appender, 3)
                 assert (appender.moves, appender.restarts, appender.dropped_chunks) == (1, 1, 2)
                 assert write(appender, 0)

@@ -213,7 +213,7 @@ def test_shard_that_joins_by_name_gets_the_table_and_is_sampled() -> None:
         rng = np.random.default_rng(3)
         with (
             closing(directory),
-            ShardedSampleStream(directory, config, 2, 8, rng=rng, max_in_flight_batches=1) as stream,
+            closing(ShardedSampleStream(directory, config, 2, 8, rng=rng, max_in_flight_batches=1)) as stream,
         ):
             wait_until(lambda: [report.live for report in stream.reports()] == [True], "the first shard")
             fill(servers[0].address, 0, [1.0] * 4)

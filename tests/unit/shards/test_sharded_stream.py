@@ -103,7 +103,9 @@ def stream(monkeypatch: pytest.MonkeyPatch, clock: _Clock) -> Iterator[ShardedSa
     rng = np.random.default_rng(4)
     with (
         closing(ShardDirectory(["a", "b", "c"])) as directory,
-        ShardedSampleStream(directory, make_config(), 3, 12, rng=rng, max_in_flight_batches=1, clock=clock) as opened,
+        closing(
+            ShardedSampleStream(directory, make_config(), 3, 12, rng=rng, max_in_flight_batches=1, clock=clock)
+        ) as opened,
     ):
         wait_until(lambda: len(_Link.links) == 3)
         yield opened

@@ -32,11 +32,11 @@ class ShardedAppender:
 
     The shard is the first by rendezvous hash of the actor's name that is alive, see `ShardPlacement`. When the actor
     moves, its streams start again from step 0: the next `append` raises `StreamRestarted`, having taken nothing. What
-    was acknowledged stays with the shard that did so. A shard that is only gone back from is left with nothing
+    was acknowledged stays with the shard that did so. A live shard is left only with nothing
     unacknowledged. On leaving a dead one, what it had not acknowledged is dropped and counted in `dropped_chunks`, and
     never sent to another: the dead shard may have stored it, and come back with it.
 
-    The owner calls every method from one thread; another one asks the shards how they are.
+    The owner calls every method from one thread; another one probes the shards.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ShardedAppender:
         """
         self._directory, self._stop = directory, stop or threading.Event()
         self._own_directory: ShardDirectory | None = None
-        self._lock = threading.Lock()  # guards the home and the watch
+        self._lock = threading.Lock()  # guards the placement and the probe
         self._placement, self._probe = ShardPlacement(actor_id), ShardProbe()
         self._error: BaseException | None = None
         self._open: Callable[[str], StreamAppender] = partial(
@@ -124,7 +124,7 @@ class ShardedAppender:
         """Queue chunks and the items that end in them, as `StreamAppender.append` does; may move to another first.
 
         Raises:
-            StreamRestarted: the streams begin anew, on another shard or because theirs lost them; nothing was taken.
+            StreamRestarted: the streams restart, on another shard or because theirs lost them; nothing was taken.
             Unavailable: `timeout_s` passed; nothing was taken.
             TidemillError: as `StreamAppender.append` raises.
         """
@@ -133,7 +133,7 @@ class ShardedAppender:
             self._steer()
             if self._has_moved:
                 self._has_moved = False
-                raise StreamRestarted(f"this actor's streams go on at replay shard {self._placement.shard}")
+                raise StreamRestarted(f"this actor's streams continue at replay shard {self._placement.shard}")
             waited_s = time.monotonic() - started_s
             left_s = _WAIT_S if timeout_s is None else min(_WAIT_S, max(timeout_s - waited_s, 0.0))
             if self._appender is not None:
@@ -149,7 +149,7 @@ class ShardedAppender:
         return False
 
     def opened(self, timeout_s: float) -> bool:
-        """Wait until a shard has named the epoch, as `Appender.opened` does; may move to another shard first."""
+        """Wait until a shard has named the epoch, as `StreamAppender.opened` does; may move to another shard first."""
         self._steer()
         if self._appender is None:
             self._stop.wait(timeout_s)
@@ -191,7 +191,7 @@ class ShardedAppender:
 
     @property
     def superseded_epoch(self) -> int:
-        """Epoch of an earlier life of this actor on the present shard; 0 if there was none."""
+        """Epoch of a previous run of this actor on the present shard; 0 if there was none."""
         return self._appender.superseded_epoch if self._appender else 0
 
     @property
@@ -211,12 +211,12 @@ class ShardedAppender:
 
     @property
     def moves(self) -> int:
-        """How often the streams went on at another shard."""
+        """How often the streams moved to another shard."""
         return self._moves
 
     @property
     def restarts(self) -> int:
-        """How often the streams began anew: moves, and losses of a shard that kept nothing."""
+        """How often the streams restarted: moves, and losses of a shard that kept nothing."""
         return self._moves + self._restarts + (self._appender.restarts if self._appender else 0)
 
     @property
@@ -230,7 +230,7 @@ class ShardedAppender:
         return self._appender is not None and self._appender.connected
 
     def _observe(self) -> None:
-        """Ask the shards how they are, in a thread: an actor may be busy for long between two chunks."""
+        """Probe the shards, in a thread: an actor may be busy for long between two chunks."""
         try:
             while not self._closed.wait(_OBSERVE_S):
                 with self._lock:

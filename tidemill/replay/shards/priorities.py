@@ -23,11 +23,11 @@ _MOST_UNDERWAY = 4
 class ShardedPriorities:
     """Sends priorities by shard and never waits: one that does not answer holds up none of the others.
 
-    Priorities are advice. Those for a shard that is away, or behind with its answers, are counted and dropped.
+    Priorities are advice. Those for a shard that is unavailable, or behind with its answers, are counted and dropped.
     """
 
     def __init__(self, table: str, client_of: Callable[[int], ReplayClient | None]) -> None:
-        """Take the table's name, and what finds the client of the shard with a number, None if it is away."""
+        """Take the table's name, and what finds the client of the shard with a number, None if it is unavailable."""
         self._table, self._client_of = table, client_of
         self._changed = threading.Condition()  # guards everything below
         self._underway: Counter[int] = Counter()

@@ -6,8 +6,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import structlog
@@ -68,11 +66,11 @@ class ShardedSampleStream:
             directory: The shards; stays the caller's to close.
             table: The whole table; each shard gets its part, see `shard_config`.
             shard_count: Over how many shards it is divided, the same for everybody who creates it.
-            batch_size: Items in each batch, 1 .. 65536.
+            batch_size: See `ReplaySampler`.
             rng: Source of all splits.
-            max_in_flight_batches: Batches that may be underway or ready, at least 1.
-            without_replacement: Whether no item may come twice in a batch.
-            mirror: Keeps the rows that come, a part for each shard; batches are then without blocks.
+            max_in_flight_batches: See `ReplaySampler`.
+            without_replacement: See `ReplaySampler`.
+            mirror: See `ReplaySampler`; has a part for each shard.
             clock: Monotonic time in seconds.
         """
         self._directory, self._part = directory, shard_config(table, shard_count)
@@ -126,7 +124,7 @@ class ShardedSampleStream:
         )
 
     def client_of(self, incarnation: int) -> ReplayClient | None:
-        """Return the client of the shard that keys of this number belong to; None if it is away or lost its items."""
+        """Return the client of the shard that keys of this number belong to; None if it is not live or lost them."""
         with self._changed:
             shard = self._shards.get(self._incarnations[incarnation])
             return shard.call.client if shard and shard.live and shard.incarnation == incarnation else None
@@ -152,7 +150,7 @@ class ShardedSampleStream:
         self._priorities.send(keys, priorities)
 
     def delete_items(self, keys: NDArray[np.uint64]) -> None:
-        """Remove items by key [N, 2], see `ReplayClient.delete_items`; those of a shard that is away stay."""
+        """Remove items by key [N, 2], see `ReplayClient.delete_items`; those of an unavailable shard stay."""
         for incarnation in np.unique(keys[:, 1]).tolist():
             if client := self.client_of(incarnation):
                 client.delete_items(self._part.name, keys[keys[:, 1] == incarnation, 0])
@@ -331,14 +329,6 @@ class ShardedSampleStream:
     def _new_incarnation(self, shard: str) -> int:
         self._incarnations.append(shard)
         return len(self._incarnations) - 1
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Close."""
-        self.close()
 
 
 def _request(draw: ShardRequest) -> pb.SampleRequest:

@@ -189,7 +189,7 @@ class ShardedTable:
         state.asked_counted += draw.counted
 
     def answered(self, draw: ShardRequest, items: int, total_weight: float, diff: float) -> None:
-        """A live shard answered, and told how its table is now."""
+        """A live shard answered, and said how its table is now."""
         state = self._states[draw.shard]
         state.asked_items -= draw.items
         state.asked_counted -= draw.counted
