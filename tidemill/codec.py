@@ -18,12 +18,12 @@ from tidemill.types import Codec, ColumnSpec, Signature
 Array = NDArray[Any]
 
 
-class DamagedBlocks(DataLoss):
+class CorruptBlocks(DataLoss):
     """Blocks do not decode to what their column holds; `chunks` says of which chunks of the batch, int64 [N]."""
 
     def __init__(self, column: str, chunks: NDArray[np.int64]) -> None:
         """Take the column's name and the places of the chunks."""
-        super().__init__(f"blocks of column {column!r} are damaged in {len(chunks)} chunks")
+        super().__init__(f"blocks of column {column!r} are corrupt in {len(chunks)} chunks")
         self.chunks = chunks
 
 
@@ -65,7 +65,7 @@ def decode(signature: Signature, batch: SampledBatch, length: int) -> DecodedBat
         length: Steps of a full item, the L of `index`.
 
     Raises:
-        DamagedBlocks: LZ4 blocks do not decode to the size the signature says; the batch without the items that need
+        CorruptBlocks: LZ4 blocks do not decode to the size the signature says; the batch without the items that need
             them (`SampledBatch.needing`) decodes.
         DataLoss: the columns are not those of the signature, or an item lies outside the rows.
         InvalidArgument: an item is longer than `length`.
@@ -88,7 +88,7 @@ def decode_chunks(
     columns: Mapping[str, Array],
     places: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Decode whole chunks to where their rows are kept; return which of them are damaged, [C].
+    """Decode whole chunks to where their rows are kept; return which of them are corrupt, [C].
 
     Args:
         signature: The columns.
@@ -105,21 +105,21 @@ def decode_chunks(
     rows = len(next(iter(columns.values())))
     if len(places) and (int(places.min()) < 0 or int((places + step_counts).max()) > rows):
         raise DataLoss(f"a chunk would lie outside of {rows} rows")
-    damaged = np.zeros(len(places), dtype=np.bool_)
+    corrupt = np.zeros(len(places), dtype=np.bool_)
     within = np.arange(int(step_counts.sum())) - np.repeat(np.cumsum(step_counts) - step_counts, step_counts)
     targets = np.repeat(places, step_counts) + within
     for spec, column in zip(signature, blocks, strict=True):
         if spec.codec is Codec.RAW:
             columns[spec.name][targets] = _raw_rows(spec, column, len(targets))
         else:
-            damaged |= _decompress_chunks(spec, column, step_counts, columns[spec.name], places)
-    return damaged
+            corrupt |= _decompress_chunks(spec, column, step_counts, columns[spec.name], places)
+    return corrupt
 
 
 def _decompress_chunks(
     spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64], rows: Array, places: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Decompress a column of whole chunks to their places; return which are damaged, [C]."""
+    """Decompress a column of whole chunks to their places; return which are corrupt, [C]."""
     _check_sizes(spec, blocks, step_counts)
     source = np.frombuffer(blocks.data, dtype=np.uint8)
     sources = source.ctypes.data + np.cumsum(blocks.sizes) - blocks.sizes
@@ -221,7 +221,7 @@ def _decompress(spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64]
     chunks = np.flatnonzero(kept)[::-1]
     is_whole = [decompress_prefix(*arguments) == arguments[3] for arguments in calls[chunks].tolist()]
     if not all(is_whole):
-        raise DamagedBlocks(spec.name, chunks[~np.array(is_whole)])
+        raise CorruptBlocks(spec.name, chunks[~np.array(is_whole)])
     return array[spare:]
 
 

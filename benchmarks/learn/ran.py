@@ -81,7 +81,7 @@ def read_ran(folder: Path, seed: int, target: float | None) -> Ran | None:
         target: Mean return it is after.
 
     Raises:
-        DataLoss: its scores are damaged.
+        DataLoss: its scores are corrupt.
     """
     scores, result = tuple(read_scores(folder / "scores.csv")), read_json(folder / "result.json")
     if not scores and not result:

@@ -42,7 +42,7 @@ class Metrics:
         self.fetched_bytes = counter("fetched_bytes_total", "Bytes of parameters sent.", ("precision",))
         self.watchers = Gauge(f"{_PREFIX}_watchers", "Watch calls open.", registry=registry)
         self.fetches = Gauge(f"{_PREFIX}_fetches", "Fetch calls open, also waiting ones.", registry=registry)
-        self.corrupt_versions = counter("corrupt_versions_total", "Times stored bytes were found damaged.")
+        self.corrupt_versions = counter("corrupt_versions_total", "Times stored bytes were found corrupt.")
         self.stale_publishes = counter("stale_publishes_total", "Publishes refused as not the next one.")
         self.refused_publishes = counter("refused_publishes_total", "Publishes refused for any other reason.")
 

@@ -200,8 +200,8 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
             await asyncio.to_thread(blob.verify)
         except DataLoss as error:
             self._metrics.corrupt_versions.inc()
-            _log.error("version is damaged and was not served", version=version.version, reason=str(error))
-            raise DataLoss(f"version {version.version} is damaged: {error}") from error
+            _log.error("version is corrupt and was not served", version=version.version, reason=str(error))
+            raise DataLoss(f"version {version.version} is corrupt: {error}") from error
 
 
 def _unpack_request(first: pb.PublishRequest) -> PublishRequest:

@@ -1,6 +1,6 @@
 """The numbers that must never go backwards, and the tags, each on disk twice.
 
-Both copies hold the same sealed document, so that a damaged copy loses nothing. Tags have a document of their own: a
+Both copies hold the same sealed document, so that a corrupt copy loses nothing. Tags have a document of their own: a
 publish changes the numbers, and writes nothing else.
 """
 
@@ -43,18 +43,18 @@ class StateFile:
         self._numbers, self._tags = _TwoCopies(folder, "state"), _TwoCopies(folder, "tags")
 
     def read(self) -> tuple[State | None, int]:
-        """Return the newest intact state, None when its numbers are lost, and how many copies are damaged."""
-        (numbers, damaged), (tags, damaged_tags) = self._numbers.read(), self._tags.read()
-        damaged += damaged_tags
+        """Return the newest intact state, None when its numbers are lost, and how many copies are corrupt."""
+        (numbers, corrupt), (tags, corrupt_tags) = self._numbers.read(), self._tags.read()
+        corrupt += corrupt_tags
         if numbers is None:
-            return None, damaged
+            return None, corrupt
         pointed = (tags or numbers).get("tags", {})
         try:
             token = numbers["fencing_token" if "fencing_token" in numbers else "generation"]  # its former name
-            return State(int(token), int(numbers["high_water"]), dict(pointed), is_joint="tags" in numbers), damaged
+            return State(int(token), int(numbers["high_water"]), dict(pointed), is_joint="tags" in numbers), corrupt
         except (KeyError, TypeError, ValueError) as error:
             _log.error("state has other fields than expected", reason=str(error))
-            return None, damaged + 1
+            return None, corrupt + 1
 
     def numbers(self, fencing_token: int, high_water: int) -> dict[Path, bytes]:
         """Return both copies of the next numbers, for `write_all_atomically`."""
@@ -73,9 +73,9 @@ class _TwoCopies:
         self._sequence = 0
 
     def read(self) -> tuple[dict[str, Any] | None, int]:
-        """Return the newest intact copy, None when there is none, and how many are damaged."""
+        """Return the newest intact copy, None when there is none, and how many are corrupt."""
         found: dict[str, Any] | None = None
-        damaged = 0
+        corrupt = 0
         for path in self._paths:
             try:
                 document = unseal(path.read_bytes())
@@ -83,12 +83,12 @@ class _TwoCopies:
             except FileNotFoundError:
                 continue
             except (DataLoss, TypeError, ValueError) as error:
-                damaged += 1
-                _log.error("state file is damaged", path=str(path), reason=str(error))
+                corrupt += 1
+                _log.error("state file is corrupt", path=str(path), reason=str(error))
                 continue
             if found is None or sequence > self._sequence:
                 found, self._sequence = document, sequence
-        return found, damaged
+        return found, corrupt
 
     def next(self, document: Mapping[str, Any]) -> dict[Path, bytes]:
         """Return both copies' contents."""

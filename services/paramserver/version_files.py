@@ -20,7 +20,7 @@ from tidemill.params.version import Encoding, Precision, Version
 _NAME = re.compile(r"(\d{10,20})\.(json|copy\.json|removed|full\.safetensors|half\.safetensors)")
 _DESCRIPTIONS = ("json", "copy.json")
 _REMOVED = "removed"
-_DAMAGED = "damaged"
+_SET_ASIDE = "damaged"
 _READ_BYTES = 1024 * 1024
 
 _log = structlog.get_logger()
@@ -32,13 +32,13 @@ class Scan:
 
     Attributes:
         versions: Intact versions by number, oldest first.
-        damaged: Numbers of versions that were acknowledged and have lost bytes.
-        repaired: Versions whose description was missing or damaged and came from its copy.
+        corrupt: Numbers of versions that were acknowledged and have lost bytes.
+        repaired: Versions whose description was missing or corrupt and came from its copy.
         high_water: Greatest number in any file's name.
     """
 
     versions: Mapping[int, Version]
-    damaged: tuple[int, ...]
+    corrupt: tuple[int, ...]
     repaired: int
     high_water: int
 
@@ -96,12 +96,12 @@ class VersionFiles:
             raise NotFound(f"version {number} is no longer kept") from error
 
     def scan(self, acknowledged: int | None) -> Scan:
-        """Read and verify everything; set damaged versions aside, remove what was never acknowledged.
+        """Read and verify everything; set corrupt versions aside, remove what was never acknowledged.
 
         Args:
             acknowledged: Greatest number of a version that may have been acknowledged; None if that is not known.
         """
-        versions, damaged, repaired = {}, [], 0
+        versions, corrupt, repaired = {}, [], 0
         numbers = _numbers(self._folder)
         for number in numbers:
             if self.path(number, _REMOVED).exists():
@@ -115,18 +115,18 @@ class VersionFiles:
                     _log.info("removed a version that was never acknowledged", version=number)
                     self.remove(number)
                     continue
-                _log.error("version is damaged and will not be served", version=number, reason=str(error))
-                damaged.append(number)
+                _log.error("version is corrupt and will not be served", version=number, reason=str(error))
+                corrupt.append(number)
                 self._set_aside(number)
-        high_water = max([0, *numbers, *_numbers(self._folder / _DAMAGED)])
-        return Scan(versions, tuple(damaged), repaired, high_water)
+        high_water = max([0, *numbers, *_numbers(self._folder / _SET_ASIDE)])
+        return Scan(versions, tuple(corrupt), repaired, high_water)
 
     def _verified(self, number: int) -> tuple[Version, bool]:
         """Return an intact version, and whether its description was; both copies of that are whole afterwards.
 
         Raises:
             FileNotFoundError: It has no description.
-            DataLoss: Its description or an encoding is damaged or missing.
+            DataLoss: Its description or an encoding is corrupt or missing.
         """
         version, is_whole, has_both = self._described(number)
         for encoding in version.encodings:
@@ -145,7 +145,7 @@ class VersionFiles:
         A copy that is not there is no loss: folders of earlier versions have none.
         """
         found: dict[str, Version] = {}
-        damage: DataLoss | None = None
+        corruption: DataLoss | None = None
         for kind in _DESCRIPTIONS:
             try:
                 version = to_version(unseal(self.path(number, kind).read_bytes()))
@@ -155,22 +155,22 @@ class VersionFiles:
             except FileNotFoundError:
                 continue
             except DataLoss as error:
-                damage = error
+                corruption = error
         if not found:
-            raise damage or FileNotFoundError("its description is missing")
-        return next(iter(found.values())), damage is None and "json" in found, len(found) == len(_DESCRIPTIONS)
+            raise corruption or FileNotFoundError("its description is missing")
+        return next(iter(found.values())), corruption is None and "json" in found, len(found) == len(_DESCRIPTIONS)
 
     def _descriptions(self, version: Version) -> dict[Path, bytes]:
         return dict.fromkeys((self.path(version.version, kind) for kind in _DESCRIPTIONS), seal(from_version(version)))
 
     def _set_aside(self, number: int) -> None:
-        folder = self._folder / _DAMAGED
+        folder = self._folder / _SET_ASIDE
         try:
             folder.mkdir(exist_ok=True)
             for path in self._folder.glob(f"{number:010d}.*"):
                 path.replace(folder / path.name)
         except OSError as error:
-            _log.warning("cannot set a damaged version aside", version=number, reason=str(error))
+            _log.warning("cannot set a corrupt version aside", version=number, reason=str(error))
 
 
 def verify(file: BinaryIO, encoding: Encoding) -> None:

@@ -90,7 +90,7 @@ class VersionStore:
 
     @property
     def corrupt_versions(self) -> int:
-        """Versions, descriptions and state files found damaged or lost when the folder was opened."""
+        """Versions, descriptions and state files found corrupt or lost when the folder was opened."""
         return self._corrupt_versions
 
     def acquire_fencing_token(self, last_known_token: int = 0) -> Catalog:
@@ -179,14 +179,14 @@ class VersionStore:
         self._lock.close()
 
     def _recover(self) -> None:
-        state, damaged_copies = self._state_file.read()
+        state, corrupt_copies = self._state_file.read()
         scan = self._files.scan(None if state is None else state.high_water)
         if state is None:
             state = _rebuilt(scan.versions)
         lost = {tag: number for tag, number in state.tags.items() if number not in scan.versions}
         for tag, number in lost.items():
             _log.error("tag points at a version that is lost", tag=tag, version=number)
-        self._corrupt_versions = len({*scan.damaged, *lost.values()}) + scan.repaired + damaged_copies
+        self._corrupt_versions = len({*scan.corrupt, *lost.values()}) + scan.repaired + corrupt_copies
         self._catalog = Catalog(
             versions=scan.versions,
             tags={tag: number for tag, number in state.tags.items() if tag not in lost},
@@ -194,7 +194,7 @@ class VersionStore:
             high_water=max(state.high_water, scan.high_water),
         )
         recovered = (self._catalog.fencing_token, self._catalog.high_water)
-        if damaged_copies or lost or state.is_joint or recovered != (state.fencing_token, state.high_water):
+        if corrupt_copies or lost or state.is_joint or recovered != (state.fencing_token, state.high_water):
             self._write(self._numbers(self._catalog) | self._state_file.tags(self._catalog.tags))
         self._prune()
         self._cache = self._read_newest(self._catalog)

@@ -121,8 +121,8 @@ def _recover(settings: ReplaySettings) -> OpenedLog | None:
     if not storage.folder:
         return None
     recovered = open_replay_log(Path(storage.folder), _budget(settings), partial(_empty, settings))
-    damage = recovered.damage
-    is_whole = not (damage.is_any or recovered.dropped)
+    corruption = recovered.corruption
+    is_whole = not (corruption.is_any or recovered.dropped)
     report = _logger.info if is_whole else _logger.warning
     report(
         "restored" if recovered.segment_sizes else "new log",
@@ -131,10 +131,10 @@ def _recover(settings: ReplaySettings) -> OpenedLog | None:
         items=recovered.items,
         env_steps=recovered.replay.env_steps,
         took_s=round(recovered.took_s, 3),
-        torn_bytes=damage.torn_bytes,
-        corrupt_records=damage.records,
-        missing_records=damage.missing_records,
-        missing_segments=len(damage.missing_segments),
+        torn_bytes=corruption.torn_bytes,
+        corrupt_records=corruption.records,
+        missing_records=corruption.missing_records,
+        missing_segments=len(corruption.missing_segments),
         dropped_items=recovered.dropped,
         **({} if is_whole else {"details": f"stop this service and run: tidemill replay inspect {storage.folder}"}),
     )

@@ -140,19 +140,19 @@ class BatchReader:
         while True:
             lacked = _lacked(drawn, mirror)
             chunks = drawn.chunks[lacked]
-            blobs, damaged = await reader.blobs(blocks, chunks)
-            if not len(damaged):
+            blobs, corrupt = await reader.blobs(blocks, chunks)
+            if not len(corrupt):
                 whole = [blob for blob in blobs if blob is not None]
                 return _placed(drawn, lacked, blocks.cut(chunks, whole, drawn.step_counts[lacked]), mirror)
-            self._drop(table, damaged.tolist())
+            self._drop(table, corrupt.tolist())
             anew = without_replacement and not table.config.max_times_sampled  # or an item could come twice
-            kept = drawn.without(drawn.chunks if anew else damaged)
+            kept = drawn.without(drawn.chunks if anew else corrupt)
             drawn = kept.concat(await self._draw_more(table, count - len(kept.keys), without_replacement, held))
 
     async def _draw_more(
         self, table: Table, count: int, without_replacement: bool, held: list[SampledItems]
     ) -> SampledItems:
-        """Draw in place of damaged items, which the rate limiter has counted already."""
+        """Draw in place of corrupt items, which the rate limiter has counted already."""
         return await self._admission.sample(
             table,
             count,
@@ -163,7 +163,7 @@ class BatchReader:
 
     def _drop(self, table: Table, chunks: list[int]) -> None:
         dropped = sum(self._replay.drop_chunk(table.store, chunk) for chunk in chunks)
-        _log.error("damaged chunks on disk: their items are dropped", chunks=len(chunks), items=dropped)
+        _log.error("corrupt chunks on disk: their items are dropped", chunks=len(chunks), items=dropped)
         self._admission.changed()
 
 

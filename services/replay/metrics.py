@@ -95,8 +95,8 @@ def _log_metrics(log: ReplayLog) -> Iterator[Metric]:
     for name, (about, value) in gauges.items():
         yield GaugeMetricFamily(f"{_PREFIX}_{name}", about, value=value)
     counters = {
-        "corrupt_records": ("Records and chunks found damaged or missing on disk.", log.corrupt_records),
-        "missing_records": ("Records missing from the log at the last start.", recovered.damage.missing_records),
+        "corrupt_records": ("Records and chunks found corrupt or missing on disk.", log.corrupt_records),
+        "missing_records": ("Records missing from the log at the last start.", recovered.corruption.missing_records),
         "cold_reads": ("Chunks read from the log because memory had them no more.", blobs.reads),
         "cold_read_bytes": ("Their bytes.", blobs.read_bytes),
         "snapshots": ("Snapshots taken.", log.snapshots.taken),
@@ -115,7 +115,7 @@ _COUNTERS = {
     "sampled_age": "Sum over sampled items of the items inserted after them; by samples, their mean age in items.",
     "evictions": "Items removed because the table was full.",
     "priority_updates": "Priorities set.",
-    "corrupt_items": "Items dropped because bytes they need were damaged or missing on disk.",
+    "corrupt_items": "Items dropped because bytes they need were corrupt or missing on disk.",
     "unknown_keys": "Keys of updates and deletions that were not in the table.",
 }
 

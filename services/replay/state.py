@@ -70,7 +70,7 @@ class ReplayState:
         self.streams = StreamRegistry(first_epoch, max_streams)
         self.store_id = first_epoch
         self.env_steps = 0
-        self.damaged_chunks = 0
+        self.corrupt_chunks = 0
         self.memory = StoredMemory(self.budget, self._tables, self._stores, self.streams, durable=self._durable)
 
     @property
@@ -149,9 +149,9 @@ class ReplayState:
         return self._numbers[table.config.name]
 
     def drop_chunk(self, store: ChunkStore, chunk: int) -> int:
-        """Remove every item that needs a chunk, whose bytes are damaged, and let go of it; return how many items."""
+        """Remove every item that needs a chunk, whose bytes are corrupt, and let go of it; return how many items."""
         store.acquire(np.array([chunk]))  # while its neighbours are looked for
-        self.damaged_chunks += 1
+        self.corrupt_chunks += 1
         dropped = sum(table.drop_items_of(chunk) for table in self._tables.values() if table.store is store)
         for epoch in self.streams.epochs:
             if epoch.store is store:
@@ -260,7 +260,7 @@ class ReplayState:
         self._sink.begin()
         table.reconfigure(config)
         self._log_table(config)
-        for _ in range(2):  # all items in one record: damage to it must not cost them all
+        for _ in range(2):  # all items in one record: a corrupt one must not cost them all
             self._sink.log_changes(self.env_steps, None, [(table, table.items.oldest_first())])
 
     def _make_store(self, signature: Signature, number: int) -> ChunkStore:

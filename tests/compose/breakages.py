@@ -20,20 +20,20 @@ try:
 except grpc.RpcError as error:
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error
 """
-_DAMAGE = """
+_CORRUPTION = """
 import pathlib
 from tidemill.errors import TidemillError
 from tidemill.params.client import ParamsClient
 client = ParamsClient("127.0.0.1:7402")
 number = client.list_versions().versions[-3].version  # the newest may be in memory
-client.set_tag("damaged", number)  # so that it is kept
+client.set_tag("corrupt", number)  # so that it is kept
 (file,) = pathlib.Path("/runs/short/params").rglob(f"{number:010d}.full.safetensors")
 data = bytearray(file.read_bytes())
 data[-1] ^= 1
 file.write_bytes(data)
 try:
     client.fetch(number)
-    raise SystemExit("the damage was not noticed")
+    raise SystemExit("the corruption was not noticed")
 except TidemillError as error:
     print(error)
 """
@@ -58,9 +58,9 @@ def append_nonsense(stack: Stack) -> None:
     _execute(stack, "replay-0", _NONSENSE)
 
 
-def damage_version(stack: Stack) -> None:
+def corrupt_version(stack: Stack) -> None:
     """Flip a bit of stored parameters on the disk, and have them read."""
-    _execute(stack, "paramserver", _DAMAGE)
+    _execute(stack, "paramserver", _CORRUPTION)
 
 
 def in_volume(stack: Stack, *command: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 from tests.compose.breakages import (
     append_nonsense,
     can_read_metrics,
-    damage_version,
+    corrupt_version,
     in_volume,
     publish_as_another,
 )
@@ -223,15 +223,15 @@ def test_crash_loops_raise_alerts(stack: Stack) -> None:
     """One shard of two and one actor of five that never last are missed, though DNS and `up` know nothing of them.
 
     Meanwhile an actor that comes back each time, a disk that refuses checkpoints, messages that make no sense, a
-    second learner and damaged parameters are reported, too.
+    second learner and corrupt parameters are reported, too.
     """
     looping, restarting = stack.containers("actor")[-1], stack.containers("actor")[0]
     names = [looping["Name"].strip("/"), stack.containers("replay-1")[0]["Name"].strip("/")]
     stack.until_above("min(tidemill_learner_shard_live)", 0.0)
     with stack.crash_loop(*names):
         in_volume(stack, "chmod", "a-w", "/runs/short/checkpoints")
-        damage_version(stack)
-        stack.until_firing(("TidemillCheckpointFailed", "learner"), ("TidemillDamagedParameters", "paramserver"))
+        corrupt_version(stack)
+        stack.until_firing(("TidemillCheckpointFailed", "learner"), ("TidemillCorruptParameters", "paramserver"))
         in_volume(stack, "chmod", "u+w", "/runs/short/checkpoints")
         for count in range(4):
             stack.crash("actor", restarting["Name"].strip("/"))

@@ -1,4 +1,4 @@
-"""Columns of chunks to blocks and back: round trips, covers, and damage that is never served."""
+"""Columns of chunks to blocks and back: round trips, covers, and corruption that is never served."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from tidemill.codec import DamagedBlocks, decode, encode
+from tidemill.codec import CorruptBlocks, decode, encode
 from tidemill.errors import DataLoss, InvalidArgument
 from tidemill.replay.batch import Blocks, SampledBatch
 from tidemill.types import Codec, ColumnSpec, Signature
@@ -150,26 +150,26 @@ def with_block(chunk: tuple[bytes, ...], index: int, block: bytes) -> tuple[byte
 @pytest.mark.parametrize(
     "index, block, message",
     [
-        (0, b"", "blocks of column 'observation' are damaged in 1 chunks"),
+        (0, b"", "blocks of column 'observation' are corrupt in 1 chunks"),
         (0, b"\xff" * 40, "observation"),
         (0, lz4.block.compress(bytes(7 * 12), store_size=False), "observation"),
         (0, lz4.block.compress(bytes(9 * 12), store_size=False), "observation"),
         (1, bytes(31), "column 'reward' has 31 bytes where its signature says 32"),
     ],
 )
-def test_damaged_block_is_data_loss(index: int, block: bytes, message: str) -> None:
+def test_corrupt_block_is_data_loss(index: int, block: bytes, message: str) -> None:
     """Blocks that do not decode, or to another size, are reported with their column and never served."""
     chunk = with_block(encode(SIGNATURE, columns_of(8)), index, block)
     with pytest.raises(DataLoss, match=message):
         decode(SIGNATURE, batch_of(SIGNATURE, [chunk], [8], [(0, 8)]), 8)
 
 
-def test_every_damaged_chunk_of_a_column_is_named() -> None:
+def test_every_corrupt_chunk_of_a_column_is_named() -> None:
     """Of four chunks the first and the last, but not the second, which no item needs; without them the rest decodes."""
     good = [encode(SIGNATURE, columns_of(8, seed)) for seed in range(4)]
     chunks = [with_block(chunk, 0, b"\xff" * 40) if i != 2 else chunk for i, chunk in enumerate(good)]
     batch = batch_of(SIGNATURE, chunks, [8] * 4, [(0, 8), (16, 8), (20, 8), (2, 3), (18, 2), (29, 3)])
-    with pytest.raises(DamagedBlocks) as caught:
+    with pytest.raises(CorruptBlocks) as caught:
         decode(SIGNATURE, batch, 8)
     assert sorted(caught.value.chunks.tolist()) == [0, 3]
     needing = batch.needing(caught.value.chunks)
@@ -181,7 +181,7 @@ def test_every_damaged_chunk_of_a_column_is_named() -> None:
 @settings(deadline=None)
 @given(noise=st.binary(min_size=1, max_size=60), at=st.integers(0, 100))
 def test_noise_in_a_block_gives_data_loss_or_rows_but_nothing_else(noise: bytes, at: int) -> None:
-    """Random damage never crashes the process nor raises anything but DataLoss."""
+    """Random corruption never crashes the process nor raises anything but DataLoss."""
     chunk = encode(SIGNATURE, columns_of(8))
     block = chunk[0][:at] + noise + chunk[0][at + len(noise) :]
     batch = batch_of(SIGNATURE, [with_block(chunk, 0, block)], [8], [(0, 8)])

@@ -155,7 +155,7 @@ class ParamsClient:
         Raises:
             NotFound: No such version or tag.
             InvalidArgument: A field is out of range.
-            DataLoss: The stored bytes are damaged, or the bytes changed on their way.
+            DataLoss: The stored bytes are corrupt, or the bytes changed on their way.
             ResourceExhausted: The encoding is larger than `max_blob_bytes`.
         """
         request = pb.FetchRequest(newer_than=newer_than, wait_s=wait_s, precision=pack_precision(precision))

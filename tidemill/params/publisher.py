@@ -205,7 +205,7 @@ class ParamsPublisher:
     def _rebase(self, refusal: FailedPrecondition) -> None:
         """Take the server's newest version as the base, if that is why it refused.
 
-        The base is wrong without another publisher only after the server lost its newest version to a damaged
+        The base is wrong without another publisher only after the server lost its newest version to a corrupt
         disk.
 
         Raises:

@@ -30,7 +30,7 @@ def read_params(folder: Path, selector: int | str = LATEST) -> Params:
 
     Raises:
         NotFound: There is no such version or tag; the message names those there are.
-        DataLoss: The files of the version are damaged.
+        DataLoss: The files of the version are corrupt.
     """
     number = selector if isinstance(selector, int) else _number_of(folder, selector)
     version = _read_version(folder, number)
@@ -78,8 +78,8 @@ def _read_version(folder: Path, number: int) -> Version:
     for kind in _DESCRIPTIONS:
         try:
             return to_version(_unseal(folder / f"{number:010d}.{kind}"))
-        except DataLoss as damage:
-            error = damage
+        except DataLoss as cause:
+            error = cause
         except FileNotFoundError:
             continue
     known = _listed(_stored_numbers(folder))
@@ -90,7 +90,7 @@ def _unseal(file: Path) -> dict[str, Any]:
     try:
         return unseal(file.read_bytes())
     except DataLoss as error:
-        raise DataLoss(f"{file} is damaged: {error}") from error
+        raise DataLoss(f"{file} is corrupt: {error}") from error
 
 
 def _listed(numbers: list[int]) -> str:

@@ -163,12 +163,12 @@ class TableDescription:
         held_bytes: Bytes of the chunks that items of this table need, as stored, and of their payloads.
         limiter_diff: How far inserts are ahead, in samples; 0 without a ratio.
         mean_sampled_age: Items inserted after an item when it was sampled, on average over all samples.
-        corrupt_items: Items dropped because bytes they need were damaged on disk.
+        corrupt_items: Items dropped because bytes they need were corrupt on disk.
         memory_bytes: Bytes of chunks in memory, as stored, of all tables of the server; so for all below.
         log_bytes: Bytes of the log on disk, 0 without one.
         log_segments: Files of the log.
         log_full: Whether the disk has no room, so that nothing is acknowledged.
-        corrupt_records: Records and chunks found damaged on disk since the server started.
+        corrupt_records: Records and chunks found corrupt on disk since the server started.
         snapshot: Number of the newest snapshot, 0 for none.
         fsync_bounds_s: Upper bounds of the buckets of `fsync_counts` but the last, in seconds.
         fsync_counts: How often the disk took how long to confirm, by bucket.

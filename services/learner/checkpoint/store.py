@@ -3,7 +3,7 @@
 A checkpoint is one file, `checkpoint-TTTTTT-NNNNNNNN.safetensors`, and beside it its checksum, the same name with
 `.sha256`, in the format of `sha256sum --check`. T is the fencing token of the learner that wrote it, N counts up over
 all of them; the newest is the last one of the greatest token. Files of earlier versions, without T, count as 0. The
-checksum is written first and the data is renamed into place last, so a file without a fitting checksum is a damaged
+checksum is written first and the data is renamed into place last, so a file without a fitting checksum is a corrupt
 one.
 """
 
@@ -72,11 +72,11 @@ class CheckpointStore:
 
     @property
     def fencing_token(self) -> int:
-        """Greatest fencing token of a checkpoint, damaged ones included; 0 if there is none."""
+        """Greatest fencing token of a checkpoint, corrupt ones included; 0 if there is none."""
         return max((fencing_token for fencing_token, _, _ in self._found()), default=0)
 
     def newest(self) -> tuple[Path, Checkpoint] | None:
-        """Return the newest checkpoint that is whole; damaged ones are skipped and logged.
+        """Return the newest checkpoint that is whole; corrupt ones are skipped and logged.
 
         Raises:
             FatalError: The newest whole one is of a format this version does not know.
@@ -85,7 +85,7 @@ class CheckpointStore:
             try:
                 return path, decode(_checked(path), path)
             except DataLoss as error:
-                _log.warning("checkpoint damaged, trying the one before", path=str(path), reason=str(error))
+                _log.warning("checkpoint corrupt, trying the one before", path=str(path), reason=str(error))
         return None
 
     def _check_newest(self, fencing_token: int) -> None:

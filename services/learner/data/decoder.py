@@ -126,7 +126,7 @@ class Decoder:
         while sound is not None:
             try:
                 return sound, codec.decode(self._signature, sound, self._agent.window.length)
-            except codec.DamagedBlocks as error:  # of one column; another may have more
+            except codec.CorruptBlocks as error:  # of one column; another may have more
                 sound = self._corrupt.replace(sound, sound.needing(error.chunks), str(error))
         return None
 

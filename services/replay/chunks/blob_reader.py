@@ -26,7 +26,7 @@ class BlobFiles:
         self._files: OrderedDict[int, int] = OrderedDict()  # descriptors, the longest unused first
 
     def read(self, where: Locations) -> list[bytes | None]:
-        """Return each blob, None for one that is damaged or gone."""
+        """Return each blob, None for one that is corrupt or gone."""
         found: list[bytes | None] = [None] * len(where.ids)
         columns = (where.ids, where.segments, where.offsets, where.sizes)
         for i, (identity, segment, offset, size) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
@@ -79,7 +79,7 @@ class BlobReader:
         self.read_bytes = 0
 
     async def blobs(self, blocks: LoggedBlocks, slots: Ints) -> tuple[list[bytes | None], Ints]:
-        """Return the blob of each chunk [N], all held by the caller, and which chunks are damaged."""
+        """Return the blob of each chunk [N], all held by the caller, and which chunks are corrupt."""
         found: list[bytes | None] = list(blocks.peek(slots))
         missing = np.array([i for i, blob in enumerate(found) if blob is None], dtype=np.int64)
         while len(missing):

@@ -103,7 +103,7 @@ class Compactor:
         segment_bytes: int,
         changed: Callable[[], None],
     ) -> None:
-        """Clean the log of a state; `changed` is called after items were dropped because bytes were damaged."""
+        """Clean the log of a state; `changed` is called after items were dropped because bytes were corrupt."""
         self._replay, self._journal, self._writing, self._blobs = replay, journal, writing, blobs
         self._garbage = Garbage(replay, journal, segment_bytes)
         self._changed = changed
@@ -145,17 +145,17 @@ class Compactor:
         await self._writing.room()
         store.acquire(slots)
         try:
-            blobs, damaged = await self._blobs.blobs(blocks, slots)
-            whole = ~np.isin(slots, damaged)
+            blobs, corrupt = await self._blobs.blobs(blocks, slots)
+            whole = ~np.isin(slots, corrupt)
             self._journal.begin()
             moved = NewChunks(store, slots[whole], [blob for blob in blobs if blob is not None])
             where = self._journal.log_moved(self._replay.env_steps, moved)
             await self._writing.written(self._journal.sequence)
             blocks.relocate(moved.slots, where)
-            for chunk in damaged.tolist():
+            for chunk in corrupt.tolist():
                 self._replay.drop_chunk(store, chunk)
         finally:
             store.release(slots)
-        if len(damaged):
-            _log.error("damaged chunks on disk: their items are dropped", chunks=len(damaged))
+        if len(corrupt):
+            _log.error("corrupt chunks on disk: their items are dropped", chunks=len(corrupt))
             self._changed()

@@ -64,7 +64,7 @@ class Record:
         sequence: Its number among all records ever written to the log.
         meta: The part that is read at a restart.
         blobs: The body.
-        copy: What is written to another file as well, for the case that it is damaged; None if nothing is.
+        copy: What is written to another file as well, for the case that it is corrupt; None if nothing is.
     """
 
     kind: Kind
@@ -188,14 +188,14 @@ class Scan:
 
     Attributes:
         frames: The intact frames in order.
-        damaged: Start and end of complete frames whose checksum is wrong, and of stretches in which no frame starts.
-        damaged_tail: Whether no frame starts where the last one ends, although bytes were written there.
+        corrupt: Start and end of complete frames whose checksum is wrong, and of stretches in which no frame starts.
+        corrupt_tail: Whether no frame starts where the last one ends, although bytes were written there.
         end: Where the last complete frame ends; what follows is a frame that was not written to its end.
     """
 
     frames: list[Frame] = field(default_factory=list)
-    damaged: list[tuple[int, int]] = field(default_factory=list)
-    damaged_tail: bool = False
+    corrupt: list[tuple[int, int]] = field(default_factory=list)
+    corrupt_tail: bool = False
     end: int = 0
 
 
@@ -208,9 +208,9 @@ def scan(data: memoryview, mark: bytes) -> Scan:
         if header is None:
             following = _next_header(data, position + 1, mark)
             if following is None:
-                found.damaged_tail = any(data[position:])
+                found.corrupt_tail = any(data[position:])
                 break
-            found.damaged.append((position, following))
+            found.corrupt.append((position, following))
             position = following
             continue
         frame, meta_crc = header
@@ -219,7 +219,7 @@ def scan(data: memoryview, mark: bytes) -> Scan:
         if zlib.crc32(frame.meta) == meta_crc:
             found.frames.append(frame)
         else:
-            found.damaged.append((position, frame.end))
+            found.corrupt.append((position, frame.end))
         position = found.end = frame.end
     return found
 

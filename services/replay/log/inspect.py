@@ -1,4 +1,4 @@
-"""`tidemill replay inspect FOLDER`: what is in the log of a stopped replay service, and what of it is damaged."""
+"""`tidemill replay inspect FOLDER`: what is in the log of a stopped replay service, and what of it is corrupt."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tidemill.services.replay.state import ReplayState
 _BATCH = 1024
 _UNLIMITED = 2**31 - 1
 _ABOUT = """Reads the log of a replay service that is stopped, checks every byte that a start would need, and says what
-is in it: its tables and their items, its segments and the chunks and items in use in each, and what is damaged, missing
-or lost. Nothing is changed. The exit code is 0 for a whole log, 1 for one with damage; an end that was not written when
-the service was killed is no damage."""
+is in it: its tables and their items, its segments and the chunks and items in use in each, and what is corrupt, missing
+or lost. Nothing is changed. The exit code is 0 for an intact log, 1 for a corrupt one; an unfinished record at the end,
+as a killed service leaves it, is no corruption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +37,22 @@ class Inspection:
         found: What its files tell.
         replay: The state that a start would bring back.
         lost: Items of each table that it would not, by the table's number.
-        damaged_chunks: Chunks whose bytes are damaged.
+        corrupt_chunks: Chunks whose bytes are corrupt.
     """
 
     found: FolderContents
     replay: ReplayState
     lost: dict[int, int]
-    damaged_chunks: int
+    corrupt_chunks: int
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is damaged or lost."""
-        return not (self.found.contents.damage.is_any or self.damaged_chunks or any(self.lost.values()))
+        """Whether nothing is corrupt or lost."""
+        return not (self.found.contents.corruption.is_any or self.corrupt_chunks or any(self.lost.values()))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Inspect a log; return 1 if anything in it is damaged.
+    """Inspect a log; return 1 if anything in it is corrupt.
 
     Raises:
         FatalError: there is no log, it has another format, or a replay service uses it.
@@ -93,18 +93,18 @@ def inspect(folder: LogFolder) -> Inspection:
     files = BlobFiles(folder)
     counted = {table: table.counters.corrupt_items for table in replay.tables}
     for store in replay.stores:
-        for chunk in _damaged_chunks(store, files):
+        for chunk in _corrupt_chunks(store, files):
             replay.drop_chunk(store, chunk)
     files.close()
     for table, before in counted.items():
         lost[replay.number_of(table)] += table.counters.corrupt_items - before
-    return Inspection(found, replay, lost, replay.damaged_chunks)
+    return Inspection(found, replay, lost, replay.corrupt_chunks)
 
 
 def report(inspection: Inspection, path: Path) -> Iterator[str]:
     """Yield what is said of a log, line by line."""
     found, replay = inspection.found, inspection.replay
-    contents, damage, snapshot = found.contents, found.contents.damage, found.snapshot
+    contents, corruption, snapshot = found.contents, found.contents.corruption, found.snapshot
     size = sum(contents.segment_sizes.values())
     yield f"{path}: format {FORMAT}, {len(contents.segment_sizes)} segments, {size:,} bytes"
     taken = f"snapshot of record {snapshot.sequence}" if snapshot is not None else "no snapshot"
@@ -121,34 +121,34 @@ def report(inspection: Inspection, path: Path) -> Iterator[str]:
         items = sum(int(np.count_nonzero(t.items.segments[t.items.live()] == number)) for t in replay.tables)
         yield f"{number:8} {contents.segment_sizes[number]:14,} {records:10,} {chunks:10,} {items:10,}"
     yield ""
-    yield from damage.notes
-    if damage.torn_bytes:
-        yield f"the last {damage.torn_bytes} bytes were not written to their end: a start cuts them"
+    yield from corruption.notes
+    if corruption.torn_bytes:
+        yield f"the last {corruption.torn_bytes} bytes were not written to their end: a start cuts them"
     yield verdict(inspection)
 
 
 def verdict(inspection: Inspection) -> str:
-    """Return one line on what is damaged."""
+    """Return one line on what is corrupt."""
     if inspection.is_whole:
         return "whole"
-    damage = inspection.found.contents.damage
+    corruption = inspection.found.contents.corruption
     return (
-        f"DAMAGED: {damage.records} records damaged, {damage.missing_records} lost, "
-        f"{len(damage.missing_segments)} segments missing, {inspection.damaged_chunks} chunks damaged, "
+        f"CORRUPT: {corruption.records} records corrupt, {corruption.missing_records} lost, "
+        f"{len(corruption.missing_segments)} segments missing, {inspection.corrupt_chunks} chunks corrupt, "
         f"{sum(inspection.lost.values())} items lost"
     )
 
 
-def _damaged_chunks(store: ChunkStore, files: BlobFiles) -> list[int]:
+def _corrupt_chunks(store: ChunkStore, files: BlobFiles) -> list[int]:
     """Return the chunks in use whose bytes are not what was written."""
     blocks = logged(store)
     held = store.held()
-    damaged = []
+    corrupt = []
     for start in range(0, len(held), _BATCH):
         batch = held[start : start + _BATCH]
         read = files.read(blocks.locations(batch))
-        damaged += [slot for slot, blob in zip(batch.tolist(), read, strict=True) if blob is None]
-    return damaged
+        corrupt += [slot for slot, blob in zip(batch.tolist(), read, strict=True) if blob is None]
+    return corrupt
 
 
 def _segments_of(store: ChunkStore) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:

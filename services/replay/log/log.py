@@ -65,7 +65,7 @@ class ReplayLog:
         self._compactor = Compactor(self._replay, self.journal, self.commits, self.blobs, segment_bytes, changed)
         self.snapshots = Snapshotter(self._replay, self.journal, recovered.snapshots)
         self.journal.begin()
-        self._replay.log_removed()  # what damage has cost, so that it does not come back
+        self._replay.log_removed()  # what corruption has cost, so that it does not come back
         self._tasks = [
             asyncio.create_task(self._compact_for_ever()),
             asyncio.create_task(self.snapshots.take_every(settings.snapshot_every_s)),
@@ -86,9 +86,9 @@ class ReplayLog:
 
     @property
     def corrupt_records(self) -> int:
-        """Records and chunks found damaged or missing on disk, at the start and since."""
-        damage = self.recovered.damage
-        return damage.records + damage.missing_records + self._replay.damaged_chunks
+        """Records and chunks found corrupt or missing on disk, at the start and since."""
+        corruption = self.recovered.corruption
+        return corruption.records + corruption.missing_records + self._replay.corrupt_chunks
 
     @property
     def fsync(self) -> FsyncLatency:

@@ -13,7 +13,7 @@ from tidemill.errors import FatalError
 from tidemill.services.replay.chunks.blob_reader import BlobFiles
 from tidemill.services.replay.chunks.logged_blocks import logged
 from tidemill.services.replay.chunks.store import ChunkStore
-from tidemill.services.replay.log.damage import Damage, carry_out
+from tidemill.services.replay.log.corruption import Corruption, carry_out
 from tidemill.services.replay.log.frame import Chain
 from tidemill.services.replay.log.journal import LogPosition
 from tidemill.services.replay.log.reader import LogContents, read_log
@@ -27,31 +27,31 @@ _PRELOAD_BATCH = 1024
 
 
 def preload(replay: ReplayState, files: BlobFiles, budget: MemoryBudget) -> int:
-    """Fill memory with blobs; return how many items were dropped because a chunk of theirs is damaged.
+    """Fill memory with blobs; return how many items were dropped because a chunk of theirs is corrupt.
 
     Chunks beyond the budget are checked when they are first read.
     """
-    damaged = [(store, chunk) for store in replay.stores for chunk in _read_newest(store, files, budget)]
-    return sum(replay.drop_chunk(store, chunk) for store, chunk in damaged)
+    corrupt = [(store, chunk) for store in replay.stores for chunk in _read_newest(store, files, budget)]
+    return sum(replay.drop_chunk(store, chunk) for store, chunk in corrupt)
 
 
 def _read_newest(store: ChunkStore, files: BlobFiles, budget: MemoryBudget) -> list[int]:
-    """Read what fits; return the damaged chunks."""
+    """Read what fits; return the corrupt chunks."""
     blocks = logged(store)
     slots = store.held()
     newest_first = slots[np.argsort(-blocks.ids[slots], kind="stable")]
     sizes = np.cumsum(blocks.locations(newest_first).sizes)
     fitting = newest_first[: int(np.searchsorted(sizes, budget.room_bytes, side="right"))]
-    damaged = []
+    corrupt = []
     for start in range(0, len(fitting), _PRELOAD_BATCH):
         batch = fitting[start : start + _PRELOAD_BATCH]
         for slot, blob in zip(batch.tolist(), files.read(blocks.locations(batch)), strict=True):
             if blob is None:
-                damaged.append(slot)
+                corrupt.append(slot)
             else:
                 blocks.keep(slot, blob)
     blocks.mark_evictable(fitting)
-    return damaged
+    return corrupt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,15 +79,15 @@ def look(folder: LogFolder) -> FolderContents:
     """
     numbers = folder.segments()
     paths = [path for n in numbers for path in (folder.segment(n), folder.copies(n)) if path.exists()]
-    newest, damaged_notes = read_newest(folder.path)
+    newest, corrupt_notes = read_newest(folder.path)
     mark = find_mark(folder.path, [*paths, *snapshot_paths(folder.path)]) or new_mark()
     files = SnapshotFiles(folder, mark)
     snapshot = files.load()
     contents = read_log(folder, mark, newest, snapshot)
-    for _ in range(damaged_notes):
-        contents.damage.add("the file that names the newest segment is damaged")
-    for name in files.damaged:
-        contents.damage.add(f"{name} is damaged")
+    for _ in range(corrupt_notes):
+        contents.corruption.add("the file that names the newest segment is corrupt")
+    for name in files.corrupt:
+        contents.corruption.add(f"{name} is corrupt")
     if not contents.chain.sequence and newest is None:  # nothing of this log: its mark was only guessed
         mark = new_mark()
         files = SnapshotFiles(folder, mark)
@@ -106,9 +106,9 @@ class OpenedLog:
         position: Where the log goes on.
         chain: What the next record is linked to.
         segment_sizes: Bytes of each segment, the oldest first.
-        damage: What was broken, damaged chunks included.
+        corruption: What was broken, corrupt chunks included.
         items: Items that are there again.
-        dropped: Items that are not, because bytes they need are damaged or missing, or told that they might be gone.
+        dropped: Items that are not, because bytes they need are corrupt or missing, or told that they might be gone.
         took_s: How long it took, in seconds.
     """
 
@@ -119,7 +119,7 @@ class OpenedLog:
     position: LogPosition
     chain: Chain
     segment_sizes: dict[int, int]
-    damage: Damage
+    corruption: Corruption
     items: int
     dropped: int
     took_s: float
@@ -155,9 +155,9 @@ def open_replay_log(path: Path, budget: MemoryBudget, make_replay: Callable[[Mem
     except BaseException:
         folder.close()
         raise
-    damage, chain = contents.damage, contents.chain
-    damage.records += replay.damaged_chunks
-    replay.damaged_chunks = 0  # those are counted now
+    corruption, chain = contents.corruption, contents.chain
+    corruption.records += replay.corrupt_chunks
+    replay.corrupt_chunks = 0  # those are counted now
     removed = {number: told.removed_so_far + contents.end_is_lost for number, told in chain.reports.items()}
     position = LogPosition(contents.next_segment, 0, chain.sequence, next_chunk, removed)
     return OpenedLog(
@@ -168,7 +168,7 @@ def open_replay_log(path: Path, budget: MemoryBudget, make_replay: Callable[[Mem
         position=position,
         chain=Chain(found.mark, chain.link),
         segment_sizes=contents.segment_sizes,
-        damage=damage,
+        corruption=corruption,
         items=sum(table.size for table in replay.tables),
         dropped=dropped,
         took_s=time.monotonic() - started,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.services.replay.log.changes import CHUNK, SIZE, STAT, RawChanges, RawSection, cut_changes, cut_leaving
-from tidemill.services.replay.log.damage import Continuity, Damage, Mend, Repair
+from tidemill.services.replay.log.corruption import Continuity, Corruption, Mend, Repair
 from tidemill.services.replay.log.frame import Frame, Kind, Scan, blob_is_intact, check_format, scan, split_body
 from tidemill.services.replay.log.segments import LogFolder, NewestSegment
 from tidemill.services.replay.log.snapshot import Snapshot
@@ -88,9 +88,9 @@ class LogContents:
         chain: How the records hang together.
         end_is_lost: Whether the newest records are missing.
         segment_sizes: Bytes of each segment, the oldest first.
-        segment_records: Records in each, the damaged ones left out.
+        segment_records: Records in each, the corrupt ones left out.
         lost_records: Records of which only the copies are there, and these do not tell all.
-        damage: What was broken.
+        corruption: What was broken.
         repairs: What the files need before the log goes on.
     """
 
@@ -111,7 +111,7 @@ class LogContents:
     segment_sizes: dict[int, int] = field(default_factory=dict)
     segment_records: dict[int, int] = field(default_factory=dict)
     lost_records: int = 0
-    damage: Damage = field(default_factory=Damage)
+    corruption: Corruption = field(default_factory=Corruption)
     repairs: list[Repair] = field(default_factory=list)
 
 
@@ -136,7 +136,7 @@ def read_log(folder: LogFolder, mark: bytes, newest: NewestSegment | None, snaps
         copies = _scan(contents, folder.copies(number), mark, number, is_last=is_last)
         if records.frames or copies.frames:
             _take_segment(contents, records, copies, number)
-        elif is_last and folder.segment(number).exists() and not (records.damaged or records.damaged_tail):
+        elif is_last and folder.segment(number).exists() and not (records.corrupt or records.corrupt_tail):
             empty = number  # begun, and nothing written to its end
     _close(contents, {*contents.segment_records, empty} - {0}, newest, snapshot)
     noted = newest.segment if newest is not None else 0
@@ -146,36 +146,36 @@ def read_log(folder: LogFolder, mark: bytes, newest: NewestSegment | None, snaps
 
 
 def _scan(contents: LogContents, path: Path, mark: bytes, number: int, *, is_last: bool) -> Scan:
-    """Return what is in a file, nothing if it is none of this log; damage and what to do about it are noted."""
+    """Return what is in a file, nothing if it is none of this log; corruption and what to do about it are noted."""
     if not path.exists():
         return Scan()
     data = _map(path)
     found = scan(data, mark)
     if not found.frames:
         check_format(data, path)
-    damage = contents.damage
-    for start, end in found.damaged:
-        damage.add(f"{path.name}: {end - start} bytes at {start} are damaged", size_bytes=end - start)
+    corruption = contents.corruption
+    for start, end in found.corrupt:
+        corruption.add(f"{path.name}: {end - start} bytes at {start} are corrupt", size_bytes=end - start)
     named = next((json.loads(bytes(f.meta))["segment"] for f in found.frames if f.kind is Kind.SEGMENT), number)
-    is_foreign = not found.frames and (found.damaged_tail or found.damaged)
+    is_foreign = not found.frames and (found.corrupt_tail or found.corrupt)
     if named != number or is_foreign:
         what = "no record of this log is in it" if is_foreign else f"it is segment {named} under another name"
-        damage.add(f"{path.name}: {what}; it is set aside")
+        corruption.add(f"{path.name}: {what}; it is set aside")
         contents.repairs.append(Repair(path, Mend.SET_ASIDE))
-        return Scan(damaged_tail=True)
+        return Scan(corrupt_tail=True)
     if is_last:
         _drop_torn_record(contents, data, found, path)
     rest = len(data) - found.end
-    if found.damaged_tail or (rest and not is_last):
-        damage.add(f"{path.name}: {rest} bytes at its end are damaged", size_bytes=rest)
+    if found.corrupt_tail or (rest and not is_last):
+        corruption.add(f"{path.name}: {rest} bytes at its end are corrupt", size_bytes=rest)
     if is_last:
-        damage.torn_bytes += rest
+        corruption.torn_bytes += rest
         contents.repairs.append(Repair(path, Mend.CUT, found.end))
     elif not found.frames:
         contents.repairs.append(Repair(path, Mend.REMOVE))
     in_order = sorted(found.frames, key=lambda frame: frame.sequence)
     if in_order != found.frames:
-        damage.add(f"{path.name}: its records are out of order")
+        corruption.add(f"{path.name}: its records are out of order")
     return found
 
 
@@ -197,7 +197,7 @@ def _take_segment(contents: LogContents, records: Scan, copies: Scan, number: in
             contents.lost_records += frame.is_copy and frame.kind is Kind.CHANGES
             _take(contents, frame, number)
         elif not (frame.is_copy and frame.sequence == before):
-            contents.damage.add(f"segment {number}: record {frame.sequence} is there again or out of order")
+            contents.corruption.add(f"segment {number}: record {frame.sequence} is there again or out of order")
 
 
 def _drop_torn_record(contents: LogContents, data: memoryview, found: Scan, path: Path) -> None:
@@ -209,7 +209,7 @@ def _drop_torn_record(contents: LogContents, data: memoryview, found: Scan, path
         return
     found.frames.pop()
     found.end = frame.start
-    contents.damage.add(f"{path.name}: the body of its last record, {frame.sequence}, is damaged")
+    contents.corruption.add(f"{path.name}: the body of its last record, {frame.sequence}, is corrupt")
 
 
 def _body_is_intact(data: memoryview, frame: Frame, changes: RawChanges) -> bool:
@@ -220,13 +220,13 @@ def _body_is_intact(data: memoryview, frame: Frame, changes: RawChanges) -> bool
 
 def _close(contents: LogContents, present: set[int], newest: NewestSegment | None, snapshot: Snapshot | None) -> None:
     """Compare the end of the log with what is known of it from elsewhere."""
-    chain, damage = contents.chain, contents.damage
+    chain, corruption = contents.chain, contents.corruption
     seen = snapshot if snapshot is not None else Snapshot(0, ())
     noted = newest if newest is not None else NewestSegment(b"", 0, 0)
     known = max(noted.segment, seen.segment)
     numbers = range(min(present, default=known), max({*present, known}, default=0) + 1)
     there = {number for number in present if contents.segment_records.get(number, 1)}
-    damage.missing_segments = [number for number in numbers if number and number not in there]
+    corruption.missing_segments = [number for number in numbers if number and number not in there]
     reached = max(seen.sequence, noted.sequence - 1)  # what came before the newest segment was synced
     if known > max(present, default=0) and not (seen.is_last and seen.segment == known):
         reached = max(reached, chain.sequence, noted.sequence) + 1  # nobody knows how many records were in it
@@ -234,13 +234,13 @@ def _close(contents: LogContents, present: set[int], newest: NewestSegment | Non
         contents.end_is_lost = True
         chain.gap(reached)
     chain.end()
-    damage.missing_records = chain.missing_records + contents.lost_records
-    damage.notes += [f"segment {number} is missing" for number in damage.missing_segments]
-    damage.notes += [f"records {gap.first} to {gap.last} are missing" for gap in chain.gaps]
+    corruption.missing_records = chain.missing_records + contents.lost_records
+    corruption.notes += [f"segment {number} is missing" for number in corruption.missing_segments]
+    corruption.notes += [f"records {gap.first} to {gap.last} are missing" for gap in chain.gaps]
     if contents.lost_records:
-        damage.notes.append(f"{contents.lost_records} records are lost but for what they said was removed")
+        corruption.notes.append(f"{contents.lost_records} records are lost but for what they said was removed")
     if newest is None and contents.segment_sizes:
-        damage.add("the file that names the newest segment is missing or damaged")
+        corruption.add("the file that names the newest segment is missing or corrupt")
 
 
 def _take(contents: LogContents, frame: Frame, segment: int) -> None:

@@ -139,14 +139,14 @@ def rebuild(replay: ReplayState, contents: LogContents, snapshot: Snapshot | Non
     epochs = [
         _restore_epoch(document, tables[document["table"]].store)
         for document in contents.epochs.values()
-        if document["table"] in tables  # or the record that named it is damaged
+        if document["table"] in tables  # or the record that named it is corrupt
     ]
     for number, found in chunks.items():
         _advance_streams([epoch for epoch in epochs if epoch.store is tables[number].store], found)
     lost = _restore_tables(tables, chunks, contents, snapshot)
     for epoch in epochs:
         _hold_tails(epoch)
-    # numbers of which only chunks and items tell must not be given again: a damaged record may have named them
+    # numbers of which only chunks and items tell must not be given again: a corrupt record may have named them
     next_stream = max([contents.next_stream, *(int(found.columns["stream"].max()) + 1 for found in known.values())])
     replay.streams.restore(epochs, contents.next_epoch, next_stream)
     replay.next_table = max([replay.next_table, *(number + 1 for number in (*contents.tables, *contents.chunks))])

@@ -115,7 +115,7 @@ class LogFolder:
 
 
 class SegmentPair:
-    """Files that are written together. Only the records are waited for: copies matter where records are damaged."""
+    """Files that are written together. Only the records are waited for: copies matter where records are corrupt."""
 
     def __init__(self, folder: LogFolder, newest: NewestSegment, open_file: Callable[..., SegmentFile]) -> None:
         """Open the files of a segment that begins, and wait until the disk knows of it.
@@ -205,15 +205,15 @@ def write_newest(folder: Path, newest: NewestSegment) -> bool:
 
 
 def read_newest(folder: Path) -> tuple[NewestSegment | None, int]:
-    """Return the newest note that is intact, None if there is none, and how many are damaged."""
+    """Return the newest note that is intact, None if there is none, and how many are corrupt."""
     try:
         data = (folder / NEWEST).read_bytes()
     except FileNotFoundError:
         return None, 0
     places = [data[start : start + _PLACE_BYTES] for start in range(0, len(data), _PLACE_BYTES)]
     notes = [_read_note(place) for place in places]
-    damaged = sum(note is None and any(place) for note, place in zip(notes, places, strict=True))
-    return max((note for note in notes if note), key=lambda note: note.segment, default=None), damaged
+    corrupt = sum(note is None and any(place) for note, place in zip(notes, places, strict=True))
+    return max((note for note in notes if note), key=lambda note: note.segment, default=None), corrupt
 
 
 def _read_note(place: bytes) -> NewestSegment | None:

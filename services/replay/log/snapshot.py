@@ -117,7 +117,7 @@ def encode_snapshot(snapshot: Snapshot, mark: bytes) -> list[bytes]:
 
 
 def decode_snapshot(data: bytes, mark: bytes, name: object) -> Snapshot | None:
-    """Return what `encode_snapshot` made bytes of, or None if they are damaged.
+    """Return what `encode_snapshot` made bytes of, or None if they are corrupt.
 
     Raises:
         FatalError: they have another format.
@@ -126,7 +126,7 @@ def decode_snapshot(data: bytes, mark: bytes, name: object) -> Snapshot | None:
     found = scan(view, mark)
     if not found.frames:
         check_format(data, name)
-    if len(found.frames) != 1 or found.damaged or found.frames[0].kind is not Kind.SNAPSHOT:
+    if len(found.frames) != 1 or found.corrupt or found.frames[0].kind is not Kind.SNAPSHOT:
         return None
     frame = found.frames[0]
     document: dict[str, Any] = json.loads(bytes(frame.meta))
@@ -153,7 +153,7 @@ class SnapshotFiles:
         self._folder, self._mark = folder, mark
         self._lock = threading.Lock()  # a call that gave up may have left its thread writing
         self.newest = max(self._numbers(), default=0)
-        self.damaged: list[str] = []  # names of those that `load` found damaged
+        self.corrupt: list[str] = []  # names of those that `load` found corrupt
 
     def remove_drafts(self) -> None:
         """Delete what an interrupted write left."""
@@ -171,7 +171,7 @@ class SnapshotFiles:
             snapshot = decode_snapshot(path.read_bytes(), self._mark, path)
             if snapshot is not None:
                 return snapshot
-            self.damaged.append(path.name)
+            self.corrupt.append(path.name)
         return None
 
     def write(self, snapshot: Snapshot) -> int:

@@ -19,7 +19,7 @@ class Counters:
         priority_updates: Priorities set.
         unknown_keys: Keys of updates and deletions that were not in the table.
         sampled_age: Sum over sampled items of how many items were inserted after them.
-        corrupt_items: Items dropped because the bytes of a chunk they need were damaged on disk.
+        corrupt_items: Items dropped because the bytes of a chunk they need were corrupt on disk.
     """
 
     inserts: int = 0

@@ -179,9 +179,9 @@ class Table:
         return self._ref_counts.chunks()
 
     def drop_items_of(self, chunk: int) -> int:
-        """Remove every item that needs a chunk, whose bytes are damaged; return how many there were."""
+        """Remove every item that needs a chunk, whose bytes are corrupt; return how many there were."""
         leaving = []
-        distance = 0  # steps from the start of an earlier chunk to that of the damaged one
+        distance = 0  # steps from the start of an earlier chunk to that of the corrupt one
         slots = self.items.live()
         first, ends = self.items.first_chunks[slots], self.items.ends(slots)
         while chunk != NONE and distance < self.config.max_item_steps:

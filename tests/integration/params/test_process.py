@@ -184,7 +184,7 @@ def test_superseded_publisher_is_told_apart_also_behind_the_newest_version(tmp_p
 
 
 def test_publisher_goes_on_when_the_server_lost_its_newest_version(tmp_path: Path) -> None:
-    """After damage on the server's disk the base is corrected, and numbers still grow."""
+    """After corruption on the server's disk the base is corrected, and numbers still grow."""
     folder = tmp_path / "run" / "params"
     with server_process(tmp_path) as server:
         with ParamsPublisher(server.address, name="test", connect_timeout_s=WAIT_S) as publisher:

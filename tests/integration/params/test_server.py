@@ -220,13 +220,13 @@ def test_fetches_during_publishes_always_get_whole_versions(client: ParamsClient
     assert failures == []
 
 
-def test_damaged_version_is_data_loss_and_counted(client: ParamsClient, server: LocalServer, tmp_path: Path) -> None:
+def test_corrupt_version_is_data_loss_and_counted(client: ParamsClient, server: LocalServer, tmp_path: Path) -> None:
     """Not one byte of it is sent; other versions are served."""
     publish(client, LARGE)
     publish(client, b"two")
     path = tmp_path / "0000000001.full.safetensors"
     path.write_bytes(b"\0" + path.read_bytes()[1:])
-    with pytest.raises(DataLoss, match="version 1 is damaged"):
+    with pytest.raises(DataLoss, match="version 1 is corrupt"):
         client.fetch(1)
     assert server.metric("corrupt_versions_total") == 1
     assert server.metric("fetched_bytes_total", precision="full") == 0

@@ -146,7 +146,7 @@ def check_log_figures(described: TableDescription, metrics: dict[str, float]) ->
     assert metrics["tidemill_replay_snapshots_total"] == 3
 
 
-def test_server_on_a_damaged_log_says_in_one_line_what_is_lost(tmp_path: Path) -> None:
+def test_server_on_a_corrupt_log_says_in_one_line_what_is_lost(tmp_path: Path) -> None:
     """Half a segment cut off while it was down: its items are counted in the log line and the metrics."""
     arguments = options(tmp_path, segment_mib=1)
     with server_process("127.0.0.1:0", *arguments) as server, ReplayClient(server.address) as client:

@@ -103,7 +103,7 @@ class ParamServiceServicer:
         As many fetches are sent at a time as the server has memory for; others wait, at most 30 s, then UNAVAILABLE. So
         ends, too, a fetch so slow that its version was removed and too many like it are kept.
         NOT_FOUND: no such version or tag (a wait for the first version of a known tag is not an error).
-        DATA_LOSS: the stored bytes are damaged.
+        DATA_LOSS: the stored bytes are corrupt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -64,7 +64,7 @@ class ParamServiceStub:
     As many fetches are sent at a time as the server has memory for; others wait, at most 30 s, then UNAVAILABLE. So
     ends, too, a fetch so slow that its version was removed and too many like it are kept.
     NOT_FOUND: no such version or tag (a wait for the first version of a known tag is not an error).
-    DATA_LOSS: the stored bytes are damaged.
+    DATA_LOSS: the stored bytes are corrupt.
     """
     Watch: _grpc.UnaryStreamMultiCallable[_params_pb2.WatchRequest, _params_pb2.WatchResponse]
     """Announces the version a tag points at: at once if it is not the one the caller has, then whenever it changes. A slow
@@ -107,7 +107,7 @@ class ParamServiceAsyncStub(ParamServiceStub):
     As many fetches are sent at a time as the server has memory for; others wait, at most 30 s, then UNAVAILABLE. So
     ends, too, a fetch so slow that its version was removed and too many like it are kept.
     NOT_FOUND: no such version or tag (a wait for the first version of a known tag is not an error).
-    DATA_LOSS: the stored bytes are damaged.
+    DATA_LOSS: the stored bytes are corrupt.
     """
     Watch: _aio.UnaryStreamMultiCallable[_params_pb2.WatchRequest, _params_pb2.WatchResponse]  # type: ignore[assignment]
     """Announces the version a tag points at: at once if it is not the one the caller has, then whenever it changes. A slow
@@ -162,7 +162,7 @@ class ParamServiceServicer:
         As many fetches are sent at a time as the server has memory for; others wait, at most 30 s, then UNAVAILABLE. So
         ends, too, a fetch so slow that its version was removed and too many like it are kept.
         NOT_FOUND: no such version or tag (a wait for the first version of a known tag is not an error).
-        DATA_LOSS: the stored bytes are damaged.
+        DATA_LOSS: the stored bytes are corrupt.
         """
 
     def Watch(

@@ -473,7 +473,7 @@ class TableDescription(_message.Message):
     mean_sampled_age: _builtins.float
     """Items inserted after an item when it was sampled, on average over all samples; 0 before the first."""
     corrupt_items: _builtins.int
-    """Items dropped because bytes they need were damaged on disk."""
+    """Items dropped because bytes they need were corrupt on disk."""
     memory_bytes: _builtins.int
     """Bytes of chunks, compressed as stored, that this server has in memory for all its tables; as all below for the server."""
     log_bytes: _builtins.int
@@ -483,7 +483,7 @@ class TableDescription(_message.Message):
     log_full: _builtins.bool
     """Whether its disk has no room: nothing is acknowledged until there is."""
     corrupt_records: _builtins.int
-    """Records and chunks found damaged on disk since it started, what it found at its start included."""
+    """Records and chunks found corrupt on disk since it started, what it found at its start included."""
     snapshot: _builtins.int
     """Number of its newest snapshot; 0 for none."""
     fsync_sum_s: _builtins.float

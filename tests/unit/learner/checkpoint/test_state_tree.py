@@ -39,7 +39,7 @@ def test_value_that_cannot_be_kept_is_named() -> None:
 
 
 def test_missing_tensor_is_data_loss() -> None:
-    """A document that names a tensor the file lacks is damaged."""
+    """A document that names a tensor the file lacks is corrupt."""
     document, _ = flatten({"a": torch.zeros(1)})
     with pytest.raises(DataLoss, match="'a' is missing"):
         unflatten(document, {})

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: round trip, damage, other runs, full disks."""
+"""Checkpoints on disk: round trip, corruption, other runs, full disks."""
 
 from __future__ import annotations
 
@@ -165,18 +165,18 @@ def _garble_checksum(path: Path) -> None:
     path.with_suffix(".sha256").write_bytes(b"\xff\xfe")
 
 
-@pytest.mark.parametrize("damage", [_tear, _flip, _empty, _lose_checksum, _garble_checksum])
-def test_damaged_checkpoint_is_skipped_for_the_one_before(tmp_path: Path, damage: object) -> None:
+@pytest.mark.parametrize("corrupt", [_tear, _flip, _empty, _lose_checksum, _garble_checksum])
+def test_corrupt_checkpoint_is_skipped_for_the_one_before(tmp_path: Path, corrupt: object) -> None:
     """Whatever happened to the newest file, the newest whole one is restored."""
     store = CheckpointStore(tmp_path, keep=3)
     store.write(_checkpoint(1))
     newest = store.write(_checkpoint(2))
-    damage(newest)  # type: ignore[operator]
+    corrupt(newest)  # type: ignore[operator]
     assert _steps(store) == 1
 
 
-def test_next_checkpoint_after_a_damaged_one_is_the_newest(tmp_path: Path) -> None:
-    """Numbers go on behind a damaged file, so that it never hides a good one."""
+def test_next_checkpoint_after_a_corrupt_one_is_the_newest(tmp_path: Path) -> None:
+    """Numbers go on behind a corrupt file, so that it never hides a good one."""
     store = CheckpointStore(tmp_path, keep=3)
     _flip(store.write(_checkpoint(1)))
     store.write(_checkpoint(2))
@@ -184,7 +184,7 @@ def test_next_checkpoint_after_a_damaged_one_is_the_newest(tmp_path: Path) -> No
 
 
 def test_foreign_file_with_a_right_checksum_is_skipped(tmp_path: Path) -> None:
-    """A safetensors file that is no checkpoint counts as damaged."""
+    """A safetensors file that is no checkpoint counts as corrupt."""
     store = CheckpointStore(tmp_path, keep=3)
     path = store.write(_checkpoint(1))
     foreign = safetensors.torch.save({"a": torch.zeros(1)})
@@ -229,7 +229,7 @@ def test_disk_that_fails_otherwise_is_an_error_of_its_own(tmp_path: Path, monkey
 
 
 def test_checkpoint_of_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not skipped as damaged: an older one must not be restored in its place without a word."""
+    """It is not skipped as corrupt: an older one must not be restored in its place without a word."""
     monkeypatch.setattr(checkpoint_format, "FORMAT_VERSION", 4)
     store = CheckpointStore(tmp_path, keep=1)
     store.write(_checkpoint())

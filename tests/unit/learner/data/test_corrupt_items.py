@@ -86,14 +86,14 @@ def decoder_of(
     agent = FakeAgent()
     agent.recurrent_state_size = recurrent_state_size
     settings = TableSettings(sampler="prioritized", importance_sampling_exponent=1.0)
-    damaged = CorruptItemFilter(delete, clock or Clock())
+    corrupt = CorruptItemFilter(delete, clock or Clock())
     return Decoder(
-        agent, _SIGNATURE, settings, Counters(), DevicePrefetcher(resolve_device("cpu")), damaged, splits=splits
+        agent, _SIGNATURE, settings, Counters(), DevicePrefetcher(resolve_device("cpu")), corrupt, splits=splits
     )
 
 
 def counted() -> float:
-    """Return how many damaged items the metric has."""
+    """Return how many corrupt items the metric has."""
     return REGISTRY.get_sample_value("tidemill_learner_damaged_items_total") or 0.0
 
 
@@ -108,26 +108,26 @@ def check_aligned(batch: Batch) -> None:
 
 
 @pytest.mark.parametrize("garbage", [{0}, {2, 3}, {0, 1, 2, 4, 5}, {5}])
-def test_items_of_a_damaged_chunk_give_way_to_others(table: Table, garbage: set[int]) -> None:
-    """The batch keeps its size; each item in it has its own reward, version and weight; the damaged leave the table."""
+def test_items_of_a_corrupt_chunk_give_way_to_others(table: Table, garbage: set[int]) -> None:
+    """The batch keeps its size; each item in it has its own reward, version and weight; the corrupt leave the table."""
     before, sample = counted(), sample_with(garbage)
-    damaged = [r for r in range(23) if {r // _STEPS, (r + 1) // _STEPS} & garbage]
+    corrupt = [r for r in range(23) if {r // _STEPS, (r + 1) // _STEPS} & garbage]
     with capture_logs() as lines:
         (batch,) = decoder_of(table.delete).decode(sample, 7.0)
     assert len(batch.keys) == 23
     check_aligned(batch)
-    sound = {100 + r for r in range(23)} - {100 + r for r in damaged}
+    sound = {100 + r for r in range(23)} - {100 + r for r in corrupt}
     assert set(batch.keys.tolist()) == sound
     times = np.unique(batch.keys, return_counts=True)[1]
     assert times.max() - times.min() <= 1
-    assert table.removed == [100 + r for r in damaged]
-    assert counted() - before == len(damaged)
+    assert table.removed == [100 + r for r in corrupt]
+    assert counted() - before == len(corrupt)
     (line,) = lines
-    assert (line["items"], line["keys"]) == (len(damaged), table.removed[:8])
+    assert (line["items"], line["keys"]) == (len(corrupt), table.removed[:8])
     assert "column 'frame'" in line["why"]
 
 
-def test_sample_without_damage_is_as_it_was(table: Table) -> None:
+def test_sample_without_corruption_is_as_it_was(table: Table) -> None:
     """Nothing is removed, said or moved."""
     with capture_logs() as lines:
         (batch,) = decoder_of(table.delete).decode(sample_with(set()), 7.0)
@@ -138,7 +138,7 @@ def test_sample_without_damage_is_as_it_was(table: Table) -> None:
 
 
 def test_every_batch_of_a_sample_stays_aligned(table: Table) -> None:
-    """22 items in two batches, of which some are damaged: weights are scaled within each, by its own items."""
+    """22 items in two batches, of which some are corrupt: weights are scaled within each, by its own items."""
     sample = sample_with({1, 4}).take(np.arange(22))
     batches = decoder_of(table.delete, splits=2).decode(sample, 7.0)
     assert [len(batch.keys) for batch in batches] == [11, 11]
@@ -146,7 +146,7 @@ def test_every_batch_of_a_sample_stays_aligned(table: Table) -> None:
         check_aligned(batch)
 
 
-def test_sample_of_damaged_items_gives_no_batch(table: Table) -> None:
+def test_sample_of_corrupt_items_gives_no_batch(table: Table) -> None:
     """And the next is decoded as if nothing had been."""
     decoder = decoder_of(table.delete)
     assert decoder.decode(sample_with(set(range(_CHUNKS))), 7.0) == []
@@ -167,7 +167,7 @@ def test_item_with_a_payload_of_another_size_gives_way(table: Table, payload: by
     assert table.removed == [103]
 
 
-def test_damaged_items_are_named_now_and_then() -> None:
+def test_corrupt_items_are_named_now_and_then() -> None:
     """One line for those of ten seconds, with the first keys; each is counted once, however often it was drawn."""
     clock, before = Clock(), counted()
     decoder = decoder_of(lambda keys: None, clock=clock)

@@ -20,7 +20,7 @@ from tidemill.types import ColumnSpec, Signature
 
 _SIGNATURE = (ColumnSpec("reward", "float32", ()),)
 _REWARDS = [10.0, 11.0, 12.0, 13.0, 14.0, 15.0]
-_NO_DAMAGE = CorruptItemFilter(lambda keys: pytest.fail(f"{keys} are not damaged"), lambda: 0.0)
+_NO_CORRUPTION = CorruptItemFilter(lambda keys: pytest.fail(f"{keys} are not corrupt"), lambda: 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def _transfer() -> DevicePrefetcher:
 
 def _decode(settings: TableSettings, *, splits: int, learner_steps: int = 0) -> list[Batch]:
     counters = Counters(learner_steps=learner_steps)
-    decoder = Decoder(FakeAgent(), _SIGNATURE, settings, counters, _transfer(), _NO_DAMAGE, splits=splits)
+    decoder = Decoder(FakeAgent(), _SIGNATURE, settings, counters, _transfer(), _NO_CORRUPTION, splits=splits)
     return decoder.decode(sample(_REWARDS), received_at=7.0)
 
 
@@ -85,7 +85,7 @@ def test_each_item_has_the_version_of_its_own_chunk() -> None:
     found = dataclasses.replace(
         sample(_REWARDS), step_counts=np.array([2, 1, 4]), params_versions=np.array([3, 5, 9], np.uint64)
     )
-    decoder = Decoder(FakeAgent(), _SIGNATURE, TableSettings(), Counters(), _transfer(), _NO_DAMAGE, splits=1)
+    decoder = Decoder(FakeAgent(), _SIGNATURE, TableSettings(), Counters(), _transfer(), _NO_CORRUPTION, splits=1)
     (batch,) = decoder.decode(found, received_at=7.0)
     assert batch.params_versions.tolist() == [3, 3, 5, 9, 9, 9]
 
@@ -95,7 +95,7 @@ def test_recurrent_states_of_items_go_with_them() -> None:
     found = dataclasses.replace(sample(_REWARDS), payloads=tuple(np.array([i, -i], "<f4").tobytes() for i in range(6)))
     agent = FakeAgent()
     agent.recurrent_state_size = 2
-    decoder = Decoder(agent, _SIGNATURE, TableSettings(), Counters(), _transfer(), _NO_DAMAGE, splits=2)
+    decoder = Decoder(agent, _SIGNATURE, TableSettings(), Counters(), _transfer(), _NO_CORRUPTION, splits=2)
     first, second = decoder.decode(found, received_at=7.0)
     assert first.columns["recurrent_state"].tolist() == [[0, 0], [2, -2], [4, -4]]
     assert second.columns["recurrent_state"].tolist() == [[1, -1], [3, -3], [5, -5]]
@@ -120,7 +120,7 @@ def test_frames_are_shared_by_the_batches_of_a_sample() -> None:
         def decode(self, columns: Mapping[str, np.ndarray], index: np.ndarray) -> dict[str, np.ndarray]:
             return {"frames": columns["reward"], "observation_rows": index[:, 0]}
 
-    decoder = Decoder(Stacking(), _SIGNATURE, TableSettings(), Counters(), _transfer(), _NO_DAMAGE, splits=2)
+    decoder = Decoder(Stacking(), _SIGNATURE, TableSettings(), Counters(), _transfer(), _NO_CORRUPTION, splits=2)
     first, second = decoder.decode(sample(_REWARDS), received_at=7.0)
     assert first.columns["frames"].tolist() == second.columns["frames"].tolist() == [*_REWARDS, 0.0]
     assert second.columns["observation_rows"].tolist() == [1, 3, 5]

@@ -151,9 +151,9 @@ def sample_all(log: Log, table: Table) -> SampledBatch:
     blocks = table.store.blocks
     assert isinstance(blocks, LoggedBlocks)
     cold = BlobReader(BlobFiles(log.recovered.folder))
-    blobs, damaged = asyncio.run(cold.blobs(blocks, drawn.chunks))
+    blobs, corrupt = asyncio.run(cold.blobs(blocks, drawn.chunks))
     cold.close()
     drawn.release(table.store)
-    assert not len(damaged)
+    assert not len(corrupt)
     whole: Sequence[bytes] = [blob for blob in blobs if blob is not None]
     return drawn.with_blocks(blocks.cut(drawn.chunks, list(whole), drawn.step_counts))

@@ -70,7 +70,7 @@ def cold_of(log: Log, slots: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.n
     return np.array([blob is None for blob in blocks_of(log).peek(slots)])
 
 
-def damage(log: Log, slot: int) -> None:
+def corrupt(log: Log, slot: int) -> None:
     """Flip a bit of a chunk on disk."""
     where = blocks_of(log).locations(np.array([slot]))
     path = log.recovered.folder.segment(int(where.segments[0]))
@@ -145,12 +145,12 @@ def test_draw_that_was_admitted_late_is_released_when_its_call_is_gone(log: Log)
 
 
 @pytest.mark.parametrize("distinct", [False, True])
-def test_damaged_cold_chunk_is_never_served(log: Log, distinct: bool) -> None:
+def test_corrupt_cold_chunk_is_never_served(log: Log, distinct: bool) -> None:
     """Its items are dropped and counted, and the batch is completed with others."""
     table = log.replay.find("t")
     oldest = int(table.store.held()[np.argmin(blocks_of(log).ids[table.store.held()])])
-    damage(log, oldest)
-    damage(log, table.store.next_slot(oldest))
+    corrupt(log, oldest)
+    corrupt(log, table.store.next_slot(oldest))
     diff = table.limiter.diff
     for _ in range(10):
         sample = read(log, 100, distinct)

@@ -96,6 +96,6 @@ def open_log_again(log: Log) -> Log:
     """Kill the server of a log and start it again."""
     log.crash()
     again = open_log(log.recovered.folder.path, SEGMENT_BYTES, max_memory_bytes=500)
-    assert not again.recovered.damage.is_any
+    assert not again.recovered.corruption.is_any
     assert again.recovered.dropped == 0
     return again

@@ -1,4 +1,4 @@
-"""Framing of the log's records: what is written is read, and whatever was damaged is not."""
+"""Framing of the log's records: what is written is read, and whatever is corrupt is not."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def read(data: bytes, expected: list[Record]) -> list[Record]:
 
 @given(st.lists(records, max_size=5, unique_by=lambda record: record.sequence))
 def test_records_come_back_as_they_were_written(frames: list[Record]) -> None:
-    """Kind, sequence number, meta part and blobs survive; nothing counts as damaged and the whole file is read."""
+    """Kind, sequence number, meta part and blobs survive; nothing counts as corrupt and the whole file is read."""
     data = written(frames)
     assert len(data) == sum(record.size for record in frames)
     assert read(data, frames) == frames
     found = scan(memoryview(data), MARK)
-    assert (found.damaged, found.end) == ([], len(data))
+    assert (found.corrupt, found.end) == ([], len(data))
 
 
 @given(st.lists(records, min_size=1, max_size=3, unique_by=lambda record: record.sequence), st.data())
@@ -69,7 +69,7 @@ def test_file_cut_anywhere_gives_the_records_before_the_cut(frames: list[Record]
     complete = [record for record, end in zip(frames, ends, strict=True) if end <= cut]
     assert read(whole[:cut], frames) == complete
     found = scan(memoryview(whole[:cut]), MARK)
-    assert (found.damaged, found.end) == ([], ends[len(complete) - 1] if complete else 0)
+    assert (found.corrupt, found.end) == ([], ends[len(complete) - 1] if complete else 0)
 
 
 @given(st.lists(records, min_size=1, max_size=3, unique_by=lambda record: record.sequence), st.data())
@@ -107,13 +107,13 @@ def test_blob_of_another_identity_is_not_mistaken_for_it() -> None:
 
 
 def test_stretch_without_a_record_is_skipped_and_counted() -> None:
-    """Bytes that are no record, between two that are, count as one damage and hide neither."""
+    """Bytes that are no record, between two that are, count as one corrupt stretch and hide neither."""
     first, second = Record(Kind.TABLE, 1, b"first"), Record(Kind.TABLE, 2, b"second")
     data = written([first]) + MARK + bytes(100) + written([second])
     found = scan(memoryview(data), MARK)
     assert [bytes(frame.meta) for frame in found.frames] == [b"first", b"second"]
     start = len(written([first]))
-    assert (found.damaged, found.end) == ([(start, start + 108)], len(data))
+    assert (found.corrupt, found.end) == ([(start, start + 108)], len(data))
 
 
 def test_record_behind_a_single_stray_byte_is_found() -> None:
@@ -121,7 +121,7 @@ def test_record_behind_a_single_stray_byte_is_found() -> None:
     first, second = written([Record(Kind.TABLE, 1, b"first")]), written([Record(Kind.TABLE, 2, b"second")])
     found = scan(memoryview(first + b"\0" + second), MARK)
     assert [frame.sequence for frame in found.frames] == [1, 2]
-    assert found.damaged == [(len(first), len(first) + 1)]
+    assert found.corrupt == [(len(first), len(first) + 1)]
 
 
 def test_bytes_of_a_record_are_those_of_the_format() -> None:
@@ -170,21 +170,21 @@ def test_each_record_names_the_one_before_and_its_copy_names_it() -> None:
 
 @pytest.mark.parametrize("kind", [Kind.SEGMENT, Kind.SNAPSHOT])
 def test_first_record_of_a_file_brings_the_preamble(kind: Kind) -> None:
-    """A flipped bit in it is damage, and the records behind it are found."""
+    """A flipped bit in it is corruption, and the records behind it are found."""
     record = Record(kind, 1, b"meta", copy=b"copy")
     data = b"".join(Chain(MARK).frame(record))
     assert len(data) == record.size
-    assert scan(memoryview(data), MARK).damaged == []
+    assert scan(memoryview(data), MARK).corrupt == []
     for position in range(PREAMBLE_BYTES):
         flipped = data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :]
         found = scan(memoryview(flipped), MARK)
-        assert (len(found.frames), found.damaged) == (1, [(0, PREAMBLE_BYTES)]), position
+        assert (len(found.frames), found.corrupt) == (1, [(0, PREAMBLE_BYTES)]), position
 
 
 def test_frame_of_another_mark_is_no_frame() -> None:
-    """What an actor put into a blob, without knowing the log's mark, is not found behind a damaged header."""
+    """What an actor put into a blob, without knowing the log's mark, is not found behind a corrupt header."""
     hidden = b"".join(Chain(b"guessed!").frame(Record(Kind.CHANGES, 3, b"forged")))
     data = bytearray(written([Record(Kind.CHANGES, 1, b"meta", [(1, hidden)]), Record(Kind.TABLE, 2, b"next")]))
     data[10] ^= 1
     assert [bytes(frame.meta) for frame in scan(memoryview(data), MARK).frames] == [b"next"]
-    assert scan(memoryview(hidden + written([Record(Kind.TABLE, 2, b"next")])), MARK).damaged == [(0, len(hidden))]
+    assert scan(memoryview(hidden + written([Record(Kind.TABLE, 2, b"next")])), MARK).corrupt == [(0, len(hidden))]

@@ -1,4 +1,4 @@
-"""`tidemill replay inspect`: says what is in a log and what is damaged, and changes nothing."""
+"""`tidemill replay inspect`: says what is in a log and what is corrupt, and changes nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def numbers(lines: list[str], first: str) -> list[str]:
 
 
 def test_whole_log_is_described_and_exits_0(log: Log, capsys: pytest.CaptureFixture[str]) -> None:
-    """Tables with items, segments with records, chunks and items in use; a torn end is told and is no damage."""
+    """Tables with items, segments with records, chunks and items in use; a torn end is told and is no corruption."""
     log.snapshot()
     log.crash()
     with log.files[-1].open("ab") as file:
@@ -62,7 +62,7 @@ def test_whole_log_is_described_and_exits_0(log: Log, capsys: pytest.CaptureFixt
     assert any("last 4 bytes" in line for line in lines)
 
 
-def test_damaged_log_is_described_and_exits_1(log: Log, capsys: pytest.CaptureFixture[str]) -> None:
+def test_corrupt_log_is_described_and_exits_1(log: Log, capsys: pytest.CaptureFixture[str]) -> None:
     """A missing segment, a flipped bit in a record and one in a chunk are each named, and the lost items counted."""
     table = log.replay.find("t")
     blocks = table.store.blocks
@@ -77,12 +77,12 @@ def test_damaged_log_is_described_and_exits_1(log: Log, capsys: pytest.CaptureFi
     missing.unlink()
     code, lines = inspect(log, capsys)
     assert code == 1
-    assert any(line.startswith("00000001.log: ") and line.endswith("are damaged") for line in lines)
+    assert any(line.startswith("00000001.log: ") and line.endswith("are corrupt") for line in lines)
     assert "segment 3 is missing" in lines
     restored, lost = map(int, numbers(lines, "t"))
     assert restored + lost == 120
-    assert lines[-1].startswith("DAMAGED: 1 records damaged, ")
-    assert lines[-1].endswith(f"1 segments missing, 1 chunks damaged, {lost} items lost")
+    assert lines[-1].startswith("CORRUPT: 1 records corrupt, ")
+    assert lines[-1].endswith(f"1 segments missing, 1 chunks corrupt, {lost} items lost")
     again = open_log(log.recovered.folder.path)
     assert (again.replay.find("t").size, again.recovered.dropped) == (restored, lost)
     again.crash()
@@ -103,16 +103,16 @@ def test_log_in_use_is_refused(log: Log) -> None:
     log.crash()
 
 
-@pytest.mark.parametrize("damaged", [False, True])
-def test_command_inspects_the_log(log: Log, damaged: bool) -> None:
-    """`tidemill replay inspect FOLDER` prints what is there; damage is the exit code."""
+@pytest.mark.parametrize("corrupt", [False, True])
+def test_command_inspects_the_log(log: Log, corrupt: bool) -> None:
+    """`tidemill replay inspect FOLDER` prints what is there; corruption is the exit code."""
     log.crash()
-    if damaged:
+    if corrupt:
         log.files[1].unlink()
     command = [sys.executable, "-m", "tidemill.services.launcher", "replay", "inspect", str(log.recovered.folder.path)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
-    assert done.returncode == damaged
-    assert ("DAMAGED" if damaged else "whole") in done.stdout.splitlines()[-1]
+    assert done.returncode == corrupt
+    assert ("CORRUPT" if corrupt else "whole") in done.stdout.splitlines()[-1]
     assert done.stderr == ""
 
 
@@ -123,4 +123,4 @@ def test_help_says_what_it_does_and_how_it_ends(capsys: pytest.CaptureFixture[st
     assert ended.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "usage: tidemill replay inspect" in shown
-    assert "The exit code is 0 for a whole log, 1 for one with damage" in shown
+    assert "The exit code is 0 for an intact log, 1 for a corrupt one" in shown

@@ -143,7 +143,7 @@ def test_newest_segment_deleted_costs_its_own_items(run: Run) -> None:
     after = run.restart()
     assert after == before - in_newest
     assert run.log.recovered.dropped == len(in_newest) > 0
-    assert run.log.recovered.damage.missing_segments == [newest]
+    assert run.log.recovered.corruption.missing_segments == [newest]
     assert run.restart() == after
 
 
@@ -155,8 +155,8 @@ def test_newest_segment_deleted_with_its_copies_brings_nothing_back(run: Run) ->
     assert run.restart() == set()
     recovered = run.log.recovered
     assert recovered.dropped == 40
-    assert recovered.damage.missing_segments == [newest]
-    assert recovered.damage.missing_records > 0
+    assert recovered.corruption.missing_segments == [newest]
+    assert recovered.corruption.missing_records > 0
     assert run.log.journal.segment == newest + 1
     assert run.restart() == set()
     run.resume()
@@ -189,9 +189,9 @@ def test_segment_before_the_deleted_newest_counts_too(run: Run) -> None:
     for path in [*before_it, *files(run, newest)]:
         path.unlink()
     run.restart()
-    damage = run.log.recovered.damage
-    assert damage.missing_segments == [newest - 1, newest]
-    assert damage.missing_records == records + 2
+    corruption = run.log.recovered.corruption
+    assert corruption.missing_segments == [newest - 1, newest]
+    assert corruption.missing_records == records + 2
 
 
 def test_newest_segment_deleted_after_a_stop_costs_its_own_items(run: Run) -> None:
@@ -201,7 +201,7 @@ def test_newest_segment_deleted_after_a_stop_costs_its_own_items(run: Run) -> No
     for path in files(run, newest):
         path.unlink()
     after = run.restart()
-    assert run.log.recovered.damage.missing_segments == [newest]
+    assert run.log.recovered.corruption.missing_segments == [newest]
     assert set() < after < before
     assert run.log.recovered.dropped == len(before - after)
     assert run.restart() == after
@@ -218,7 +218,7 @@ def test_older_segment_missing_costs_its_own_items_once_a_snapshot_is_behind_it(
     after = run.restart()
     assert set() < after < before
     assert run.log.recovered.dropped == len(before - after)
-    assert run.log.recovered.damage.missing_segments == [middle]
+    assert run.log.recovered.corruption.missing_segments == [middle]
     assert run.restart() == after
 
 
@@ -244,11 +244,11 @@ def test_segments_under_each_others_names_bring_nothing_back(run: Run, with_copi
         b.replace(a)
         b.write_bytes(kept)
     after = run.restart()
-    damage = run.log.recovered.damage
+    corruption = run.log.recovered.corruption
     assert after <= before
     assert run.log.recovered.dropped == len(before - after)
-    assert len(damage.missing_segments) == 2
-    assert sum("under another name" in note for note in damage.notes) == 2 * (1 + with_copies)
+    assert len(corruption.missing_segments) == 2
+    assert sum("under another name" in note for note in corruption.notes) == 2 * (1 + with_copies)
     assert all(path.with_name(path.name + ".unreadable").exists() for path in (one[0], two[0]))
 
 
@@ -270,7 +270,7 @@ def test_segment_of_an_earlier_copy_of_the_log_is_noticed(run: Run) -> None:
     (run.folder / stale_name).write_bytes(stale)
     now = keys(run.log)
     assert run.restart() <= now
-    assert run.log.recovered.damage.is_any
+    assert run.log.recovered.corruption.is_any
 
 
 def test_note_of_the_newest_segment_missing_is_reported(run: Run) -> None:
@@ -278,12 +278,12 @@ def test_note_of_the_newest_segment_missing_is_reported(run: Run) -> None:
     before = keys(run.log)
     (run.folder / NEWEST).unlink()
     assert run.restart() == before
-    assert run.log.recovered.damage.records == 1
+    assert run.log.recovered.corruption.records == 1
     assert run.restart() == before
-    assert not run.log.recovered.damage.is_any  # the new segment is noted
+    assert not run.log.recovered.corruption.is_any  # the new segment is noted
 
 
-def test_record_and_its_copy_damaged_brings_nothing_back(run: Run) -> None:
+def test_corrupt_record_with_corrupt_copy_brings_nothing_back(run: Run) -> None:
     """What the record said was removed is unknown: items from before it are not trusted, those since are."""
     since = run.log.journal.sequence
     run.append(3)
@@ -315,12 +315,12 @@ def _delete(path: Path, _: random.Random) -> None:
     path.unlink()
 
 
-DAMAGE: tuple[Callable[[Path, random.Random], None], ...] = (_flip, _flip, _cut, _delete)
+CORRUPTIONS: tuple[Callable[[Path, random.Random], None], ...] = (_flip, _flip, _cut, _delete)
 
 
 @pytest.mark.parametrize("seed", range(80))
 def test_what_went_never_comes_back_and_what_is_lost_is_counted(tmp_path: Path, seed: int) -> None:
-    """Random operations, random damage to one to three files, two restarts, more operations, and a third restart."""
+    """Random operations, corruption of one to three files, two restarts, more operations, and a third restart."""
     rng = random.Random(seed)
     run = Run(tmp_path, make_config(max_items=rng.choice([10, 20, 40]), remover=rng.choice([FIFO, UNIFORM])))
     _operate(run, rng)
@@ -330,7 +330,7 @@ def test_what_went_never_comes_back_and_what_is_lost_is_counted(tmp_path: Path, 
     run.kill()
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         path = rng.choice(sorted(path for path in tmp_path.iterdir() if path.name != ".lock"))
-        rng.choice(DAMAGE)(path, rng)
+        rng.choice(CORRUPTIONS)(path, rng)
     folder = LogFolder(tmp_path)
     contents = look(folder).contents
     folder.close()
@@ -339,7 +339,7 @@ def test_what_went_never_comes_back_and_what_is_lost_is_counted(tmp_path: Path, 
     recovered = run.log.recovered
     assert after <= then
     if then - after:
-        assert recovered.damage.is_any or recovered.dropped
+        assert recovered.corruption.is_any or recovered.dropped
         assert recovered.dropped >= len(then - after) or contents.chain.gaps
     assert run.restart() == after
     run.resume()

@@ -50,9 +50,9 @@ class LogMachine(ReplayMachine):
         self.log.crash()
         self.log = open_log(self.folder, self.SEGMENT_BYTES, self.MEMORY_BYTES)
         self.replay = self.log.replay
-        assert not self.log.recovered.damage.is_any
+        assert not self.log.recovered.corruption.is_any
         assert self.log.recovered.dropped == 0
-        assert torn or self.log.recovered.damage.torn_bytes == 0
+        assert torn or self.log.recovered.corruption.torn_bytes == 0
         for actor in self.actors.values():
             before = actor.session.epoch
             actor.session = open_streams(

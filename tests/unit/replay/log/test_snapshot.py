@@ -61,7 +61,7 @@ def test_snapshot_comes_back_as_it_was_written() -> None:
         np.testing.assert_array_equal(read, written)
 
 
-def test_snapshot_damaged_at_any_byte_is_not_used() -> None:
+def test_snapshot_corrupt_at_any_byte_is_not_used() -> None:
     """A flipped bit anywhere, or any byte missing at the end, makes it none."""
     data = b"".join(encode_snapshot(make_snapshot(), MARK))
     for position in range(len(data)):
@@ -71,7 +71,7 @@ def test_snapshot_damaged_at_any_byte_is_not_used() -> None:
 
 
 def test_newest_intact_snapshot_is_loaded(folder: LogFolder) -> None:
-    """A damaged one is counted and the one before it is used."""
+    """A corrupt one is counted and the one before it is used."""
     files = SnapshotFiles(folder, MARK)
     assert [files.write(make_snapshot(count)) for count in (3, 4)] == [1, 2]
     newest = folder.path / "00000002.snapshot"
@@ -80,7 +80,7 @@ def test_newest_intact_snapshot_is_loaded(folder: LogFolder) -> None:
     loaded = again.load()
     assert loaded is not None
     assert sum(len(piece) for piece in loaded.tables[0].slices) == 3
-    assert again.damaged == ["00000002.snapshot"]
+    assert again.corrupt == ["00000002.snapshot"]
     assert again.write(make_snapshot()) == 3
 
 

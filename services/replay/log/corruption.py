@@ -16,7 +16,7 @@ _MAX_NOTES = 1000
 
 
 @dataclass(slots=True)
-class Damage:
+class Corruption:
     """What was found broken.
 
     Attributes:

@@ -63,14 +63,14 @@ def test_garbage_leaves_the_table_while_training_goes_on(shards: int, mirrored: 
             fill(server.address)
         mirror = TableMirror(SIGNATURE, MirrorSize(2000, CHUNK_LENGTH, hold=6), 2 * shards) if mirrored else None
         sampler = open_sampler(cluster, directory, table, 32, 2, mirror, stack)
-        damaged = CorruptItemFilter(sampler.delete_items, time.monotonic)
+        corrupt = CorruptItemFilter(sampler.delete_items, time.monotonic)
         decoder = Decoder(
             Steps(),
             SIGNATURE,
             TableSettings(),
             counters,
             DevicePrefetcher(resolve_device("cpu")),
-            damaged,
+            corrupt,
             splits=2,
             mirror=mirror,
         )

@@ -87,8 +87,8 @@ def test_tail_torn_at_any_byte_of_the_last_record_costs_that_record_alone(tmp_pa
         put(tmp_path, before | {SEGMENT: whole[:cut]})
         torn = open_log(tmp_path)
         assert contents(torn) == expected(12)
-        assert not torn.recovered.damage.is_any
-        assert torn.recovered.damage.torn_bytes == cut - len(before[SEGMENT])
+        assert not torn.recovered.corruption.is_any
+        assert torn.recovered.corruption.torn_bytes == cut - len(before[SEGMENT])
         session = open_streams(torn.replay, epoch=1)
         assert session.epoch.next_steps() == [12]
         write(torn, session, 12)
@@ -98,20 +98,20 @@ def test_tail_torn_at_any_byte_of_the_last_record_costs_that_record_alone(tmp_pa
 
 @pytest.mark.parametrize("name", [SEGMENT, COPIES, NEWEST])
 def test_flipped_bit_anywhere_costs_at_most_the_record_it_is_in(tmp_path: Path, name: str) -> None:
-    """Whatever byte is damaged, table and all other items are there, each lost one is counted, and so is the bit."""
+    """Whatever byte is flipped, table and all other items are there, each lost one is counted, and so is the bit."""
     log = filled(tmp_path)
     whole = files_of(tmp_path)
     log.crash()
     step = 3 if name == SEGMENT else 1
     for position in range(0, len(whole[name]), step):
         put(tmp_path, whole | {name: flipped(whole[name], position)})
-        damaged = open_log(tmp_path)
-        lost = set(expected(16)) - set(contents(damaged))
-        assert damaged.recovered.damage.records >= 1, position
-        assert set(contents(damaged)) <= set(expected(16)), position
+        corrupt = open_log(tmp_path)
+        lost = set(expected(16)) - set(contents(corrupt))
+        assert corrupt.recovered.corruption.records >= 1, position
+        assert set(contents(corrupt)) <= set(expected(16)), position
         assert len(lost) <= (5 if name == SEGMENT else 0), position  # an item reaches back into the chunk before
-        assert damaged.recovered.dropped == len(lost), position
-        damaged.crash()
+        assert corrupt.recovered.dropped == len(lost), position
+        corrupt.crash()
 
 
 def test_flipped_bit_in_the_table_record_costs_no_item(tmp_path: Path) -> None:
@@ -120,15 +120,15 @@ def test_flipped_bit_in_the_table_record_costs_no_item(tmp_path: Path) -> None:
     data = files_of(tmp_path)[SEGMENT]
     log.crash()
     (tmp_path / SEGMENT).write_bytes(flipped(data, data.index(b'"max_items"')))
-    damaged = open_log(tmp_path)
-    assert contents(damaged) == expected(100)
-    assert (damaged.recovered.damage.records, damaged.recovered.dropped) == (1, 0)
-    damaged.crash()
+    corrupt = open_log(tmp_path)
+    assert contents(corrupt) == expected(100)
+    assert (corrupt.recovered.corruption.records, corrupt.recovered.dropped) == (1, 0)
+    corrupt.crash()
 
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_table_that_nothing_describes_costs_its_items_unless_a_snapshot_does(tmp_path: Path, taken: bool) -> None:
-    """Both records of a table damaged: a snapshot describes it too; without one each of its items counts as lost."""
+    """Both records of a table corrupt: a snapshot describes it too; without one each of its items counts as lost."""
     log = filled(tmp_path)
     if taken:
         log.snapshot()
@@ -136,15 +136,15 @@ def test_table_that_nothing_describes_costs_its_items_unless_a_snapshot_does(tmp
     log.crash()
     for name in (SEGMENT, COPIES):
         (tmp_path / name).write_bytes(flipped(whole[name], whole[name].index(b'"max_items"')))
-    damaged = open_log(tmp_path)
-    assert damaged.recovered.dropped == (0 if taken else 15)
-    damaged.replay.create_table(make_config())
-    assert contents(damaged) == (expected(16) if taken else [])
-    damaged.crash()
+    corrupt = open_log(tmp_path)
+    assert corrupt.recovered.dropped == (0 if taken else 15)
+    corrupt.replay.create_table(make_config())
+    assert contents(corrupt) == (expected(16) if taken else [])
+    corrupt.crash()
 
 
 def test_frame_hidden_in_a_column_is_not_found(tmp_path: Path) -> None:
-    """Behind a damaged header bytes of an actor's are no record, even those that an actor copied from another log."""
+    """Behind a corrupt header bytes of an actor's are no record, even those that an actor copied from another log."""
     other = filled(tmp_path / "other", chunks=1)
     data = files_of(tmp_path / "other")[SEGMENT]
     frame = scan(memoryview(data), other.recovered.chain.mark).frames[-1]
@@ -166,13 +166,13 @@ def test_frame_hidden_in_a_column_is_not_found(tmp_path: Path) -> None:
     start = whole.rindex(log.recovered.chain.mark, 0, whole.index(hidden))
     for position in range(start, start + HEADER_BYTES):
         put(tmp_path, saved | {SEGMENT: flipped(whole, position)})
-        damaged = open_log(tmp_path)
-        assert contents(damaged) == expected(20)
-        assert damaged.replay.env_steps == env_steps + 4
-        damaged.crash()
+        corrupt = open_log(tmp_path)
+        assert contents(corrupt) == expected(20)
+        assert corrupt.replay.env_steps == env_steps + 4
+        corrupt.crash()
 
 
-def test_damaged_chunk_costs_only_the_items_that_need_it(tmp_path: Path) -> None:
+def test_corrupt_chunk_costs_only_the_items_that_need_it(tmp_path: Path) -> None:
     """The items of its steps and those that reach into them are dropped and counted; the stream goes on."""
     log = filled(tmp_path)
     store = log.replay.find("t").store
@@ -186,7 +186,7 @@ def test_damaged_chunk_costs_only_the_items_that_need_it(tmp_path: Path) -> None
     restarted = open_log(tmp_path)
     assert contents(restarted) == [(0, a, b) for _, a, b in expected(16) if not {a, b} & {4, 5, 6, 7}]
     assert restarted.recovered.dropped == restarted.replay.find("t").counters.corrupt_items == 5
-    assert restarted.recovered.damage.records == 1
+    assert restarted.recovered.corruption.records == 1
     assert open_streams(restarted.replay, epoch=1).epoch.next_steps() == [16]
     restarted.crash()
     again = open_log(tmp_path)
@@ -194,10 +194,10 @@ def test_damaged_chunk_costs_only_the_items_that_need_it(tmp_path: Path) -> None
     again.crash()
 
 
-def test_damaged_newest_chunk_lets_its_stream_go_on(tmp_path: Path) -> None:
+def test_corrupt_newest_chunk_lets_its_stream_go_on(tmp_path: Path) -> None:
     """Items that would reach into the lost steps are refused; those behind it are stored."""
     log = filled(tmp_path)
-    write(log, open_streams(log.replay, "b"), 0)  # so that the damage is not at the log's end
+    write(log, open_streams(log.replay, "b"), 0)  # so that the corruption is not at the log's end
     chunk = log.replay.streams.epochs[0].streams[0].last
     log.replay.drop_chunk(log.replay.find("t").store, chunk)
     session = open_streams(log.replay, "a", epoch=1)
@@ -278,7 +278,7 @@ def test_empty_or_foreign_files_are_no_log(tmp_path: Path) -> None:
     assert log.replay.tables == ()
     assert not (tmp_path / "00000001.log").exists()
     assert (tmp_path / "00000002.log.unreadable").read_bytes() == b"no record of ours" * 10
-    assert log.recovered.damage.records == 1
+    assert log.recovered.corruption.records == 1
     assert log.journal.segment == 3
     assert (tmp_path / "notes.txt").read_text() == "mine"
     log.crash()
@@ -293,12 +293,12 @@ def test_server_killed_as_it_begins_a_segment_has_lost_nothing(tmp_path: Path) -
         (tmp_path / name).touch()
     again = open_log(tmp_path)
     assert contents(again) == expected(16)
-    assert not again.recovered.damage.is_any
+    assert not again.recovered.corruption.is_any
     assert again.journal.segment == 2
     again.crash()
 
 
-def test_table_whose_record_is_damaged_lends_nobody_its_number(tmp_path: Path) -> None:
+def test_table_whose_record_is_corrupt_lends_nobody_its_number(tmp_path: Path) -> None:
     """A new table must not find the chunks and items of one that the log no longer names."""
     log = filled(tmp_path)
     log.crash()
@@ -312,7 +312,7 @@ def test_table_whose_record_is_damaged_lends_nobody_its_number(tmp_path: Path) -
         log.crash()
 
 
-def test_record_of_a_changed_capacity_may_be_damaged(tmp_path: Path) -> None:
+def test_record_of_a_changed_capacity_may_be_corrupt(tmp_path: Path) -> None:
     """A table that takes another capacity is written anew, twice: either record may be lost."""
     filled(tmp_path).crash()
     log = open_log(tmp_path)

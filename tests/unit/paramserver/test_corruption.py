@@ -43,13 +43,13 @@ def _remove(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["full.safetensors", "half.safetensors"])
-@pytest.mark.parametrize("damage", [_flip, _tear, _empty, _remove])
-def test_damaged_newest_version_is_skipped_and_its_number_never_reused(
-    tmp_path: Path, open_store: OpenStore, kind: str, damage: Callable[[Path], None]
+@pytest.mark.parametrize("corrupt", [_flip, _tear, _empty, _remove])
+def test_corrupt_newest_version_is_skipped_and_its_number_never_reused(
+    tmp_path: Path, open_store: OpenStore, kind: str, corrupt: Callable[[Path], None]
 ) -> None:
     """The version before is the newest again; the next publish takes a number never seen."""
     _three_versions(tmp_path)
-    damage(tmp_path / f"0000000003.{kind}")
+    corrupt(tmp_path / f"0000000003.{kind}")
     store = open_store(tmp_path)
     assert store.catalog.newest is not None
     assert store.catalog.newest.version == 2
@@ -60,23 +60,23 @@ def test_damaged_newest_version_is_skipped_and_its_number_never_reused(
 
 
 @pytest.mark.parametrize("copy", ["json", "copy.json"])
-@pytest.mark.parametrize("damage", [_flip, _tear, _empty, _remove])
-def test_one_damaged_copy_of_a_description_loses_nothing(
-    tmp_path: Path, open_store: OpenStore, copy: str, damage: Callable[[Path], None]
+@pytest.mark.parametrize("corrupt", [_flip, _tear, _empty, _remove])
+def test_one_corrupt_copy_of_a_description_loses_nothing(
+    tmp_path: Path, open_store: OpenStore, copy: str, corrupt: Callable[[Path], None]
 ) -> None:
-    """The version is served and tagged as before, both copies are whole again, and the damage is counted once."""
+    """The version is served and tagged as before, both copies are whole again, and the corruption is counted once."""
     _three_versions(tmp_path)
-    damage(tmp_path / f"0000000002.{copy}")
+    corrupt(tmp_path / f"0000000002.{copy}")
     store = open_store(tmp_path)
     assert (store.catalog.all_tags, read(store, 2)) == ({"best": 2, "latest": 3}, b"two")
     # A folder of an earlier version has no second copy.
-    assert store.corrupt_versions == (0 if (copy, damage) == ("copy.json", _remove) else 1)
+    assert store.corrupt_versions == (0 if (copy, corrupt) == ("copy.json", _remove) else 1)
     assert len({(tmp_path / f"0000000002.{name}").read_bytes() for name in ("json", "copy.json")}) == 1
     store.close()
     assert open_store(tmp_path).corrupt_versions == 0
 
 
-def test_version_without_any_description_is_damaged_not_unfinished(tmp_path: Path, open_store: OpenStore) -> None:
+def test_version_without_any_description_is_corrupt_not_unfinished(tmp_path: Path, open_store: OpenStore) -> None:
     """Its encodings are set aside as they are, and it is counted; a second restart finds a clean folder."""
     _three_versions(tmp_path)
     for name in ("json", "copy.json"):
@@ -108,7 +108,7 @@ def test_without_numbers_nothing_counts_as_unfinished(tmp_path: Path, open_store
     assert publish(store, b"four").version == 4
 
 
-def test_crash_at_any_moment_of_a_removal_is_no_damage(
+def test_crash_at_any_moment_of_a_removal_is_no_corruption(
     tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A version that was being forgotten is gone or still whole; nothing of it is taken for a loss."""
@@ -134,7 +134,7 @@ def test_crash_at_any_moment_of_a_removal_is_no_damage(
     assert moment > 5
 
 
-def test_damage_is_counted_once_and_the_number_stays_taken(tmp_path: Path, open_store: OpenStore) -> None:
+def test_corruption_is_counted_once_and_the_number_stays_taken(tmp_path: Path, open_store: OpenStore) -> None:
     """A second restart finds a clean folder."""
     _three_versions(tmp_path)
     _flip(tmp_path / "0000000003.full.safetensors")
@@ -154,17 +154,17 @@ def test_newest_files_that_vanish_do_not_free_their_number(tmp_path: Path, open_
 
 
 @pytest.mark.parametrize("copy", ["state.json", "state.copy.json", "tags.json", "tags.copy.json"])
-@pytest.mark.parametrize("damage", [_flip, _tear, _empty, _remove])
-def test_one_damaged_copy_of_the_state_loses_nothing(
-    tmp_path: Path, open_store: OpenStore, copy: str, damage: Callable[[Path], None]
+@pytest.mark.parametrize("corrupt", [_flip, _tear, _empty, _remove])
+def test_one_corrupt_copy_of_the_state_loses_nothing(
+    tmp_path: Path, open_store: OpenStore, copy: str, corrupt: Callable[[Path], None]
 ) -> None:
     """Tags, fencing token and numbers come from the other copy, and both are whole again."""
     _three_versions(tmp_path)
-    damage(tmp_path / copy)
+    corrupt(tmp_path / copy)
     store = open_store(tmp_path)
     assert store.catalog.all_tags == {"best": 2, "latest": 3}
     assert store.catalog.fencing_token == 1
-    assert store.corrupt_versions == (0 if damage is _remove else 1)
+    assert store.corrupt_versions == (0 if corrupt is _remove else 1)
     store.acquire_fencing_token()
     store.set_tag("best", 2)
     for names_of_copies in (("state.json", "state.copy.json"), ("tags.json", "tags.copy.json")):
@@ -185,7 +185,7 @@ def test_losing_both_copies_of_the_numbers_keeps_versions_and_shuts_out_old_publ
 
 
 def test_losing_both_copies_of_the_tags_loses_nothing_else(tmp_path: Path, open_store: OpenStore) -> None:
-    """Versions and fencing token stay; the damage is counted once."""
+    """Versions and fencing token stay; the corruption is counted once."""
     _three_versions(tmp_path)
     for name in ("tags.json", "tags.copy.json"):
         _flip(tmp_path / name)
@@ -222,14 +222,14 @@ def test_folder_that_calls_the_fencing_token_a_generation_is_read(tmp_path: Path
     assert (store.catalog.fencing_token, store.catalog.find(2).fencing_token) == (7, 7)
 
 
-def test_tag_on_a_damaged_version_is_dropped(tmp_path: Path, open_store: OpenStore) -> None:
+def test_tag_on_a_corrupt_version_is_dropped(tmp_path: Path, open_store: OpenStore) -> None:
     """A tag never points at something that cannot be served."""
     _three_versions(tmp_path)
     _flip(tmp_path / "0000000002.full.safetensors")
     assert open_store(tmp_path).catalog.all_tags == {"latest": 3}
 
 
-def test_version_damaged_while_the_server_runs_is_not_served(tmp_path: Path, open_store: OpenStore) -> None:
+def test_version_corrupted_while_the_server_runs_is_not_served(tmp_path: Path, open_store: OpenStore) -> None:
     """Checksums are compared on every read from disk, before the first byte is given out."""
     store = open_store(tmp_path)
     publish(store, b"one")
@@ -256,7 +256,7 @@ def test_unfinished_files_are_removed_and_strangers_left_alone(tmp_path: Path, o
 
 
 @pytest.mark.parametrize("data", [b"", b"null", b"[]", b"{}", b'{"sha256": 1, "content": 2}', b"\xff", b"[" * 9999])
-def test_what_is_not_sealed_is_damage(data: bytes) -> None:
+def test_what_is_not_sealed_is_corruption(data: bytes) -> None:
     """Any bytes at all are either a sealed document or `DataLoss`."""
     with pytest.raises(DataLoss):
         unseal(data)
@@ -305,7 +305,7 @@ def _crash_while(
 def test_crash_at_any_moment_of_a_publish_leaves_the_old_or_the_new_version(
     tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After each crash the newest version is whole, is no older than acknowledged, and nothing is damaged."""
+    """After each crash the newest version is whole, is no older than acknowledged, and nothing is corrupt."""
     store = open_store(tmp_path, keep_versions=2)
     newest = publish(store, b"0", b"h").version
     store.close()
