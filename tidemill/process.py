@@ -1,10 +1,11 @@
-"""Behaviour every process shares: stop on a signal, end with its launcher, explain a fatal error, keep freed memory."""
+"""Behaviour every process shares: stop on a signal, end with its launcher or reader, explain errors, keep freed memory."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
 import os
+import select
 import signal
 import socket
 import sys
@@ -28,11 +29,11 @@ def run(service: str, main: Callable[[], int]) -> int:
 
     Returns:
         What `main` returned; 1 after a Tidemill error, 2 after a wrong setting, each explained in one line on
-        standard error. Other exceptions are faults of the program and keep their traceback.
+        standard error; 141 if the reader of standard output left. Other exceptions are bugs and keep their traceback.
     """
     _end_with_parent()
     try:
-        return main()
+        return end_with_reader(main)
     except ConfigError as error:
         print(f"{service}: {error}", file=sys.stderr)
         return 2
@@ -40,6 +41,27 @@ def run(service: str, main: Callable[[], int]) -> int:
         kind = "" if isinstance(error, FatalError) else f"{type(error).__name__}: "
         print(f"{service}: {kind}{error}", file=sys.stderr)
         return 1
+
+
+def end_with_reader(main: Callable[[], int]) -> int:
+    """Call a main function; return its exit code, or 141 silently if the reader of its output left, as `head` does."""
+    try:
+        try:
+            return main()
+        finally:
+            sys.stdout.flush()  # here, where a closed pipe can still be handled
+    except BrokenPipeError:
+        if not _reader_left():
+            raise  # another pipe or socket
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at exit
+        return 128 + signal.SIGPIPE
+
+
+def _reader_left() -> bool:
+    """Return whether standard output is a pipe or socket whose other end is closed."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return bool(poll.poll(0))
 
 
 def stop_event() -> threading.Event:

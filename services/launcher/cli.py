@@ -103,6 +103,10 @@ COMMANDS: dict[str, Entry] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; return the exit code: 0 finished or stopped as asked, 1 failed, 2 bad usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    return process.end_with_reader(lambda: _dispatch(arguments))
+
+
+def _dispatch(arguments: list[str]) -> int:
     if not arguments:
         print(usage(), file=sys.stderr)
         return 2

@@ -27,7 +27,7 @@ _Job = tuple[Checkpoint, Future[SavedCheckpoint]]
 class Checkpointer:
     """Copies the learner's state in the training thread and writes it in another, one at a time.
 
-    A checkpoint that cannot be written is a warning, not an end: training goes on without it.
+    A checkpoint that cannot be written is a warning and training continues, unless a newer learner took over.
     """
 
     def __init__(
@@ -89,16 +89,23 @@ class Checkpointer:
                 self._start(Future())
 
     def finish(self) -> None:
-        """Write a last checkpoint and end the thread, both within a bounded time."""
+        """Write a last checkpoint and end the thread, both within a bounded time.
+
+        Raises:
+            StalePublisher: It was refused: a newer learner took over.
+        """
         last: Future[SavedCheckpoint] = Future()
+        error: BaseException | None = None
         try:
             if self._writing is not None:
                 self._writing.exception(_CLOSE_S)
             self._start(last)
-            last.exception(_CLOSE_S)
+            error = last.exception(_CLOSE_S)
         except TimeoutError:
-            _log.error("the last checkpoint was not written in time", timeout_s=_CLOSE_S)
+            _log.error("last checkpoint not written in time, a resume starts from an earlier one", timeout_s=_CLOSE_S)
         self.close()
+        if isinstance(error, StalePublisher):
+            raise error
 
     def close(self) -> None:
         """End the thread after what it is writing, within a bounded time. May be called twice."""
@@ -123,7 +130,7 @@ class Checkpointer:
             except Exception as error:
                 metrics.CHECKPOINT_FAILURES.inc()
                 self._error = str(error)
-                _log.warning("no checkpoint written, training goes on", reason=str(error))
+                _log.warning("checkpoint not written", reason=str(error))
                 future.set_exception(error if isinstance(error, TidemillError) else TidemillError(str(error)))
 
     def _write(self, checkpoint: Checkpoint) -> SavedCheckpoint:

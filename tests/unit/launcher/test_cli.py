@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +57,19 @@ def test_help_of_a_command_explains_it(name: str, capsys: pytest.CaptureFixture[
     """Every command of the launcher has its own --help, with exit code 0."""
     assert cli.main([name, "--help"]) == 0
     assert f"tidemill {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["train", "--help"], ["paramserver", "--help"]])
+def test_output_whose_reader_has_left_ends_without_a_traceback(arguments: list[str]) -> None:
+    """`tidemill X --help | head -1`: nothing on standard error, and the exit code of a program that SIGPIPE ended."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "tidemill.services.launcher", *arguments]
+    try:
+        ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=500, check=False)
+    finally:
+        os.close(writer)
+    assert (ended.stderr, ended.returncode) == ("", 128 + signal.SIGPIPE)
 
 
 def test_help_of_train_lists_every_algorithm(capsys: pytest.CaptureFixture[str]) -> None:

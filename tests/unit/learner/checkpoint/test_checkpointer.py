@@ -161,6 +161,21 @@ def test_finish_writes_a_last_one(scene: _Scene) -> None:
     assert scene.store.written == [1, 2]
 
 
+def test_finish_of_a_superseded_learner_says_so(scene: _Scene) -> None:
+    """The last checkpoint is refused by the fence: `finish` raises, so that the process fails."""
+    scene.newer_learner = StalePublisher("fencing token 1 was superseded by 2")
+    with pytest.raises(StalePublisher, match="superseded by 2"):
+        scene.checkpointer.finish()
+    assert scene.store.written == []
+
+
+def test_finish_with_a_full_disk_does_not_fail(scene: _Scene) -> None:
+    """The run has ended well; that its last checkpoint is missing is logged and kept as `error`."""
+    scene.store.fault = ResourceExhausted("the disk is full")
+    scene.checkpointer.finish()
+    assert scene.checkpointer.error == "the disk is full"
+
+
 def test_zero_interval_means_on_request_only(tmp_path: Path) -> None:
     """`every_s` 0 turns periodic checkpoints off."""
     scene = _Scene(tmp_path, every_s=0.0)
