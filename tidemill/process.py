@@ -1,4 +1,4 @@
-"""Behaviour every process shares: stop on a signal, end with its launcher or reader, explain errors, keep freed memory."""
+"""Behaviour every process shares: end on a signal or with its launcher, explain fatal errors, keep freed memory."""
 
 from __future__ import annotations
 

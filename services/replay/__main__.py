@@ -116,7 +116,7 @@ def _empty(settings: ReplaySettings, budget: MemoryBudget) -> ReplayState:
 
 
 def _recover(settings: ReplaySettings) -> OpenedLog | None:
-    """Bring back the tables of an earlier life; None if they are kept in memory only."""
+    """Restore the tables of the previous run; None if they are kept in memory only."""
     storage = settings.storage
     if not storage.folder:
         return None

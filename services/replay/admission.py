@@ -1,4 +1,4 @@
-"""The one place where calls wait: for the rate limiter and for memory, in order of arrival."""
+"""Where calls wait for the rate limiter and for memory, in order of arrival; they wait nowhere else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Waiting:
 
 @dataclass
 class _Stopwatch:
-    """Adds up the time during which somebody waits."""
+    """Adds up the time during which any call waits."""
 
     total_s: float = 0.0
     waiting: int = 0
@@ -60,11 +60,11 @@ class _Demand:
 
 
 class AdmissionQueue:
-    """Runs inserts and samples when their tables admit them, and lets them wait until then.
+    """Runs inserts and samples when their tables admit them, and makes them wait until then.
 
-    Whatever is admitted runs at once, within the event loop, so that nothing can come between the decision and the
-    deed. Every change of a table must be followed by `changed`. What that costs does not grow with the calls that wait:
-    of each table only the first in line is looked at.
+    Whatever is admitted runs at once, within the event loop, so that nothing can come between the decision and
+    the act. Every change of a table must be followed by `changed`. What that costs does not grow with the calls that wait:
+    only the first in line of each table is checked.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -104,7 +104,7 @@ class AdmissionQueue:
         demand.add(batch_size)
         try:
             if not table.has_draws(batch_size, without_replacement):
-                self.changed()  # an insert held back by the ratio may go on now that somebody waits for items
+                self.changed()  # an insert held back by the ratio may proceed now that a sample waits for items
             return await self._pass(
                 "sample", (table,), lambda: has_room() and admitted(batch_size, without_replacement), act
             )
@@ -112,7 +112,7 @@ class AdmissionQueue:
             demand.remove(batch_size)
 
     def changed(self) -> None:
-        """Let go on whoever may, after any change of a table."""
+        """Run every waiting call that is now admitted; called after any change of a table."""
         while self._run_next("insert") or self._run_next("sample"):
             pass
 

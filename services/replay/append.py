@@ -67,7 +67,7 @@ def plan_append(session: AppendSession, chunks: Sequence[Chunk], items: Sequence
     check_item_tables(items, len(session.tables))
     first_steps = np.array([chunk.first_step for chunk in chunks], dtype=np.int64)
     step_counts = np.array([chunk.step_count for chunk in chunks], dtype=np.int64)
-    # of a chunk that is there already nothing is inserted, so that its items may reach back to anywhere
+    # nothing of a chunk that is already stored is inserted, so its items may reach back to anywhere
     held_from = np.array(
         [epoch.streams[chunk.env_index].tail_step if new else 0 for chunk, new in zip(chunks, fresh, strict=True)],
         dtype=np.int64,

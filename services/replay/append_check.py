@@ -44,7 +44,7 @@ class BlockSize:
 
 
 def block_sizes(signature: Signature) -> tuple[BlockSize, ...]:
-    """Return what sizes the blocks of a chunk may have."""
+    """Return the sizes that the blocks of a chunk may have."""
     return tuple(BlockSize(column.name, column.step_bytes, column.codec is Codec.RAW) for column in signature)
 
 

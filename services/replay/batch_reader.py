@@ -1,4 +1,4 @@
-"""Completes sampled items with their blocks, within the memory for batches; what is corrupt on disk is left out."""
+"""Completes sampled items with their blocks, within the memory for batches, and replaces items that are corrupt on disk."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ COPIES = 2
 
 
 class BatchRoom:
-    """What of a server's memory one call that samples has taken."""
+    """The part of the server's memory that one sampling call uses."""
 
     def __init__(self, budget: MemoryBudget, freed: Callable[[], None]) -> None:
-        """Take nothing yet; `freed` is called when room was given back."""
+        """Start with nothing; `freed` is called when memory is given back."""
         self._budget, self._freed = budget, freed
         self._taken = 0
 
     def is_free(self) -> bool:
-        """Return whether the call may put together a batch."""
+        """Return whether the call may assemble a batch."""
         return self._budget.has_room_for_batch
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest batch there is ever room for; 0 means no limit."""
+        """Bytes of the largest batch that ever fits; 0 means no limit."""
         return self._budget.share_limit // COPIES
 
     def take(self, size_bytes: int) -> None:
-        """Count a batch that is put together now."""
+        """Count a batch that is being assembled."""
         self._taken += COPIES * size_bytes
         self._budget.batch_bytes += COPIES * size_bytes
 
     def release(self) -> None:
-        """Give back what was taken: the caller has its batch, or is gone."""
+        """Give back what was taken: the caller has received its batch, or is gone."""
         taken, self._taken = self._taken, 0
         self._budget.batch_bytes -= taken
         if taken:
@@ -60,7 +60,7 @@ _log = structlog.get_logger()
 
 
 class BatchReader:
-    """Draws batches, waiting for the table first and for the disk then."""
+    """Draws batches: waits for the table, then for the disk."""
 
     def __init__(
         self, replay: ReplayState, admission: AdmissionQueue, blobs: BlobReader | None, max_batch_bytes: int = 2**62
@@ -70,7 +70,7 @@ class BatchReader:
         Args:
             replay: The state.
             admission: Where draws wait.
-            blobs: Reads what is not in memory; None if everything is.
+            blobs: Reads what is not in memory; None if everything is in memory.
             max_batch_bytes: Most bytes of a batch.
         """
         self._replay, self._admission, self._blobs, self._max_batch_bytes = replay, admission, blobs, max_batch_bytes
@@ -90,10 +90,10 @@ class BatchReader:
             wanted: The batch.
             without_replacement: Whether no item may come twice.
             room: Memory of the call.
-            mirror: What the caller has already; None if it keeps nothing.
+            mirror: The chunks that the caller already has; None if it keeps none.
 
         Raises:
-            ResourceExhausted: it is too large.
+            ResourceExhausted: the batch is too large.
         """
         held: list[SampledItems] = []  # by the draw itself: a call that is cancelled just then must release it
 
@@ -121,7 +121,7 @@ class BatchReader:
 
     def _check_size(self, items: int, size: int, room: BatchRoom) -> None:
         for limit, what in (
-            (self._max_batch_bytes, "fit into a message: use a smaller batch_size or a greater max_message_bytes"),
+            (self._max_batch_bytes, "fit in a message: use a smaller batch_size or a greater max_message_bytes"),
             (room.largest, "have room on their way: use a smaller batch_size or a greater max_memory_mib"),
         ):
             if limit and size > limit:
@@ -145,14 +145,14 @@ class BatchReader:
                 whole = [blob for blob in blobs if blob is not None]
                 return _placed(drawn, lacked, blocks.cut(chunks, whole, drawn.step_counts[lacked]), mirror)
             self._drop(table, corrupt.tolist())
-            anew = without_replacement and not table.config.max_times_sampled  # or an item could come twice
-            kept = drawn.without(drawn.chunks if anew else corrupt)
+            redraw_all = without_replacement and not table.config.max_times_sampled  # or an item could come twice
+            kept = drawn.without(drawn.chunks if redraw_all else corrupt)
             drawn = kept.concat(await self._draw_more(table, count - len(kept.keys), without_replacement, held))
 
     async def _draw_more(
         self, table: Table, count: int, without_replacement: bool, held: list[SampledItems]
     ) -> SampledItems:
-        """Draw in place of corrupt items, which the rate limiter has counted already."""
+        """Draw replacements for corrupt items, which the rate limiter has already counted."""
         return await self._admission.sample(
             table,
             count,
@@ -163,7 +163,7 @@ class BatchReader:
 
     def _drop(self, table: Table, chunks: list[int]) -> None:
         dropped = sum(self._replay.drop_chunk(table.store, chunk) for chunk in chunks)
-        _log.error("corrupt chunks on disk: their items are dropped", chunks=len(chunks), items=dropped)
+        _log.error("corrupt chunks on disk, their items were dropped", chunks=len(chunks), items=dropped)
         self._admission.changed()
 
 

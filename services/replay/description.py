@@ -1,4 +1,4 @@
-"""What a table tells about itself, gathered from everything around it."""
+"""Describes a table: its sizes, counters, limiter and log, gathered from the parts that know them."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ class StoredMemory:
         self.evictions = 0
 
     def count(self) -> None:
-        """Tell the budget of all that is stored but for the chunks that a log has."""
+        """Count everything that is stored in the budget, except chunks that a log holds."""
         chunks = sum(store.record_bytes for store in self._stores.values())
         if not self._durable:
             chunks += sum(store.size_bytes for store in self._stores.values())
@@ -191,7 +191,7 @@ class StoredMemory:
         return pressed
 
     def _press(self, table: Table, session: AppendSession, planned: AppendPlan, size: int) -> bool:
-        """Let a table give up items while there is no room for a message; return whether it did."""
+        """Evict items of a table while there is no room for a message; return whether any were evicted."""
         evictions, least = self.evictions, 1
         while (excess := self._excess(session, planned, size)) and table.size:
             asked = max(excess, least)

@@ -149,7 +149,7 @@ def _fields(raw: bytes, start: int, end: int, most: int, what: str) -> list[Fiel
 
     Raises:
         InvalidArgument: there are more than `most`, or they do not end with the message.
-        IndexError: they go on after all bytes.
+        IndexError: the bytes end within a varint.
     """
     found: list[Field] = []
     at = start

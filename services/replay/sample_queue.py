@@ -52,7 +52,7 @@ class SampleQueue:
             self._changed.set()
 
     def draw(self, items: int, counted: int) -> None:
-        """Add a batch of a size of its own.
+        """Add a batch with its own size.
 
         Raises:
             InvalidArgument: it is larger than the usual size, or too many wait.

@@ -264,7 +264,7 @@ class ReplayServicer:
 
     @property
     def _env_steps(self) -> int:
-        """Agent decisions stored for good: a count that a restart does not take back."""
+        """Agent decisions stored durably: a restart does not reduce this count."""
         return self._log.commits.env_steps if self._log is not None else self._replay.env_steps
 
     async def _durable(self) -> None:

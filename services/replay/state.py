@@ -51,10 +51,10 @@ class ReplayState:
             max_tables: Most tables.
             max_streams: Most streams; see `StreamRegistry`.
             first_epoch: Number of the first epoch; see `StreamRegistry`. It names the store_id as well.
-            rng: Source of all random picks.
+            rng: Source of all randomness.
             budget: Memory for all that is stored; None means no limit.
-            make_blocks: Returns where the blocks of chunks are kept, by their signature and the number of a table with
-                it; given where there is a log, which has them as well. None keeps them in memory only.
+            make_blocks: Returns the store of chunks' blocks for a signature and the number of a table with it; given
+                if there is a log, which holds them too. None keeps them in memory only.
         """
         self._max_tables = max_tables
         self._rng = rng
@@ -62,7 +62,7 @@ class ReplayState:
         self._make_blocks = make_blocks
         self._durable = make_blocks is not None
         self._sink: ChangeSink = NoLog()
-        self._unconfirmed: set[str] = set()  # restored tables that nobody has asked for yet
+        self._unconfirmed: set[str] = set()  # restored tables that no call has named yet
         self._tables: dict[str, Table] = {}
         self._numbers: dict[str, int] = {}  # of each table in the log
         self.next_table = 1
@@ -94,14 +94,14 @@ class ReplayState:
         return self._sink.sequence
 
     def attach(self, sink: ChangeSink) -> None:
-        """Report every change from now on; tables that are there were restored from what the sink has."""
+        """Report every change from now on; the existing tables were restored from what the sink holds."""
         self._sink = sink
         self._unconfirmed = set(self._tables)
         for name, table in self._tables.items():
             sink.know_table(name, self._numbers[name], table.size)
 
     def create_table(self, config: TableConfig) -> bool:
-        """Create a table; return False if there is one: equal, or restored and not asked for since.
+        """Create a table; return False if it exists: with equal configuration, or restored and not yet confirmed.
 
         Raises:
             AlreadyExists: the name is taken by a table with another configuration.
@@ -149,7 +149,7 @@ class ReplayState:
         return self._numbers[table.config.name]
 
     def drop_chunk(self, store: ChunkStore, chunk: int) -> int:
-        """Remove every item that needs a chunk, whose bytes are corrupt, and let go of it; return how many items."""
+        """Remove every item that needs a corrupt chunk, and release the chunk; return how many items."""
         store.acquire(np.array([chunk]))  # while its neighbours are looked for
         self.corrupt_chunks += 1
         dropped = sum(table.drop_items_of(chunk) for table in self._tables.values() if table.store is store)
@@ -218,13 +218,13 @@ class ReplayState:
         return AppendSession(opened, found, block_sizes(signature))
 
     def close_streams(self, epoch: Epoch) -> None:
-        """Note that a call no longer appends to an epoch, which can be resumed."""
+        """Note that a call has stopped appending to an epoch, which can be resumed."""
         self.streams.disconnected(epoch)
 
     def append(
         self, session: AppendSession, planned: AppendPlan, chunks: Sequence[Chunk], items: Sequence[ItemBatch]
     ) -> None:
-        """Store a message; it is planned anew if the streams changed since.
+        """Store a message; it is planned again if the streams have changed.
 
         Items of its tables are evicted where memory has no room for it.
 
@@ -245,7 +245,7 @@ class ReplayState:
             self._sink.log_changes(self.env_steps, NewChunks(session.epoch.store, stored.slots, stored.blobs), tables)
 
     def log_removed(self) -> None:
-        """Tell the log which items left because they were sampled often enough; all else is told at once."""
+        """Log the removal of items that were sampled often enough; every other change is logged at once."""
         changed = [(table, _NO_SLOTS) for table in self.tables if table.has_removed]
         if changed:
             self._sink.begin()

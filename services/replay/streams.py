@@ -1,4 +1,4 @@
-"""The streams of actors: what the server has of each, and what it wants next."""
+"""The streams of actors: how much of each the server has, and which step it expects next."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Stream:
 
     Attributes:
         number: Its number among all streams the server ever had.
-        next_step: The step the server wants next; all earlier ones are or were stored.
+        next_step: The step the server expects next; all earlier ones are or were stored.
         ended: Whether a short chunk has ended it.
         last: Slot of its newest chunk, `NONE` before the first and after the end.
         tail: Slot of the oldest of its newest chunks that the stream itself holds, `NONE` likewise.
@@ -39,7 +39,7 @@ class Stream:
 
 @dataclass(slots=True)
 class Epoch:
-    """The streams of one life of an actor.
+    """The streams of one run of an actor process.
 
     Attributes:
         actor_id: Name of the actor.
@@ -50,9 +50,9 @@ class Epoch:
         tail_steps: How many of the newest steps an item of the next chunk may reach back over.
         tail_bytes: Bytes of the chunks that the streams hold for that.
         current: False once a newer epoch of the actor, or a lack of room, has taken its place.
-        connections: ActiveStreams that append to it now.
+        connections: Calls that append to it now.
         revision: Grows with every change; a plan made at another revision is out of date.
-        superseded: Number of the actor's epoch before this one; 0 if there was none, or it is not known any more.
+        superseded: Number of the actor's epoch before this one; 0 if there was none, or it is no longer known.
     """
 
     actor_id: str
@@ -68,7 +68,7 @@ class Epoch:
     tail_bytes: int = 0
 
     def next_steps(self) -> list[int]:
-        """Return the step wanted next for each environment."""
+        """Return the next expected step of each environment."""
         return [stream.next_step for stream in self.streams]
 
     def check_current(self) -> None:
@@ -80,7 +80,7 @@ class Epoch:
             )
 
     def trim(self, stream: Stream) -> list[int]:
-        """Return the chunks that no item yet to come can reach; the caller lets go of them."""
+        """Return the chunks that no future item can reach; the caller releases them."""
         if stream.ended:
             return self._take_all(stream)
         slots = []
@@ -92,12 +92,12 @@ class Epoch:
         return slots
 
     def let_go(self, slots: Sequence[int]) -> None:
-        """Hold chunks no longer for items yet to come."""
+        """Stop holding chunks for future items."""
         if slots:
             self.tail_bytes -= self.store.release_tails(np.array(slots, dtype=np.int64))
 
     def forget_chunk(self, chunk: int) -> None:
-        """Let go of a chunk, if it is among the newest of a stream, and of those before it: no item may reach it."""
+        """Release a chunk, if it is among the newest of a stream, and those before it: no item may reach it."""
         number = int(self.store.streams_of(np.array([chunk]))[0])
         for stream in self.streams:
             if stream.number != number or stream.tail == NONE:
@@ -115,7 +115,7 @@ class Epoch:
             self.let_go(slots)
 
     def close(self) -> None:
-        """Let go of every chunk and refuse what still comes."""
+        """Release every chunk and refuse further appends."""
         self.current = False
         self.revision += 1
         self.let_go([slot for stream in self.streams for slot in self._take_all(stream)])
@@ -165,12 +165,12 @@ class StreamRegistry:
         return _STREAM_BYTES * self.count + _EPOCH_BYTES * len(self._epochs)
 
     def drain_closed(self) -> list[int]:
-        """Return the numbers of the epochs that were closed since this was last asked."""
+        """Return the numbers of the epochs that were closed since the last call."""
         closed, self._closed = self._closed, []
         return closed
 
     def restore(self, epochs: Sequence[Epoch], next_epoch: int, next_stream: int) -> None:
-        """Take up the epochs of an earlier life, the longest idle first; numbers go on from the ones given."""
+        """Restore the epochs from before the restart, the longest idle first; numbering continues from the ones given."""
         self._epochs = {epoch.actor_id: epoch for epoch in epochs}
         self.next_epoch, self.next_stream = max(self.next_epoch, next_epoch), next_stream
         self.count = sum(len(epoch.streams) for epoch in epochs)
@@ -199,7 +199,7 @@ class StreamRegistry:
         return known
 
     def forget_idle(self) -> bool:
-        """Forget the streams of an actor that is not connected, the longest idle; return whether there was one."""
+        """Forget the streams of the actor that has been idle longest and is not connected; return whether there was one."""
         for epoch in self._epochs.values():
             if not epoch.connections:
                 self._close(epoch)
@@ -207,7 +207,7 @@ class StreamRegistry:
         return False
 
     def disconnected(self, epoch: Epoch) -> None:
-        """Count one call less that appends to an epoch."""
+        """Note that one call fewer appends to an epoch."""
         epoch.connections -= 1
         if epoch.current:
             self._epochs[epoch.actor_id] = self._epochs.pop(epoch.actor_id)
@@ -246,11 +246,11 @@ class StreamRegistry:
 
 
 def first_epoch(now_ms: int, chance: int) -> int:
-    """Return the first epoch of a server that knows of no life before.
+    """Return the first epoch of a server that starts with nothing stored.
 
-    Above those of every earlier life as long as the clock was right, so that an actor's former process is told from its
-    present one. Chance keeps two lives apart whatever the clock does: did they share a number, an actor of the first
-    would go on in a stream of the second, and steps would be lost.
+    It is above those of every previous run as long as the clock was right, so that an actor's former process can be
+    distinguished from its present one. The random bits keep two runs apart whatever the clock does: if they shared a
+    number, an actor of the first would continue a stream of the second, and steps would be lost.
 
     Args:
         now_ms: Time of day, in milliseconds.

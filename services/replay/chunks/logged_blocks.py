@@ -106,7 +106,7 @@ class LoggedBlocks:
         self.segments[slots], self._offsets[slots] = where.segments, where.offsets
 
     def restore(self, slots: Ints, where: Locations, packed_sizes: Ints) -> None:
-        """Take up chunks 0 .. N - 1 of an earlier life, of which only the log has the blobs."""
+        """Add chunks 0 .. N - 1 from before the restart, whose blobs are only in the log."""
         self._cover(len(slots))
         self._data = [None] * len(slots)
         self.ids[slots], self.segments[slots], self._offsets[slots] = where.ids, where.segments, where.offsets

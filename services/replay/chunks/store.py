@@ -43,7 +43,7 @@ class NewChunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredChunks:
-    """Chunks that were stored in an earlier life, by column.
+    """Chunks that were stored before the restart, by column.
 
     Attributes:
         streams: Number of each one's stream, int64 [N].
@@ -61,7 +61,7 @@ class StoredChunks:
 
 
 class ChunkStore:
-    """Keeps chunks by slot while somebody holds them.
+    """Keeps chunks by slot while they are held.
 
     Holders are the tables (one hold for each chunk that any of a table's items needs) and the stream itself (for
     its newest chunks, which items yet to come may reach into). A chunk is freed with its last holder.
@@ -74,7 +74,7 @@ class ChunkStore:
     """
 
     def __init__(self, signature: Signature, blocks: BlockStore | None = None) -> None:
-        """Create an empty store; blocks are kept in memory unless told otherwise."""
+        """Create an empty store; `blocks` keeps their blocks, in memory if it is not given."""
         self.signature = signature
         self.size_bytes = 0
         self.tail_bytes = 0
@@ -116,7 +116,7 @@ class ChunkStore:
         return slot
 
     def restore(self, columns: StoredChunks) -> Ints:
-        """Put chunks of an earlier life [N] into an empty store, held by nobody yet; return their slots.
+        """Put chunks from before the restart [N] into an empty store, not held yet; return their slots.
 
         Chunks must be in order of stream and position, so that neighbours find each other.
         """
@@ -135,7 +135,7 @@ class ChunkStore:
         return slots
 
     def remove_unheld(self) -> None:
-        """Free the restored chunks that nobody came to hold."""
+        """Free the restored chunks that have no holder."""
         unheld = np.flatnonzero(self._holds[: self._used] == 0)
         if len(unheld):
             self._remove(unheld)

@@ -1,4 +1,4 @@
-"""What a CHANGES record tells: chunks and items that came, items that went. Encoding only."""
+"""Encoding of a CHANGES record: chunks and items that were added, items that were removed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TableChanges:
         removed: Slots that were emptied, [R].
         inserted: Items that came and are still there.
         size: Items in the table afterwards.
-        removed_so_far: Slots that were ever told to be emptied, these included.
+        removed_so_far: Slots ever reported as emptied, including these.
     """
 
     table: int
@@ -134,7 +134,7 @@ class RawSection:
     Attributes:
         table: Number of the table.
         size: Items in the table afterwards.
-        removed_so_far: Slots that were ever told to be emptied, these included.
+        removed_so_far: Slots ever reported as emptied, including these.
         stats: Bytes of its counters; none in a copy.
         removed_count: Number of slots in `removed`.
         removed: Bytes of `SLOT`.

@@ -46,7 +46,7 @@ class Commits:
         self._decisions.append((sequence, env_steps))
 
     def progressed(self, progress: Progress) -> None:
-        """Take the writer's word and let go on whoever waited for it."""
+        """Note how far the writer is and wake the calls that waited for it."""
         written = max(progress.written, self.progress.written)  # two threads report, and may overtake each other
         synced = max(progress.synced, self.progress.synced)
         self.progress = progress = Progress(written, synced, progress.full, progress.error)

@@ -92,7 +92,7 @@ class Writing(Protocol):
 
 
 class Compactor:
-    """Carries out what `Garbage` finds, a little at a time, so that nobody waits long."""
+    """Carries out what `Garbage` finds, a little at a time, so that no call waits long."""
 
     def __init__(
         self,
@@ -103,13 +103,13 @@ class Compactor:
         segment_bytes: int,
         changed: Callable[[], None],
     ) -> None:
-        """Clean the log of a state; `changed` is called after items were dropped because bytes were corrupt."""
+        """Clean the log of a state; `changed` is called after items were dropped because their bytes are corrupt."""
         self._replay, self._journal, self._writing, self._blobs = replay, journal, writing, blobs
         self._garbage = Garbage(replay, journal, segment_bytes)
         self._changed = changed
 
     async def compact(self) -> None:
-        """Delete the oldest segments that nobody needs; move what is left of them if the log is mostly waste.
+        """Delete the oldest segments that are no longer needed; move what is left of them if the log is mostly waste.
 
         What was moved once is not moved again by the same call: where each segment begins with a long description of
         the state, a log may stay wasteful however often it is written again.
@@ -157,5 +157,5 @@ class Compactor:
         finally:
             store.release(slots)
         if len(corrupt):
-            _log.error("corrupt chunks on disk: their items are dropped", chunks=len(corrupt))
+            _log.error("corrupt chunks on disk, their items were dropped", chunks=len(corrupt))
             self._changed()

@@ -1,4 +1,4 @@
-"""What is broken or missing in a log, and what is done to its files before it continues."""
+"""Records what is corrupt or missing in a log, and repairs its files before it is written to again."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _MAX_NOTES = 1000
 
 @dataclass(slots=True)
 class Corruption:
-    """What was found broken.
+    """Everything that was found to be corrupt or missing.
 
     Attributes:
-        records: Complete records whose checksum is wrong, stretches in which no record starts, and other broken files.
+        records: Complete records whose checksum is wrong, stretches in which no record starts, and other corrupt files.
         record_bytes: Their bytes.
         torn_bytes: Bytes at the end of the last segment that were not written to their end, and are cut.
-        missing_records: Records that are lost, as far as it can be told, though copies of some may be there.
-        missing_segments: Segments that are not there, by their numbers.
-        notes: What is broken where, one line each; the first thousand.
+        missing_records: Records that are lost, as far as can be known; copies of some may exist.
+        missing_segments: Numbers of the segments that are missing.
+        notes: What is corrupt and where, one line each; the first thousand.
     """
 
     records: int = 0
@@ -37,11 +37,11 @@ class Corruption:
 
     @property
     def is_any(self) -> bool:
-        """Whether anything was lost but an end that was not written."""
+        """Whether anything was lost except an unfinished record at the end."""
         return bool(self.records or self.missing_records or self.missing_segments)
 
     def add(self, note: str, records: int = 1, size_bytes: int = 0) -> None:
-        """Count something broken."""
+        """Count something that is corrupt."""
         self.records += records
         self.record_bytes += size_bytes
         if len(self.notes) < _MAX_NOTES:
@@ -49,23 +49,23 @@ class Corruption:
 
 
 class Mend(enum.Enum):
-    """What is done to a file."""
+    """How a file is repaired."""
 
     CUT = "cut"
-    """End it at a place: what follows was not written to its end."""
+    """Truncate it: what follows is an unfinished record."""
     REMOVE = "remove"
-    """Delete it: there is nothing in it."""
+    """Delete it: it is empty."""
     SET_ASIDE = "set aside"
-    """Give it another name: it is no segment of this log, or not the one of its name."""
+    """Rename it: it is not a segment of this log, or not the one its name says."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """One thing to do to a file before the log goes on.
+    """One repair of a file before the log is written to again.
 
     Attributes:
         path: The file.
-        mend: What is done.
+        mend: How it is repaired.
         at: Where it is cut.
     """
 
@@ -75,7 +75,7 @@ class Repair:
 
 
 def carry_out(repairs: list[Repair]) -> None:
-    """Do to the files what was found necessary. OSError: the disk refused."""
+    """Carry out repairs. OSError: a file cannot be changed."""
     for repair in repairs:
         if repair.mend is Mend.CUT:
             os.truncate(repair.path, repair.at)
@@ -87,12 +87,12 @@ def carry_out(repairs: list[Repair]) -> None:
 
 @dataclass(slots=True)
 class TableReport:
-    """What the log last told of a table.
+    """The log's newest report on a table.
 
     Attributes:
         size: Items in it.
-        removed_so_far: Slots that were ever told to be emptied.
-        sequence: Record that told it.
+        removed_so_far: Slots ever reported as emptied.
+        sequence: The record that reported it.
     """
 
     size: int
@@ -102,11 +102,11 @@ class TableReport:
 
 @dataclass(slots=True)
 class Gap:
-    """Records that are not there.
+    """A run of missing records.
 
     Attributes:
-        first: The first of them.
-        last: The last of them.
+        first: The first missing record.
+        last: The last missing record.
     """
 
     first: int
@@ -121,9 +121,9 @@ class Continuity:
         sequence: Newest record, 0 before the first.
         link: Checksum of its header.
         reports: The newest of each table, by its number.
-        breaks: By number of a table, the record from which on its items are trusted without a snapshot.
+        breaks: For each table, by number, the first record whose items are trusted without a snapshot.
         gaps: Where records are missing.
-        fork: Before this record nothing is trusted: there are records of two lives of the log.
+        fork: Nothing before this record is trusted: the log holds records of two histories.
     """
 
     sequence: int = 0
@@ -132,10 +132,10 @@ class Continuity:
     breaks: dict[int, int] = field(default_factory=dict)
     gaps: list[Gap] = field(default_factory=list)
     fork: int = 0
-    _doubtful: dict[int, int] = field(default_factory=dict)  # tables that told nothing since a gap, and the gap's end
+    _doubtful: dict[int, int] = field(default_factory=dict)  # tables without a report since a gap, and the gap's end
 
     def follows(self, frame: Frame) -> bool:
-        """Take the next frame; return False if what it tells is known already or is out of order."""
+        """Take the next frame; return False if it is known already or out of order."""
         if frame.sequence <= self.sequence:
             if not frame.is_copy or (frame.sequence == self.sequence and frame.link != self.link):
                 self.fork = self.sequence + 1
@@ -155,8 +155,8 @@ class Continuity:
         self._doubt(last)
         self.sequence = last
 
-    def tell(self, table: int, size: int, removed_before: int, removed_so_far: int) -> None:
-        """Note what the newest record tells of a table: how much had gone before it, and afterwards."""
+    def report(self, table: int, size: int, removed_before: int, removed_so_far: int) -> None:
+        """Note what the newest record reports on a table: how many slots were emptied before it, and with it."""
         known = self.reports.get(table)
         doubtful = self._doubtful.pop(table, None)
         if doubtful is not None and known is not None and known.removed_so_far != removed_before:
@@ -164,13 +164,13 @@ class Continuity:
         self.reports[table] = TableReport(size, removed_so_far, self.sequence)
 
     def end(self) -> None:
-        """Note that nothing more comes: a table that told nothing since a gap cannot be trusted before it."""
+        """Note the end of the log: a table without a report since a gap cannot be trusted before it."""
         self.breaks.update(self._doubtful)
         self._doubtful.clear()
 
     @property
     def missing_records(self) -> int:
-        """How many records are not there."""
+        """Number of missing records."""
         return sum(gap.last - gap.first + 1 for gap in self.gaps)
 
     def _doubt(self, last: int) -> None:

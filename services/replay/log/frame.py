@@ -37,7 +37,7 @@ Blob = tuple[int, bytes]
 
 
 class Kind(enum.IntEnum):
-    """What a record tells."""
+    """Kind of a record."""
 
     SEGMENT = 1
     """The state at the start of a segment."""
@@ -60,11 +60,11 @@ class Record:
     """A record about to be written.
 
     Attributes:
-        kind: What it tells.
+        kind: What it reports.
         sequence: Its number among all records ever written to the log.
         meta: The part that is read at a restart.
         blobs: The body.
-        copy: What is written to another file as well, for the case that it is corrupt; None if nothing is.
+        copy: What is written to another file as well, in case it becomes corrupt; None for no copy.
     """
 
     kind: Kind
@@ -160,7 +160,7 @@ class Frame:
     """A record, or a copy, found in a file, its header and meta part checked.
 
     Attributes:
-        kind: What it tells.
+        kind: What it reports.
         is_copy: Whether it is the copy of a record.
         sequence: Its number.
         link: Checksum of the header of the record before it; for a copy, of its own record.

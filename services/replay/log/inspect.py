@@ -1,4 +1,4 @@
-"""`tidemill replay inspect FOLDER`: what is in the log of a stopped replay service, and what of it is corrupt."""
+"""`tidemill replay inspect FOLDER`: reports what the log of a stopped replay service holds and what is corrupt."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Inspection:
     """What is in a log.
 
     Attributes:
-        found: What its files tell.
+        found: The contents of its files.
         replay: The state that a start would bring back.
         lost: Items of each table that it would not, by the table's number.
         corrupt_chunks: Chunks whose bytes are corrupt.
@@ -123,7 +123,7 @@ def report(inspection: Inspection, path: Path) -> Iterator[str]:
     yield ""
     yield from corruption.notes
     if corruption.torn_bytes:
-        yield f"the last {corruption.torn_bytes} bytes were not written to their end: a start cuts them"
+        yield f"the last {corruption.torn_bytes} bytes are an unfinished record; the next start truncates them"
     yield verdict(inspection)
 
 

@@ -1,4 +1,4 @@
-"""Turns what changes into records of the log, and decides where each will lie. Plain and synchronous, no I/O."""
+"""Turns changes into records of the log and decides where each is written. Plain and synchronous, no I/O."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LogPosition:
         offset: Where in it; 0 in one that has not begun.
         sequence: Number of the newest record.
         next_chunk: Identity of the next chunk.
-        removed: Slots of each table that were ever told to be emptied, by its number.
+        removed: Slots of each table ever reported as emptied, by the table's number.
     """
 
     segment: int = 1
@@ -66,13 +66,13 @@ class Journal:
         Args:
             submit: Takes what is to be written.
             segment_bytes: Size at which a segment ends, in bytes; its last record may go beyond.
-            position: Where the log goes on, at the start of a segment.
+            position: Where the log continues, at the start of a segment.
             describe_state: Returns what a restart needs to know of everything before, as JSON can hold it.
         """
         self._submit, self._segment_bytes, self._describe = submit, segment_bytes, describe_state
         self._position = position
         self._table_numbers: dict[str, int] = {}
-        self._sizes: dict[int, int] = {}  # items of each table as last told
+        self._sizes: dict[int, int] = {}  # items of each table as last reported
         self.segment_sizes: dict[int, int] = {}  # bytes, copies included, the oldest segment first
         self.submitted_bytes = 0
 
@@ -97,12 +97,12 @@ class Journal:
         return sum(self.segment_sizes.values())
 
     def know_table(self, name: str, number: int, size: int = 0) -> None:
-        """Note the number that the log has for a table, and how many items there are if it was not known before."""
+        """Note the number that the log has for a table, and its number of items if it was not known before."""
         self._table_numbers[name] = number
         self._sizes.setdefault(number, size)
 
     def begin(self) -> None:
-        """Begin another segment if this one is full. To be called before a change is made that is then told.
+        """Begin another segment if this one is full. Call it before making a change that is then logged.
 
         A segment starts with the state before its first change, so that it never promises what a torn record after
         it would have brought.
@@ -112,8 +112,8 @@ class Journal:
             return
         if position.offset:
             position.segment, position.offset = position.segment + 1, 0
-        told = [[number, size, position.removed.get(number, 0)] for number, size in self._sizes.items()]
-        document = {**self._describe(), "segment": position.segment, "next_chunk": self.next_chunk, "told": told}
+        reported = [[number, size, position.removed.get(number, 0)] for number, size in self._sizes.items()]
+        document = {**self._describe(), "segment": position.segment, "next_chunk": self.next_chunk, "told": reported}
         self._log(Kind.SEGMENT, document)
 
     def log_table(self, number: int, config: TableConfig) -> None:
@@ -125,7 +125,7 @@ class Journal:
         self._log(Kind.EPOCH, {"epoch": describe_epoch(epoch), "closed": list(closed)})
 
     def _log(self, kind: Kind, document: object) -> None:
-        """Write a record of its own kind, and all of it once more as a copy."""
+        """Write a record of a kind, and a copy of all of it."""
         meta = json.dumps(document).encode()
         self._write(kind, meta, copy=meta)
 

@@ -1,4 +1,4 @@
-"""The log of a server that runs: takes what the journal writes, cleans up behind it, and takes snapshots."""
+"""The log of a running server: writes the journal's records, compacts old segments, takes snapshots."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NO_LIMIT = 2**62
 
 
 class ReplayLog:
-    """Everything about the log that waits. Must be created within the event loop."""
+    """The parts of the log that wait for the disk. Must be created within the event loop."""
 
     def __init__(
         self,
@@ -34,12 +34,12 @@ class ReplayLog:
         changed: Callable[[], None],
         open_file: Callable[..., SegmentFile] = SegmentFile,
     ) -> None:
-        """Go on where an earlier life ended.
+        """Continue where the log ended.
 
         Args:
             recovered: The state, and where its log ends.
             settings: How to write it.
-            changed: To be called after items were dropped.
+            changed: Called after items were dropped.
             open_file: Opens a segment to write to.
         """
         self.recovered, self._replay = recovered, recovered.replay
@@ -65,7 +65,7 @@ class ReplayLog:
         self._compactor = Compactor(self._replay, self.journal, self.commits, self.blobs, segment_bytes, changed)
         self.snapshots = Snapshotter(self._replay, self.journal, recovered.snapshots)
         self.journal.begin()
-        self._replay.log_removed()  # what corruption has cost, so that it does not come back
+        self._replay.log_removed()  # items lost to corruption, so that they do not come back
         self._tasks = [
             asyncio.create_task(self._compact_for_ever()),
             asyncio.create_task(self.snapshots.take_every(settings.snapshot_every_s)),
@@ -118,7 +118,7 @@ class ReplayLog:
         self._writer.submit(command)
 
     def _report(self, progress: Progress) -> None:
-        """Tell the event loop; called by the writer's thread."""
+        """Notify the event loop; called by the writer's thread."""
         with contextlib.suppress(RuntimeError):  # the loop has ended already
             self._loop.call_soon_threadsafe(self._progressed, progress)
 

@@ -56,11 +56,11 @@ def _read_newest(store: ChunkStore, files: BlobFiles, budget: MemoryBudget) -> l
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FolderContents:
-    """What is in the folder of a log.
+    """Contents of a log's folder.
 
     Attributes:
         mark: Of the log; a new one if there is none.
-        contents: What its segments tell.
+        contents: The contents of its segments.
         files: Its snapshots.
         snapshot: The newest that is intact.
     """
@@ -72,7 +72,7 @@ class FolderContents:
 
 
 def look(folder: LogFolder) -> FolderContents:
-    """Read the folder of a log and change nothing in it.
+    """Read the folder of a log without changing it.
 
     Raises:
         FatalError: it has files of another format.
@@ -103,12 +103,12 @@ class OpenedLog:
         replay: The state.
         budget: Memory for its chunks.
         snapshots: The snapshots in the folder.
-        position: Where the log goes on.
+        position: Where the log continues.
         chain: What the next record is linked to.
         segment_sizes: Bytes of each segment, the oldest first.
-        corruption: What was broken, corrupt chunks included.
-        items: Items that are there again.
-        dropped: Items that are not, because bytes they need are corrupt or missing, or told that they might be gone.
+        corruption: What was corrupt or missing, including corrupt chunks.
+        items: Items that were restored.
+        dropped: Items that were not, because bytes they need are corrupt or missing, or they may have been removed.
         took_s: How long it took, in seconds.
     """
 
@@ -157,8 +157,8 @@ def open_replay_log(path: Path, budget: MemoryBudget, make_replay: Callable[[Mem
         raise
     corruption, chain = contents.corruption, contents.chain
     corruption.records += replay.corrupt_chunks
-    replay.corrupt_chunks = 0  # those are counted now
-    removed = {number: told.removed_so_far + contents.end_is_lost for number, told in chain.reports.items()}
+    replay.corrupt_chunks = 0  # counted above
+    removed = {number: report.removed_so_far + contents.end_is_lost for number, report in chain.reports.items()}
     position = LogPosition(contents.next_segment, 0, chain.sequence, next_chunk, removed)
     return OpenedLog(
         folder=folder,

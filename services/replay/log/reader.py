@@ -1,6 +1,6 @@
-"""Reads the segments of a log and sorts what they tell by table, without looking at a single chunk or item.
+"""Reads the segments of a log and sorts their records by table, without decoding any chunk or item.
 
-Nothing is written here: what the files need before the log goes on is noted as repairs.
+Nothing is written here: repairs that the files need before the log continues are only noted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ChunkPieces:
 
 @dataclass(slots=True)
 class TablePieces:
-    """What happened in one table, as bytes of many records; in each, first slots were emptied, then items came.
+    """The changes of one table, as bytes of many records; in each, slots are emptied before items are added.
 
     Attributes:
         removed: `SLOT` of each record.
@@ -70,28 +70,28 @@ class TablePieces:
 
 @dataclass(slots=True)
 class LogContents:
-    """Everything a log tells.
+    """Everything a log holds.
 
     Attributes:
         configs: Configuration of each table, by its number.
         stats: Newest numbers of each table, int64, by its number.
-        stats_sequences: Record that told them.
+        stats_sequences: The record that reported them.
         epochs: Streams of each actor, by the epoch's number, in the order they were opened.
         chunks: By number of a table with their signature.
         tables: By number.
-        store_id: Names what `env_steps` counts; 0 if nothing tells it.
+        store_id: Names what `env_steps` counts; 0 if no record names it.
         env_steps: Agent decisions stored.
         next_epoch: Number of the next epoch.
         next_stream: Number of the next stream.
         next_chunk: Least identity of the next chunk.
         next_segment: Number of the next segment.
-        chain: How the records hang together.
+        chain: How the records are linked.
         end_is_lost: Whether the newest records are missing.
         segment_sizes: Bytes of each segment, the oldest first.
         segment_records: Records in each, the corrupt ones left out.
-        lost_records: Records of which only the copies are there, and these do not tell all.
-        corruption: What was broken.
-        repairs: What the files need before the log goes on.
+        lost_records: Records of which only copies are left, which do not hold everything.
+        corruption: What was corrupt or missing.
+        repairs: What the files need before the log continues.
     """
 
     configs: dict[int, Json] = field(default_factory=dict)
@@ -137,7 +137,7 @@ def read_log(folder: LogFolder, mark: bytes, newest: NewestSegment | None, snaps
         if records.frames or copies.frames:
             _take_segment(contents, records, copies, number)
         elif is_last and folder.segment(number).exists() and not (records.corrupt or records.corrupt_tail):
-            empty = number  # begun, and nothing written to its end
+            empty = number  # begun, without a complete record
     _close(contents, {*contents.segment_records, empty} - {0}, newest, snapshot)
     noted = newest.segment if newest is not None else 0
     seen = snapshot.segment if snapshot is not None else 0
@@ -146,7 +146,7 @@ def read_log(folder: LogFolder, mark: bytes, newest: NewestSegment | None, snaps
 
 
 def _scan(contents: LogContents, path: Path, mark: bytes, number: int, *, is_last: bool) -> Scan:
-    """Return what is in a file, nothing if it is none of this log; corruption and what to do about it are noted."""
+    """Return the records of a file, none if it is not of this log; note corruption and its repair."""
     if not path.exists():
         return Scan()
     data = _map(path)
@@ -159,7 +159,7 @@ def _scan(contents: LogContents, path: Path, mark: bytes, number: int, *, is_las
     named = next((json.loads(bytes(f.meta))["segment"] for f in found.frames if f.kind is Kind.SEGMENT), number)
     is_foreign = not found.frames and (found.corrupt_tail or found.corrupt)
     if named != number or is_foreign:
-        what = "no record of this log is in it" if is_foreign else f"it is segment {named} under another name"
+        what = "it holds no record of this log" if is_foreign else f"it is segment {named} under another name"
         corruption.add(f"{path.name}: {what}; it is set aside")
         contents.repairs.append(Repair(path, Mend.SET_ASIDE))
         return Scan(corrupt_tail=True)
@@ -187,7 +187,7 @@ def _map(path: Path) -> memoryview:
 
 
 def _take_segment(contents: LogContents, records: Scan, copies: Scan, number: int) -> None:
-    """Take up what one segment tells: its records, and copies where records are lost."""
+    """Take over the records of one segment, and copies where records are lost."""
     contents.segment_sizes[number] = records.end + copies.end
     contents.segment_records[number] = 0
     for frame in sorted([*records.frames, *copies.frames], key=lambda frame: (frame.sequence, frame.is_copy)):
@@ -197,11 +197,11 @@ def _take_segment(contents: LogContents, records: Scan, copies: Scan, number: in
             contents.lost_records += frame.is_copy and frame.kind is Kind.CHANGES
             _take(contents, frame, number)
         elif not (frame.is_copy and frame.sequence == before):
-            contents.corruption.add(f"segment {number}: record {frame.sequence} is there again or out of order")
+            contents.corruption.add(f"segment {number}: record {frame.sequence} is repeated or out of order")
 
 
 def _drop_torn_record(contents: LogContents, data: memoryview, found: Scan, path: Path) -> None:
-    """Leave the last record out if its body is broken: it was not written to its end."""
+    """Leave the last record out if its body is corrupt: it was not finished."""
     if not found.frames or found.frames[-1].end != found.end or found.frames[-1].is_copy:
         return
     frame = found.frames[-1]
@@ -219,7 +219,7 @@ def _body_is_intact(data: memoryview, frame: Frame, changes: RawChanges) -> bool
 
 
 def _close(contents: LogContents, present: set[int], newest: NewestSegment | None, snapshot: Snapshot | None) -> None:
-    """Compare the end of the log with what is known of it from elsewhere."""
+    """Compare the end of the log with what other files say of it."""
     chain, corruption = contents.chain, contents.corruption
     seen = snapshot if snapshot is not None else Snapshot(0, ())
     noted = newest if newest is not None else NewestSegment(b"", 0, 0)
@@ -229,7 +229,7 @@ def _close(contents: LogContents, present: set[int], newest: NewestSegment | Non
     corruption.missing_segments = [number for number in numbers if number and number not in there]
     reached = max(seen.sequence, noted.sequence - 1)  # what came before the newest segment was synced
     if known > max(present, default=0) and not (seen.is_last and seen.segment == known):
-        reached = max(reached, chain.sequence, noted.sequence) + 1  # nobody knows how many records were in it
+        reached = max(reached, chain.sequence, noted.sequence) + 1  # the number of records in it is unknown
     if reached > chain.sequence:
         contents.end_is_lost = True
         chain.gap(reached)
@@ -238,7 +238,7 @@ def _close(contents: LogContents, present: set[int], newest: NewestSegment | Non
     corruption.notes += [f"segment {number} is missing" for number in corruption.missing_segments]
     corruption.notes += [f"records {gap.first} to {gap.last} are missing" for gap in chain.gaps]
     if contents.lost_records:
-        corruption.notes.append(f"{contents.lost_records} records are lost but for what they said was removed")
+        corruption.notes.append(f"{contents.lost_records} records are lost, except for what they removed")
     if newest is None and contents.segment_sizes:
         corruption.add("the file that names the newest segment is missing or corrupt")
 
@@ -256,7 +256,7 @@ def _take(contents: LogContents, frame: Frame, segment: int) -> None:
     elif frame.kind is Kind.TABLE:
         contents.configs[document["number"]] = document["config"]
         if document["number"] not in contents.chain.reports:
-            contents.chain.tell(document["number"], 0, 0, 0)
+            contents.chain.report(document["number"], 0, 0, 0)
     elif frame.kind is Kind.EPOCH:
         for closed in document["closed"]:
             contents.epochs.pop(closed, None)
@@ -272,7 +272,7 @@ def _take_state(contents: LogContents, document: Json, sequence: int) -> None:
         contents.stats[table["number"]] = np.array(table["stats"], dtype=np.int64)
         contents.stats_sequences[table["number"]] = sequence
     for number, size, removed in document["told"]:
-        contents.chain.tell(number, size, removed, removed)
+        contents.chain.report(number, size, removed, removed)
     contents.epochs.clear()
     _take_epochs(contents, document["epochs"])
 
@@ -308,7 +308,7 @@ def _take_sections(contents: LogContents, sections: Sequence[RawSection], frame:
         table.segments.append(segment)
         table.sequences.append(frame.sequence)
         before = section.removed_so_far - section.removed_count
-        contents.chain.tell(section.table, section.size, before, section.removed_so_far)
+        contents.chain.report(section.table, section.size, before, section.removed_so_far)
         if section.stats:
             contents.stats[section.table] = np.frombuffer(section.stats, dtype=STAT)
             contents.stats_sequences[section.table] = frame.sequence

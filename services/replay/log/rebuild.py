@@ -43,7 +43,7 @@ class SurvivingChunks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SurvivingItems:
-    """The items of one table that came and have not gone.
+    """The items of one table that were added and not removed.
 
     Attributes:
         columns: `ITEM` [N].
@@ -76,12 +76,12 @@ def surviving_chunks(pieces: ChunkPieces) -> SurvivingChunks:
 
 
 def surviving_items(pieces: TablePieces) -> SurvivingItems:
-    """Return the items whose slot saw nothing after they came."""
+    """Return the items whose slot did not change after they were added."""
     removed = np.frombuffer(b"".join(pieces.removed), dtype=SLOT)
     items = np.frombuffer(b"".join(pieces.items), dtype=ITEM)
     removed_counts = np.array(pieces.removed_counts, dtype=np.int64)
     item_counts = np.array(pieces.item_counts, dtype=np.int64)
-    # the order of events: what went of the first record, what came of it, what went of the second, ...
+    # the order of events: removals of the first record, its additions, removals of the second, ...
     ends = np.cumsum(removed_counts + item_counts)
     starts = ends - removed_counts - item_counts
     when_removed = _positions(starts, removed_counts)
@@ -121,7 +121,7 @@ def _payloads_of(pieces: TablePieces, sizes: NDArray[np.generic], live: Ints) ->
 def rebuild(replay: ReplayState, contents: LogContents, snapshot: Snapshot | None) -> tuple[int, dict[int, int]]:
     """Fill an empty state; blobs stay in the log until `preload` reads them.
 
-    Items are left out whose chunks the log has lost, and those of which it cannot be told whether they went.
+    Items are left out if the log has lost their chunks, or if it is unknown whether they were removed.
 
     Returns:
         The identity of the next chunk, and how many items of each table were lost, by the table's number.
@@ -146,7 +146,7 @@ def rebuild(replay: ReplayState, contents: LogContents, snapshot: Snapshot | Non
     lost = _restore_tables(tables, chunks, contents, snapshot)
     for epoch in epochs:
         _hold_tails(epoch)
-    # numbers of which only chunks and items tell must not be given again: a corrupt record may have named them
+    # numbers that only chunks and items name must not be reused: the record that named them may be corrupt
     next_stream = max([contents.next_stream, *(int(found.columns["stream"].max()) + 1 for found in known.values())])
     replay.streams.restore(epochs, contents.next_epoch, next_stream)
     replay.next_table = max([replay.next_table, *(number + 1 for number in (*contents.tables, *contents.chunks))])
@@ -189,7 +189,7 @@ def _restore_epoch(document: dict[str, Any], store: ChunkStore) -> Epoch:
 
 
 def _advance_streams(epochs: Sequence[Epoch], found: SurvivingChunks) -> None:
-    """Move each stream behind its newest chunk."""
+    """Set each stream's next step to the end of its newest chunk."""
     streams, last = np.unique(found.columns["stream"][::-1], return_index=True)  # chunks are in order
     newest = len(found.columns) - 1 - last
     by_number = dict(zip(streams.tolist(), newest.tolist(), strict=True))
@@ -223,11 +223,11 @@ def _hold_tails(epoch: Epoch) -> None:
 def _restore_tables(
     tables: dict[int, Table], chunks: dict[int, SurvivingChunks], contents: LogContents, snapshot: Snapshot | None
 ) -> dict[int, int]:
-    """Fill the tables; return how many items of each were lost, also of those that nothing describes."""
+    """Fill the tables; return how many items of each were lost, including tables that no record describes."""
     snapshots = {table.number: table for table in snapshot.tables} if snapshot is not None else {}
     stores = {id(tables[number].store): found for number, found in chunks.items()}
-    told = contents.chain.reports
-    lost = {number: told[number].size for number in told.keys() - tables.keys()}
+    reports = contents.chain.reports
+    lost = {number: reports[number].size for number in reports.keys() - tables.keys()}
     for number, table in tables.items():
         stats = contents.stats.get(number, np.zeros(STATS_FIELDS, dtype=np.int64))
         taken = snapshots.get(number)
@@ -244,17 +244,17 @@ def _restore_tables(
 
 
 def _size(number: int, contents: LogContents, snapshot: Snapshot | None, taken: TableSnapshot | None) -> int:
-    """Return how many items a table had, by whatever told it last."""
-    told = contents.chain.reports.get(number)
-    if taken is not None and snapshot is not None and (told is None or told.sequence < snapshot.sequence):
+    """Return how many items a table had by its newest report."""
+    report = contents.chain.reports.get(number)
+    if taken is not None and snapshot is not None and (report is None or report.sequence < snapshot.sequence):
         return taken.size
-    return told.size if told is not None else 0
+    return report.size if report is not None else 0
 
 
 def _trusted(
     found: SurvivingItems, end: int, snapshot: Snapshot | None, taken: TableSnapshot | None
 ) -> NDArray[np.bool_]:
-    """Return which items have certainly not gone in records that are missing, the last of which is `end`."""
+    """Return which items cannot have been removed by missing records, the last of which is `end`."""
     trusted: NDArray[np.bool_] = found.sequences >= end
     if taken is not None and snapshot is not None and snapshot.sequence >= end:
         trusted |= taken.knows(found.columns["slot"], found.columns["number"])

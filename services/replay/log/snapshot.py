@@ -1,4 +1,4 @@
-"""Snapshots: what the log does not have, in files of their own, taken while the server continues.
+"""Snapshots: files with the state that the log does not hold, taken while the server runs.
 
 Priorities and counts of samples change without a record. Arrays are copied slice by slice, files written beside the
 event loop.
@@ -263,7 +263,7 @@ class Snapshotter:
                 _log.warning("no snapshot", reason=error.strerror)
 
     def _state(self) -> list[bytes]:
-        """Return what differs whenever anything happened to a table."""
+        """Return a value that differs after any change of a table."""
         return [table.stats.to_array().tobytes() for table in self._replay.tables]
 
 

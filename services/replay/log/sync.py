@@ -1,4 +1,4 @@
-"""Syncs the log to the disk in a thread of its own, and measures how long the disk takes."""
+"""Syncs the log to the disk in a separate thread, and measures how long the disk takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one thread that writes the log: takes records in order, writes them in groups, has them synced now and then."""
+"""The thread that writes the log: takes records in order, writes them in groups and has them synced periodically."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Progress:
     Attributes:
         written: Every record up to this sequence number is written.
         synced: Every record up to this one is on disk, whatever happens to the machine.
-        full: Whether the disk has no room; the writer tries again until it has.
+        full: Whether the disk is full; the writer retries until it has room.
         error: What ended the writer.
     """
 
@@ -115,7 +115,7 @@ class LogWriter:
                 if self._sync_due is not None and (ends or time.monotonic() >= self._sync_due):
                     self._sync(wait=ends or not self._interval_s)
                 self._tell()
-        except BaseException as error:  # told to the owner, which ends the process
+        except BaseException as error:  # reported to the owner, which ends the process
             self._tell(error)
         finally:
             self._syncer.close()
@@ -163,12 +163,12 @@ class LogWriter:
                 if not is_disk_full(error):
                     raise
                 self._wait_for_room(error)
-                if self._closing.is_set():  # what would come after a gap is of no use
-                    _log.error("the disk is full: what was not acknowledged is lost", reason=error.strerror)
+                if self._closing.is_set():  # records after a gap are useless
+                    _log.error("disk full at shutdown, unacknowledged data is lost", reason=error.strerror)
                     self._gave_up = True
                     return
         if self._full:
-            _log.info("there is room on the disk again")
+            _log.info("disk has room again")
             self._full = False
         self._written = group[-1].record.sequence
         if self._sync_due is None:
@@ -176,7 +176,7 @@ class LogWriter:
 
     def _wait_for_room(self, error: OSError) -> None:
         if not self._full:
-            _log.warning("the disk is full: nothing is acknowledged until there is room", reason=error.strerror)
+            _log.warning("disk full, nothing is acknowledged until space is freed", reason=error.strerror)
             self._full = True
         self._tell()
         self._closing.wait(_RETRY_S)

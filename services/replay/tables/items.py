@@ -48,7 +48,7 @@ class NewItems:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RestoredItems:
-    """Items of an earlier life, by column.
+    """Items from before the restart, by column.
 
     Attributes:
         new: What they were inserted with; priorities are the newest known.

@@ -36,11 +36,11 @@ class RateLimiter:
         return int(self._reached), self._inserts, self._samples
 
     def restore(self, state: tuple[int, int, int]) -> None:
-        """Go on from the `state` of an earlier life with the same configuration."""
+        """Continue from the `state` before the restart, with the same configuration."""
         self._reached, self._inserts, self._samples = bool(state[0]), state[1], state[2]
 
     def begin(self, size: int) -> None:
-        """Begin with a table that holds `size` items already: neither side is ahead."""
+        """Start with a table that already holds `size` items: neither side is ahead."""
         self.reset()
         self._reached = size >= self._config.min_size
 
@@ -56,13 +56,13 @@ class RateLimiter:
         return self._inserts * self._config.samples_per_insert - self._samples
 
     def can_insert(self, size: int) -> bool:
-        """Return whether an insert may go on while the table holds `size` items."""
+        """Return whether an insert is allowed while the table holds `size` items."""
         if self._config.queue_size and size >= self._config.queue_size:
             return False
         return size < self._config.min_size or self.diff <= self._config.error_buffer
 
     def can_sample(self, size: int) -> bool:
-        """Return whether a sample may go on while the table holds `size` items."""
+        """Return whether a sample is allowed while the table holds `size` items."""
         return self._reached and size > 0 and self.diff >= -self._config.error_buffer
 
     def inserted(self, count: int, size: int) -> None:
@@ -76,8 +76,8 @@ class RateLimiter:
     def countable(self, said: int, batch_size: int) -> int:
         """Return how many of the samples that a caller says it drew, here or elsewhere, are counted.
 
-        At most a batch, or what takes a diff of the inserts away; and whatever callers say, samples are never further
-        ahead than `_MOST_AHEAD`, so that inserts can make up for it.
+        At most a batch, or what reduces a positive diff to zero; whatever callers say, samples never get further ahead
+        than `_MOST_AHEAD`, so that inserts can catch up.
         """
         most, room = max(batch_size, self.diff + 1), self.diff + self._config.error_buffer + _MOST_AHEAD
         return max(int(min(said, most, room)), 0)

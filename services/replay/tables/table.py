@@ -46,7 +46,7 @@ class Table:
         self._selectors: SelectorPair
         self._sampler: ItemSampler
         self.counters: Counters
-        self._removed: list[Ints]  # slots emptied since the log was last told
+        self._removed: list[Ints]  # slots emptied since the last record of the log
         self._clear(first_number=0)
 
     @property
@@ -73,7 +73,7 @@ class Table:
         return self.limiter.can_sample(self.size) and self.has_draws(batch_size, without_replacement)
 
     def has_draws(self, batch_size: int, without_replacement: bool = False) -> bool:
-        """Return whether the items here are enough for a batch, whatever the rate limiter says."""
+        """Return whether the table has enough items for a batch, whatever the rate limiter says."""
         pickable = self._selectors.sampler.pickable
         if without_replacement and pickable < batch_size:
             return False
@@ -98,7 +98,7 @@ class Table:
         self.limiter.inserted(count, self.size + count)
         self.counters.inserts += count
         added = [_NO_SLOTS]
-        for start in range(0, count, self.config.max_items):  # one pass but for batches larger than the table
+        for start in range(0, count, self.config.max_items):  # one pass, except for batches larger than the table
             part = new.part(start, start + self.config.max_items)
             excess = self.size + len(part.lengths) - self.config.max_items
             if excess > 0:
@@ -170,7 +170,7 @@ class Table:
         leaving = [*self._removed, self.items.live()] if self.durable else []
         self.limiter.reset()
         self._ref_counts.clear()
-        self._clear(self.items.inserted)  # numbers go on, so that no key ever names two items
+        self._clear(self.items.inserted)  # numbering continues, so that no key ever names two items
         self._removed = leaving
         return removed
 
@@ -179,7 +179,7 @@ class Table:
         return self._ref_counts.chunks()
 
     def drop_items_of(self, chunk: int) -> int:
-        """Remove every item that needs a chunk, whose bytes are corrupt; return how many there were."""
+        """Remove every item that needs a corrupt chunk; return how many there were."""
         leaving = []
         distance = 0  # steps from the start of an earlier chunk to that of the corrupt one
         slots = self.items.live()
@@ -195,7 +195,7 @@ class Table:
 
     @property
     def has_removed(self) -> bool:
-        """Whether `drain_removed` has something to tell."""
+        """Whether `drain_removed` has anything to return."""
         return bool(self._removed)
 
     def drain_removed(self) -> Ints:
@@ -209,12 +209,12 @@ class Table:
         return TableStats(self.counters, self.items.inserted, self.limiter.state)
 
     def restore(self, stats: TableStats, items: RestoredItems, *, same_limiter: bool) -> None:
-        """Fill an empty table with the items of an earlier life, whose chunks are in the store.
+        """Fill an empty table with the items from before the restart, whose chunks are in the store.
 
         Args:
             stats: Its numbers.
             items: Its items, in the order of their insertion.
-            same_limiter: Whether the rate limiter is configured as it was; if not, it begins anew.
+            same_limiter: Whether the rate limiter is configured as it was; if not, it starts from zero.
         """
         self._clear(stats.inserted)
         self.counters = replace(stats.counters)
@@ -234,7 +234,7 @@ class Table:
     def reconfigure(self, config: TableConfig) -> None:
         """Take another capacity, rate limiter or `max_times_sampled`; items beyond the capacity are evicted.
 
-        All of the table is noted as removed: a log is to be told its items anew.
+        All items are noted as removed, so that a log writes them again.
         """
         self._evict(max(self.size - config.max_items, 0))
         slots = self.items.oldest_first()
@@ -246,7 +246,7 @@ class Table:
         if slots.max(initial=-1) >= config.max_items:
             items = replace(items, slots=np.arange(len(slots)))
         leaving, chunks = [*self._removed, slots], self.chunks()
-        self.store.acquire(chunks)  # while nobody else does
+        self.store.acquire(chunks)  # before the removal below releases the last holder
         self._ref_counts.clear()
         self.config, self.limiter = config, RateLimiter(config.rate_limiter)
         self.restore(stats, items, same_limiter=same_limiter)
@@ -279,7 +279,7 @@ class Table:
         self.note_removed(slots)
 
     def note_removed(self, slots: Ints) -> None:
-        """Tell the log with the next record that slots [N] are empty."""
+        """Have the next record of the log report that slots [N] are empty."""
         if self.durable and len(slots):
             self._removed.append(slots)
 

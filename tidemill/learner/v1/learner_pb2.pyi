@@ -123,9 +123,9 @@ class GetStatusResponse(_message.Message):
     env_steps: _builtins.int
     """Agent decisions the replay service has stored, those before a resume included."""
     steps_per_s: _builtins.float
-    """Gradient steps a second over the last few seconds."""
+    """Gradient steps per second over the last few seconds."""
     wait_fraction: _builtins.float
-    """Share of the last few seconds the training thread waited for data, 0 .. 1."""
+    """Fraction of the last few seconds the training thread waited for data, 0 .. 1."""
     params_version: _builtins.int
     """Version of the newest parameters the parameter server acknowledged; 0 means none."""
     fencing_token: _builtins.int
@@ -139,10 +139,10 @@ class GetStatusResponse(_message.Message):
     max_learner_steps: _builtins.int
     """Gradient steps at which the learner stops; 0 means no limit."""
     restored: _builtins.str
-    """What the start restored, in words; empty for a fresh start."""
+    """Description of the state restored at startup; empty for a fresh start."""
     checkpoint_error: _builtins.str
     """Why the newest attempt at a checkpoint failed; empty if it did not, or there was none. `checkpoint_steps` then still
-    names the one before, to which a restart would go back.
+    names the previous one, which a restart would resume from.
     """
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
@@ -257,7 +257,7 @@ Global___PauseResponse: _TypeAlias = PauseResponse  # noqa: Y015
 
 @_typing.final
 class ResumeRequest(_message.Message):
-    """Asks to go on."""
+    """Asks to continue."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -315,7 +315,7 @@ class SaveCheckpointResponse(_message.Message):
     PATH_FIELD_NUMBER: _builtins.int
     LEARNER_STEPS_FIELD_NUMBER: _builtins.int
     path: _builtins.str
-    """Where it lies, as the learner sees the file system."""
+    """Its path, as the learner sees the file system."""
     learner_steps: _builtins.int
     """Gradient steps it holds."""
     def __init__(

@@ -82,7 +82,7 @@ class LearnerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Goes on after Pause; no effect when not paused. A retry is safe.
+        """Continues after Pause; no effect when not paused. A retry is safe.
         FAILED_PRECONDITION: the learner is stopping.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

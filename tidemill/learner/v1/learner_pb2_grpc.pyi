@@ -43,7 +43,7 @@ class LearnerServiceStub:
     FAILED_PRECONDITION: the learner is stopping.
     """
     Resume: _grpc.UnaryUnaryMultiCallable[_learner_pb2.ResumeRequest, _learner_pb2.ResumeResponse]
-    """Goes on after Pause; no effect when not paused. A retry is safe.
+    """Continues after Pause; no effect when not paused. A retry is safe.
     FAILED_PRECONDITION: the learner is stopping.
     """
     SaveCheckpoint: _grpc.UnaryUnaryMultiCallable[_learner_pb2.SaveCheckpointRequest, _learner_pb2.SaveCheckpointResponse]
@@ -65,7 +65,7 @@ class LearnerServiceAsyncStub(LearnerServiceStub):
     FAILED_PRECONDITION: the learner is stopping.
     """
     Resume: _aio.UnaryUnaryMultiCallable[_learner_pb2.ResumeRequest, _learner_pb2.ResumeResponse]  # type: ignore[assignment]
-    """Goes on after Pause; no effect when not paused. A retry is safe.
+    """Continues after Pause; no effect when not paused. A retry is safe.
     FAILED_PRECONDITION: the learner is stopping.
     """
     SaveCheckpoint: _aio.UnaryUnaryMultiCallable[_learner_pb2.SaveCheckpointRequest, _learner_pb2.SaveCheckpointResponse]  # type: ignore[assignment]
@@ -99,7 +99,7 @@ class LearnerServiceServicer:
         request: _learner_pb2.ResumeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_learner_pb2.ResumeResponse, _abc.Awaitable[_learner_pb2.ResumeResponse]]:
-        """Goes on after Pause; no effect when not paused. A retry is safe.
+        """Continues after Pause; no effect when not paused. A retry is safe.
         FAILED_PRECONDITION: the learner is stopping.
         """
 

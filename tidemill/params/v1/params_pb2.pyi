@@ -5,7 +5,7 @@ The parameter server: immutable versions of a network's parameters, and tags tha
 
 A version is one set of parameters in one or more encodings (full and half precision), each a safetensors
 file that the server stores and serves as bytes without looking inside. Version numbers start at 1, only
-grow, and never come twice. Errors are gRPC status codes whose message names the field, the value and what
+grow, and are never reused. Errors are gRPC status codes whose message names the field, the value and what
 is allowed. Every call may also end with UNAVAILABLE or DEADLINE_EXCEEDED. Tags match `[a-z][a-z0-9_-]{0,62}`;
 `latest` always points at the newest version and cannot be set.
 """
@@ -143,7 +143,7 @@ class Version(_message.Message):
 
     @_builtins.property
     def metadata(self) -> Global___Metadata:
-        """What it is."""
+        """What the parameters are."""
 
     @_builtins.property
     def encodings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Encoding]:
@@ -179,7 +179,7 @@ class AcquireFencingTokenRequest(_message.Message):
     """Who asks, for the server's log, e.g. host name and process id."""
     last_known_token: _builtins.int
     """Greatest fencing token the caller knows of, e.g. of a checkpoint; the one it is given is greater, also from a server
-    that lost its own count. Beyond the server's own at most 2^62; 0 means none.
+    that lost its own count. At most 2^62 beyond the server's own; 0 means none.
     """
     def __init__(
         self,
@@ -331,7 +331,7 @@ class FetchRequest(_message.Message):
     wait_s: _builtins.float
     """How long to wait for such a version, in seconds, 0 .. 300; 0 means not at all."""
     precision: Global___Precision.ValueType
-    """Wanted number format; full is sent when the version has no such encoding."""
+    """Preferred number format; full is sent when the version has no such encoding."""
     def __init__(
         self,
         *,
@@ -547,7 +547,7 @@ class SetTagRequest(_message.Message):
     tag: _builtins.str
     """Name of the tag."""
     version: _builtins.int
-    """Version it shall point at."""
+    """Version to point it at."""
     def __init__(
         self,
         *,

@@ -74,7 +74,7 @@ class ParamServiceServicer:
     def AcquireFencingToken(self, request, context):
         """Makes the caller the one publisher and hands it a fencing token greater than all before it; publishers of
         older fencing tokens are refused from then on, and a publish of theirs that is under way ends. Never blocks. Durable
-        before it is answered. A retry is safe: it only takes a further fencing token.
+        before it is answered. A retry is safe: it only uses up another fencing token.
         INVALID_ARGUMENT: a field is out of range.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -100,8 +100,8 @@ class ParamServiceServicer:
 
         With `newer_than` and `wait_s` it blocks until the tag points at a newer version, at most `wait_s`; if none
         comes, only a header with `not_newer` is sent. A retry is safe.
-        As many fetches are sent at a time as the server has memory for; others wait, at most 30 s, then UNAVAILABLE. So
-        ends, too, a fetch so slow that its version was removed and too many like it are kept.
+        Only as many fetches are sent at a time as the server has memory for; others wait, at most 30 s, then UNAVAILABLE.
+        A fetch so slow that its version was removed and too many like it are kept ends with UNAVAILABLE, too.
         NOT_FOUND: no such version or tag (a wait for the first version of a known tag is not an error).
         DATA_LOSS: the stored bytes are corrupt.
         """
@@ -125,7 +125,7 @@ class ParamServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetTag(self, request, context):
-        """Points a tag at a version, which is then kept until the tag moves on. Never blocks. Durable before it is
+        """Points a tag at a version, which is then kept until the tag moves. Never blocks. Durable before it is
         answered. A retry is safe. NOT_FOUND: no such version. INVALID_ARGUMENT: a bad name, or `latest`.
         RESOURCE_EXHAUSTED: the tag is new and there are as many as the server allows, or the disk is full.
         """

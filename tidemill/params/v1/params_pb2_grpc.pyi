@@ -5,7 +5,7 @@ The parameter server: immutable versions of a network's parameters, and tags tha
 
 A version is one set of parameters in one or more encodings (full and half precision), each a safetensors
 file that the server stores and serves as bytes without looking inside. Version numbers start at 1, only
-grow, and never come twice. Errors are gRPC status codes whose message names the field, the value and what
+grow, and are never reused. Errors are gRPC status codes whose message names the field, the value and what
 is allowed. Every call may also end with UNAVAILABLE or DEADLINE_EXCEEDED. Tags match `[a-z][a-z0-9_-]{0,62}`;
 `latest` always points at the newest version and cannot be set.
 """
@@ -43,7 +43,7 @@ class ParamServiceStub:
     AcquireFencingToken: _grpc.UnaryUnaryMultiCallable[_params_pb2.AcquireFencingTokenRequest, _params_pb2.AcquireFencingTokenResponse]
     """Makes the caller the one publisher and hands it a fencing token greater than all before it; publishers of
     older fencing tokens are refused from then on, and a publish of theirs that is under way ends. Never blocks. Durable
-    before it is answered. A retry is safe: it only takes a further fencing token.
+    before it is answered. A retry is safe: it only uses up another fencing token.
     INVALID_ARGUMENT: a field is out of range.
     """
     Publish: _grpc.StreamUnaryMultiCallable[_params_pb2.PublishRequest, _params_pb2.PublishResponse]
@@ -61,8 +61,8 @@ class ParamServiceStub:
 
     With `newer_than` and `wait_s` it blocks until the tag points at a newer version, at most `wait_s`; if none
     comes, only a header with `not_newer` is sent. A retry is safe.
-    As many fetches are sent at a time as the server has memory for; others wait, at most 30 s, then UNAVAILABLE. So
-    ends, too, a fetch so slow that its version was removed and too many like it are kept.
+    Only as many fetches are sent at a time as the server has memory for; others wait, at most 30 s, then UNAVAILABLE.
+    A fetch so slow that its version was removed and too many like it are kept ends with UNAVAILABLE, too.
     NOT_FOUND: no such version or tag (a wait for the first version of a known tag is not an error).
     DATA_LOSS: the stored bytes are corrupt.
     """
@@ -73,7 +73,7 @@ class ParamServiceStub:
     ListVersions: _grpc.UnaryUnaryMultiCallable[_params_pb2.ListVersionsRequest, _params_pb2.ListVersionsResponse]
     """Lists the versions the server still has, oldest first, and all tags. Never blocks. A retry is safe."""
     SetTag: _grpc.UnaryUnaryMultiCallable[_params_pb2.SetTagRequest, _params_pb2.SetTagResponse]
-    """Points a tag at a version, which is then kept until the tag moves on. Never blocks. Durable before it is
+    """Points a tag at a version, which is then kept until the tag moves. Never blocks. Durable before it is
     answered. A retry is safe. NOT_FOUND: no such version. INVALID_ARGUMENT: a bad name, or `latest`.
     RESOURCE_EXHAUSTED: the tag is new and there are as many as the server allows, or the disk is full.
     """
@@ -86,7 +86,7 @@ class ParamServiceAsyncStub(ParamServiceStub):
     AcquireFencingToken: _aio.UnaryUnaryMultiCallable[_params_pb2.AcquireFencingTokenRequest, _params_pb2.AcquireFencingTokenResponse]  # type: ignore[assignment]
     """Makes the caller the one publisher and hands it a fencing token greater than all before it; publishers of
     older fencing tokens are refused from then on, and a publish of theirs that is under way ends. Never blocks. Durable
-    before it is answered. A retry is safe: it only takes a further fencing token.
+    before it is answered. A retry is safe: it only uses up another fencing token.
     INVALID_ARGUMENT: a field is out of range.
     """
     Publish: _aio.StreamUnaryMultiCallable[_params_pb2.PublishRequest, _params_pb2.PublishResponse]  # type: ignore[assignment]
@@ -104,8 +104,8 @@ class ParamServiceAsyncStub(ParamServiceStub):
 
     With `newer_than` and `wait_s` it blocks until the tag points at a newer version, at most `wait_s`; if none
     comes, only a header with `not_newer` is sent. A retry is safe.
-    As many fetches are sent at a time as the server has memory for; others wait, at most 30 s, then UNAVAILABLE. So
-    ends, too, a fetch so slow that its version was removed and too many like it are kept.
+    Only as many fetches are sent at a time as the server has memory for; others wait, at most 30 s, then UNAVAILABLE.
+    A fetch so slow that its version was removed and too many like it are kept ends with UNAVAILABLE, too.
     NOT_FOUND: no such version or tag (a wait for the first version of a known tag is not an error).
     DATA_LOSS: the stored bytes are corrupt.
     """
@@ -116,7 +116,7 @@ class ParamServiceAsyncStub(ParamServiceStub):
     ListVersions: _aio.UnaryUnaryMultiCallable[_params_pb2.ListVersionsRequest, _params_pb2.ListVersionsResponse]  # type: ignore[assignment]
     """Lists the versions the server still has, oldest first, and all tags. Never blocks. A retry is safe."""
     SetTag: _aio.UnaryUnaryMultiCallable[_params_pb2.SetTagRequest, _params_pb2.SetTagResponse]  # type: ignore[assignment]
-    """Points a tag at a version, which is then kept until the tag moves on. Never blocks. Durable before it is
+    """Points a tag at a version, which is then kept until the tag moves. Never blocks. Durable before it is
     answered. A retry is safe. NOT_FOUND: no such version. INVALID_ARGUMENT: a bad name, or `latest`.
     RESOURCE_EXHAUSTED: the tag is new and there are as many as the server allows, or the disk is full.
     """
@@ -131,7 +131,7 @@ class ParamServiceServicer:
     ) -> _typing.Union[_params_pb2.AcquireFencingTokenResponse, _abc.Awaitable[_params_pb2.AcquireFencingTokenResponse]]:
         """Makes the caller the one publisher and hands it a fencing token greater than all before it; publishers of
         older fencing tokens are refused from then on, and a publish of theirs that is under way ends. Never blocks. Durable
-        before it is answered. A retry is safe: it only takes a further fencing token.
+        before it is answered. A retry is safe: it only uses up another fencing token.
         INVALID_ARGUMENT: a field is out of range.
         """
 
@@ -159,8 +159,8 @@ class ParamServiceServicer:
 
         With `newer_than` and `wait_s` it blocks until the tag points at a newer version, at most `wait_s`; if none
         comes, only a header with `not_newer` is sent. A retry is safe.
-        As many fetches are sent at a time as the server has memory for; others wait, at most 30 s, then UNAVAILABLE. So
-        ends, too, a fetch so slow that its version was removed and too many like it are kept.
+        Only as many fetches are sent at a time as the server has memory for; others wait, at most 30 s, then UNAVAILABLE.
+        A fetch so slow that its version was removed and too many like it are kept ends with UNAVAILABLE, too.
         NOT_FOUND: no such version or tag (a wait for the first version of a known tag is not an error).
         DATA_LOSS: the stored bytes are corrupt.
         """
@@ -186,7 +186,7 @@ class ParamServiceServicer:
         request: _params_pb2.SetTagRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_params_pb2.SetTagResponse, _abc.Awaitable[_params_pb2.SetTagResponse]]:
-        """Points a tag at a version, which is then kept until the tag moves on. Never blocks. Durable before it is
+        """Points a tag at a version, which is then kept until the tag moves. Never blocks. Durable before it is
         answered. A retry is safe. NOT_FOUND: no such version. INVALID_ARGUMENT: a bad name, or `latest`.
         RESOURCE_EXHAUSTED: the tag is new and there are as many as the server allows, or the disk is full.
         """

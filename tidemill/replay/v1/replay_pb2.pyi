@@ -3,7 +3,7 @@
 isort:skip_file
 The replay service: streams of steps in, sampled items out.
 
-Vocabulary. A *step* is what one environment did in one tick. A *stream* is the append-only log of the
+Vocabulary. A *step* is what one environment did in one vector step. A *stream* is the append-only log of the
 steps of one environment of one actor. A *chunk* is `chunk_length` consecutive steps of a stream, stored
 by column. An *item* is a window of a stream that a *table* can sample.
 
@@ -78,7 +78,7 @@ class _SelectorKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Selector
     """The item of lowest priority."""
 
 class SelectorKind(_SelectorKind, metaclass=_SelectorKindEnumTypeWrapper):
-    """Which item is taken next."""
+    """How the next item is selected."""
 
 SELECTOR_KIND_UNSPECIFIED: SelectorKind.ValueType  # 0
 """Not a selector; refused."""
@@ -274,7 +274,7 @@ class CreateTableRequest(_message.Message):
     CONFIG_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def config(self) -> Global___TableConfig:
-        """The table wanted."""
+        """Configuration of the table."""
 
     def __init__(
         self,
@@ -473,7 +473,7 @@ class TableDescription(_message.Message):
     mean_sampled_age: _builtins.float
     """Items inserted after an item when it was sampled, on average over all samples; 0 before the first."""
     corrupt_items: _builtins.int
-    """Items dropped because bytes they need were corrupt on disk."""
+    """Items dropped because bytes they need are corrupt on disk."""
     memory_bytes: _builtins.int
     """Bytes of chunks, compressed as stored, that this server has in memory for all its tables; as all below for the server."""
     log_bytes: _builtins.int
@@ -481,13 +481,13 @@ class TableDescription(_message.Message):
     log_segments: _builtins.int
     """Files of its log; 0 without one."""
     log_full: _builtins.bool
-    """Whether its disk has no room: nothing is acknowledged until there is."""
+    """Whether its disk is full: nothing is acknowledged until it has room."""
     corrupt_records: _builtins.int
-    """Records and chunks found corrupt on disk since it started, what it found at its start included."""
+    """Records and chunks found corrupt on disk since it started, including those found during startup."""
     snapshot: _builtins.int
     """Number of its newest snapshot; 0 for none."""
     fsync_sum_s: _builtins.float
-    """Time it took altogether, in seconds."""
+    """Total duration of all fsyncs, in seconds."""
     @_builtins.property
     def config(self) -> Global___TableConfig:
         """The configuration it was created with."""
@@ -498,7 +498,7 @@ class TableDescription(_message.Message):
 
     @_builtins.property
     def fsync_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """How often the disk took how long to confirm what was written, by bucket."""
+        """Number of fsyncs by duration, one entry per bucket."""
 
     def __init__(
         self,
@@ -715,7 +715,7 @@ class Chunk(_message.Message):
     step_count: _builtins.int
     """Steps in the chunk, 1 .. chunk_length; fewer than `chunk_length` ends the stream."""
     decision_count: _builtins.int
-    """How many of the steps were decisions of the agent. Final observations and reset ticks are not."""
+    """How many of the steps were decisions of the agent. Final observations and reset steps are not."""
     params_version: _builtins.int
     """Version of the parameters that chose the chunk's last action; 0 means none (random)."""
     @_builtins.property
@@ -742,7 +742,7 @@ Global___Chunk: _TypeAlias = Chunk  # noqa: Y015
 
 @_typing.final
 class ItemBatch(_message.Message):
-    """Items of one table, by column; all lists have one entry an item, but `payloads` may be empty."""
+    """Items of one table, by column; all lists have one entry per item, but `payloads` may be empty."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -768,7 +768,7 @@ class ItemBatch(_message.Message):
 
     @_builtins.property
     def priorities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """First priority, 0 to 1e39; 0 is never sampled by a prioritized sampler."""
+        """Initial priority, 0 to 1e39; 0 is never sampled by a prioritized sampler."""
 
     @_builtins.property
     def payloads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
@@ -803,16 +803,16 @@ class AppendResponse(_message.Message):
     ENV_STEPS_FIELD_NUMBER: _builtins.int
     SUPERSEDED_EPOCH_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """The epoch of this actor's streams; to be named when it reconnects."""
+    """The epoch of this actor's streams; named again when it reconnects."""
     env_steps: _builtins.int
     """Agent decisions in all chunks this server ever stored."""
     superseded_epoch: _builtins.int
-    """The epoch of the same actor that this one took the place of when it was begun: the actor has played before. 0 if the
-    server knew of none, or has been restarted since it began this one.
+    """The epoch of the same actor that this one superseded: the actor process was restarted. 0 if the server knew of
+    none, or has itself been restarted since this one began.
     """
     @_builtins.property
     def next_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """For each env_index the next step the server wants; all earlier steps are stored."""
+        """For each env_index the next step the server expects; all earlier steps are stored."""
 
     def __init__(
         self,
@@ -847,7 +847,7 @@ class SampleRequest(_message.Message):
 
     @_builtins.property
     def draws(self) -> _containers.RepeatedCompositeFieldContainer[Global___Draw]:
-        """Further batches of sizes of their own, answered in order after all that was granted before; at most 1,024 may
+        """Further batches, each with its own size, answered in order after all that was granted before; at most 1,024 may
         be unanswered. For a caller that samples several servers as one table.
         """
 
@@ -869,7 +869,7 @@ Global___SampleRequest: _TypeAlias = SampleRequest  # noqa: Y015
 @_typing.final
 class Draw(_message.Message):
     """One batch that its caller sizes and accounts for. It waits for items but not for the table's rate limiter: the
-    caller holds the ratio over all servers it samples, and says here what this server counts of it.
+    caller holds the ratio over all servers it samples, and says here how much of it this server counts.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -877,10 +877,10 @@ class Draw(_message.Message):
     ITEMS_FIELD_NUMBER: _builtins.int
     COUNTED_FIELD_NUMBER: _builtins.int
     items: _builtins.int
-    """Items, at most `batch_size` of `open`. 0 asks how the table is: answered in turn, with an empty batch."""
+    """Items, at most `batch_size` of `open`. 0 asks for the table's state only: answered in turn, with an empty batch."""
     counted: _builtins.int
     """Samples the rate limiter counts, whatever `items` is. What is more than `batch_size` of `open` and more than
-    `limiter_diff` is not counted, nor what would take the lead below -2^20 less `error_buffer`.
+    `limiter_diff` is not counted, nor what would take the diff below -2^20 less `error_buffer`.
     """
     def __init__(
         self,
@@ -914,7 +914,7 @@ class SampleOpen(_message.Message):
     """Whether no item may come twice in a batch; the batch then waits until the table has as many items."""
     @_builtins.property
     def mirror(self) -> Global___Mirror:
-        """Set by a caller that keeps chunks: each crosses the wire once, as long as the caller has it. Unset, every batch brings
+        """Set by a caller that keeps chunks: each is sent once for as long as the caller has it. Unset, every batch brings
         the blocks of all its chunks.
         """
 
@@ -970,7 +970,7 @@ Global___Mirror: _TypeAlias = Mirror  # noqa: Y015
 
 @_typing.final
 class SampleResponse(_message.Message):
-    """One batch. Lists have one entry an item unless their comment says otherwise."""
+    """One batch. Lists have one entry per item unless their comment says otherwise."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -996,12 +996,12 @@ class SampleResponse(_message.Message):
     less the samples counted; 0 without a ratio.
     """
     store_id: _builtins.int
-    """What `env_steps` is a count of: a server that begins with nothing stored counts anew under another number, one that is
-    restored goes on under the same.
+    """Identifies the count of `env_steps`: a server that starts with nothing stored counts from 0 under a new number, a
+    restored one continues under the same number.
     """
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Key of the item, to be named in UpdatePriorities; never 0."""
+        """Key of the item, for UpdatePriorities; never 0."""
 
     @_builtins.property
     def probabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
@@ -1048,7 +1048,7 @@ Global___SampleResponse: _TypeAlias = SampleResponse  # noqa: Y015
 
 @_typing.final
 class ChunkBatch(_message.Message):
-    """Chunks side by side, by column. Lists have one entry a chunk."""
+    """Chunks side by side, by column. Lists have one entry per chunk."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1075,7 +1075,7 @@ class ChunkBatch(_message.Message):
 
     @_builtins.property
     def sent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """With a mirror, which of the chunks come with blocks, by position, in order. It has no entry a chunk."""
+        """With a mirror, which of the chunks come with blocks, by position, in order. It does not have one entry per chunk."""
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 isort:skip_file
 The replay service: streams of steps in, sampled items out.
 
-Vocabulary. A *step* is what one environment did in one tick. A *stream* is the append-only log of the
+Vocabulary. A *step* is what one environment did in one vector step. A *stream* is the append-only log of the
 steps of one environment of one actor. A *chunk* is `chunk_length` consecutive steps of a stream, stored
 by column. An *item* is a window of a stream that a *table* can sample.
 
@@ -54,7 +54,7 @@ class ReplayServiceStub:
     another rate limiter begins with neither side ahead. After that call, as before a restart, another value is
     refused. What an item means (signature, selectors, max_item_steps, payload_bytes) never changes. Keys may change with max_items.
 
-    Never blocks, but for the disk where there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
+    Never blocks, except on the disk if there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
     ALREADY_EXISTS: the name is taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
     """
     ListTables: _grpc.UnaryUnaryMultiCallable[_replay_pb2.ListTablesRequest, _replay_pb2.ListTablesResponse]
@@ -63,40 +63,40 @@ class ReplayServiceStub:
     """Describes one table. Never blocks. A retry is safe. NOT_FOUND: no such table."""
     ResetTable: _grpc.UnaryUnaryMultiCallable[_replay_pb2.ResetTableRequest, _replay_pb2.ResetTableResponse]
     """Removes every item of a table and zeroes its counters; its configuration and its streams stay.
-    Never blocks, but for the disk where there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table.
+    Never blocks, except on the disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table.
     """
     Append: _grpc.StreamStreamMultiCallable[_replay_pb2.AppendRequest, _replay_pb2.AppendResponse]
     """Appends chunks and the items that end in them; one call carries all streams of one actor.
 
     The first request must be `open`; the first response names the epoch and, for each stream, the next step
-    the server wants. Each following request carries `data` and is answered, in order, by one cumulative
+    the server expects. Each following request carries `data` and is answered, in order, by one cumulative
     acknowledgement once all of it is stored. A chunk the server already has is skipped together with its
     items, so a sender that reconnects resends everything unacknowledged and each step is stored exactly once.
     While the rate limiter of a named table forbids inserts, the server neither acknowledges nor reads on:
     acknowledgements are the flow control. Senders should hold a bounded number of unacknowledged chunks.
     A server with a log acknowledges what the log has (written or synced, as it is set up), and nothing while its disk
-    is full. Restarted, it knows every epoch again with all that was acknowledged. What was not yet synced when the
-    machine lost power is asked for again; an actor that no longer has it gets FAILED_PRECONDITION.
+    is full. After a restart it knows every epoch with all that was acknowledged. Data not yet synced when the machine lost
+    power is requested again; an actor that no longer has it gets FAILED_PRECONDITION.
 
     INVALID_ARGUMENT: a malformed or oversized message; nothing of that message is stored.
-    NOT_FOUND: a named table does not exist (yet; trying again later is right).
+    NOT_FOUND: a named table does not exist (yet; retry later).
     FAILED_PRECONDITION: a chunk leaves a gap after the stream's last step, the signature is not the
     table's, or the epoch was superseded by a newer one of the same actor.
     RESOURCE_EXHAUSTED: too many streams, or the server's memory has no room for the message, nothing of which is stored
-    (trying again later is right).
+    (retry later).
     A retry is a new call with the epoch of the first response. It ends a call that still appends to that epoch with
     UNAVAILABLE.
     """
     Sample: _grpc.StreamStreamMultiCallable[_replay_pb2.SampleRequest, _replay_pb2.SampleResponse]
     """Samples batches of items.
 
-    The first request must be `open`; every request may grant credit. The server sends one response a batch
+    The first request must be `open`; every request may grant credit. The server sends one response per batch
     as the rate limiter and its memory allow, never more than the credit granted. Several servers are sampled as one table by `draws`
     in place of credit, which wait for items only. It ends the stream with OK when the
     caller half-closes and all granted batches were sent.
 
     INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table. RESOURCE_EXHAUSTED: a batch does not
-    fit into a message, or has no room in the server's memory; it is not put together. A retry is a new call; batches sent but not received count as sampled.
+    fit in a message, or has no room in the server's memory; it is not assembled. A retry is a new call; batches sent but not received count as sampled.
     """
     UpdatePriorities: _grpc.UnaryUnaryMultiCallable[_replay_pb2.UpdatePrioritiesRequest, _replay_pb2.UpdatePrioritiesResponse]
     """Sets the priorities of items. Unknown keys (already removed) are counted, not an error.
@@ -104,14 +104,14 @@ class ReplayServiceStub:
     or above 1e39, or the lists differ in length; nothing was changed.
     """
     DeleteItems: _grpc.UnaryUnaryMultiCallable[_replay_pb2.DeleteItemsRequest, _replay_pb2.DeleteItemsResponse]
-    """Removes items. Unknown keys are counted, not an error. Never blocks, but for the disk where there is a log: answered
+    """Removes items. Unknown keys are counted, not an error. Never blocks, except on the disk if there is a log: answered
     once it is durable. A retry is safe.
     NOT_FOUND: no such table. INVALID_ARGUMENT: too many keys.
     """
     Checkpoint: _grpc.UnaryUnaryMultiCallable[_replay_pb2.CheckpointRequest, _replay_pb2.CheckpointResponse]
-    """Writes priorities and counters to disk. Chunks and items are there already: they are written as they come. Does not
+    """Writes priorities and counters to disk. Chunks and items need no snapshot: they are written as they arrive. Does not
     block other calls. A retry is safe. UNIMPLEMENTED: this server keeps its tables in memory only.
-    RESOURCE_EXHAUSTED: the disk is full; the last snapshot is still there.
+    RESOURCE_EXHAUSTED: the disk is full; the last snapshot remains.
     """
 
 @_typing.type_check_only
@@ -127,7 +127,7 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     another rate limiter begins with neither side ahead. After that call, as before a restart, another value is
     refused. What an item means (signature, selectors, max_item_steps, payload_bytes) never changes. Keys may change with max_items.
 
-    Never blocks, but for the disk where there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
+    Never blocks, except on the disk if there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
     ALREADY_EXISTS: the name is taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
     """
     ListTables: _aio.UnaryUnaryMultiCallable[_replay_pb2.ListTablesRequest, _replay_pb2.ListTablesResponse]  # type: ignore[assignment]
@@ -136,40 +136,40 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     """Describes one table. Never blocks. A retry is safe. NOT_FOUND: no such table."""
     ResetTable: _aio.UnaryUnaryMultiCallable[_replay_pb2.ResetTableRequest, _replay_pb2.ResetTableResponse]  # type: ignore[assignment]
     """Removes every item of a table and zeroes its counters; its configuration and its streams stay.
-    Never blocks, but for the disk where there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table.
+    Never blocks, except on the disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table.
     """
     Append: _aio.StreamStreamMultiCallable[_replay_pb2.AppendRequest, _replay_pb2.AppendResponse]  # type: ignore[assignment]
     """Appends chunks and the items that end in them; one call carries all streams of one actor.
 
     The first request must be `open`; the first response names the epoch and, for each stream, the next step
-    the server wants. Each following request carries `data` and is answered, in order, by one cumulative
+    the server expects. Each following request carries `data` and is answered, in order, by one cumulative
     acknowledgement once all of it is stored. A chunk the server already has is skipped together with its
     items, so a sender that reconnects resends everything unacknowledged and each step is stored exactly once.
     While the rate limiter of a named table forbids inserts, the server neither acknowledges nor reads on:
     acknowledgements are the flow control. Senders should hold a bounded number of unacknowledged chunks.
     A server with a log acknowledges what the log has (written or synced, as it is set up), and nothing while its disk
-    is full. Restarted, it knows every epoch again with all that was acknowledged. What was not yet synced when the
-    machine lost power is asked for again; an actor that no longer has it gets FAILED_PRECONDITION.
+    is full. After a restart it knows every epoch with all that was acknowledged. Data not yet synced when the machine lost
+    power is requested again; an actor that no longer has it gets FAILED_PRECONDITION.
 
     INVALID_ARGUMENT: a malformed or oversized message; nothing of that message is stored.
-    NOT_FOUND: a named table does not exist (yet; trying again later is right).
+    NOT_FOUND: a named table does not exist (yet; retry later).
     FAILED_PRECONDITION: a chunk leaves a gap after the stream's last step, the signature is not the
     table's, or the epoch was superseded by a newer one of the same actor.
     RESOURCE_EXHAUSTED: too many streams, or the server's memory has no room for the message, nothing of which is stored
-    (trying again later is right).
+    (retry later).
     A retry is a new call with the epoch of the first response. It ends a call that still appends to that epoch with
     UNAVAILABLE.
     """
     Sample: _aio.StreamStreamMultiCallable[_replay_pb2.SampleRequest, _replay_pb2.SampleResponse]  # type: ignore[assignment]
     """Samples batches of items.
 
-    The first request must be `open`; every request may grant credit. The server sends one response a batch
+    The first request must be `open`; every request may grant credit. The server sends one response per batch
     as the rate limiter and its memory allow, never more than the credit granted. Several servers are sampled as one table by `draws`
     in place of credit, which wait for items only. It ends the stream with OK when the
     caller half-closes and all granted batches were sent.
 
     INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table. RESOURCE_EXHAUSTED: a batch does not
-    fit into a message, or has no room in the server's memory; it is not put together. A retry is a new call; batches sent but not received count as sampled.
+    fit in a message, or has no room in the server's memory; it is not assembled. A retry is a new call; batches sent but not received count as sampled.
     """
     UpdatePriorities: _aio.UnaryUnaryMultiCallable[_replay_pb2.UpdatePrioritiesRequest, _replay_pb2.UpdatePrioritiesResponse]  # type: ignore[assignment]
     """Sets the priorities of items. Unknown keys (already removed) are counted, not an error.
@@ -177,14 +177,14 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     or above 1e39, or the lists differ in length; nothing was changed.
     """
     DeleteItems: _aio.UnaryUnaryMultiCallable[_replay_pb2.DeleteItemsRequest, _replay_pb2.DeleteItemsResponse]  # type: ignore[assignment]
-    """Removes items. Unknown keys are counted, not an error. Never blocks, but for the disk where there is a log: answered
+    """Removes items. Unknown keys are counted, not an error. Never blocks, except on the disk if there is a log: answered
     once it is durable. A retry is safe.
     NOT_FOUND: no such table. INVALID_ARGUMENT: too many keys.
     """
     Checkpoint: _aio.UnaryUnaryMultiCallable[_replay_pb2.CheckpointRequest, _replay_pb2.CheckpointResponse]  # type: ignore[assignment]
-    """Writes priorities and counters to disk. Chunks and items are there already: they are written as they come. Does not
+    """Writes priorities and counters to disk. Chunks and items need no snapshot: they are written as they arrive. Does not
     block other calls. A retry is safe. UNIMPLEMENTED: this server keeps its tables in memory only.
-    RESOURCE_EXHAUSTED: the disk is full; the last snapshot is still there.
+    RESOURCE_EXHAUSTED: the disk is full; the last snapshot remains.
     """
 
 class ReplayServiceServicer:
@@ -202,7 +202,7 @@ class ReplayServiceServicer:
         another rate limiter begins with neither side ahead. After that call, as before a restart, another value is
         refused. What an item means (signature, selectors, max_item_steps, payload_bytes) never changes. Keys may change with max_items.
 
-        Never blocks, but for the disk where there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
+        Never blocks, except on the disk if there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
         ALREADY_EXISTS: the name is taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
         """
 
@@ -226,7 +226,7 @@ class ReplayServiceServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_replay_pb2.ResetTableResponse, _abc.Awaitable[_replay_pb2.ResetTableResponse]]:
         """Removes every item of a table and zeroes its counters; its configuration and its streams stay.
-        Never blocks, but for the disk where there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table.
+        Never blocks, except on the disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table.
         """
 
     def Append(
@@ -237,21 +237,21 @@ class ReplayServiceServicer:
         """Appends chunks and the items that end in them; one call carries all streams of one actor.
 
         The first request must be `open`; the first response names the epoch and, for each stream, the next step
-        the server wants. Each following request carries `data` and is answered, in order, by one cumulative
+        the server expects. Each following request carries `data` and is answered, in order, by one cumulative
         acknowledgement once all of it is stored. A chunk the server already has is skipped together with its
         items, so a sender that reconnects resends everything unacknowledged and each step is stored exactly once.
         While the rate limiter of a named table forbids inserts, the server neither acknowledges nor reads on:
         acknowledgements are the flow control. Senders should hold a bounded number of unacknowledged chunks.
         A server with a log acknowledges what the log has (written or synced, as it is set up), and nothing while its disk
-        is full. Restarted, it knows every epoch again with all that was acknowledged. What was not yet synced when the
-        machine lost power is asked for again; an actor that no longer has it gets FAILED_PRECONDITION.
+        is full. After a restart it knows every epoch with all that was acknowledged. Data not yet synced when the machine lost
+        power is requested again; an actor that no longer has it gets FAILED_PRECONDITION.
 
         INVALID_ARGUMENT: a malformed or oversized message; nothing of that message is stored.
-        NOT_FOUND: a named table does not exist (yet; trying again later is right).
+        NOT_FOUND: a named table does not exist (yet; retry later).
         FAILED_PRECONDITION: a chunk leaves a gap after the stream's last step, the signature is not the
         table's, or the epoch was superseded by a newer one of the same actor.
         RESOURCE_EXHAUSTED: too many streams, or the server's memory has no room for the message, nothing of which is stored
-        (trying again later is right).
+        (retry later).
         A retry is a new call with the epoch of the first response. It ends a call that still appends to that epoch with
         UNAVAILABLE.
         """
@@ -263,13 +263,13 @@ class ReplayServiceServicer:
     ) -> _typing.Union[_abc.Iterator[_replay_pb2.SampleResponse], _abc.AsyncIterator[_replay_pb2.SampleResponse]]:
         """Samples batches of items.
 
-        The first request must be `open`; every request may grant credit. The server sends one response a batch
+        The first request must be `open`; every request may grant credit. The server sends one response per batch
         as the rate limiter and its memory allow, never more than the credit granted. Several servers are sampled as one table by `draws`
         in place of credit, which wait for items only. It ends the stream with OK when the
         caller half-closes and all granted batches were sent.
 
         INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table. RESOURCE_EXHAUSTED: a batch does not
-        fit into a message, or has no room in the server's memory; it is not put together. A retry is a new call; batches sent but not received count as sampled.
+        fit in a message, or has no room in the server's memory; it is not assembled. A retry is a new call; batches sent but not received count as sampled.
         """
 
     def UpdatePriorities(
@@ -287,7 +287,7 @@ class ReplayServiceServicer:
         request: _replay_pb2.DeleteItemsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_replay_pb2.DeleteItemsResponse, _abc.Awaitable[_replay_pb2.DeleteItemsResponse]]:
-        """Removes items. Unknown keys are counted, not an error. Never blocks, but for the disk where there is a log: answered
+        """Removes items. Unknown keys are counted, not an error. Never blocks, except on the disk if there is a log: answered
         once it is durable. A retry is safe.
         NOT_FOUND: no such table. INVALID_ARGUMENT: too many keys.
         """
@@ -297,9 +297,9 @@ class ReplayServiceServicer:
         request: _replay_pb2.CheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_replay_pb2.CheckpointResponse, _abc.Awaitable[_replay_pb2.CheckpointResponse]]:
-        """Writes priorities and counters to disk. Chunks and items are there already: they are written as they come. Does not
+        """Writes priorities and counters to disk. Chunks and items need no snapshot: they are written as they arrive. Does not
         block other calls. A retry is safe. UNIMPLEMENTED: this server keeps its tables in memory only.
-        RESOURCE_EXHAUSTED: the disk is full; the last snapshot is still there.
+        RESOURCE_EXHAUSTED: the disk is full; the last snapshot remains.
         """
 
 def add_ReplayServiceServicer_to_server(servicer: ReplayServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
