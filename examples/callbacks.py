@@ -1,4 +1,4 @@
-"""A logger of one's own: everything a run tells, one JSON object per line in RUN/events-SERVICE.jsonl."""
+"""A custom logger: every event of a run, one JSON object per line in RUN/events-SERVICE.jsonl."""
 
 from __future__ import annotations
 

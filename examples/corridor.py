@@ -1,4 +1,4 @@
-"""An environment of one's own: a corridor whose far end is worth going to."""
+"""A custom environment: a corridor whose far end is worth going to."""
 
 from __future__ import annotations
 

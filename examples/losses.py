@@ -1,4 +1,4 @@
-"""A loss of one's own for DQN: log-cosh, which is smooth and grows linearly."""
+"""A custom loss for DQN: log-cosh, which is smooth and grows linearly."""
 
 from __future__ import annotations
 

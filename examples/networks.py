@@ -1,4 +1,4 @@
-"""A torso of one's own, for any algorithm: residual blocks on the numbers of an observation."""
+"""A custom torso for any algorithm: residual blocks on the numbers of an observation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run tells a program of one's own while it trains: loggers, alerts, uploads.
+"""Callbacks: user code that a run calls while it trains, for loggers, alerts and uploads.
 
 Callbacks are called by one thread beside training, in the order of what happened, and never by the training thread
 itself. One that raises is logged with its name and not called again; training is not touched. One that is too slow
@@ -47,7 +47,7 @@ class CallbackContext:
 
 
 class Callback:
-    """What may be told; a callback overrides what it wants to know.
+    """The events of a run; a callback overrides those it is interested in.
 
     It is made once in each process whose settings name it, by calling what `learner.callbacks` or
     `evaluator.callbacks` name with a `CallbackContext`.
@@ -116,7 +116,7 @@ def make_callbacks(setting: str, names: Sequence[str], run: RunSettings, config:
 
 
 class CallbackThread:
-    """Calls callbacks in a thread of its own; the methods of the same names never block and never raise."""
+    """Calls callbacks in a separate thread; the methods of the same names never block and never raise."""
 
     def __init__(self, callbacks: Mapping[str, Callback]) -> None:
         """Start the thread, unless there are no callbacks."""
@@ -128,15 +128,15 @@ class CallbackThread:
             self._thread.start()
 
     def on_update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Tell that metrics were read."""
+        """Report that metrics were read."""
         self._tell("on_update", step, dict(metrics))
 
     def on_publish(self, version: int) -> None:
-        """Tell that a version was stored."""
+        """Report that a version was stored."""
         self._tell("on_publish", version)
 
     def on_evaluation(self, score: Score) -> None:
-        """Tell that a version was evaluated."""
+        """Report that a version was evaluated."""
         self._tell("on_evaluation", score)
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class CallbackThread:
             self._waiting.put(None, timeout=_CLOSE_S)
         self._thread.join(_CLOSE_S)
         if self._thread.is_alive():
-            _log.warning("callbacks were still at work when the process ended", waited_s=_CLOSE_S)
+            _log.warning("callbacks still running at exit, abandoned", waited_s=_CLOSE_S)
 
     def _tell(self, method: str, *arguments: Any) -> None:  # noqa: ANN401 - what the method takes
         if not self._callbacks:
@@ -156,7 +156,7 @@ class CallbackThread:
             self._waiting.put_nowait((method, arguments))
         except queue.Full:
             if not self._is_late:
-                _log.warning("callbacks are too slow and miss events", callbacks=sorted(self._callbacks))
+                _log.warning("callbacks too slow, events dropped", callbacks=sorted(self._callbacks))
             self._is_late = True
 
     def _run(self) -> None:
@@ -168,6 +168,6 @@ class CallbackThread:
         for name, callback in list(self._callbacks.items()):
             try:
                 getattr(callback, method)(*arguments)
-            except Exception as error:  # whatever the user's class raises: training goes on without it
+            except Exception as error:  # whatever the user's class raises, training continues without it
                 del self._callbacks[name]
-                _log.error("a callback failed and is not called again", callback=name, method=method, exc_info=error)
+                _log.error("callback failed, disabled", callback=name, method=method, exc_info=error)

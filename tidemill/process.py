@@ -150,7 +150,7 @@ def keep_freed_memory() -> bool:
 
     Batches of images are megabytes each, allocated and freed a hundred times per second. By default every one
     is mapped, faulted in page by page and unmapped again, which costs more than filling it. Up to 1 GiB of
-    freed memory is kept, in one arena: what one thread frees, all can reuse. Only glibc offers this. To be called
+    freed memory is kept, in one arena: what one thread frees, all can reuse. Only glibc offers this. Call it
     before threads are started.
     """
     if not sys.platform.startswith("linux"):

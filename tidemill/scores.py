@@ -63,7 +63,7 @@ def read_scores(file: Path) -> list[Score]:
         return []
     header = tuple(next(csv.reader(lines[:1])))
     if header not in (COLUMNS, _FIRST_COLUMNS):
-        raise DataLoss(f"{file} does not start with the columns {','.join(COLUMNS)}; move it away")
+        raise DataLoss(f"{file} does not start with the columns {','.join(COLUMNS)}, move it aside")
     rows = enumerate(csv.reader(lines[1:]), start=2)
     return [_parse(file, number, header, cells) for number, cells in rows]
 

@@ -1,1 +1,1 @@
-"""Retrace: an algorithm with a column of its own, the behaviour policy's log-probability of each action."""
+"""Retrace: an algorithm with an extra column, the behaviour policy's log-probability of each action."""

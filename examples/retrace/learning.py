@@ -22,7 +22,7 @@ from tidemill.rl.train_state import TrainState
 from tidemill.rl.transitions import unrolled_transitions
 
 LOG_PROB = "log_prob"
-"""The column of its own."""
+"""The extra column."""
 
 
 class QNetwork(nn.Module):
@@ -96,7 +96,7 @@ class RetraceAgent:
         return {name: value.detach().clone() for name, value in self._online.state_dict().items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to go on exactly."""
+        """Return all that is needed to continue exactly."""
         return self._state.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

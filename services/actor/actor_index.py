@@ -1,4 +1,4 @@
-"""The number of an actor among several equal ones: as set, from its name in DNS, or drawn.
+"""The index of an actor among identical ones: as set, from its name in DNS, or drawn at random.
 
 `socket.gethostbyaddr` asks /etc/hosts first, where an engine writes a container's id: the name that distinguishes
 replicas has to be asked for (RFC 1035).
@@ -25,7 +25,7 @@ _log = structlog.get_logger()
 def actor_index(index: int | None, actor_id: str, dns_name: str = "") -> int:
     """Return the number of an actor: as set, or of its name in DNS, or one drawn from its name.
 
-    Replicas of one container differ in their names alone; without numbers of their own they would all play the same
+    Replicas of one container differ only in their names; without different numbers they would all play the same
     episodes.
 
     Args:

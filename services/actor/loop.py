@@ -28,13 +28,13 @@ _STOP_CHECK_S = 0.5
 
 @dataclass
 class PolicyParams:
-    """Keeps a policy on the newest parameters the watcher has fetched."""
+    """Keeps a policy's parameters up to date with the watcher."""
 
     watcher: ParamsWatcher
     policy: Policy
     version: int = 0
     env_steps: int = 0
-    """Agent decisions of the whole cluster when they were published; one replay shard knows only of its own actors."""
+    """Agent decisions of the whole cluster when they were published; a replay shard counts only its own actors."""
 
     def wait(self, stop: threading.Event) -> bool:
         """Wait for the first parameters; return False if `stop` came before them."""
@@ -73,7 +73,7 @@ class ActingLoop:
             params: Keeps the policy fresh.
             writer: Takes the rows.
             metrics: Counts them.
-            throttle: Called once per step; sleeps if the actor shall not run at full speed.
+            throttle: Called once per step; sleeps if the actor must not run at full speed.
             extra_columns: Columns that the policy itself fills.
         """
         self._env, self._policy, self._params = env, policy, params
@@ -123,7 +123,7 @@ class ActingLoop:
 
 
 def make_throttle(max_env_steps_per_s: float, num_envs: int, stop: threading.Event) -> Callable[[], None]:
-    """Return what keeps a loop of `num_envs` environments at or under a rate; 0 means no limit."""
+    """Return a function that keeps a loop of `num_envs` environments at or under a rate; 0 means no limit."""
     if max_env_steps_per_s <= 0:
         return lambda: None
     period_s = num_envs / max_env_steps_per_s
@@ -131,7 +131,7 @@ def make_throttle(max_env_steps_per_s: float, num_envs: int, stop: threading.Eve
 
     def throttle() -> None:
         nonlocal due
-        due = max(due + period_s, time.monotonic() - 1.0)  # a pause is not made up for by a burst
+        due = max(due + period_s, time.monotonic() - 1.0)  # no burst after a pause
         stop.wait(max(0.0, due - time.monotonic()))
 
     return throttle

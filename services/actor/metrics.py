@@ -107,6 +107,6 @@ def _counter(name: str, about: str, value: float) -> Metric:
 
 
 def watch_appender(appender: ShardedAppender) -> None:
-    """Let Prometheus read how the connection to the replay service is doing."""
+    """Let Prometheus read the state of the connection to the replay service."""
     _UNACKNOWLEDGED.set_function(lambda: appender.unacknowledged_chunks)
     REGISTRY.register(AppenderCollector(appender))

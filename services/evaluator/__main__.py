@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.Event, finish: threading.Event) -> None:
-    """Put the parts of one evaluator together, evaluate until the run is over, write what remains."""
+    """Put the parts of one evaluator together, evaluate until the run is over, write the report."""
     logs = RunLogs(config.run, time.monotonic)
     made = make_callbacks("evaluator.callbacks", config.evaluator.callbacks, config.run, config)
     timeout_s = config.cluster.connect_timeout_s
@@ -70,7 +70,7 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
                 config, source, runner, logs, stop=stop, finish=finish, on_evaluation=on_evaluation
             ).run()
             if verdict is not None:
-                if end is not None:  # before the report: the learner shall not train on meanwhile
+                if end is not None:  # before the report, so that the learner does not continue to train meanwhile
                     end.mark(timeout_s, verdict.version)
                 write_report(verdict, config, source, runner, logs)
         server.set_serving(False)

@@ -20,7 +20,7 @@ class ScoreLog:
     """scores.csv, or another file of the same columns. A row is on disk before `append` returns."""
 
     def __init__(self, file: Path) -> None:
-        """Read the rows that are there; a torn last line is cut off, and columns that came later are added.
+        """Read the existing rows; a torn last line is truncated, and newer columns are added.
 
         Raises:
             DataLoss: the file holds something else.
@@ -88,10 +88,10 @@ Kind = Literal["evaluation", "confirmation"]
 
 
 class EpisodeLog:
-    """Appends the episodes of one evaluation after the other; a torn last line is cut off at the start."""
+    """Appends the episodes of each evaluation; a torn last line is truncated at startup."""
 
     def __init__(self, file: Path) -> None:
-        """Open the file, or begin it."""
+        """Open the file, creating it if missing."""
         self._file = file
         file.parent.mkdir(parents=True, exist_ok=True)
         text = file.read_text(encoding="utf-8") if file.exists() else ""

@@ -55,7 +55,7 @@ class Evaluator:
             stop: End now, without a result.
             finish: Training has ended: evaluate the newest version, then end with a result.
             now: Monotonic time in seconds.
-            on_evaluation: Told each evaluation that was recorded; must not block.
+            on_evaluation: Called with each recorded evaluation; must not block.
         """
         self._config, self._source, self._runner, self._logs = config, source, runner, logs
         self._stop, self._finish, self._now = stop, finish, now
@@ -95,7 +95,7 @@ class Evaluator:
         return limit_reached(self._config.run, metadata, self._logs.clock.wall_s())
 
     def _next(self, seen: int) -> Params | None:
-        """Return the newest version when the next evaluation is due; None now and then before that."""
+        """Return the newest version when the next evaluation is due; None periodically before that."""
         if self._now() < self._due_s:
             self._stop.wait(min(self._due_s - self._now(), _PAUSE_S))
             return None

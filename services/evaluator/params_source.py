@@ -1,4 +1,4 @@
-"""Where the evaluator's parameters come from, and where its verdict on them goes: the tags."""
+"""Fetches the evaluator's parameters and publishes its verdicts as tags."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = structlog.get_logger()
 
 
 class ParamsSource:
-    """Fetches the newest version when it is wanted, full precision; waits for a server that is unavailable."""
+    """Fetches the newest version on demand, in full precision; waits for an unavailable server."""
 
     def __init__(self, address: str, stop: threading.Event, *, connect_timeout_s: float) -> None:
         """Prepare; nothing is contacted yet.

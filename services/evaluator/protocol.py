@@ -1,4 +1,4 @@
-"""The evaluation protocol: which episodes are played, and that each of them counts exactly once.
+"""The evaluation protocol: plays given episodes and counts each exactly once.
 
 Every episode has its own seed, fixed before the first step, and every one is played to its end. Taking the
 first N episodes that happen to end instead would favour short ones. The seed decides the episode's random actions
@@ -27,7 +27,7 @@ class EvalPolicy:
     recurrent_state_size: int = 0
     """Size of its recurrent state, per environment."""
     epsilon: float = 0.0
-    """Probability of a random action in place of its own; for discrete actions."""
+    """Probability of a random action instead of the policy's; for discrete actions."""
     num_actions: int = 0
     """Number of discrete actions."""
     keeps_rows: bool = False
@@ -141,11 +141,11 @@ class _Episode:
     policy_input: PolicyInput
     rng: np.random.Generator
     is_over: bool = False
-    """Its slot has no further one; it holds its place only."""
+    """No seed is left for its slot; the row is only a placeholder."""
 
 
 class _Rollout:
-    """The episodes of one evaluation: a slot that ends one takes the next seed that is left."""
+    """The episodes of one evaluation: a slot that finishes one takes the next remaining seed."""
 
     def __init__(self, slots: Sequence[EnvSlot], seeds: Sequence[int], policy: EvalPolicy) -> None:
         self._policy = policy
@@ -178,7 +178,7 @@ class _Rollout:
         return self._start_next(episode.slot) or ([episode] if self._policy.keeps_rows else [])
 
     def _act(self) -> PolicyOutput:
-        """Return the policy's output, with random actions in a share of the places."""
+        """Return the policy's output, with some actions replaced by random ones."""
         policy = self._policy
         output = policy.act(join([episode.policy_input for episode in self._playing]))
         if policy.epsilon == 0.0:

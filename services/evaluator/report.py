@@ -27,7 +27,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. None stands for what there is not."""
+    """How a run ended. None where a value does not apply."""
 
     run: str
     """Name of the run."""
@@ -37,7 +37,7 @@ class Result:
     solved: bool
     """Whether the target was reached, and confirmed if that was asked for."""
     reason: str
-    """Why the run ended."""
+    """Reason the run ended."""
     target_return: float | None
     mean_return: float | None
     """Mean raw return of the evaluation that decided; None if nothing was ever evaluated."""
@@ -61,7 +61,7 @@ class Result:
     confirm_episodes: int
     """Episodes of the confirmation; 0 without."""
     failed_confirmations: int
-    """How often before a mean reached the target but fresh episodes did not confirm it."""
+    """Earlier means that reached the target without being confirmed by fresh episodes."""
     best_mean: float | None
     """Largest mean of any evaluation."""
     best_version: int
@@ -89,7 +89,7 @@ def set_result_aside(folder: Path) -> None:
 def write_report(
     verdict: RunVerdict, config: EvaluatorConfig, source: ParamsSource, runner: EpisodeRunner, logs: RunLogs
 ) -> Result:
-    """Write what remains; a curve or video that fails is left out and logged, the result never is."""
+    """Write the report; a curve or video that fails is logged and left out, the result is always written."""
     curve = _draw(config, logs)
     video = _film(config, source, runner) if config.evaluator.video else None
     result = _summarise(verdict, config, logs, curve=curve, video=video)

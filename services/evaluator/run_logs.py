@@ -18,7 +18,7 @@ class RunLogs:
     """scores.csv, confirmations.csv, episodes.csv, TensorBoard and the run's clock."""
 
     def __init__(self, run: RunSettings, now: Callable[[], float]) -> None:
-        """Take up the records of the run's folder, which is made if there is none.
+        """Continue the records in the run's folder, which is created if missing.
 
         Args:
             run: The run; its target says which confirmations held.
@@ -60,7 +60,7 @@ class RunLogs:
         return max(rows, key=lambda row: (row.params_version in confirmed, row.mean), default=None)
 
     def close(self) -> None:
-        """Keep the clock and close the files."""
+        """Save the clock and close the files."""
         self.clock.save()
         self._tensorboard.close()
 

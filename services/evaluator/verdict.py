@@ -1,4 +1,4 @@
-"""When a run is over, and with which verdict. Pure decisions over numbers."""
+"""Decides when a run is over, and with which verdict. Pure functions of numbers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ CONFIRMATION_SEED_OFFSET = 1_000_000
 
 @dataclass(frozen=True)
 class RunVerdict:
-    """Why a run ends.
+    """The verdict on a run.
 
     Attributes:
         solved: Whether the target was reached, and confirmed if that was asked for.
-        reason: In words.
+        reason: Reason, as a phrase.
         version: Version whose evaluation decided; None if there was none.
     """
 
@@ -27,7 +27,7 @@ class RunVerdict:
 
 
 def limit_reached(run: RunSettings, metadata: ParamsMetadata, wall_s: float) -> str:
-    """Return which limit of the run is reached, in words; empty if none is.
+    """Return a phrase that names the limit that is reached; empty if none is.
 
     Args:
         run: The limits.
@@ -44,7 +44,7 @@ def limit_reached(run: RunSettings, metadata: ParamsMetadata, wall_s: float) -> 
 
 
 def reaches_target(run: RunSettings, mean: float) -> bool:
-    """Return whether a mean return is what the run is after."""
+    """Return whether a mean return reaches the target of the run."""
     return run.target_return is not None and mean >= run.target_return
 
 
@@ -54,7 +54,7 @@ def evaluation_seeds(first: int, episodes: int) -> range:
 
 
 def confirmation_seeds(first: int, episodes: int, confirmations: int) -> range:
-    """Return seeds that nothing was ever measured on.
+    """Return seeds that no measurement has used.
 
     Args:
         first: First seed of the evaluations.

@@ -10,7 +10,7 @@ from pathlib import Path
 from tidemill.atomic_files import write_atomically
 
 SESSION_VARIABLE = "TIDEMILL_SESSION_START_S"
-"""Environment variable in which a launcher passes when it started the processes, on the monotonic clock."""
+"""Environment variable with the launcher's start time of the processes, on the monotonic clock."""
 
 
 class WallClock:
@@ -37,7 +37,7 @@ class WallClock:
         return self._before_s + max(self._now() - self._session_start_s, 0.0)
 
     def save(self) -> None:
-        """Keep the time so far for the next session."""
+        """Save the time so far for the next session."""
         document = {
             "session_start_s": self._session_start_s,
             "before_s": self._before_s,

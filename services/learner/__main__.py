@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         watch_disk(config.run.folder)
         stop = stop_event()
         learner = Learner(config, stop, rank)
-        if not rank.is_first:  # nobody calls it: the first rank decides what it does
+        if not rank.is_first:  # no one calls it: the first rank decides what it does
             unregister_rank_0_metrics()
             _log.info("listening", metrics=serve_metrics(config.learner.server, place=rank.local_index))
             learner.run(lambda _serving: None)

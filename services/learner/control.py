@@ -22,11 +22,11 @@ class Control:
         self._checkpoints: deque[Future[SavedCheckpoint]] = deque()
 
     def pause(self) -> None:
-        """Have no gradient step taken after the current one; raises FailedPrecondition when stopping."""
+        """Take no gradient step after the current one; raises FailedPrecondition when stopping."""
         self._set_paused(True)
 
     def resume(self) -> None:
-        """Go on after a pause; raises FailedPrecondition when stopping."""
+        """Continue after a pause; raises FailedPrecondition when stopping."""
         self._set_paused(False)
 
     def stop(self, reason: str) -> None:
@@ -50,16 +50,16 @@ class Control:
 
     @property
     def paused(self) -> bool:
-        """Whether the training thread shall take no step."""
+        """Whether the training thread must not take a step."""
         return self._paused
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the learner shall stop; None as long as it shall not."""
+        """Reason to stop; None while the learner runs."""
         return "a signal asked" if self._stop_reason is None and self._signalled.is_set() else self._stop_reason
 
     def take_checkpoint_request(self) -> Future[SavedCheckpoint] | None:
-        """Return the oldest request for a checkpoint, which is then the caller's to answer."""
+        """Return the oldest request for a checkpoint, which the caller must then answer."""
         return self._checkpoints.popleft() if self._checkpoints else None
 
     def wait(self, timeout_s: float) -> None:
@@ -68,7 +68,7 @@ class Control:
             self._changed.wait_for(lambda: not self._paused or self.stop_reason or self._checkpoints, timeout_s)
 
     def close(self) -> None:
-        """Refuse what can no longer be carried out."""
+        """Refuse requests that can no longer be carried out."""
         self.stop("the learner ended")
         while (request := self.take_checkpoint_request()) is not None:
             request.set_exception(FailedPrecondition("the learner is stopping"))

@@ -1,4 +1,4 @@
-"""The numbers a learner counts on across restarts."""
+"""The counters of a learner, which continue across restarts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Counters:
 
     @property
     def env_steps(self) -> int:
-        """Agent decisions, those of earlier lives of the replay service included; never falls."""
+        """Agent decisions, including those before restarts of the replay service; never falls."""
         return self._base_env_steps + sum(stored.env_steps for stored in self._stored.values())
 
     def observe(self, stored: StoredSteps, shard: str = "") -> None:
@@ -50,7 +50,7 @@ class Counters:
         self._stored[shard] = stored
 
     def state(self) -> dict[str, int]:
-        """Return what a checkpoint keeps; the fencing_token is handed out anew at each start."""
+        """Return what a checkpoint keeps; a new fencing_token is acquired at each start."""
         return {
             "learner_steps": self.learner_steps,
             "version": self.version,

@@ -1,4 +1,4 @@
-"""Whether a learner is still the one that trains: asked before anything of it is kept."""
+"""Checks, before anything of a learner is stored, that no newer learner took over."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Fence:
     """
 
     def __init__(self, newest_token: Callable[[], int], fencing_token: int, clock: Callable[[], float]) -> None:
-        """Take whom to ask.
+        """Create a fence.
 
         Args:
             newest_token: Returns the newest fencing token handed out; bounded in time.
             fencing_token: This learner's.
-            clock: Monotonic time in seconds, which goes on while the process is frozen.
+            clock: Monotonic time in seconds, which keeps running while the process is frozen.
         """
         self._newest_token, self._fencing_token, self._clock = newest_token, fencing_token, clock
         self._asked_at = clock()

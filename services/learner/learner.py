@@ -1,4 +1,4 @@
-"""Puts the parts of one learner together: what exists from the start, what is connected, what trains."""
+"""Assembles one learner from its parts: connects, restores, trains, publishes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Learner:
             config: The settings.
             stop: Ends the learner when set.
             rank: Which of the ranks it is; the only one if not given. The first publishes, writes checkpoints and
-                answers callers, and tells the others to stop, pause and resume.
+                answers callers, and makes the others stop, pause and resume.
 
         Raises:
             ConfigError: The ranks cannot divide the batch evenly.
@@ -141,15 +141,15 @@ class Learner:
         return is_ready and wait_for_service("cluster.params", cluster.params, timeout_s, self._stop)
 
     def _run_is_over(self, stack: ExitStack) -> bool:
-        """Return whether the run is over and this is all of the learner; have it end when it becomes so."""
+        """Return whether the run is over and this is the only rank; otherwise stop the learner when the run ends."""
         if self._config.run.supervisor == "launcher" or not self._rank.is_first:
             return False
         self._end = stack.enter_context(closing(RunEnd(self._config.cluster.params, self._config.run.end_tag)))
         is_over = self._end.is_marked()
         self._end.watch(partial(self._control.stop, "the run is over"))
         if is_over:
-            _log.info("the run has reached its target or a limit; raise them to continue it")
-        return is_over and self._rank.size == 1  # other ranks are told once they have joined
+            _log.info("run is over: it has reached its target or a limit; raise them to continue it")
+        return is_over and self._rank.size == 1  # other ranks learn of it once they have joined
 
     def _train(
         self,
@@ -229,7 +229,7 @@ class Learner:
         if checkpointer is not None:
             checkpointer.finish()
         if publisher is not None and not publisher.flush(timeout_s):
-            _log.warning("the last parameters were not acknowledged", timeout_s=timeout_s)
+            _log.warning("last parameters not acknowledged", timeout_s=timeout_s)
         if self._end is not None and self._limits().reached(self._counters):
             self._end.mark(self._config.cluster.connect_timeout_s)
         _log.info("stopped", reason=self._control.stop_reason, learner_steps=self._counters.learner_steps)
@@ -271,7 +271,7 @@ class Learner:
         return checkpointer
 
     def _fence(self, stack: ExitStack) -> Fence:
-        """Return what keeps this learner from writing once a newer one took over."""
+        """Return the fence that keeps this learner from writing once a newer one took over."""
         client = stack.enter_context(ParamsClient(self._config.cluster.params, deadline_s=_FENCE_DEADLINE_S))
         return Fence(lambda: client.list_versions().fencing_token, self._counters.fencing_token, time.monotonic)
 
@@ -292,7 +292,7 @@ class Learner:
         )
 
     def _rollback(self, fencing_token: int, state: ResumableState, stack: ExitStack) -> Rollback | None:
-        """Return what rolls back at a verdict; None for a run that only the learner's own limits end."""
+        """Return the rollback to the version of a verdict; None for a run that only the learner's own limits end."""
         run, params = self._config.run, self._config.cluster.params
         if run.target_return is None and not run.max_wall_s:
             return None

@@ -1,4 +1,4 @@
-"""What Prometheus sees of a learner."""
+"""The learner's Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PolicyLagHistogram(Collector):
     """
 
     def __init__(self) -> None:
-        """Have seen nothing."""
+        """Start empty."""
         self._edges = np.asarray(_LAG_BOUNDS, dtype=np.float64)
         self._counts = np.zeros(len(_LAG_BOUNDS) + 1, dtype=np.int64)
         self._sum = 0.0
@@ -92,7 +92,7 @@ REGISTRY.register(ITEM_POLICY_LAG)
 TABLE_ITEMS = Gauge("tidemill_learner_table_items", "Items in the table when the newest batch was drawn.")
 PRIORITIES_DROPPED = Counter(
     "tidemill_learner_priorities_dropped_total",
-    "New priorities not delivered because the replay service was away.",
+    "New priorities not delivered because the replay service was unavailable.",
 )
 CORRUPT_ITEMS = Counter(
     "tidemill_learner_damaged_items_total", "Items left out because their bytes could not be decoded."
@@ -107,7 +107,7 @@ AGENT = Gauge("tidemill_learner_agent", "The agent's own metrics, such as losses
 
 
 def unregister_rank_0_metrics() -> None:
-    """Show no versions and no checkpoints: a rank that publishes and writes none would show that nothing is done."""
+    """Show no versions and no checkpoints: a rank that publishes and writes none would look idle."""
     of_rank_0 = (PARAMS_VERSION, POLICY_LAG, ITEM_POLICY_LAG, CHECKPOINT_SECONDS, CHECKPOINT_FAILURES, CHECKPOINT_STEPS)
     for collector in of_rank_0:
         REGISTRY.unregister(collector)
@@ -121,14 +121,14 @@ class SamplerCollector:
         self._sampler = sampler
 
     def collect(self) -> Iterator[Metric]:
-        """Yield how often streams were opened again, and what is known of each shard if there are several."""
+        """Yield the number of reconnects, and the metrics of each shard if there are several."""
         about = "Sample streams lost and opened again."
         yield CounterMetricFamily(f"{_PREFIX}_sample_reconnects", about, value=self._sampler.reconnects)
         if reports := self._sampler.shards():
             yield from self._of_shards(reports)
 
     def _of_shards(self, reports: tuple[ShardReport, ...]) -> Iterator[Metric]:
-        """Yield each shard's liveness, items, weight, samples and fraction of them, and what became of priorities."""
+        """Yield each shard's liveness, items, weight, samples and fraction of them, and the fate of priorities."""
         total = sum(report.samples for report in reports) or 1
         live, items = {r.name: float(r.live) for r in reports}, {r.name: float(r.items) for r in reports}
         yield _gauge("shard_live", "Whether the replay shard answers.", "shard", live)
@@ -141,7 +141,7 @@ class SamplerCollector:
         for report in reports:
             samples.add_metric((report.name,), report.samples)
         yield samples
-        dropped = "New priorities that were not delivered, because their shard was away or behind."
+        dropped = "New priorities that were not delivered, because their shard was unavailable or slow."
         yield CounterMetricFamily(
             f"{_PREFIX}_shard_priorities_dropped", dropped, value=self._sampler.priorities_dropped
         )
@@ -162,7 +162,7 @@ class GpuCollector:
         self._device, self._utilisation = device, utilisation
 
     def collect(self) -> Iterator[Metric]:
-        """Yield memory, and utilisation where the driver tells it."""
+        """Yield memory, and utilisation if the driver reports it."""
         gpu = str(self._device.index or 0)
         free, size = torch.cuda.mem_get_info(self._device)
         allocated, reserved = torch.cuda.memory_allocated(self._device), torch.cuda.memory_reserved(self._device)
@@ -199,7 +199,7 @@ class GpuUtilisation:
             _log.info("no GPU utilisation", nvml_error=failed)
 
     def read(self) -> float | None:
-        """Return the share of time in which a kernel ran, 0 to 1; None if the driver does not tell."""
+        """Return the share of time in which a kernel ran, 0 to 1; None if the driver does not report it."""
         rates = _Rates()
         if self._library is None or self._library.nvmlDeviceGetUtilizationRates(self._handle, ctypes.byref(rates)):
             return None

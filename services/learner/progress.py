@@ -1,4 +1,4 @@
-"""How training goes: rates, waiting time and the agent's metrics, for the log, the status and Prometheus."""
+"""Progress of training: rates, waiting time and the agent's metrics, for the log, the status and Prometheus."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Progress:
             clock: Monotonic time in seconds.
         """
         self.on_update: Callable[[int, Mapping[str, float]], None] = lambda *_: None
-        """Told the gradient steps and all metrics whenever those of new updates were read; must not block."""
+        """Called with the gradient steps and all metrics whenever new ones were read; must not block."""
         self.state = LearnerState.STARTING
         self.steps_per_s = 0.0
         self.wait_fraction = 0.0
@@ -56,7 +56,7 @@ class Progress:
         self._next_tick, self._next_log, self._last_sign = now + _TICK_S, now + self._log_every_s, now
 
     def record_step(self, seconds: float, newest: Mapping[str, Tensor]) -> None:
-        """Count a gradient step that took so long; `newest` are its metrics, still on the device."""
+        """Count a gradient step and its duration; `newest` are its metrics, still on the device."""
         self.state = LearnerState.TRAINING
         self._newest.update(newest)  # an update need not report every metric
         self._unread_steps += 1
@@ -79,7 +79,7 @@ class Progress:
         self.tick()
 
     def record_pause(self, seconds: float) -> None:
-        """Count time in which no step was taken because a caller asked so."""
+        """Count time in which a caller had paused training."""
         self.state = LearnerState.PAUSED
         metrics.WAIT_SECONDS.labels("pause").inc(seconds)
         self.tick()
@@ -160,13 +160,13 @@ class StatusReporter:
         self._max_learner_steps = max_learner_steps
         self._started = time.monotonic()
         self.restored = ""
-        """What the start restored, in words."""
+        """Description of the restored state."""
         self.shards: Callable[[], tuple[ShardReport, ...]] = tuple
         """Reports on the replay shards."""
         self.checkpoint_steps: Callable[[], int] = lambda: 0
         """Gradient steps in the newest checkpoint."""
         self.checkpoint_error: Callable[[], str] = str
-        """Why the newest attempt at a checkpoint failed; empty if it did not."""
+        """Reason the newest checkpoint failed; empty if it succeeded."""
 
     def read(self) -> LearnerStatus:
         """Return the status at this moment."""

@@ -38,7 +38,7 @@ class PolicyPublisher:
         Args:
             publisher: Sends the parameters; closed with this.
             policy_state: Returns copies of the agent's parameters, on its device.
-            metadata: Returns what the parameters are at this moment.
+            metadata: Returns the metadata of the current parameters.
             with_half: Whether a float16 encoding is published beside the full one.
             take_snapshot: Called at each `publish`, to keep the state that the parameters are a part of.
         """
@@ -62,7 +62,7 @@ class PolicyPublisher:
         self._publisher.offer(partial(_encode, state, metadata, with_half=self._with_half), metadata)
 
     def check(self) -> None:
-        """Raise what ended publishing for good, such as `StalePublisher`; never blocks."""
+        """Raise the error that ended publishing, such as `StalePublisher`; never blocks."""
         self._publisher.check()
 
     def flush(self, timeout_s: float) -> bool:

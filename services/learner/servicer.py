@@ -1,4 +1,4 @@
-"""The control API: each call is one request to the training thread, or a look at what it reports."""
+"""The control API: each call is a request to the training thread or reads its status."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         return pb.PauseResponse()
 
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.ResumeResponse:
-        """Go on after a pause; FAILED_PRECONDITION while stopping."""
+        """Continue after a pause; FAILED_PRECONDITION while stopping."""
         self._control.resume()
         return pb.ResumeResponse()
 
@@ -63,7 +63,7 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         """Ask the learner to end with status 0."""
         if len(request.reason) > _MAX_REASON:
             raise InvalidArgument(f"reason has {len(request.reason)} characters, allowed: at most {_MAX_REASON}")
-        self._control.stop(request.reason or "a caller asked")
+        self._control.stop(request.reason or "stopped by a caller")
         return pb.StopResponse()
 
 

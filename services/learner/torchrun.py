@@ -82,11 +82,11 @@ def _config_of(options: argparse.Namespace) -> LearnerConfig:
 
 
 def _prepare_environment(config: LearnerConfig, *, one_machine: bool) -> None:
-    """Set what the ranks inherit: they end with this process, and those of one machine talk over loopback alone."""
+    """Set what the ranks inherit: they end with this process, and those of one machine use loopback only."""
     os.environ[PARENT_VARIABLE] = str(os.getpid())
-    os.environ["PYTHONSAFEPATH"] = "1"  # nothing of the working directory stands in for a module of ours
+    os.environ["PYTHONSAFEPATH"] = "1"  # no file of the working directory shadows a module
     os.environ.setdefault("OMP_NUM_THREADS", str(max(config.learner.threads, 1)))
-    # An agent that keeps its store does not tell machines that come later where it is.
+    # An agent that reuses its store does not announce it to machines that join later.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     if one_machine:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -94,14 +94,14 @@ def _prepare_environment(config: LearnerConfig, *, one_machine: bool) -> None:
 
 
 def _run(options: argparse.Namespace, words: list[str], environ: dict[str, str]) -> bool:
-    """Run the ranks to their end; return whether they came to it by themselves."""
+    """Run the ranks to their end; return whether they ended by themselves."""
     register()
     try:
         try:
             run_ranks(options)
         except (DistError, RendezvousError) as error:
             _rejoin(error, options.max_restarts, words, environ)
-    except SignalException:  # the ranks were told, and have ended
+    except SignalException:  # the ranks were signalled and have ended
         return False
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
@@ -112,7 +112,7 @@ def _run(options: argparse.Namespace, words: list[str], environ: dict[str, str])
 
 
 def _end_without_ranks(asked: threading.Event, exit_code: int) -> None:
-    """End if asked to while no rank runs: torch is deaf as long as it waits for other machines."""
+    """End on a signal while no rank runs: torch ignores signals while it waits for other machines."""
     asked.wait()
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -121,7 +121,7 @@ def _end_without_ranks(asked: threading.Event, exit_code: int) -> None:
 
 
 def _rejoin(error: Exception, limit: int, words: list[str], environ: dict[str, str]) -> None:
-    """Become a process that knows nothing of the machines' last meeting; raises Unavailable after `limit` times."""
+    """Replace this process by one without the state of the last rendezvous; raises Unavailable after `limit` times."""
     times = int(environ.get(_REJOINS, "0")) + 1
     why = str(error.__cause__ or error).partition("\n")[0]
     if times > limit:

@@ -1,4 +1,4 @@
-"""The training loop: one gradient step after the other, and what has to happen between two of them."""
+"""The training loop: gradient steps, and the work between two of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PrioritySink(Protocol):
         """Take the priorities of one update; never blocks."""
 
     def flush(self) -> None:
-        """Have what was taken sent; never blocks."""
+        """Send what was taken; never blocks."""
 
 
 class Publisher(Protocol):
@@ -51,7 +51,7 @@ class Publisher(Protocol):
         """Take the agent's parameters as they are now; never blocks."""
 
     def check(self) -> None:
-        """Raise what has ended publishing for good, such as a newer learner."""
+        """Raise the error that ended publishing, such as a newer learner."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class TrainerOutputs:
         publisher: Takes parameters; None on every rank but the first.
         checkpointer: Takes checkpoints; None on every rank but the first.
         group: The processes that make each update together; only this one if not given.
-        on_publish: Told each version that was acknowledged, as far as it was noticed; must not block.
+        on_publish: Called with each acknowledged version that was noticed; must not block.
     """
 
     priorities: PrioritySink | None
@@ -85,7 +85,7 @@ class Limits:
     """Gradient steps between two published versions, at least 1."""
 
     def reached(self, counters: Counters) -> str | None:
-        """Return which limit the counters have reached, in words, or None."""
+        """Return a description of the limit that the counters have reached, or None."""
         if 0 < self.max_learner_steps <= counters.learner_steps:
             return f"run.max_learner_steps ({self.max_learner_steps}) reached"
         if 0 < self.max_env_steps <= counters.env_steps:
@@ -145,7 +145,7 @@ class Trainer:
             self._checkpointer.poll(self._control, self._counters.learner_steps)
 
     def _vote(self, *, must_stop: bool) -> StepVote:
-        """Get a batch, unless none is wanted, and combine this rank's vote with those of the others."""
+        """Get a batch, unless training is paused or ending, and combine this rank's vote with those of the others."""
         paused = self._control.paused
         if self._batch is None and not must_stop and not paused:
             self._batch = self._batches.take(0.0) or self._wait_for_batch()
@@ -175,7 +175,7 @@ class Trainer:
 
     def _wait_for_batch(self) -> Batch | None:
         if self._priorities is not None:
-            self._priorities.flush()  # the table may be waiting for just these
+            self._priorities.flush()  # the table may be waiting for exactly these
         started = self._clock()
         batch = self._batches.take(_POLL_S)
         self._progress.record_wait(self._clock() - started, got_batch=batch is not None)

@@ -1,4 +1,4 @@
-"""What the server knows: which versions there are, where tags point, and who may publish.
+"""The server's catalog: versions, tags, and the fencing token of the publisher.
 
 A catalog never changes; each decision makes a new one. So one thread can prepare the next catalog, and write
 it to disk, while others read the current one.

@@ -41,7 +41,7 @@ FETCH_SLOT_TIMEOUT_S = 30.0
 """Longest wait of a fetch for memory, in seconds."""
 
 _PIECE_BYTES = MAX_PIECE_BYTES // 4
-"""Bytes in one message of a fetch: in smaller ones they cost more to send, in larger ones more memory."""
+"""Bytes in one message of a fetch: smaller ones cost more time to send, larger ones more memory."""
 
 FETCH_BYTES = 5 * _PIECE_BYTES
 """Memory of one fetch that is being sent, its connection included, in bytes; measured with readers that do not read."""
@@ -63,13 +63,13 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
         *,
         max_fetch_bytes: int,
     ) -> None:
-        """Take what is served.
+        """Create the servicer.
 
         Args:
             store: What is read.
             writer: Changes it.
-            notifier: Tells of changes.
-            metrics: Told of every call.
+            notifier: Announces changes.
+            metrics: Counts every call.
             max_fetch_bytes: Half of it is for what is on its way to readers, and so bounds how many there are at a
                 time; the other half is the store's.
         """
@@ -78,7 +78,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
         self._store, self._writer, self._notifier, self._metrics = store, writer, notifier, metrics
 
     def add_to(self, server: RpcServer) -> None:
-        """Let a server answer with this servicer."""
+        """Register this servicer with a server."""
         params_pb2_grpc.add_ParamServiceServicer_to_server(self, server.grpc)
         server.announce(_FULL_NAME)
 
@@ -120,7 +120,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
                         blob = self._store.open(version.version, precision)
                     except NotFound:
                         if not request.tag:
-                            raise  # a version asked for by number is gone; a tag points at another one by now
+                            raise  # a version requested by number is gone; a tag points at another one by now
                         continue
                     with contextlib.closing(blob):
                         async for response in self._send(version, blob):
@@ -152,7 +152,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
 
     @contextlib.asynccontextmanager
     async def _fetch_slot(self) -> AsyncIterator[None]:
-        """Wait until memory is free for what is on its way to one more reader, and take it until the end."""
+        """Wait until there is memory for one more reader, and hold it until the end."""
         try:
             async with asyncio.timeout(FETCH_SLOT_TIMEOUT_S):
                 await self._fetch_slots.acquire()
@@ -200,7 +200,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
             await asyncio.to_thread(blob.verify)
         except DataLoss as error:
             self._metrics.corrupt_versions.inc()
-            _log.error("version is corrupt and was not served", version=version.version, reason=str(error))
+            _log.error("version corrupt, not served", version=version.version, reason=str(error))
             raise DataLoss(f"version {version.version} is corrupt: {error}") from error
 
 

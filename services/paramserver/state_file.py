@@ -1,6 +1,6 @@
 """The numbers that must never go backwards, and the tags, each on disk twice.
 
-Both copies hold the same sealed document, so that a corrupt copy loses nothing. Tags have a document of their own: a
+Both copies hold the same sealed document, so that a corrupt copy loses nothing. Tags have a separate document: a
 publish changes the numbers, and writes nothing else.
 """
 
@@ -21,13 +21,13 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class State:
-    """What a restart must remember besides the versions themselves.
+    """The state that must survive a restart besides the versions.
 
     Attributes:
         fencing_token: Newest fencing token handed out.
         high_water: Greatest version number ever taken.
         tags: Where tags point, without `latest`.
-        is_joint: Whether the numbers' document held the tags too, as it once did: both must be written anew.
+        is_joint: Whether the numbers' document also held the tags, as in older versions: both must be rewritten.
     """
 
     fencing_token: int
@@ -53,7 +53,7 @@ class StateFile:
             token = numbers["fencing_token" if "fencing_token" in numbers else "generation"]  # its former name
             return State(int(token), int(numbers["high_water"]), dict(pointed), is_joint="tags" in numbers), corrupt
         except (KeyError, TypeError, ValueError) as error:
-            _log.error("state has other fields than expected", reason=str(error))
+            _log.error("state file has unexpected fields", reason=str(error))
             return None, corrupt + 1
 
     def numbers(self, fencing_token: int, high_water: int) -> dict[Path, bytes]:
@@ -84,7 +84,7 @@ class _TwoCopies:
                 continue
             except (DataLoss, TypeError, ValueError) as error:
                 corrupt += 1
-                _log.error("state file is corrupt", path=str(path), reason=str(error))
+                _log.error("state file corrupt", path=str(path), reason=str(error))
                 continue
             if found is None or sequence > self._sequence:
                 found, self._sequence = document, sequence

@@ -1,4 +1,4 @@
-"""A version on its way in: what a publisher announces, and its bytes, which go straight to disk."""
+"""A version being received: its header, and its bytes, which are written straight to disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHA256_BYTES = 32
 
 @dataclass(frozen=True)
 class PublishRequest:
-    """What a publish announces.
+    """The header of a publish.
 
     Attributes:
         fencing_token: The publisher's.
@@ -90,7 +90,7 @@ def _expect(is_valid: bool, field: str, value: object, allowed: str) -> None:
 
 
 class Upload:
-    """Writes the bytes of a request's encodings, in order, to files of their own, made with their first byte.
+    """Writes the bytes of a request's encodings, in order, to separate files, created with their first byte.
 
     Not finished until `finish`; `discard` removes whatever was not moved elsewhere.
     """

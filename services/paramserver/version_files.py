@@ -28,7 +28,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Scan:
-    """What a restart finds.
+    """Result of scanning the folder at startup.
 
     Attributes:
         versions: Intact versions by number, oldest first.
@@ -60,7 +60,7 @@ class VersionFiles:
         Args:
             version: The version; the name of its description is what makes it exist. It is written twice.
             blobs: Its encodings, on the same disk and flushed to it.
-            others: Further files to be written with the description.
+            others: Further files to write with the description.
 
         Raises:
             OSError: The disk refused; the version does not exist.
@@ -115,14 +115,14 @@ class VersionFiles:
                     _log.info("removed a version that was never acknowledged", version=number)
                     self.remove(number)
                     continue
-                _log.error("version is corrupt and will not be served", version=number, reason=str(error))
+                _log.error("version corrupt, will not be served", version=number, reason=str(error))
                 corrupt.append(number)
                 self._set_aside(number)
         high_water = max([0, *numbers, *_numbers(self._folder / _SET_ASIDE)])
         return Scan(versions, tuple(corrupt), repaired, high_water)
 
     def _verified(self, number: int) -> tuple[Version, bool]:
-        """Return an intact version, and whether its description was; both copies of that are whole afterwards.
+        """Return an intact version, and whether its description was intact; both copies of it are restored.
 
         Raises:
             FileNotFoundError: It has no description.
@@ -174,10 +174,10 @@ class VersionFiles:
 
 
 def verify(file: BinaryIO, encoding: Encoding) -> None:
-    """Read a file to its end, compare it to its size and SHA-256, and go back to its start.
+    """Read a file to its end, compare it to its size and SHA-256, and rewind it.
 
     Raises:
-        DataLoss: It is torn or flipped.
+        DataLoss: It is truncated or has flipped bits.
     """
     digest, size_bytes = hashlib.sha256(), 0
     while piece := file.read(_READ_BYTES):
@@ -201,11 +201,11 @@ def _numbers(folder: Path) -> list[int]:
 class StoredBlob:
     """An open encoding.
 
-    Reading goes on, from the disk, when a newer version takes its place in memory or retention removes it.
+    Reading continues, from the disk, when a newer version takes its place in memory or retention removes it.
     """
 
     def __init__(self, number: int, encoding: Encoding, file: BinaryIO, cached: Callable[[], bytes | None]) -> None:
-        """Take what it is read from.
+        """Open a reader.
 
         Args:
             number: Number of the version it is of.
@@ -230,7 +230,7 @@ class StoredBlob:
         """Check the bytes before the first is read.
 
         Raises:
-            DataLoss: They are torn or flipped.
+            DataLoss: They are truncated or have flipped bits.
         """
         verify(self._file, self.encoding)
 
@@ -264,7 +264,7 @@ class StoredBlob:
 
 @contextlib.contextmanager
 def full_disk_reported() -> Iterator[None]:
-    """Turn the operating system's words for a full disk into `ResourceExhausted`."""
+    """Turn the operating system's error for a full disk into `ResourceExhausted`."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The one place where calls wait: for a change of what the server holds."""
+"""Lets calls wait for a change of what the server holds."""
 
 from __future__ import annotations
 

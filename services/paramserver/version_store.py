@@ -9,7 +9,7 @@ The folder:
     0000000012.full.safetensors     its encodings, exactly as they were published
     0000000012.half.safetensors
     incoming/                       encodings that are still being received; emptied by a restart
-    damaged/                        versions that failed their checksum; never served, kept to be looked at
+    damaged/                        versions that failed their checksum; never served, kept for inspection
     lock                            held while a server uses the folder
 
 JSON files hold {"sha256": checksum of the content, "content": {...}}. A version exists when its description
@@ -175,7 +175,7 @@ class VersionStore:
         return blob
 
     def close(self) -> None:
-        """Let other servers use the folder. May be called twice."""
+        """Unlock the folder. May be called twice."""
         self._lock.close()
 
     def _recover(self) -> None:
@@ -185,7 +185,7 @@ class VersionStore:
             state = _rebuilt(scan.versions)
         lost = {tag: number for tag, number in state.tags.items() if number not in scan.versions}
         for tag, number in lost.items():
-            _log.error("tag points at a version that is lost", tag=tag, version=number)
+            _log.error("tag dropped, its version is lost", tag=tag, version=number)
         self._corrupt_versions = len({*scan.corrupt, *lost.values()}) + scan.repaired + corrupt_copies
         self._catalog = Catalog(
             versions=scan.versions,
@@ -245,14 +245,14 @@ class VersionStore:
 
 
 def _rebuilt(versions: Mapping[int, Version]) -> State:
-    """Return a first state, or one made up from the versions when both copies are lost.
+    """Return an initial state, or one recovered from the versions when both copies are lost.
 
     A fencing token handed out but never published with is then unknown, so the next one is skipped: at worst the
     current publisher is refused, but never are two accepted.
     """
     if not versions:
         return State(fencing_token=0, high_water=0, tags={})
-    _log.error("state files are lost; tags are gone, numbers are taken from the versions")
+    _log.error("state files lost: tags are gone, numbers are recovered from the versions")
     fencing_token = 1 + max(version.fencing_token for version in versions.values())
     return State(fencing_token=fencing_token, high_water=max(versions), tags={})
 

@@ -1,4 +1,4 @@
-"""Changes the store on a thread of its own, so that reads go on while the disk works."""
+"""Changes the store in a separate thread, so that reads continue during disk writes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StoreWriter:
 
         Args:
             store: What is changed.
-            notifier: Told after every change.
+            notifier: Called after every change.
             clock: Returns the time of day, in UTC.
             stall_s: How long a publisher may send nothing, in seconds.
         """
@@ -50,7 +50,7 @@ class StoreWriter:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paramserver-disk")
 
     async def acquire_fencing_token(self, last_known_token: int = 0) -> Catalog:
-        """See `VersionStore.acquire_fencing_token`. A publisher that is superseded by it loses its turn at once."""
+        """See `VersionStore.acquire_fencing_token`. A publisher that this supersedes loses its turn at once."""
         catalog = await self._change(partial(self._store.acquire_fencing_token, last_known_token))
         if self._stall_timeout is not None and not self._stall_timeout.expired():
             self._stall_timeout.reschedule(asyncio.get_running_loop().time())
@@ -114,5 +114,5 @@ class StoreWriter:
             self._notifier.notify()
 
     async def _run(self, step: Callable[[], _T]) -> _T:
-        """Do a step on the thread that changes nothing others can see."""
+        """Run a step on the thread that makes no visible change."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, step)

@@ -63,8 +63,8 @@ class AdmissionQueue:
     """Runs inserts and samples when their tables admit them, and makes them wait until then.
 
     Whatever is admitted runs at once, within the event loop, so that nothing can come between the decision and
-    the act. Every change of a table must be followed by `changed`. What that costs does not grow with the calls that wait:
-    only the first in line of each table is checked.
+    the act. Every change of a table must be followed by `changed`, whose cost does not grow with the number of waiting
+    calls: only the first in line of each table is checked.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

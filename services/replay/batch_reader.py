@@ -1,4 +1,4 @@
-"""Completes sampled items with their blocks, within the memory for batches, and replaces items that are corrupt on disk."""
+"""Completes sampled items with their blocks, within the memory for batches; replaces items corrupt on disk."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class StreamRegistry:
         return closed
 
     def restore(self, epochs: Sequence[Epoch], next_epoch: int, next_stream: int) -> None:
-        """Restore the epochs from before the restart, the longest idle first; numbering continues from the ones given."""
+        """Restore the epochs from before the restart, the longest idle first; numbering continues as given."""
         self._epochs = {epoch.actor_id: epoch for epoch in epochs}
         self.next_epoch, self.next_stream = max(self.next_epoch, next_epoch), next_stream
         self.count = sum(len(epoch.streams) for epoch in epochs)
@@ -199,7 +199,7 @@ class StreamRegistry:
         return known
 
     def forget_idle(self) -> bool:
-        """Forget the streams of the actor that has been idle longest and is not connected; return whether there was one."""
+        """Forget the streams of the longest idle actor that is not connected; return whether there was one."""
         for epoch in self._epochs.values():
             if not epoch.connections:
                 self._close(epoch)

@@ -1,4 +1,4 @@
-"""The form of a complaint about a setting: its value, what is allowed, and the name that was probably meant."""
+"""Messages about invalid settings: the value, what is allowed, and the name that was probably meant."""
 
 from __future__ import annotations
 

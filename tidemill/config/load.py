@@ -142,7 +142,7 @@ def _algorithm_choices() -> tyro.constructors.ConstructorRegistry:
 
 
 def _check_algorithms_options(arguments: Sequence[str], settings: object) -> None:
-    """Raise ConfigError for an option of an algorithm that is not this run's, naming whose it is."""
+    """Raise ConfigError for an option of an algorithm that is not this run's, naming the algorithm it belongs to."""
     agent = getattr(settings, "agent", None)
     for argument in arguments:
         option = argument.partition("=")[0]

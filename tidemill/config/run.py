@@ -19,7 +19,7 @@ class RunSettings:
     root: str = "runs"
     """Folder that holds all runs; this one is kept in ROOT/NAME."""
     seed: int = 1
-    """Seed of networks, exploration and environments. Evaluation has seeds of its own."""
+    """Seed of networks, exploration and environments. Evaluation uses separate seeds."""
     target_return: float | None = None
     """Mean evaluation return at which the run ends as solved; none means it does not end for that reason."""
     max_env_steps: int = 0
@@ -54,7 +54,7 @@ class RunSettings:
 
     @property
     def end_tag(self) -> str:
-        """Tag at the parameter server that says that the run is over, with this target and these limits."""
+        """Tag at the parameter server that marks the run as over, with this target and these limits."""
         ends = (self.target_return, self.max_env_steps, self.max_learner_steps, self.max_wall_s)
         return f"ended-{hashlib.sha256(repr(ends).encode()).hexdigest()[:16]}"
 
@@ -66,7 +66,7 @@ class ClusterSettings:
     replay: tuple[str, ...] = ("127.0.0.1:7401",)
     """Address of the replay service; of each shard if there are several; or one `dns:///name:port` for all of them."""
     replay_shards: int = 0
-    """Over how many shards the table's capacity and limits are divided; 0: as many as `cluster.replay` lists."""
+    """Shards over which the table's capacity and limits are divided; 0: as many as `cluster.replay` lists."""
     params: str = "127.0.0.1:7402"
     """Address of the parameter server."""
     learner: str = "127.0.0.1:7403"

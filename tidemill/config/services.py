@@ -53,7 +53,7 @@ class ReplaySettings:
     shards: int = 1
     """Shards `tidemill train` starts, at least 1; the table is divided over them."""
     shard: int = 0
-    """Which of the shards this one is, counted from 0; what it keeps on disk is its own."""
+    """Index of this shard, from 0; each keeps separate files on disk."""
     max_tables: int = 16
     """Most tables it keeps."""
     max_streams: int = 65_536
@@ -135,7 +135,7 @@ class LearnerSettings:
     tensorboard_every_s: float = 2.0
     """Least seconds between two points of the learner's curves in RUN/tensorboard/learner; 0 writes none."""
     callbacks: tuple[str, ...] = ()
-    """Callbacks of one's own, each `module:name`, told of updates and published versions (docs/extending.md)."""
+    """User-defined callbacks, each `module:name`, called on updates and published versions (docs/extending.md)."""
     ranks_timeout_s: float = 120.0
     """How long one of several learners waits for the others before it gives up and all restart, in seconds."""
 
@@ -204,7 +204,7 @@ class ActorSettings:
 class EvaluatorSettings:
     """The evaluator: how a policy is evaluated, and what is recorded.
 
-    Its episodes are full games with raw returns, even where training ends episodes with a life or clips rewards.
+    Its episodes are full games with raw returns, even if training ends episodes with a lost life or clips rewards.
     """
 
     server: ServerSettings = field(default_factory=ServerSettings)
@@ -216,7 +216,7 @@ class EvaluatorSettings:
     test_episodes: int = 0
     """Episodes of `tidemill evaluate`; 0: as many as `episodes`."""
     policy: Literal["greedy", "epsilon", "sampled"] = "greedy"
-    """`greedy`: the deterministic policy; `epsilon`: with random actions now and then (discrete actions only);
+    """`greedy`: the deterministic policy; `epsilon`: with occasional random actions (discrete actions only);
     `sampled`: with its exploration noise (continuous actions only)."""
     epsilon: float | None = None
     """Probability of a random action with `policy: epsilon`, 0 to 1; none takes `agent.evaluation_epsilon`."""
@@ -237,7 +237,7 @@ class EvaluatorSettings:
     threads: int = 1
     """Threads torch computes with, at least 1."""
     callbacks: tuple[str, ...] = ()
-    """Callbacks of one's own, each `module:name`, told of evaluations (docs/extending.md)."""
+    """User-defined callbacks, each `module:name`, called on evaluations (docs/extending.md)."""
 
     def __post_init__(self) -> None:
         for name in ("episodes", "num_envs", "threads", "video_max_steps"):

@@ -15,7 +15,7 @@ class TableSettings:
     name: str = "replay"
     """Name of the table: lower-case letters, digits and `_`."""
     sampler: Literal["uniform", "prioritized", "fifo"] = "uniform"
-    """How items are picked: all alike, by priority, or oldest first."""
+    """How items are picked: uniformly, by priority, or oldest first."""
     priority_exponent: float = 0.6
     """Exponent alpha on the priority (Schaul et al., 2016, section 3.3); for the prioritized sampler."""
     importance_sampling_exponent: float = 0.4

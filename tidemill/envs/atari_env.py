@@ -54,7 +54,7 @@ def game_ids() -> list[str]:
 
 
 def _make_ale(settings: EnvSettings, num_envs: int, *, training: bool, in_colour: bool = False) -> AtariVectorEnv:
-    """Make ale-py's environment, either preprocessed for a network or as people see it."""
+    """Make ale-py's environment, either preprocessed for a network or in full colour."""
     try:
         from ale_py import AtariVectorEnv
     except ImportError as error:
@@ -111,7 +111,7 @@ class AleVectorEnv:
             life_loss_terminates: Whether a lost life ends the training episode.
             clip_rewards: Whether `VectorStep.reward` is the sign of the raw reward.
             camera: The same games in colour. Seeds and actions determine a game, so that a second
-                emulator which gets the same of both shows what ale-py's gray one has thrown away.
+                emulator which gets the same of both shows the colours that ale-py's gray one discards.
         """
         self._ale = ale
         self._camera = camera

@@ -1,11 +1,11 @@
-"""Environments that a simulator of the user's steps all at once, behind the interface of every other.
+"""Environments that a user's simulator steps all at once, behind the common interface.
 
 An actor's stream needs a final observation step after an episode's end: a row with its last observation, whose action
 is ignored, before the first observation of the next. gymnasium's vector environments end episodes in three ways:
 
 - next step: the step after an end resets, and ignores its action. That is the stream itself.
 - same step: the step that ends an episode resets already, and gives the last observation besides. The next step then
-  acts in the new episode, which no row can hold: that one is given up and begun again, by a reset of its own.
+  acts in the new episode, which no row can hold: that episode is abandoned and restarted by a separate reset.
 - disabled: whoever steps resets. What ended is reset so that it can be stepped, and again for the same reason.
 """
 
@@ -68,7 +68,7 @@ class BatchedEnv:
         return self._env.num_envs
 
     def reset(self, seed: int) -> NDArray[Any]:
-        """Start every environment anew; how the seed is divided is the environment's own affair."""
+        """Reset every environment; how the seed is divided is up to the environment."""
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._counter.clear()
         observation = self._observations(self._call(self._env.reset, seed=seed)[0])

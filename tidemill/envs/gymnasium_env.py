@@ -1,7 +1,7 @@
 """Any gymnasium environment, N of them stepped one after another in this thread.
 
 The loop is our own and not gymnasium.vector.SyncVectorEnv: at the same speed it counts raw returns, gives
-each step arrays of its own, and says which environment failed at which step.
+each step new arrays, and says which environment failed at which step.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def make_env(settings: EnvSettings, num_envs: int, *, training: bool, render: bo
         num_envs: Environments in the batch; `settings.num_envs` is only an actor's number.
         training: Whether what is meant for training only applies: shorter episodes, life losses
             as ends, clipped rewards.
-        render: Whether `VectorEnv.render` shall return pictures.
+        render: Whether `VectorEnv.render` must return pictures.
 
     Raises:
         ConfigError: No such environment (the message names the nearest), a package it needs is

@@ -34,7 +34,7 @@ class LearnerClient:
 
         Args:
             address: `host:port`, `dns:///name:port` or `unix:///path`.
-            deadline_s: Longest wait for an answer, in seconds; checkpoints have a deadline of their own.
+            deadline_s: Longest wait for an answer, in seconds; checkpoints have a separate deadline.
         """
         self._channel = open_channel(address)
         self._stub = learner_pb2_grpc.LearnerServiceStub(self._channel)
@@ -55,7 +55,7 @@ class LearnerClient:
             self._stub.Pause(pb.PauseRequest(), timeout=self._deadline_s)
 
     def resume(self) -> None:
-        """Go on after a pause; no effect when not paused.
+        """Continue after a pause; no effect when not paused.
 
         Raises:
             FailedPrecondition: The learner is stopping.

@@ -90,7 +90,7 @@ class ParamsClient:
         Args:
             publisher: Who asks, for the server's log, e.g. host name and process id.
             last_known_token: Greatest fencing token known, e.g. from a checkpoint; the new one is greater.
-            connect_timeout_s: How long to wait for a server that is not there yet, and for its answer, in
+            connect_timeout_s: How long to wait for a server that is not yet up, and for its answer, in
                 seconds; 0 does not wait for a server.
         """
         with translated():
@@ -121,7 +121,7 @@ class ParamsClient:
             FailedPrecondition: The fencing token was superseded, or `base_version` is not the newest version.
             InvalidArgument: A field is out of range.
             ResourceExhausted: An encoding is larger than the server's limit, or its disk is full.
-            DataLoss: The bytes changed on their way.
+            DataLoss: The bytes changed in transit.
         """
         ordered = [(precision, blobs[precision]) for precision in Precision if precision in blobs]
         header = pb.PublishHeader(
@@ -150,12 +150,12 @@ class ParamsClient:
             selector: Number of a version, or a tag.
             newer_than: Only a version greater than this; 0 means any.
             wait_s: How long to wait for one, in seconds, 0 to 300.
-            precision: Wanted number format; the full one comes when the version has no such encoding.
+            precision: Preferred number format; full precision is returned when the version has no such encoding.
 
         Raises:
             NotFound: No such version or tag.
             InvalidArgument: A field is out of range.
-            DataLoss: The stored bytes are corrupt, or the bytes changed on their way.
+            DataLoss: The stored bytes are corrupt, or the bytes changed in transit.
             ResourceExhausted: The encoding is larger than `max_blob_bytes`.
         """
         request = pb.FetchRequest(newer_than=newer_than, wait_s=wait_s, precision=pack_precision(precision))
@@ -189,7 +189,7 @@ class ParamsClient:
         return VersionList(versions, dict(response.tags), response.fencing_token)
 
     def set_tag(self, tag: str, version: int) -> None:
-        """Point a tag at a version, which is then kept until the tag moves on.
+        """Point a tag at a version, which is then kept until the tag moves.
 
         Raises:
             NotFound: No such version.
@@ -235,7 +235,7 @@ class Watch:
         """Yield versions as they are announced; ends after `cancel`.
 
         Raises:
-            Unavailable: The server went away; watch again from the last version.
+            Unavailable: The connection was lost; watch again from the last version.
         """
         with translated():
             try:

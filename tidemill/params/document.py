@@ -25,7 +25,7 @@ def unseal(data: bytes) -> dict[str, Any]:
     """Return the document of a sealed file.
 
     Raises:
-        DataLoss: It is torn, flipped or not a sealed document.
+        DataLoss: It is truncated, has flipped bits or is not a sealed document.
     """
     try:
         document = json.loads(data)
@@ -54,7 +54,7 @@ def to_version(document: dict[str, Any]) -> Version:
     """Return the version a document describes.
 
     Raises:
-        DataLoss: It has other fields than expected.
+        DataLoss: It has unexpected fields.
     """
     if "generation" in document:  # its former name
         document = {"fencing_token": document["generation"], **document}
@@ -71,7 +71,7 @@ def to_version(document: dict[str, Any]) -> Version:
         }
         return Version(**fields)
     except (KeyError, TypeError, ValueError) as error:
-        raise DataLoss(f"the description has other fields than expected: {error}") from error
+        raise DataLoss(f"the description has unexpected fields: {error}") from error
 
 
 def _digest(content: object) -> str:

@@ -18,7 +18,7 @@ from tidemill.rpc.backoff import Backoff
 _JOIN_S = 10.0
 
 _FATAL = (InvalidArgument, FailedPrecondition, Unimplemented)
-"""Errors that the same publish would meet again; all others, a full disk included, may pass with time."""
+"""Errors that a retry would repeat; all others, including a full disk, may be temporary."""
 
 _log = structlog.get_logger()
 
@@ -104,7 +104,7 @@ class ParamsPublisher:
 
         Raises:
             StalePublisher: Another process became the publisher.
-            TidemillError: An earlier offer was refused for good; whatever making its bytes raised is raised, too.
+            TidemillError: An earlier offer was refused permanently, or making its bytes failed.
         """
         with self._changed:
             self._raise()
@@ -129,7 +129,7 @@ class ParamsPublisher:
             return self._acknowledged == self._offered
 
     def check(self) -> None:
-        """Raise what ended publishing for good, such as `StalePublisher`; never blocks."""
+        """Raise the error that ended publishing, such as `StalePublisher`; never blocks."""
         with self._changed:
             self._raise()
 

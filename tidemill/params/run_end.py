@@ -1,4 +1,4 @@
-"""The end of a run as the parameter server keeps it: a tag, set by whoever finds the run over, heard by the others."""
+"""The end of a run, marked by a tag at the parameter server: set by one process, watched by the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = structlog.get_logger()
 
 
 class RunEnd:
-    """Marks a run as over, and hears of it when another process does.
+    """Marks a run as over, and watches for another process to do so.
 
     The mark outlives every process: one that is started again after the end finds it. It holds for the target and the
     limits the run had (`RunSettings.end_tag`); with others the run continues.
@@ -46,14 +46,14 @@ class RunEnd:
         self._thread.start()
 
     def mark(self, timeout_s: float, version: int | None = None) -> None:
-        """Mark the run as over; durable when it returns. A mark that is there stays as it is.
+        """Mark the run as over; durable when it returns. An existing mark is left unchanged.
 
         Args:
             timeout_s: How long to try, in seconds.
             version: Version the run ended with; the newest if not given.
 
         Raises:
-            TidemillError: The parameter server was away for so long, or keeps no version.
+            TidemillError: The parameter server was unavailable for that long, or keeps no version.
         """
         backoff, waited_s = Backoff(), 0.0
         while True:
@@ -103,6 +103,6 @@ class RunEnd:
             except (
                 TidemillError,
                 ValueError,
-            ) as error:  # away, or closed by `close`: asked again, for the mark is kept
+            ) as error:  # unavailable, or closed by `close`: retry, the mark is durable
                 _log.debug("cannot watch for the end of the run, retrying", reason=str(error))
             self._closing.wait(backoff.next_s())

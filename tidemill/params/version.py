@@ -66,11 +66,11 @@ class Version:
     """A stored version.
 
     Attributes:
-        version: Its number, from 1; numbers only grow and never come twice.
+        version: Its number, from 1; numbers only grow and are never reused.
         base_version: The version it was trained on from; 0 for the first.
         fencing_token: Fencing token of its publisher.
         created: When the server stored it, in UTC.
-        metadata: What it is.
+        metadata: What the parameters are.
         encodings: Its encodings, full precision first.
     """
 

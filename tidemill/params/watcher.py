@@ -1,4 +1,4 @@
-"""Keeps the newest parameters at hand for a process that acts."""
+"""Keeps the newest parameters available to an acting process."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tidemill.params.version import LATEST, Params, Precision, check_tag
 from tidemill.rpc.backoff import Backoff
 
 _WAIT_S = 60.0
-"""How long one fetch waits for a newer version before it is asked again."""
+"""How long one fetch waits for a newer version before the next."""
 
 _JOIN_S = 10.0
 
 _FATAL = (InvalidArgument, FailedPrecondition, ResourceExhausted, Unimplemented)
-"""Errors that the same request would meet again; everything else may pass with time."""
+"""Errors that a retry would repeat; everything else may be temporary."""
 
 _log = structlog.get_logger()
 
@@ -57,7 +57,7 @@ class ParamsWatcher:
         Args:
             address: Address of the parameter server.
             tag: Tag to follow; it need not be set yet.
-            precision: Wanted number format; full comes when a version has no such encoding.
+            precision: Preferred number format; full precision is returned when a version has no such encoding.
             newer_than: Only versions greater than this; 0 means any.
 
         Raises:

@@ -27,7 +27,7 @@ class StoredSteps:
     """How much a server has stored, to this day.
 
     Attributes:
-        store_id: Names the count: a server that begins with nothing stored counts anew under another number.
+        store_id: Identifies the count: a server that starts with nothing stored counts from 0 under a new number.
         env_steps: Agent decisions in all chunks of this store_id; fewer than before if a crash took the newest.
     """
 

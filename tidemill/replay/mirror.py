@@ -47,7 +47,7 @@ class TableMirror:
 
     A sampler's streams `keep` the chunks that come with each batch, each stream in the order of its batches. Decoding
     threads look up the rows of a batch with `rows_of` and, once they have copied what they need, ask with `is_intact`
-    whether nobody wrote over it meanwhile. With slots held as long as `MirrorSize.hold` says that does not happen.
+    whether it was overwritten meanwhile. With slots held for `MirrorSize.hold` batches that does not happen.
 
     Attributes:
         columns: The rows of each column of the signature, [parts * slots * slot_steps, ...]. Not to be written to.

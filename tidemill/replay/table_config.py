@@ -1,4 +1,4 @@
-"""What defines a table, and what it tells about itself. Checked on construction, at both ends of the wire."""
+"""The configuration and the description of a table. Checked on construction, at both ends of the wire."""
 
 from __future__ import annotations
 

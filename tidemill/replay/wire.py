@@ -50,7 +50,7 @@ def pack_signature(signature: Signature) -> list[pb.Column]:
 
 
 def unpack_signature(columns: Iterable[pb.Column]) -> Signature:
-    """Return a signature, unchecked but for its codecs. InvalidArgument: a codec is unknown."""
+    """Return a signature, unchecked except for its codecs. InvalidArgument: a codec is unknown."""
     return tuple(ColumnSpec(column.name, column.dtype, tuple(column.shape), _codec(column)) for column in columns)
 
 

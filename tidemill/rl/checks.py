@@ -25,7 +25,7 @@ def require_continuous(algorithm: str, env_spec: EnvSpec, network: str) -> None:
     if network == "mlp" and len(shape) > 1 and env_spec.observation_dtype == "uint8":
         raise ConfigError(
             f"agent.network is 'mlp', which takes vectors, but the environment observes images {shape}: "
-            "set it to nature, impala or one's own (module:name), or encode them in the environment"
+            "set it to nature, impala or your own (module:name), or encode them in the environment"
         )
 
 

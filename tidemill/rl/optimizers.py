@@ -96,7 +96,7 @@ class Adam:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned; raises InvalidArgument if the parameters were others."""
+        """Continue from what `state_dict` returned; raises InvalidArgument if the parameters were others."""
         for name, tensors in (("mean", self._mean), ("square", self._square)):
             if len(state[name]) != len(tensors):
                 raise InvalidArgument(f"optimizer has {len(state[name])} parameters, expected {len(tensors)}")
@@ -157,7 +157,7 @@ class RMSProp:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned; raises InvalidArgument if the parameters were others."""
+        """Continue from what `state_dict` returned; raises InvalidArgument if the parameters were others."""
         for name, tensors in (("mean", self._mean), ("square", self._square)):
             stored = [state[name][str(i)] for i in range(len(state[name]))]
             if [tuple(tensor.shape) for tensor in stored] != [tuple(tensor.shape) for tensor in tensors]:
@@ -178,7 +178,7 @@ class Optimizer(Protocol):
         """Return all that is needed to resume exactly."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned; raises InvalidArgument if the parameters were others."""
+        """Continue from what `state_dict` returned; raises InvalidArgument if the parameters were others."""
 
 
 class OptimizerSettings(Protocol):

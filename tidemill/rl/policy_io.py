@@ -108,7 +108,7 @@ class PolicyOutput:
 
 
 def check_extras(extras: Mapping[str, Array], columns: Signature, num_envs: int) -> None:
-    """Raise InvalidArgument unless a policy returned the columns of its own that its settings name.
+    """Raise InvalidArgument unless a policy returned the extra columns that its settings name.
 
     Args:
         extras: `PolicyOutput.extras` of one step.

@@ -49,7 +49,7 @@ class TrainState:
         return state if self.noise is None else state | {"noise": self.noise.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where `state_dict` was called."""
+        """Continue exactly where `state_dict` was called."""
         for name, network in self.networks.items():
             network.load_state_dict(state[name])
         for name, optimizer in self.optimizers.items():

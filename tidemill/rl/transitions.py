@@ -100,7 +100,7 @@ def unrolled_transitions(
         Of all n + 1 steps `observation`, `action` and each of `extras`, [B, n + 1, ...], observations with the axis of
         their stack if `frame_stack` > 1. Of the n transitions `reward` and `discount`, gamma * (1 - terminated),
         float32 [B, n], and `continues`, bool [B, n]: whether the next step's action was taken in the same episode.
-        Where it is not, what comes after belongs to another episode, but for the next observation if the step was
+        Where it is not, what comes after belongs to another episode, except the next observation if the step was
         truncated.
     """
     assert index.shape == (len(index), frame_stack + steps), f"index {index.shape} must be [B, stack + steps]"

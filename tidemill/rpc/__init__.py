@@ -2,5 +2,5 @@
 
 import os
 
-# gRPC's core writes lines of its own to standard error, before and beside the error that is raised. Read at its start.
+# gRPC's core writes its own lines to standard error, before and beside the error that is raised. Read at its start.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,4 +1,4 @@
-"""A gRPC server in a thread of its own, for processes whose main thread acts or trains."""
+"""A gRPC server in a separate thread, for processes whose main thread acts or trains."""
 
 from __future__ import annotations
 

@@ -67,11 +67,11 @@ class BoundedChannel(grpc.Channel):
             _log.warning(message, address=self._address, after_s=self._close_s)
 
     def subscribe(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401 - as in grpc.Channel, here and below
-        """Tell a callback about the state of the connection."""
+        """Report the state of the connection to a callback."""
         self._channel.subscribe(*arguments, **named)
 
     def unsubscribe(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401
-        """Tell it no more."""
+        """Remove a callback."""
         self._channel.unsubscribe(*arguments, **named)
 
     def unary_unary(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401

@@ -74,8 +74,8 @@ def server_options(max_message_bytes: int, max_request_bytes: int) -> Options:
     return [
         *_KEEPALIVE,
         *_size_limits(max_request_bytes, max_message_bytes),
-        # Below the clients' interval, or they would be sent away for pinging too often.
+        # Below the clients' interval, or the server would disconnect them for pinging too often.
         ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
-        # Two servers would otherwise share one port without a word.
+        # Two servers would otherwise silently share one port.
         ("grpc.so_reuseport", 0),
     ]

@@ -20,7 +20,7 @@ from tidemill.rpc.options import server_options
 from tidemill.rpc.settings import ServerSettings
 
 BEAT_S = 1.0
-"""Seconds between two beats of an event loop that turns."""
+"""Seconds between two heartbeats of a running event loop."""
 
 _SILENCE_S = 5.0
 _HEALTH = "grpc.health.v1.Health"
@@ -40,16 +40,16 @@ class Health:
             clock: Monotonic time in seconds.
         """
         self.serving = False
-        """Whether the process does what it is there for."""
+        """Whether the process is serving."""
         self._clock = clock
         self._beaten_s: float | None = None
 
     def beat(self) -> None:
-        """Say that the event loop turns. From the first call on it has to be said every few seconds."""
+        """Report that the event loop is running. After the first call it must be called every few seconds."""
         self._beaten_s = self._clock()
 
     def complaint(self) -> str:
-        """Return what is wrong, in words; empty if the process is well."""
+        """Return a description of what is wrong; empty if the process is healthy."""
         if not self.serving:
             return "NOT_SERVING"
         silent_s = 0.0 if self._beaten_s is None else self._clock() - self._beaten_s
@@ -74,7 +74,7 @@ class RpcServer:
         self._names = [_HEALTH]
         self._health = HealthServicer()
         self.health = Health()
-        """The same for those who ask without gRPC."""
+        """Health for callers without gRPC."""
         self._heart: asyncio.Task[None] | None = None
         self.grpc = grpc.aio.server(
             interceptors=[CallInterceptor()],

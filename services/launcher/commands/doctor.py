@@ -84,7 +84,7 @@ def _packages() -> list[Finding]:
 
 
 def _gpu() -> list[Finding]:
-    """Ask torch in a process of its own: the launcher itself never imports it."""
+    """Ask torch in a separate process: the launcher itself never imports it."""
     code = "import torch; print([torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())])"
     answer = _python_says(code)
     if answer is None:

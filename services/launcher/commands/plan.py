@@ -1,4 +1,4 @@
-"""`tidemill plan`: how many processes of each kind fill a machine, by what one core was measured to do."""
+"""`tidemill plan`: how many processes of each kind fill a machine, computed from the measured rates of one core."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Plan:
     """The part that bounds the rates."""
 
     def lines(self) -> list[str]:
-        """Return the plan in words, each line with its setting."""
+        """Return the plan as lines of text, each with its setting."""
         return [
             f"actors                       {self.actors:4}  --launcher.actors {self.actors}",
             f"learners                     {self.learners:4}  --launcher.learners {self.learners}",

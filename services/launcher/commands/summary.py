@@ -45,7 +45,7 @@ def summarise(folder: Path, outcome: Outcome, learner: LearnerStatus | None = No
 
 
 def _next_commands(folder: Path, *, has_result: bool) -> list[str]:
-    """Return what can be done with the folder now, as it is to be typed."""
+    """Return the commands that apply to the folder now, ready to type."""
     command = command_name()
     if not has_trained(folder):
         return [f"It never trained: `{command} train` with the same run.name starts from scratch in its folder"]

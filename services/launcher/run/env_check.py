@@ -1,4 +1,4 @@
-"""Makes one environment before anything of a run is started, in a process of its own.
+"""Makes one environment in a separate process before anything of a run is started.
 
 The launcher imports neither gymnasium nor torch, and an environment may hang, or take its process down with it.
 """

@@ -112,7 +112,7 @@ class RunFolder:
             result.rename(self.path / f"result-{number}.json")
 
     def close(self) -> None:
-        """Say that nothing runs here any more, and unlock."""
+        """Mark the run as stopped, and unlock."""
         self.cluster_file.unlink(missing_ok=True)
         os.close(self._lock)
 
@@ -164,7 +164,7 @@ def check_is_run(path: Path) -> None:
 
 
 def with_run_paths(config: RunConfig, path: Path) -> RunConfig:
-    """Return the settings of a run with the place where its folder is now."""
+    """Return the settings of a run with the present path of its folder."""
     path = path.resolve()
     return replace(config, run=replace(config.run, root=str(path.parent), name=path.name))
 

@@ -24,7 +24,7 @@ _SIGNALS = {"finish": signal.SIGUSR1, "terminate": signal.SIGTERM, "kill": signa
 
 
 class Child:
-    """A process in a session of its own.
+    """A process in a separate session.
 
     Ctrl-C on the terminal so reaches the launcher only, which ends its children in order.
     """
@@ -45,14 +45,14 @@ class Child:
             spec: What to start.
             log_file: Its log file.
             variables: The environment variables.
-            waits: Whether it shall only import what it needs and wait for `begin`.
+            waits: Whether it only imports what it needs and then waits for `begin`.
         """
         environment = _DEFAULTS | os.environ | {PARENT_VARIABLE: str(os.getpid()), **variables}
         words = (WAIT, spec.module) if waits else (spec.module,)
         with log_file.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-P",  # nothing of the working directory stands in for a module of ours
+                "-P",  # no file of the working directory shadows a module
                 "-m",
                 "tidemill.child",
                 *words,
@@ -78,7 +78,7 @@ class Child:
         return self._process.returncode is not None
 
     def begin(self) -> None:
-        """Let a process that waits do what it was started for; no effect on one that has ended."""
+        """Let a waiting process do its work; no effect on one that has ended."""
         if self._process.stdin is not None:
             self._process.stdin.write(b"\n")
             self._process.stdin.close()

@@ -67,7 +67,7 @@ async def silences(address: str, *, check_s: float) -> AsyncIterator[Silence]:
         if answers and silent_s:
             yield Silence(0.0)
         silent_s = 0.0 if answers else silent_s + check_s
-        await asyncio.sleep(due_s - loop.time())  # a refused connection is no shorter silence
+        await asyncio.sleep(due_s - loop.time())  # a refused connection counts as the same silence
         if not answers:
             yield Silence(silent_s, await _listens(address))
 
@@ -98,14 +98,14 @@ async def _listens(address: str) -> bool:
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
     except (ConnectionRefusedError, FileNotFoundError):
         return False
-    except OSError:  # its queue of connections is full: somebody should be taking them
+    except OSError:  # its queue of connections is full: the process does not accept them
         return True
     writer.close()
     return True
 
 
 async def _announces_serving(channel: grpc.aio.Channel) -> bool:
-    """Return True once the service serves, False if it cannot be reached or goes away before that."""
+    """Return True once the service serves, False if it cannot be reached or ends before that."""
     watch = channel.unary_stream(
         f"{_SERVICE}/Watch",
         request_serializer=health_pb2.HealthCheckRequest.SerializeToString,

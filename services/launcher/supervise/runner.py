@@ -1,4 +1,4 @@
-"""Carries out what the supervisor decides; the one place in the launcher that waits."""
+"""Carries out the supervisor's decisions; all waiting of the launcher happens here."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class ClusterRunner:
             self._reporter.event(message)
             return self._supervisor.on_stop_requested(now_s)
         if isinstance(event, _Serving):
-            if self._children[event.name] is not event.child:  # the word of a process that was replaced
+            if self._children[event.name] is not event.child:  # an event of a process that was replaced
                 return []
             self._reporter.event(f"{event.name} is ready")
             return self._supervisor.on_serving(event.name, now_s)
@@ -202,7 +202,7 @@ class ClusterRunner:
         self._events.put_nowait(_Exited(name, await child.wait()))
 
     async def _abandon(self) -> None:
-        """Leave nothing behind when `run` ends, by whatever way."""
+        """Leave nothing behind, however `run` ends."""
         for task in self._health_tasks.values():
             task.cancel()
         for child in self._children.values():

@@ -52,7 +52,7 @@ class Verb(enum.Enum):
 
 @dataclass(frozen=True)
 class Action:
-    """One thing to do now."""
+    """One action to take now."""
 
     verb: Verb
     service: str
@@ -78,9 +78,9 @@ class Process:
     """When it was restarted in the last ten minutes."""
     restarts_total: int = 0
     reason: str = ""
-    """Why it was restarted last."""
+    """Reason for its last restart."""
     fault: str = ""
-    """Why the launcher kills it; empty if it does not."""
+    """Reason the launcher kills it; empty if it does not."""
 
     @property
     def is_alive(self) -> bool:
@@ -89,7 +89,7 @@ class Process:
 
 
 class Supervisor:
-    """The launcher's judgement. Times are seconds of one monotonic clock."""
+    """Makes the launcher's decisions. Times are seconds of one monotonic clock."""
 
     def __init__(self, specs: Sequence[ServiceSpec], settings: LauncherSettings) -> None:
         """Know the services; nothing is started before `start`."""
@@ -275,7 +275,7 @@ class Supervisor:
 
 
 def describe_exit(exit_code: int) -> str:
-    """Return how a process ended, in words."""
+    """Return a description of how a process ended."""
     if exit_code < 0:
         return f"was killed by signal {-exit_code}"
     return f"ended with exit code {exit_code}"

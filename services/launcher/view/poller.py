@@ -1,4 +1,4 @@
-"""Asks a running cluster how it is doing: its learner, its replay services, its processes, its files."""
+"""Polls the status of a running cluster: its learner, replay services, processes and files."""
 
 from __future__ import annotations
 

@@ -52,11 +52,11 @@ class ClusterStatus:
     is_disk_full: bool = False
     """Whether nothing more can be stored."""
     warnings: tuple[str, ...] = ()
-    """Problems and what to do about them, the gravest first."""
+    """Problems and what to do about them, the most serious first."""
 
     @property
     def waiting(self) -> str:
-        """Who waits for whom, in words."""
+        """Which services wait for which, as a phrase."""
         if self.learner is None:
             return "waiting for the learner to start"
         if not self.learner_answers:
@@ -72,7 +72,7 @@ class ClusterStatus:
 
     @property
     def keeps(self) -> str:
-        """The data that Ctrl-C would keep now, in words."""
+        """Description of the data that Ctrl-C would keep now."""
         if self.learner is not None and self.learner.checkpoint_error:
             steps = self.learner.checkpoint_steps
             return f"keeps what was learned up to step {steps:,} only" if steps else "keeps nothing of what was learned"
@@ -98,7 +98,7 @@ class ClusterStatus:
         return (self.best.mean - self.first.mean) / (target - self.first.mean)
 
     def _ways(self, limits: RunSettings) -> tuple[tuple[float, float, float], ...]:
-        """Return for each limit how far the run is, the limit (0 for none), and how much comes in a second."""
+        """Return for each limit how far the run is, the limit (0 for none), and its rate per second."""
         learner = self.learner or LearnerStatus()
         updates_per_s = learner.steps_per_s if self.learner_answers else 0.0
         trained_s = max(self.elapsed_s, self.newest.wall_s if self.newest else 0.0)

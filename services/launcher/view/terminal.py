@@ -33,13 +33,13 @@ class View(Protocol):
     """Shows a run."""
 
     def event(self, message: str, details: Sequence[str] = ()) -> None:
-        """Show one thing that happened, with lines that explain it."""
+        """Show one event, with lines that explain it."""
 
     def show(self, status: ClusterStatus) -> None:
         """Show the run as it is now."""
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Release the terminal."""
 
 
 def make_view(config: RunConfig, stream: TextIO | None = None) -> View:
@@ -114,7 +114,7 @@ class LiveView:
         self._redraw()
 
     def close(self) -> None:
-        """Leave the last picture on the terminal."""
+        """Leave the last state on the terminal."""
         self._live.stop()
 
     def _redraw(self) -> None:
@@ -144,8 +144,9 @@ def _progress_table(config: RunConfig, status: ClusterStatus) -> Table:
     updates = _count(learner.learner_steps, run.max_learner_steps)
     updates_per_s = learner.steps_per_s if status.learner_answers else 0.0
     table.add_row("updates", updates, f"{updates_per_s:,.0f}/s", f"params version {learner.params_version}")
-    away = f"{len(learner.shards)} shards, {shards_away(learner.shards) or 'all answer'}" if learner.shards else ""
-    table.add_row("table", f"{learner.table_items:,}", "items", away)
+    missing = unavailable_shards(learner.shards)
+    shards = f"{len(learner.shards)} shards, {missing or 'all answer'}" if learner.shards else ""
+    table.add_row("table", f"{learner.table_items:,}", "items", shards)
     for name, score in (("newest score", status.newest), ("best score", status.best)):
         if score is None:
             table.add_row(name, "-", "", "not evaluated yet")
@@ -161,7 +162,7 @@ def _progress_table(config: RunConfig, status: ClusterStatus) -> Table:
 
 
 def _way_to_target(status: ClusterStatus, target: float) -> tuple[str, str]:
-    """Return the share of the way to the target that is behind, and what is left of it."""
+    """Return the fraction of the way to the target that has been covered, and the rest."""
     fraction = status.target_fraction(target)
     if fraction is None or status.first is None or status.best is None:
         return "", ""
@@ -221,11 +222,11 @@ def describe_progress(status: ClusterStatus, learner: LearnerStatus, run: RunSet
     """Return the progress of a run in one line."""
     left = f", {words}" if (words := describe_left(status, run)) else ""
     best = f", best {status.best.mean:.1f}" if status.best else ""
-    away = f", {words}" if (words := shards_away(learner.shards)) else ""
+    unavailable = f", {words}" if (words := unavailable_shards(learner.shards)) else ""
     return (
         f"env steps {learner.env_steps:,} ({status.env_steps_per_s:,.0f}/s), "
         f"updates {learner.learner_steps:,} ({learner.steps_per_s:,.0f}/s), "
-        f"version {learner.params_version}, table {learner.table_items:,}{best}, {status.waiting}{away}{left}"
+        f"version {learner.params_version}, table {learner.table_items:,}{best}, {status.waiting}{unavailable}{left}"
     )
 
 
@@ -235,8 +236,8 @@ def describe_shards(shards: Sequence[ShardStatus]) -> dict[str, str]:
     return {f"shard {shard.name}": _line(shard, shard.samples / total) for shard in shards}
 
 
-def shards_away(shards: Sequence[ShardStatus]) -> str:
-    """Return which shards do not answer, in words; empty if all do."""
+def unavailable_shards(shards: Sequence[ShardStatus]) -> str:
+    """Return a phrase that names the shards that do not answer; empty if all do."""
     names = [shard.name for shard in shards if not shard.live]
     return f"without replay shard {', '.join(names)}" if names else ""
 

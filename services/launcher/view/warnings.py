@@ -43,7 +43,7 @@ class ClusterSample:
 
 
 class WarningTracker:
-    """Tracks how long a condition has lasted, and warns of what lasts."""
+    """Tracks how long conditions have lasted, and warns of those that persist."""
 
     def __init__(self, folder: Path, publish_every: int) -> None:
         """Know the run's folder and after how many gradient steps the learner publishes."""
@@ -53,10 +53,10 @@ class WarningTracker:
         self._blocked: deque[tuple[float, float]] = deque()  # time, and time for which inserts have waited since ever
 
     def warnings(self, sample: ClusterSample, now_s: float) -> tuple[str, ...]:
-        """Return a line for each thing that is wrong, the gravest first, with what to do.
+        """Return a line for each problem, the most serious first, with what to do.
 
         Args:
-            sample: What is seen now.
+            sample: The present observations.
             now_s: Monotonic time in seconds.
         """
         blocked = self._blocked_share(sample.tables, now_s)

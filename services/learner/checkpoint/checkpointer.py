@@ -1,4 +1,4 @@
-"""When checkpoints are written, and the thread that writes them."""
+"""Schedules checkpoints and writes them in a thread."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Checkpointer:
         Args:
             store: Where checkpoints are kept.
             capture: Returns a copy of the learner's state that training does not touch.
-            every_s: Seconds between two checkpoints; 0 means only when asked.
+            every_s: Seconds between two checkpoints; 0 means only on request.
             steps: Gradient steps of the checkpoint that was restored; 0 if there was none.
             clock: Monotonic time in seconds.
             fence: Raises StalePublisher if a newer learner took over; asked by the thread before each write.
@@ -67,14 +67,14 @@ class Checkpointer:
 
     @property
     def error(self) -> str:
-        """Why the newest attempt failed; empty if it did not, or there was none."""
+        """Reason the newest attempt failed; empty if it succeeded or there was none."""
         return self._error
 
     def poll(self, control: Control, learner_steps: int) -> None:
-        """Start a checkpoint if one is due or asked for; between two gradient steps only.
+        """Start a checkpoint if one is due or requested; call it between two gradient steps only.
 
         Raises:
-            StalePublisher: The one before was refused: a newer learner took over.
+            StalePublisher: The previous checkpoint was refused: a newer learner took over.
         """
         if self._writing is not None and not self._writing.done():
             return
@@ -92,7 +92,7 @@ class Checkpointer:
         """Write a last checkpoint and end the thread, both within a bounded time.
 
         Raises:
-            StalePublisher: It was refused: a newer learner took over.
+            StalePublisher: The checkpoint was refused: a newer learner took over.
         """
         last: Future[SavedCheckpoint] = Future()
         error: BaseException | None = None

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and its bytes: one safetensors file whose header carries the rest as JSON.
+"""The contents of a checkpoint and their encoding: one safetensors file whose header carries the rest as JSON.
 
 Nothing in it is code, and every version of the format stays readable:
 
@@ -24,7 +24,7 @@ from tidemill.errors import DataLoss, FatalError
 from tidemill.services.learner.checkpoint.state_tree import Tree, flatten, unflatten
 
 FORMAT_VERSION = 4
-"""Raised with every change of what is written; older formats are read."""
+"""Incremented with every change of the format; older formats can be read."""
 
 _HEADER = "tidemill_checkpoint"
 _LENGTH_BYTES = 8  # before the header of a safetensors file
@@ -32,7 +32,7 @@ _LENGTH_BYTES = 8  # before the header of a safetensors file
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a learner is, between two gradient steps."""
+    """The state of a learner between two gradient steps."""
 
     algorithm: str
     """Name of the agent's algorithm, e.g. `sac`."""
@@ -47,7 +47,7 @@ class Checkpoint:
     rng: Tree
     """`rng_state()`."""
     written_by: Mapping[str, str] = field(default_factory=dict)
-    """What wrote it: `tidemill`, `torch` and `device` by version or name, `learners` by number; empty in format 1."""
+    """The writer: `tidemill`, `torch` and `device` by version or name, `learners` by number; empty in format 1."""
     fencing_token: int = 0
     """Fencing token of the learner as a publisher; 0 in formats 1 and 2."""
 
@@ -76,7 +76,7 @@ def decode(data: bytes, source: object) -> Checkpoint:
         source: Where they are from, for messages.
 
     Raises:
-        DataLoss: They are no checkpoint.
+        DataLoss: They are not a checkpoint.
         FatalError: They are of a format this version does not know.
     """
     try:

@@ -1,4 +1,4 @@
-"""The state of a running learner: into checkpoints and back, onto its device and back, and to the other ranks."""
+"""Captures and restores the state of a running learner: for checkpoints, on its device, and for other ranks."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ResumableState:
         return LearnerSnapshot(self._counters.state(), clone_tree(self._agent.state_dict()), rng_state())
 
     def roll_back(self, snapshot: LearnerSnapshot) -> None:
-        """Become the learner that `snapshot` saw."""
+        """Restore the state that `snapshot` captured."""
         self._agent.load_state_dict(snapshot.agent)
         self._counters.load_state(snapshot.counters)
         load_rng_state(snapshot.rng)
@@ -90,7 +90,7 @@ class ResumableState:
         return encode(self.capture())
 
     def load_bytes(self, data: bytes) -> None:
-        """Become the learner that another rank of the same run is.
+        """Load the state of another rank of the same run.
 
         Raises:
             FatalError: It is of another algorithm or network.
@@ -101,7 +101,7 @@ class ResumableState:
         self._counters.fencing_token = checkpoint.fencing_token
 
     def restore(self, store: CheckpointStore) -> str:
-        """Continue from the newest whole checkpoint; return in words what was restored, empty if there is none.
+        """Continue from the newest whole checkpoint; return a description of what was restored, empty if there is none.
 
         Raises:
             FatalError: The checkpoint is of another algorithm or network; the message names both.

@@ -1,4 +1,4 @@
-"""Goes back to the version that ended the run, so that what is resumed is what was measured.
+"""Goes back to the version that ended the run, so that a resume starts from the parameters that were measured.
 
 The evaluator's verdict falls on a version that training has left by then, so the states behind the versions published
 last are kept on the device. Which version is under evaluation, and which one ended the run, the parameter server's tags
@@ -19,7 +19,7 @@ from tidemill.services.learner.checkpoint.resume import LearnerSnapshot, Resumab
 from tidemill.services.learner.publishing import PolicyPublisher
 
 PUBLISH_S = 20.0
-"""Longest wait for the server to acknowledge each of the last two versions; a moment ago it answered."""
+"""Longest wait for the server to acknowledge each of the last two versions."""
 
 _MAX_BYTES = 256 * 1024**2
 _MIN_SNAPSHOTS, _MAX_SNAPSHOTS = 2, 64
@@ -35,7 +35,7 @@ class Rollback:
     """Keeps the snapshots that a verdict may fall on, and returns to one; belongs to the training thread."""
 
     def __init__(self, address: str, fencing_token: int, state: ResumableState, on_verdict: Callable[[], None]) -> None:
-        """Watch for a verdict from now on.
+        """Start watching for a verdict.
 
         Args:
             address: Address of the parameter server.
@@ -124,7 +124,7 @@ class SnapshotHistory:
 
 
 class VerdictWatcher:
-    """A thread that polls the evaluator's tags at the parameter server; an unavailable server is asked again later.
+    """A thread that polls the evaluator's tags at the parameter server; retries when the server is unavailable.
 
     A verdict that was there at the start is that of an earlier session, which this one resumes.
     """

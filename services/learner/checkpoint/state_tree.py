@@ -51,7 +51,7 @@ def unflatten(document: Any, tensors: dict[str, Tensor]) -> Tree:  # noqa: ANN40
     """Return the tree that `flatten` took apart.
 
     Raises:
-        DataLoss: The document names a tensor that is not there, or is none of `flatten`'s.
+        DataLoss: The document names a missing tensor, or was not made by `flatten`.
     """
     if isinstance(document, list):
         return [unflatten(value, tensors) for value in document]

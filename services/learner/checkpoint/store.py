@@ -3,7 +3,7 @@
 A checkpoint is one file, `checkpoint-TTTTTT-NNNNNNNN.safetensors`, and beside it its checksum, the same name with
 `.sha256`, in the format of `sha256sum --check`. T is the fencing token of the learner that wrote it, N counts up over
 all of them; the newest is the last one of the greatest token. Files of earlier versions, without T, count as 0. The
-checksum is written first and the data is renamed into place last, so a file without a fitting checksum is a corrupt
+checksum is written first and the data is renamed into place last, so a file without a matching checksum is a corrupt
 one.
 """
 
@@ -29,7 +29,7 @@ class CheckpointStore:
     """Keeps the newest checkpoints in one folder. One thread at a time."""
 
     def __init__(self, folder: Path, *, keep: int) -> None:
-        """Take the folder, made with the first checkpoint, and remove what a crash left half written.
+        """Use a folder, created with the first checkpoint, and remove what a crash left half written.
 
         Args:
             folder: Where the files lie.
@@ -40,7 +40,7 @@ class CheckpointStore:
             leftover.unlink(missing_ok=True)
 
     def write(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint durably, then remove those that are too many, the oldest first; return its path.
+        """Write a checkpoint durably, then remove the oldest beyond `keep`; return its path.
 
         Raises:
             StalePublisher: There is one with a newer fencing token; nothing of this one is left.
@@ -57,7 +57,7 @@ class CheckpointStore:
             with replacing(path) as temporary:
                 with temporary.open("wb") as file:
                     file.write(data)
-                    sync_file(file)  # which may take long: who took over meanwhile is found next
+                    sync_file(file)  # the write may take long: check whether a newer learner took over meanwhile
                 self._check_newest(checkpoint.fencing_token)
         except StalePublisher:
             _remove(path)
@@ -85,7 +85,7 @@ class CheckpointStore:
             try:
                 return path, decode(_checked(path), path)
             except DataLoss as error:
-                _log.warning("checkpoint corrupt, trying the one before", path=str(path), reason=str(error))
+                _log.warning("checkpoint corrupt, trying the previous one", path=str(path), reason=str(error))
         return None
 
     def _check_newest(self, fencing_token: int) -> None:
@@ -138,6 +138,6 @@ def _checked(path: Path) -> bytes:
 
 
 def _remove(path: Path) -> None:
-    """Remove what there is of a checkpoint."""
+    """Remove the files of a checkpoint."""
     for each in (path, path.with_suffix(".sha256")):
         each.unlink(missing_ok=True)

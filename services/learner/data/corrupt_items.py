@@ -1,4 +1,4 @@
-"""Items whose bytes make no sense: left out of training, counted, named, and removed from their table."""
+"""Filters items whose bytes cannot be decoded: they are logged, counted and removed from their table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = structlog.get_logger()
 
 
 class CorruptItemFilter:
-    """Puts others in the place of corrupt items, and removes them. Safe to call from several threads."""
+    """Replaces corrupt items in a sample and removes them from the table. Safe to call from several threads."""
 
     def __init__(self, delete: Delete, clock: Callable[[], float]) -> None:
         """Take what removes items from the table, so that they are not sampled again, and monotonic time in seconds."""
@@ -34,14 +34,14 @@ class CorruptItemFilter:
         self._logged_at_s = float("-inf")
 
     def replace(self, sample: SampledBatch, corrupt: NDArray[np.bool_], why: str) -> SampledBatch | None:
-        """Return a sample of as many items with others of its own in the place of corrupt ones; None if it has none.
+        """Return the sample with its corrupt items replaced by other items of it; None if it has no others.
 
         The others take turns. Each keeps its key, probability and payload, as if it had been drawn that often.
 
         Args:
             sample: The sample.
-            corrupt: Which of its items are, [B].
-            why: What is wrong with them, for the log.
+            corrupt: Which of its items are corrupt, [B].
+            why: Reason, for the log.
         """
         self._drop(np.unique(sample.keys[corrupt], axis=0), why)
         sound = np.flatnonzero(~corrupt)
@@ -56,7 +56,7 @@ class CorruptItemFilter:
         self._report(keys, why)
         try:
             self._delete(keys)
-        except (Unavailable, NotFound) as error:  # sampled again they are found again
+        except (Unavailable, NotFound) as error:  # if they are sampled again, they are found again
             _log.debug("corrupt items not removed", reason=str(error))
 
     def _report(self, keys: NDArray[np.uint64], why: str) -> None:

@@ -1,4 +1,4 @@
-"""From one raw sample to the batches of a few gradient steps."""
+"""Decodes one raw sample into the batches of a few gradient steps."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _DECODE_S, _COPY_S = (metrics.STAGE_SECONDS.labels(stage) for stage in ("decode"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """What one gradient step takes.
+    """The input of one gradient step.
 
     Attributes:
-        columns: What `Agent.decode` returned, on the device, each [B, ...] but for the `frames` that batches of one
+        columns: What `Agent.decode` returned, on the device, each [B, ...] except the `frames` that batches of one
             sample share; and `recurrent_state` if the items have one.
         weight: Importance weights, float32 [B].
         keys: Keys of the items, uint64 [B].
-        device_batch: The copy to the device, to be waited for.
+        device_batch: The copy to the device; wait for it before use.
         table_items: Items in the table when it was drawn.
         params_versions: Version of the parameters that chose each item's first action, float64 [B].
         received_at: When it arrived, by the clock given.
@@ -142,7 +142,7 @@ class Decoder:
     def _weights(
         self, sample: SampledBatch, order: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-        """Return the weight of each item and what each batch's were divided by."""
+        """Return the weight of each item and the divisor of each batch."""
         if self._table.sampler != "prioritized":
             return np.ones(len(order), dtype=np.float32), np.ones(self._splits)
         exponent = importance_sampling_exponent(self._table, self._counters.learner_steps)
@@ -174,7 +174,7 @@ class Decoder:
 
 
 def _own_frames(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the frames that a batch shows, copied out of the mirror, and their rows counted anew."""
+    """Return the frames that a batch shows, copied out of the mirror, and their rows renumbered."""
     rows = np.concatenate([arrays[name].ravel() for name in ROWS.values()])
     shown, places = np.unique(rows, return_inverse=True)
     own: dict[str, NDArray[Any]] = {FRAMES: arrays[FRAMES][shown]}
@@ -187,7 +187,7 @@ def _own_frames(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Items:
-    """What a sample says of its items besides their columns, in the order of the batches."""
+    """Per-item data of a sample besides its columns, in the order of the batches."""
 
     keys: NDArray[np.uint64]
     versions: NDArray[np.float64]

@@ -19,7 +19,7 @@ class DeviceBatch:
     """Tensors that are on the device, or on their way to it.
 
     Attributes:
-        tensors: By name; on a GPU not to be touched before `wait`.
+        tensors: By name; on a GPU, do not use them before `wait`.
         event: Marks the end of the copy on its own stream; None on a CPU.
     """
 

@@ -1,4 +1,4 @@
-"""Importance weights: what makes samples drawn by priority count as if they were drawn evenly."""
+"""Importance weights: correct samples drawn by priority for the bias against uniform sampling."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def importance_weights(probability: NDArray[np.float64], table_items: int, expon
 
 
 def largest_weight(probability: NDArray[np.float64], table_items: int, exponent: float) -> NDArray[np.float64]:
-    """Return what `importance_weights` divided each batch by, float64 [...]: the weight of its unlikeliest item."""
+    """Return the divisor that `importance_weights` used per batch, float64 [...]: the weight of its rarest item."""
     weight: NDArray[np.float64] = (table_items * probability.min(axis=-1)) ** -exponent
     return weight
 

@@ -1,4 +1,4 @@
-"""How much of the table the learner keeps decoded, so that each step crosses the wire once."""
+"""Sizes the mirror: the decoded part of the table that the learner keeps, so that each step is sent once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def open_mirror(
     shards: int,
     limit_bytes: int,
 ) -> TableMirror | None:
-    """Return a mirror of the table, or of a part of it; None if what it may take is too little to be of use.
+    """Return a mirror of the table, or of a part of it; None if the memory allowed is too small to be useful.
 
     Args:
         table: The whole table.

@@ -65,7 +65,7 @@ class PriorityWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Have everything collected so far sent; never blocks. Raises what stopped the thread."""
+        """Send everything collected so far; never blocks. Raises what stopped the thread."""
         if self._error is not None:
             raise self._error
         if not self._collected:

@@ -41,7 +41,7 @@ def table_config(
 
     Args:
         table: How the table samples and how much it keeps.
-        learner: The wanted ratio of gradient steps to agent decisions.
+        learner: The ratio of gradient steps to agent decisions.
         agent: Says how many steps its items need.
         signature: The columns of its streams.
         batch_size: Items of one gradient step.
@@ -76,7 +76,7 @@ def batches_per_sample(learner: LearnerSettings, signature: Signature, batch_siz
 
 
 def create_tables(cluster: ClusterSettings, directory: ShardDirectory | None, table: TableConfig) -> int:
-    """Create the table, or each shard's part of it, where it is not there; return the items it holds.
+    """Create the table, or each shard's part of it, if it does not exist; return the number of items it holds.
 
     An unavailable shard gets its part when it is first sampled.
 

@@ -1,4 +1,4 @@
-"""The learner processes that train together: which of them this is, and what they exchange.
+"""The learner processes that train together: their ranks and what they exchange.
 
 Started by torchrun there are several, and torch.distributed carries what passes between them: gradients over NCCL
 between GPUs, everything else over gloo. Started by itself a learner is the only rank and nothing is sent.
@@ -24,7 +24,7 @@ from tidemill.errors import ConfigError, Unavailable
 from tidemill.rl.process_group import ProcessGroup, SingleProcess
 from tidemill.services.learner.distributed.membership import GroupMembership
 
-_POLL_S = 0.1  # between two looks at the store
+_POLL_S = 0.1  # between two polls of the store
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,14 @@ class RankInfo:
 
 
 class StepVote(NamedTuple):
-    """What a rank says before a step, and what all of them say together."""
+    """The vote of one rank before a step, or the combined vote of all."""
 
     stop: bool
-    """Whether one must end."""
+    """Whether any rank must end."""
     pause: bool
-    """Whether one must take no step for now."""
+    """Whether any rank is paused."""
     lacks_batch: bool
-    """Whether one has no batch yet."""
+    """Whether any rank has no batch yet."""
     largest_weight: float
     """The largest importance weight of the batch before any scaling; 0 without one."""
 
@@ -92,7 +92,7 @@ class LearnerGroup(ProcessGroup, Protocol):
         """
 
     def broadcast(self, data: bytes) -> bytes:
-        """Return what rank 0 gave; what the others give is ignored. Waits and raises as `all_agree` does."""
+        """Return what rank 0 passed; what the others pass is ignored. Waits and raises like `all_agree`."""
 
 
 class SingleLearner(SingleProcess):
@@ -153,7 +153,7 @@ class TorchLearnerGroup:
         return StepVote(bool(stop), bool(pause), bool(lacks_batch), largest_weight)
 
     def broadcast(self, data: bytes) -> bytes:
-        """Return what rank 0 gave."""
+        """Return what rank 0 passed."""
         length = torch.tensor([len(data)], dtype=torch.int64)
         with self._translated():
             dist.broadcast(length, src=0, group=self._host_group)

@@ -1,7 +1,7 @@
-"""How the agent of torchrun and its ranks find each other on one machine: a store that listens on loopback alone.
+"""Rendezvous of torchrun's agent and its ranks on one machine, over a store that listens on loopback only.
 
 torchrun's own rendezvous, also with `--standalone`, listens on every interface, and whoever reaches its store can end
-the ranks or change what they tell each other.
+the ranks or change their messages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LoopbackRendezvous(RendezvousHandler):
         self._run_id = run_id
         with socket.create_server((_LOOPBACK, 0)) as listener:
             self._port: int = listener.getsockname()[1]
-            # Given a socket that listens, the store opens none of its own; it closes the one it is given.
+            # Given a listening socket, the store opens no other; it closes the one it is given.
             self._store = TCPStore(
                 _LOOPBACK,
                 self._port,
@@ -57,7 +57,7 @@ class LoopbackRendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Return at once: there is nobody to wait for."""
+        """Return at once: there is no one to wait for."""
         bootstrap = RendezvousStoreInfo(_LOOPBACK, self._port)
         return RendezvousInfo(PrefixStore(self._run_id, self._store), 0, 1, bootstrap)
 

@@ -1,4 +1,4 @@
-"""How the ranks find out that they were started to train together.
+"""Lets the ranks find out which of them were started to train together.
 
 torchrun may keep one store for as long as the agent that hosts it runs, and every agent counts its restarts for
 itself, so neither says which incarnation of the group this is. Rank 0 therefore announces an incarnation under a new
@@ -41,7 +41,7 @@ class GroupMembership:
         return self._announce() if self._index == 0 else self._answer()
 
     def missing(self) -> str:
-        """Return in words who has not come."""
+        """Return a description of the ranks that are missing."""
         if self._index != 0:
             return "rank 0 has not called all ranks together"
         ranks = [rank for rank in self._others if not self._store.check([_answer_of(rank, self._own)])]

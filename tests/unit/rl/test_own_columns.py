@@ -59,7 +59,9 @@ def test_columns_follow_those_of_the_environment() -> None:
 @pytest.mark.parametrize("name", ["reward", "values"])
 def test_name_that_is_taken_is_refused(name: str) -> None:
     """By a column of every environment, or by another of its own."""
-    with pytest.raises(ConfigError, match=f"called '{name}', a name that is taken: every environment has observation"):
+    with pytest.raises(
+        ConfigError, match=f"adds a column '{name}', a name that is taken: every environment has observation"
+    ):
         stored_columns(WithColumns(first=name), SPEC)
 
 

@@ -44,7 +44,7 @@ class ActorCritic:
             critic: Values actions.
             actor_optimizer: Of the actor's parameters alone.
             critic_optimizer: Of the critic's.
-            tau: Share of a network that its target takes over when it follows; only if `target_update_period` is 0.
+            tau: Fraction of a network copied to its target at each update; only if `target_update_period` is 0.
             target_update_period: Updates between two copies to the targets; 0 moves them by `tau` instead.
             decay_updates: Updates over which both step sizes fall linearly to 0; 0 keeps them.
             noise: Draws what updates need; None if they draw nothing.
@@ -134,5 +134,5 @@ class DeterministicAgent:
         return self._state.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where `state_dict` was called."""
+        """Continue exactly where `state_dict` was called."""
         self._state.load_state_dict(state)

@@ -114,7 +114,7 @@ class Agent(Protocol):
         """
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned; raises InvalidArgument if it does not fit."""
+        """Continue from what `state_dict` returned; raises InvalidArgument if it does not fit."""
 
 
 class Policy(Protocol):

@@ -53,13 +53,13 @@ def stored_columns(config: AgentConfig, env_spec: EnvSpec) -> Signature:
     """Return the columns of an algorithm's streams: those of every environment, then its own.
 
     Raises:
-        ConfigError: A column of its own has a name that is taken.
+        ConfigError: The name of an extra column is taken.
     """
     common, own = signature_of(env_spec), extra_columns_of(config, env_spec)
     names = column_names((*common, *own))
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
-            f"algorithm {config.algorithm!r} has a column of its own called {twice[0]!r}, a name that is taken: "
+            f"algorithm {config.algorithm!r} adds a column {twice[0]!r}, a name that is taken: "
             f"every environment has {', '.join(column_names(common))}"
         )
     return (*common, *own)
@@ -74,7 +74,7 @@ def config_class(algorithm: str) -> type[AgentConfig]:
     """Return the settings' class of an algorithm: the dataclass with a field `algorithm` in its `config.py`.
 
     Args:
-        algorithm: One of `algorithms()`; or one's own: the dotted path of a package, such as `my_project.my_agent`,
+        algorithm: One of `algorithms()`; or your own: the dotted path of a package, such as `my_project.my_agent`,
             or `module:Class`, such as `my_agent:MyConfig`.
 
     Raises:
@@ -84,7 +84,7 @@ def config_class(algorithm: str) -> type[AgentConfig]:
         return _named_class(algorithm)
     if "." not in algorithm and algorithm not in algorithms():
         hint = nearest(algorithm, algorithms())
-        raise ConfigError(f"agent.algorithm is {algorithm!r}, allowed: {', '.join(algorithms())}, or one's own{hint}")
+        raise ConfigError(f"agent.algorithm is {algorithm!r}, allowed: {', '.join(algorithms())}, or a package{hint}")
     name = f"{algorithm}.config" if "." in algorithm else f"{agents.__name__}.{algorithm}.config"
     try:
         module = import_user_module(name)

@@ -78,7 +78,7 @@ def in_float32(layer: nn.Module, x: Tensor) -> Tensor:
 def pays(device: torch.device) -> bool:
     """Return whether an update of an image network is faster in bfloat16 on a device, by what it can do.
 
-    GPUs from compute capability 8 on and processors with AVX-512 BF16 or AMX multiply it in units of their own; the
+    GPUs from compute capability 8 on and processors with AVX-512 BF16 or AMX multiply it in dedicated units; the
     others would only convert. Measured on a processor with AVX-512 BF16, see docs/performance.md; on no GPU so far.
     """
     if device.type == "cuda":

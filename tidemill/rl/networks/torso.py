@@ -1,7 +1,7 @@
 """The part of a network between an observation and its features, found by name.
 
-A torso is a module of `tidemill/rl/networks/torsos` by its file's name, or one's own by `module:name`: a function or
-class that is called with the environment's shapes, a generator and the settings of its own.
+A torso is a module of `tidemill/rl/networks/torsos` by its file's name, or your own by `module:name`: a function or
+class that is called with the environment's shapes, a generator and its own settings.
 """
 
 from __future__ import annotations

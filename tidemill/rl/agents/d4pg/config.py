@@ -20,9 +20,9 @@ class D4PGConfig:
     """Algorithm; decides which other `agent` settings there are."""
     network: str = "mlp"
     """Torso of actor and critic, each its own: `mlp` for vectors, `nature`, `nature_group_norm` or `impala` for images,
-    or one's own by `module:name`."""
+    or your own by `module:name`."""
     network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
-    """Settings of a torso of one's own, by name."""
+    """Settings of a user-defined torso, by name."""
     actor_sizes: tuple[int, ...] = (400, 300)
     """Units of each hidden layer of the actor."""
     critic_sizes: tuple[int, ...] = (400, 300)
@@ -50,9 +50,9 @@ class D4PGConfig:
     target_update_period: int = 100
     """Updates between two copies to the targets; 0 moves them by `tau` at each update instead."""
     tau: float = 0.005
-    """Share of actor and critic that their targets take over at each update; only if `target_update_period` is 0."""
+    """Fraction of actor and critic copied to their targets at each update; only if `target_update_period` is 0."""
     noise: NoiseConfig = field(default_factory=lambda: NoiseConfig(std=0.3))
-    """How actions are disturbed while exploring."""
+    """Noise added to actions while exploring."""
     start_steps: int = 1_000
     """Environment steps of the whole cluster for which actions are uniformly random."""
 
@@ -80,5 +80,5 @@ class D4PGConfig:
         return WindowSpec(history=frame_stack - 1, steps=self.n_step)
 
     def validate_env(self, env_spec: EnvSpec) -> None:
-        """Raise ConfigError if actions are not continuous, or `mlp` is to see images; other torsos check themselves."""
+        """Raise ConfigError if actions are not continuous, or `mlp` would see images; other torsos check themselves."""
         require_continuous(self.algorithm, env_spec, self.network)

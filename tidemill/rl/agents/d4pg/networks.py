@@ -44,7 +44,7 @@ def logits_taken(critic: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 @torch.no_grad()
 def target_of(actor: nn.Module, critic: nn.Module, batch: Mapping[str, Tensor], support: Tensor) -> Tensor:
-    """Return what these networks say that the distributions of a batch's actions should be, [B, num_atoms]."""
+    """Return the targets for the distributions of a batch's actions, [B, num_atoms]."""
     next_observation = batch["bootstrap_observation"]
     probabilities = critic(next_observation, actor(next_observation)).softmax(dim=-1)
     return categorical_target(batch["n_step_return"], batch["bootstrap_discount"], probabilities, support)

@@ -20,9 +20,9 @@ class DDPGConfig:
     """Algorithm; decides which other `agent` settings there are."""
     network: str = "mlp"
     """Torso of actor and critic, each its own: `mlp` for vectors, `nature`, `nature_group_norm` or `impala` for images,
-    or one's own by `module:name`."""
+    or your own by `module:name`."""
     network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
-    """Settings of a torso of one's own, by name."""
+    """Settings of a user-defined torso, by name."""
     actor_sizes: tuple[int, ...] = (400, 300)
     """Units of each hidden layer of the actor."""
     actor_activation: Literal["relu", "tanh"] = "relu"
@@ -48,9 +48,9 @@ class DDPGConfig:
     n_step: int = 1
     """Rewards summed before bootstrapping."""
     tau: float = 0.001
-    """Share of actor and critic that their targets take over at each update."""
+    """Fraction of actor and critic copied to their targets at each update."""
     noise: NoiseConfig = field(default_factory=lambda: NoiseConfig(kind="ou", std=0.2))
-    """How actions are disturbed while exploring."""
+    """Noise added to actions while exploring."""
     start_steps: int = 1_000
     """Environment steps of the whole cluster for which actions are uniformly random."""
 
@@ -77,5 +77,5 @@ class DDPGConfig:
         return WindowSpec(history=frame_stack - 1, steps=self.n_step)
 
     def validate_env(self, env_spec: EnvSpec) -> None:
-        """Raise ConfigError if actions are not continuous, or `mlp` is to see images; other torsos check themselves."""
+        """Raise ConfigError if actions are not continuous, or `mlp` would see images; other torsos check themselves."""
         require_continuous(self.algorithm, env_spec, self.network)

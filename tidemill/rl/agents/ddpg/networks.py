@@ -45,7 +45,7 @@ def values_taken(critic: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 @torch.no_grad()
 def target_of(actor: nn.Module, critic: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """Return what these networks say that the values of a batch's actions should be, [B]."""
+    """Return the targets for the values of a batch's actions, [B]."""
     next_observation = batch["bootstrap_observation"]
     bootstrap_q = critic(next_observation, actor(next_observation)).squeeze(-1)
     return td_target(batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q)

@@ -106,7 +106,7 @@ class DQNAgent:
         return self._state.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where `state_dict` was called."""
+        """Continue exactly where `state_dict` was called."""
         self._state.load_state_dict(state)
 
 

@@ -20,9 +20,9 @@ class DQNConfig:
     algorithm: Literal["dqn"] = "dqn"
     """Algorithm; decides which other `agent` settings there are."""
     network: str = "nature"
-    """Torso: `nature`, `nature_group_norm` or `impala` for images, `mlp` for vectors, or one's own by `module:name`."""
+    """Torso: `nature`, `nature_group_norm` or `impala` for images, `mlp` for vectors, or your own by `module:name`."""
     network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
-    """Settings of a torso of one's own, by name."""
+    """Settings of a user-defined torso, by name."""
     hidden_sizes: tuple[int, ...] = (512,)
     """Units of each fully connected layer after the torso; a dueling head has the last one twice."""
     initialisation: Literal["torch", "xavier"] = "torch"
@@ -30,7 +30,7 @@ class DQNConfig:
     dueling: bool = True
     """Whether the head has a stream for the state and one for the actions (Wang et al. 2016)."""
     noisy: bool = False
-    """Whether the fully connected layers explore by noise of their own (Fortunato et al. 2018)."""
+    """Whether the fully connected layers explore by learned noise (Fortunato et al. 2018)."""
     noisy_std: float = 0.5
     """How strong their noise starts, before it is divided by the square root of a layer's inputs."""
     noisy_target: bool = True
@@ -54,7 +54,7 @@ class DQNConfig:
     """Highest atom of `c51`, in discounted reward."""
     loss: str = "huber"
     """Loss of a value's TD error: `huber` with threshold 1, or `mse`, half the square; a distribution has its own.
-    Or for any of them a function of one's own by `module:name`, see docs/extending.md."""
+    Or instead a user-defined function as `module:name`, see docs/extending.md."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """Adam, or centered RMSProp."""
     learning_rate: float = 1e-4

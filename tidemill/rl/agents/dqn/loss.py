@@ -87,11 +87,11 @@ class QuantileHead:
 
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""`ValueHead.loss` as a function of one's own: from its four arguments to loss and priority of each item."""
+"""A user-defined `ValueHead.loss`: from its four arguments to loss and priority of each item."""
 
 
 class OwnLossHead:
-    """A representation that comes with the project, and a loss of one's own."""
+    """A built-in representation with a user-defined loss."""
 
     def __init__(self, head: ValueHead, loss: Loss) -> None:
         self._head, self._loss = head, loss
@@ -112,7 +112,7 @@ def build_value_head(config: DQNConfig, device: torch.device) -> ValueHead:
     """Return the representation that the settings ask for, with their loss.
 
     Raises:
-        ConfigError: A loss of one's own is not there, fails, or returns something else than it must.
+        ConfigError: A user-defined loss is missing, fails, or returns something invalid.
     """
     head = _build_head(config, device)
     if ":" not in config.loss:

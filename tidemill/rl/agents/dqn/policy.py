@@ -52,7 +52,7 @@ class DQNPolicy:
     def act(self, policy_input: PolicyInput, env_steps: int = 0, *, evaluation: bool = False) -> PolicyOutput:
         """Return epsilon-greedy actions [N], or in evaluation those of largest Q, without noise.
 
-        Each environment has noise of its own, drawn again at each call. Initial priorities want back the network's
+        Each environment has separate noise, drawn again at each call. Initial priorities need the network's
         numbers for the action `chosen` and for the `best`, [N, K].
         """
         if evaluation:

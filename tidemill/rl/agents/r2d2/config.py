@@ -20,9 +20,9 @@ class R2D2Config:
     algorithm: Literal["r2d2"] = "r2d2"
     """Algorithm; decides which other `agent` settings there are."""
     network: str = "nature"
-    """Torso: `nature`, `nature_group_norm` or `impala` for images, `mlp` for vectors, or one's own by `module:name`."""
+    """Torso: `nature`, `nature_group_norm` or `impala` for images, `mlp` for vectors, or your own by `module:name`."""
     network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
-    """Settings of a torso of one's own, by name."""
+    """Settings of a user-defined torso, by name."""
     hidden_sizes: tuple[int, ...] = (512,)
     """Units of each fully connected layer between the torso and the LSTM."""
     lstm_size: int = 512

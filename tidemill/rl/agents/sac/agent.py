@@ -167,7 +167,7 @@ class SACAgent:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where `state_dict` was called."""
+        """Continue exactly where `state_dict` was called."""
         self._state.load_state_dict(state)
         self._log_temperature.copy_(state["log_temperature"])
         if "mean_priority" in state:  # older checkpoints have none

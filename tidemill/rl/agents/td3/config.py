@@ -20,9 +20,9 @@ class TD3Config:
     """Algorithm; decides which other `agent` settings there are."""
     network: str = "mlp"
     """Torso of actor and critic, each its own: `mlp` for vectors, `nature`, `nature_group_norm` or `impala` for images,
-    or one's own by `module:name`."""
+    or your own by `module:name`."""
     network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
-    """Settings of a torso of one's own, by name."""
+    """Settings of a user-defined torso, by name."""
     hidden_sizes: tuple[int, ...] = (256, 256)
     """Units of each hidden layer of the actor and of both critics."""
     actor_learning_rate: float = 3e-4
@@ -48,7 +48,7 @@ class TD3Config:
     noise_clip: float = 0.5
     """Largest such noise."""
     noise: NoiseConfig = field(default_factory=NoiseConfig)
-    """How actions are disturbed while exploring."""
+    """Noise added to actions while exploring."""
     start_steps: int = 10_000
     """Environment steps of the whole cluster for which actions are uniformly random."""
 
@@ -78,5 +78,5 @@ class TD3Config:
         return WindowSpec(history=frame_stack - 1, steps=self.n_step)
 
     def validate_env(self, env_spec: EnvSpec) -> None:
-        """Raise ConfigError if actions are not continuous, or `mlp` is to see images; other torsos check themselves."""
+        """Raise ConfigError if actions are not continuous, or `mlp` would see images; other torsos check themselves."""
         require_continuous(self.algorithm, env_spec, self.network)

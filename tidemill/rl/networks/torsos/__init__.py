@@ -9,7 +9,7 @@ from tidemill.errors import ConfigError
 from tidemill.user_code import user_module_exists
 
 NetworkSetting = bool | int | float | str | tuple[int, ...]
-"""What a network of one's own may be given from a config file or, but for lists, from the command line."""
+"""Values that a user-defined network may get from a config file or, except lists, from the command line."""
 
 
 def torso_names() -> tuple[str, ...]:
@@ -18,7 +18,7 @@ def torso_names() -> tuple[str, ...]:
 
 
 def check_torso(name: str) -> None:
-    """Raise ConfigError unless there is such a torso; one's own module must exist."""
+    """Raise ConfigError unless there is such a torso; a user's module must exist."""
     if is_ours(name):
         if name not in torso_names():
             allowed = f"one of {', '.join(torso_names())}, or module:name"
@@ -29,5 +29,5 @@ def check_torso(name: str) -> None:
 
 
 def is_ours(name: str) -> bool:
-    """Return whether a name is of a file here, and not of a module of one's own."""
+    """Return whether a name is of a file here, and not of a user's module."""
     return "." not in name and ":" not in name
