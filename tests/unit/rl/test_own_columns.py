@@ -60,7 +60,7 @@ def test_columns_follow_those_of_the_environment() -> None:
 def test_name_that_is_taken_is_refused(name: str) -> None:
     """By a column of every environment, or by another of its own."""
     with pytest.raises(
-        ConfigError, match=f"adds a column '{name}', a name that is taken: every environment has observation"
+        ConfigError, match=f"adds a column '{name}', a name that is taken: every environment has observ"
     ):
         stored_columns(WithColumns(first=name), SPEC)
 
