@@ -1,8 +1,7 @@
 """Goes back to the version that ended the run, so that a resume starts from the parameters that were measured.
 
-The evaluator's verdict falls on a version that training has left by then, so the states behind the versions published
-last are kept on the device. Which version is under evaluation, and which one ended the run, the parameter server's tags
-tell.
+The evaluator's verdict is on a version that training has moved past, so the states behind the last published versions
+are kept on the device. Tags at the parameter server name the version under evaluation and the one that ended the run.
 """
 
 from __future__ import annotations

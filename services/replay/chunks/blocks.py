@@ -37,7 +37,7 @@ class MemoryBlocks:
     """Blocks in memory.
 
     The RAW blocks of a chunk are kept as one byte string: their sizes follow from the signature, so that those of
-    many chunks are cut apart by one reshape. Each LZ4 block is a byte string of its own.
+    many chunks are cut apart by one reshape. Each LZ4 block is a separate byte string.
     """
 
     def __init__(self, signature: Signature) -> None:

@@ -2,7 +2,7 @@
 
 A file begins with a preamble that names the format and the log's *mark*: random bytes that no actor knows, with which
 every frame of the log begins, so that bytes of an actor's are never taken for a frame. A frame is a header, a *meta*
-part and a *body*. The header and the meta part have a CRC-32 each. The body holds blobs, each after a CRC-32 of its own
+part and a *body*. The header and the meta part have a CRC-32 each. The body holds blobs, each after its own CRC-32
 that starts from the blob's identity, so that bytes of another blob are not mistaken for it. A header repeats the
 checksum of the header of the record before, its *link*. A record may have a *copy*, a frame of the same number in
 another file: what must not be lost with the record. All numbers are little-endian.

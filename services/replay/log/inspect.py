@@ -15,7 +15,7 @@ from tidemill.services.replay.chunks.blob_reader import BlobFiles
 from tidemill.services.replay.chunks.logged_blocks import LoggedBlocks, logged
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.log.frame import FORMAT
-from tidemill.services.replay.log.open import FolderContents, look
+from tidemill.services.replay.log.open import FolderContents, read_folder
 from tidemill.services.replay.log.rebuild import rebuild
 from tidemill.services.replay.log.segments import LogFolder
 from tidemill.services.replay.memory import MemoryBudget
@@ -79,7 +79,7 @@ def inspect(folder: LogFolder) -> Inspection:
     Raises:
         FatalError: it has files of another format.
     """
-    found = look(folder)
+    found = read_folder(folder)
     budget = MemoryBudget(0)
     replay = ReplayState(
         max_tables=_UNLIMITED,

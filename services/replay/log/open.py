@@ -71,7 +71,7 @@ class FolderContents:
     snapshot: Snapshot | None
 
 
-def look(folder: LogFolder) -> FolderContents:
+def read_folder(folder: LogFolder) -> FolderContents:
     """Read the folder of a log without changing it.
 
     Raises:
@@ -139,7 +139,7 @@ def open_replay_log(path: Path, budget: MemoryBudget, make_replay: Callable[[Mem
     started = time.monotonic()
     folder = LogFolder(path)
     try:
-        found = look(folder)
+        found = read_folder(folder)
         contents = found.contents
         found.files.remove_drafts()
         carry_out(contents.repairs)

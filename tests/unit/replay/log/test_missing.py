@@ -23,7 +23,7 @@ from tests.unit.replay.streams import (
 from tidemill.replay.table_config import TableConfig
 from tidemill.services.replay.append import AppendSession
 from tidemill.services.replay.log.frame import HEADER_BYTES, Kind, scan
-from tidemill.services.replay.log.open import look
+from tidemill.services.replay.log.open import read_folder
 from tidemill.services.replay.log.segments import NEWEST, LogFolder
 from tidemill.services.replay.tables.table import Table
 
@@ -332,7 +332,7 @@ def test_what_went_never_comes_back_and_what_is_lost_is_counted(tmp_path: Path, 
         path = rng.choice(sorted(path for path in tmp_path.iterdir() if path.name != ".lock"))
         rng.choice(CORRUPTIONS)(path, rng)
     folder = LogFolder(tmp_path)
-    contents = look(folder).contents
+    contents = read_folder(folder).contents
     folder.close()
     after = run.restart()
     then = live if contents.end_is_lost else run.had_at(contents.chain.sequence)  # or the state before a torn end
