@@ -16,7 +16,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.integration.params.service import METADATA, WAIT_S, ServerProcess, local_server, server_process
+from tests.support.params_service import METADATA, ServerProcess, local_server, server_process
+from tests.support.waiting import WAIT_S
 from tidemill.errors import InvalidArgument, Unavailable
 from tidemill.params.client import ParamsClient
 from tidemill.params.publisher import ParamsPublisher, StalePublisher

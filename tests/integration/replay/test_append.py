@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tests.integration.proxy import Proxy
-from tests.integration.replay.rows import everything, rows, write
-from tests.integration.replay.service import WAIT_S, LocalServer, open_appender, wait_until
-from tests.unit.replay.streams import SIGNATURE, make_chunk, make_config, make_items
+from tests.support.proxy import Proxy
+from tests.support.replay_service import LocalServer, everything, items_of, open_appender, write
+from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, make_items
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.codec import decode
 from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError
 from tidemill.replay.appender import StreamAppender
@@ -151,7 +151,7 @@ def test_many_actors_and_samplers_share_a_server(server: LocalServer, client: Re
         for stream in streams * 10:
             batch = stream.take(WAIT_S)
             assert batch is not None
-            assert len(rows(batch)) == 32
+            assert len(items_of(batch)) == 32
             client.update_priorities("t", batch.keys, np.full(32, 2.0))
         for writer, appender in zip(writers, appenders, strict=True):
             writer.join(WAIT_S)

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-from tests.integration.replay.service import WAIT_S, local_server, open_appender, wait_until
-from tests.unit.replay.streams import make_chunk, make_config, make_items
+from tests.support.replay_service import local_server, open_appender
+from tests.support.replay_streams import make_chunk, make_config, make_items
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import RateLimiterConfig

@@ -14,10 +14,10 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.integration.replay.messages import opening
-from tests.integration.replay.service import WAIT_S, LocalServer, local_server, open_appender
-from tests.unit.replay.streams import make_chunk, make_config, make_items
-from tests.unit.replay.test_requests import field
+from tests.support.replay_messages import field, opening
+from tests.support.replay_service import LocalServer, local_server, open_appender
+from tests.support.replay_streams import make_chunk, make_config, make_items
+from tests.support.waiting import WAIT_S
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.v1 import replay_pb2 as pb
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.replay.rows import write
-from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S, LocalServer, open_appender, wait_until
-from tests.unit.replay.streams import SIGNATURE, make_chunk, make_config
+from tests.support.replay_service import CHUNK_LENGTH, LocalServer, open_appender, write
+from tests.support.replay_streams import SIGNATURE, make_chunk, make_config
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import Unavailable
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.client import ReplayClient

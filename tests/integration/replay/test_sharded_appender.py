@@ -7,10 +7,11 @@ from contextlib import closing
 
 import pytest
 
-from tests.integration.proxy import Proxy
-from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S, wait_until
-from tests.integration.replay.shards import local_shards
-from tests.unit.replay.streams import SIGNATURE, make_chunk, make_config, make_items
+from tests.support.proxy import Proxy
+from tests.support.replay_service import CHUNK_LENGTH
+from tests.support.replay_shards import local_shards
+from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, make_items
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import Unavailable
 from tidemill.replay.appender import StreamRestarted
 from tidemill.replay.client import ReplayClient

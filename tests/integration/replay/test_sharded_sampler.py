@@ -8,17 +8,17 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from tests.integration.proxy import Proxy
-from tests.integration.replay.service import WAIT_S, open_appender, wait_until
-from tests.integration.replay.shards import (
+from tests.support.proxy import Proxy
+from tests.support.replay_service import items_of, open_appender
+from tests.support.replay_shards import (
     assert_distributed,
     fill,
-    items_of,
     local_shards,
     sampling,
     taken,
 )
-from tests.unit.replay.streams import make_chunk, make_config, make_items
+from tests.support.replay_streams import make_chunk, make_config, make_items
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists
 from tidemill.replay.batch import StoredSteps
 from tidemill.replay.client import ReplayClient

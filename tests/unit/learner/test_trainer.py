@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.learner.fakes import (
+from tests.support.learner_fakes import (
     Clock,
     FakeAgent,
     FakePriorities,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.unit.paramserver.publishing import NOON, OpenStore, request_of
+from tests.support.publishing import NOON, OpenStore, request_of
 from tidemill.errors import Unavailable
 from tidemill.params.v1 import params_pb2 as pb
 from tidemill.services.paramserver import servicer as servicer_module

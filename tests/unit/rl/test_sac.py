@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.rl.batches import CONTINUOUS, policy_input, random_batch, sampled_batch
+from tests.support.batches import CONTINUOUS, policy_input, random_batch, sampled_batch
 from tidemill.rl import losses
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.sac import loss as sac_loss

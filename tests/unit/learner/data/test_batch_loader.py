@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.unit.learner.fakes import Clock, batch, sample
+from tests.support.learner_fakes import Clock, batch, sample
 from tidemill.errors import AlreadyExists
 from tidemill.replay.batch import SampledBatch
 from tidemill.services.learner.counters import Counters

@@ -1,4 +1,4 @@
-"""Real replay servers for the tests: one inside the test's process, one as a process of its own."""
+"""Real replay servers, in the test's process or one of their own, and what tests write to them and read."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from tests.unit.replay.streams import SIGNATURE
+from tests.support.replay_streams import SIGNATURE, make_chunk, make_items
+from tests.support.waiting import WAIT_S
+from tidemill.codec import decode
 from tidemill.replay.appender import StreamAppender
+from tidemill.replay.batch import SampledBatch
+from tidemill.replay.sample_stream import SampleStream
+from tidemill.replay.table_config import TableConfig
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import MEBIBYTE, ServerSettings
 from tidemill.services.replay.admission import AdmissionQueue
@@ -24,7 +29,6 @@ from tidemill.services.replay.memory import MemoryBudget
 from tidemill.services.replay.servicer import ReplayServicer
 from tidemill.services.replay.state import ReplayState
 
-WAIT_S = 300.0  # only ever reached by a machine that is far too busy, or a failure
 CHUNK_LENGTH = 4
 
 
@@ -105,10 +109,24 @@ def open_appender(
     return StreamAppender(address, actor_id, env_count, SIGNATURE, tables, CHUNK_LENGTH, max_in_flight_chunks=64)
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
-    """Wait until another process or thread has made a condition true; fail after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited {timeout_s} s for {what}")
-        time.sleep(0.01)  # there is no event across this border
+def write(appender: StreamAppender, steps: range, env_index: int = 0) -> None:
+    """Append steps of one environment, a message for each chunk, with an item of one step at each."""
+    for first in range(steps.start, steps.stop, CHUNK_LENGTH):
+        count = min(CHUNK_LENGTH, steps.stop - first)
+        items = make_items(0, [(0, i, 1) for i in range(count)])
+        assert appender.append([make_chunk(env_index, env_index, first, count)], [items], timeout_s=WAIT_S)
+
+
+def items_of(batch: SampledBatch, length: int = 1) -> list[tuple[int, int]]:
+    """Return (stream, last step) of each item, from the decoded columns."""
+    decoded = decode(SIGNATURE, batch, length)
+    last = decoded.index[:, -1]
+    return list(zip(decoded.columns["stream"][last, 0].tolist(), decoded.columns["step"][last].tolist(), strict=True))
+
+
+def everything(address: str, config: TableConfig, items: int) -> list[tuple[int, int]]:
+    """Return (stream, last step) of every item of a table, sorted."""
+    with SampleStream(address, config, items, max_in_flight_batches=1, without_replacement=True) as stream:
+        batch = stream.take(WAIT_S)
+        assert batch is not None
+        return sorted(items_of(batch))
