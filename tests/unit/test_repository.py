@@ -99,9 +99,9 @@ def test_what_test_packages_share_lies_in_one_place() -> None:
     for path in sources("tests"):
         own = path.relative_to(ROOT).parts[:-1]
         for module in imported.findall(path.read_text()):
-            package = tuple(module.split("."))[:-1]
-            where = f"{path.relative_to(ROOT)}: {module}"
-            assert package[:3] == own[:3] or package in (("tests", "support"), ("tests", "oracles")), where
+            parts = tuple(module.split("."))
+            is_shared = parts[:2] in (("tests", "support"), ("tests", "oracles"))
+            assert is_shared or parts[: len(own)][:3] == own[:3], f"{path.relative_to(ROOT)}: {module}"
 
 
 def test_services_are_imported_from_inside_the_package() -> None:
