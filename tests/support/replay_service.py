@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from prometheus_client import REGISTRY
 
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_items
 from tests.support.waiting import WAIT_S
@@ -43,12 +44,20 @@ class LocalServer:
 
 
 @contextmanager
-def local_server(max_message_bytes: int = 64 * MEBIBYTE, stored_limit: int = 0) -> Iterator[LocalServer]:
+def local_server(
+    max_message_bytes: int = 64 * MEBIBYTE,
+    stored_limit: int = 0,
+    *,
+    max_streams: int = 64,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[LocalServer]:
     """Serve an empty state on a free port, which stores so many bytes; 0 means no limit."""
     settings = ServerSettings(grace_s=0.2, max_message_bytes=max_message_bytes)
     budget = MemoryBudget(stored_limit)
-    replay = ReplayState(max_tables=4, max_streams=64, first_epoch=1, rng=np.random.default_rng(0), budget=budget)
-    admission = AdmissionQueue(time.monotonic)
+    replay = ReplayState(
+        max_tables=4, max_streams=max_streams, first_epoch=1, rng=np.random.default_rng(0), budget=budget
+    )
+    admission = AdmissionQueue(clock)
     with BackgroundServer("replay", settings) as background:
         servicer = ReplayServicer(replay, admission, max_message_bytes)
         servicer.add_to(background.server)
@@ -107,6 +116,17 @@ def open_appender(
 ) -> StreamAppender:
     """Return an appender of the tests' streams."""
     return StreamAppender(address, actor_id, env_count, SIGNATURE, tables, CHUNK_LENGTH, max_in_flight_chunks=64)
+
+
+def rpc_count(name: str, method: str, **labels: str) -> float:
+    """Return a counter of an RPC, such as `msg_sent` or `handled`, over the servers of this process."""
+    labels |= {"grpc_service": "tidemill.replay.v1.ReplayService", "grpc_method": method}
+    return sum(
+        sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if sample.name == f"grpc_server_{name}_total" and labels.items() <= sample.labels.items()
+    )
 
 
 def write(appender: StreamAppender, steps: range, env_index: int = 0) -> None:

@@ -289,14 +289,15 @@ def test_watcher_of_a_tag_waits_until_it_is_set(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match="tag is 'Best'"):
             ParamsWatcher(server.address, tag="Best")
         with ParamsWatcher(server.address, tag="best", precision=Precision.FULL) as watcher:
-            publisher.offer(_full("one"), METADATA)
-            assert publisher.flush(WAIT_S)
-            assert watcher.wait(0.2) is None
+            for number in ("one", "two", "three"):
+                publisher.offer(_full(number), METADATA)
+                assert publisher.flush(WAIT_S)
+            assert watcher.newest() is None
             with ParamsClient(server.address) as client:
-                client.set_tag("best", 1)
+                client.set_tag("best", 2)  # neither the newest nor the first: nothing else can have been taken for it
             params = watcher.wait(WAIT_S)
             assert params is not None
-            assert params.blob == b"one"
+            assert params.blob == b"two"
 
 
 def test_closing_does_not_wait_for_the_server(tmp_path: Path) -> None:
@@ -308,8 +309,8 @@ def test_closing_does_not_wait_for_the_server(tmp_path: Path) -> None:
     for _ in range(2):
         watcher.close()
         publisher.close()
-        assert not watcher._thread.is_alive()  # `close` would have given up waiting for it
-        assert not publisher._thread.is_alive()
+        names = {thread.name for thread in threading.enumerate()}
+        assert not names & {"params-watcher", "params-publisher"}  # `close` would have given up waiting for them
     assert watcher.wait(WAIT_S) is None
     assert not publisher.flush(WAIT_S)
 

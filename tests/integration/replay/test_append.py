@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.proxy import Proxy
-from tests.support.replay_service import LocalServer, everything, items_of, open_appender, write
+from tests.support.replay_service import LocalServer, everything, items_of, open_appender, rpc_count, write
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.codec import decode
@@ -55,9 +55,11 @@ def test_appended_steps_come_back_in_samples(server: LocalServer, client: Replay
 
 def test_appender_waits_for_a_table_that_comes_later(server: LocalServer, client: ReplayClient) -> None:
     """An actor that starts before the learner sends its steps once the table exists."""
+    before = rpc_count("handled", "Append", grpc_code="NOT_FOUND")
     with open_appender(server.address) as appender:
         write(appender, range(8))
-        assert not appender.flush(0.3)
+        wait_until(lambda: rpc_count("handled", "Append", grpc_code="NOT_FOUND") > before, "the streams to be refused")
+        assert not appender.flush(0.0)
         client.create_table(make_config())
         assert appender.flush(WAIT_S)
     assert client.describe_table("t").items == 8

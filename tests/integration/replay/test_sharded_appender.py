@@ -75,7 +75,8 @@ def test_shard_that_is_back_soon_keeps_its_actor_and_everything() -> None:
             assert appender.flush(WAIT_S)
             with proxy.refusing():
                 assert write(appender, 1)
-                assert not appender.flush(1.0)
+                wait_until(lambda: proxy.refused > 1, "attempts in vain")
+                assert not appender.flush(0.0)
             assert appender.flush(WAIT_S)
             assert (appender.moves, appender.restarts, appender.dropped_chunks) == (0, 0, 0)
         assert items_at(servers[_FIRST].address) == 2 * CHUNK_LENGTH

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.support.learner_fakes import Clock, batch, sample
+from tests.support.waiting import wait_until
 from tidemill.errors import AlreadyExists
 from tidemill.replay.batch import SampledBatch
 from tidemill.services.learner.counters import Counters
@@ -115,9 +117,8 @@ def test_fault_in_a_thread_is_raised_in_the_training_thread(samples: _Samples, m
     samples.queue.put(AlreadyExists("table 'replay' has another configuration"))
     batches = make()
     assert _key(batches.take(_WAIT_S)) == 1
-    batches._threads[0].join(_WAIT_S)
     with pytest.raises(AlreadyExists, match="another configuration"):
-        batches.take(0.01)
+        wait_until(lambda: batches.take(0.01), "the reason")
 
 
 def test_env_steps_are_counted_in_order_with_many_threads(samples: _Samples, counters: Counters, make: _Make) -> None:
@@ -138,4 +139,4 @@ def test_close_ends_threads_and_source(samples: _Samples, make: _Make) -> None:
     batches.close()
     batches.close()
     assert samples.closed
-    assert not any(thread.is_alive() for thread in batches._threads)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("decode-")]
