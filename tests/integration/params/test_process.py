@@ -302,6 +302,7 @@ def test_watcher_of_a_tag_waits_until_it_is_set(tmp_path: Path) -> None:
 
 def test_closing_does_not_wait_for_the_server(tmp_path: Path) -> None:
     """A watcher that waits and a publisher that retries have ended when `close` returns; closing twice is fine."""
+    before = set(threading.enumerate())
     with local_server(tmp_path) as server:
         publisher = ParamsPublisher(server.address, name="test")
         watcher = ParamsWatcher(server.address)
@@ -309,7 +310,7 @@ def test_closing_does_not_wait_for_the_server(tmp_path: Path) -> None:
     for _ in range(2):
         watcher.close()
         publisher.close()
-        names = {thread.name for thread in threading.enumerate()}
+        names = {thread.name for thread in set(threading.enumerate()) - before}
         assert not names & {"params-watcher", "params-publisher"}  # `close` would have given up waiting for them
     assert watcher.wait(WAIT_S) is None
     assert not publisher.flush(WAIT_S)
