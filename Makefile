@@ -41,6 +41,10 @@ test: $(VENV)/.dev ## every test: unit, integration, process, learning and conta
 test-unit: $(VENV)/.dev ## the unit tests alone
 	$(BIN)/python -m pytest tests/unit
 
+.PHONY: coverage
+coverage: $(VENV)/.dev ## branch coverage of the unit and integration tests: a table, and line by line in htmlcov/
+	$(BIN)/python -m pytest tests/unit tests/integration --numprocesses 2 --dist loadfile --cov --cov-report term --cov-report html
+
 .PHONY: check
 check: $(VENV)/.dev ## formatting, lint, types, import rules, wire contract, stubs, API reference, links
 	$(BIN)/python -m scripts.check
@@ -126,7 +130,7 @@ hooks: $(VENV)/.dev ## run the quick checks at every commit
 
 .PHONY: clean
 clean: ## remove .venv, caches and builds; runs/ stays
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage* htmlcov build dist *.egg-info
 	find tidemill services tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each stamp is newer than the pins it was installed from, so a changed pin installs again. A stamp is only

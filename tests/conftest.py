@@ -1,11 +1,15 @@
-"""Shared by every test: fixed seeds, one thread for arithmetic, and a mark for the slow kinds."""
+"""Shared by every test: order, fixed seeds, one thread for arithmetic, a mark for the slow kinds, an end to a hang."""
 
 from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
+from collections.abc import Callable, Generator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -23,15 +27,75 @@ hypothesis.settings.load_profile("tidemill")
 _MARKED_FOLDERS = ("process", "learning", "compose")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of tests/process, tests/learning and tests/compose; skip what needs a GPU where there is none."""
-    root = Path(__file__).parent
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave the random numbers of a test to `_fixed_seeds`: pytest-randomly is there for the order alone."""
+    config.option.randomly_reset_seed = False
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
+    """Mark the tests of the slow kinds, skip what needs a GPU where there is none, and limit what is shuffled.
+
+    The files of a folder, and the tests of a file, come in an order of their own in every run. The folders themselves
+    stay in order, the slow ones first, so that two workers end together; and so does tests/compose, which starts one
+    cluster and goes through its life.
+    """
+    written = {item: position for position, item in enumerate(items)}
+    yield
     for item in items:
-        folder = item.path.relative_to(root).parts[0] if item.path.is_relative_to(root) else ""
-        if folder in _MARKED_FOLDERS:
-            item.add_marker(folder)
+        if _folder_of(item) in _MARKED_FOLDERS:
+            item.add_marker(_folder_of(item))
         if item.get_closest_marker("requires_cuda") and not sys.modules["torch"].cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+    items.sort(key=lambda item: (_folder_of(item), written[item] if _folder_of(item) == "compose" else 0))
+
+
+def _folder_of(item: pytest.Item) -> str:
+    root = Path(__file__).parent
+    return item.path.relative_to(root).parts[0] if item.path.is_relative_to(root) else ""
+
+
+class TimedOut(BaseException):
+    """A test takes longer than it may.
+
+    Nothing that hypothesis takes for a failure of the code: it would look for a smaller example, and hang again.
+    """
+
+
+_START_TIMER = pytest.StashKey[Callable[[], None]]()
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None, object, object]:  # noqa: ANN401
+    """Have a timeout end the test at once, whoever called the code that hangs."""
+    result = yield
+    report = signal.getsignal(signal.SIGALRM)
+    if settings.method == "signal" and callable(report):
+
+        def end_test(number: int, frame: FrameType | None) -> None:
+            try:
+                report(number, frame)  # the stacks of all threads
+            except pytest.fail.Exception as error:
+                raise TimedOut(str(error)) from None
+
+        def start() -> None:
+            signal.signal(signal.SIGALRM, end_test)
+            signal.setitimer(signal.ITIMER_REAL, settings.timeout)
+
+        item.stash[_START_TIMER] = start
+        start()
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """Give the teardown a timer of its own: that of a test that failed is stopped, and what hung may hang again."""
+    if _START_TIMER in item.stash:
+        item.stash[_START_TIMER]()
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 @pytest.fixture(autouse=True)

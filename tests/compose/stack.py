@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.compose.engine import Engine, NoEngine
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 180.0
@@ -249,10 +249,7 @@ class Stack:
 
 def until(is_true: Callable[[], bool], what: str, describe: Callable[[], str] = str, bound_s: float = BOUND_S) -> None:
     """Wait until something outside of this process holds; there is no event to wait on."""
-    deadline_s = time.monotonic() + bound_s
-    while not is_true():
-        assert time.monotonic() < deadline_s, f"not within {bound_s:g} s: {what}\n{describe()}"
-        threading.Event().wait(_POLL_S)
+    wait_until(is_true, what, bound_s, longest_pause_s=_POLL_S, describe=describe)
 
 
 def _free_port() -> int:

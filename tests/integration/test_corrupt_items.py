@@ -10,9 +10,10 @@ from contextlib import ExitStack, closing
 import numpy as np
 import pytest
 
-from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S, local_server, open_appender, wait_until
-from tests.unit.learner.fakes import FakeAgent
-from tests.unit.replay.streams import SIGNATURE, make_chunk, make_config, make_items
+from tests.support.learner_fakes import FakeAgent
+from tests.support.replay_service import CHUNK_LENGTH, local_server, open_appender
+from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, make_items
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.config.run import ClusterSettings
 from tidemill.config.table import TableSettings
 from tidemill.replay.mirror import MirrorSize, TableMirror

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.feeder import TABLE
-from tests.integration.learner_cluster import LearnerCluster, learner_cluster, wait_until
+from tests.support.feeder import TABLE
+from tests.support.learner_cluster import LearnerCluster, learner_cluster
+from tests.support.waiting import wait_until
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 
 

@@ -8,13 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.feeder import TABLE
-from tests.integration.learner_cluster import (
-    LearnerCluster,
-    is_serving,
-    learner_cluster,
-    wait_until,
-)
+from tests.support.feeder import TABLE
+from tests.support.learner_cluster import LearnerCluster, is_serving, learner_cluster
+from tests.support.waiting import wait_until
 from tidemill.errors import FailedPrecondition, FatalError
 from tidemill.learner.status import LearnerState
 from tidemill.params.blob import unpack

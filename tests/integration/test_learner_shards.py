@@ -9,14 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.feeder import TABLE, Feeder
-from tests.integration.learner_cluster import (
-    LearnerCluster,
-    Process,
-    is_serving,
-    learner_cluster,
-    wait_until,
-)
+from tests.support.feeder import TABLE, Feeder
+from tests.support.learner_cluster import LearnerCluster, Process, is_serving, learner_cluster
+from tests.support.waiting import wait_until
 from tidemill.learner.status import LearnerStatus
 from tidemill.replay.client import ReplayClient
 from tidemill.rpc.settings import ServerSettings

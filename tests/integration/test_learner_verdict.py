@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.learner_cluster import LearnerCluster, learner_cluster
+from tests.support.learner_cluster import LearnerCluster, learner_cluster
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import BEST, EVALUATED, LAST_TRAINED, VERDICT, Version
 from tidemill.services.learner.checkpoint.store import CheckpointStore

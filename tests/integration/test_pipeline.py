@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.integration.replay.service import WAIT_S, local_server, wait_until
+from tests.support.replay_service import local_server
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill import codec
 from tidemill.config.run import ClusterSettings
 from tidemill.config.sections import ActorConfig
@@ -100,7 +101,7 @@ def test_actor_with_other_columns_than_the_table_is_refused() -> None:
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_an_actor_runs_ahead_by_so_many_chunks_of_each_environment(chunks: int) -> None:
     """Where nothing is stored, it collects one chunk of each stream more than the setting and then waits."""
-    env = EnvSettings(id="tests.envs_for_tests:counting", num_envs=_ENVS)
+    env = EnvSettings(id="tests.support.envs:counting", num_envs=_ENVS)
     config = ActorConfig(env=env, actor=ActorSettings(max_in_flight_chunks=chunks))
     signature, length = signature_of(make_env(env, 1, training=True).spec), config.table.chunk_length
     row = {column.name: np.zeros((_ENVS, *column.shape), column.dtype) for column in signature}
@@ -138,7 +139,7 @@ def _sampled(window: WindowSpec, end: str, own: Signature = ()) -> tuple[Signatu
     Columns of its `own` may be added: `log_prob`, minus a seventh of the step's number, and the observation as `seen`.
     """
     env = make_env(
-        EnvSettings(id="tests.envs_for_tests:counting", kwargs={"length": _LENGTH, "end": end}), _ENVS, training=True
+        EnvSettings(id="tests.support.envs:counting", kwargs={"length": _LENGTH, "end": end}), _ENVS, training=True
     )
     signature = (*signature_of(env.spec), *own)
     sampler = SelectorConfig(SelectorKind.UNIFORM)

@@ -6,10 +6,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.integration.proxy import Proxy
-from tests.integration.replay.rows import write
-from tests.integration.replay.service import WAIT_S, local_server, open_appender, wait_until
-from tests.unit.replay.streams import make_config
+from tests.support.proxy import Proxy
+from tests.support.replay_service import local_server, open_appender, write
+from tests.support.replay_streams import make_config
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampler import ReplaySampler
 from tidemill.replay.shards.table import shard_config

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.launched import ROOT, launched
+from tests.support.launched import ROOT, launched
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]
 

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from tests.unit.rl.batches import CASES, sampled_batch
+from tests.support.batches import CASES, sampled_batch
 from tidemill.rl.agents.build import build_agent
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, StepVote, joined_group
 

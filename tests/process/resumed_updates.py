@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tests.unit.rl.batches import CASES, sampled_batch
+from tests.support.batches import CASES, sampled_batch
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.checkpoint.resume import ResumableState

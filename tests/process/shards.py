@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S, ServerProcess
-from tests.integration.replay.shards import items_of
-from tests.unit.replay.streams import SIGNATURE, make_chunk, make_config, make_items
+from tests.support.replay_service import CHUNK_LENGTH, ServerProcess, items_of
+from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, make_items
+from tests.support.waiting import WAIT_S
 from tidemill.replay.appender import StreamRestarted
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampler import ReplaySampler

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-import threading
 from pathlib import Path
 
 from tidemill import process
@@ -23,14 +22,7 @@ def main() -> int:
     parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
     parser.add_argument("--result", type=Path, help="write this file and end on SIGUSR1, as the evaluator does")
     options = parser.parse_args()
-    stop = process.stop_event()
-    finish = threading.Event()
-
-    def on_finish(_number: int) -> None:
-        finish.set()
-        stop.set()
-
-    process._on_signal(signal.SIGUSR1, on_finish)
+    stop, finish = process.stop_event(), process.signal_event(signal.SIGUSR1)
     if options.deaf:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _note(options, "start")
@@ -40,7 +32,8 @@ def main() -> int:
     with BackgroundServer(options.name, ServerSettings(address=options.address, grace_s=0.5)) as server:
         server.start()
         server.set_serving(True)
-        stop.wait()
+        while not (stop.wait(0.05) or finish.is_set()):
+            pass
     if finish.is_set() and options.result:
         options.result.write_text("{}")
     _note(options, "end")

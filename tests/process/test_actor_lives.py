@@ -6,7 +6,8 @@ import re
 import signal
 from pathlib import Path
 
-from tests.integration.learner_cluster import LearnerCluster, learner_cluster, wait_until
+from tests.support.learner_cluster import LearnerCluster, learner_cluster
+from tests.support.waiting import wait_until
 from tidemill.services.actor.__main__ import training_seed
 from tidemill.services.actor.actor_index import actor_index
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.process.launched import BOUND_S, ROOT, launched
+from tests.support.launched import BOUND_S, ROOT, launched
 from tidemill.services.launcher.cli import COMMANDS
 from tidemill.services.launcher.run.paths import make_socket_folder, remove_socket_folder
 

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import pytest
 
-from tests.process.launched import ROOT, launched
+from tests.support.launched import ROOT, launched
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
 from tidemill.envs.settings import EnvSettings

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.resumed_updates import train
-from tests.unit.rl.batches import CASES
+from tests.support.batches import CASES
 
 _CASES = [name for name, (_, env_spec) in CASES.items() if env_spec.observation_dtype != "uint8"]
 """Every algorithm and option; images only change the first layers."""

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from tests.integration.test_documented_examples import run_example
-from tests.process.launched import BOUND_S, ROOT
+from tests.support.documented import run_example
+from tests.support.launched import BOUND_S, ROOT
 from tidemill.cluster import Cluster
 from tidemill.scores import read_scores
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.learner_cluster import LearnerCluster, Process, learner_cluster, wait_until
+from tests.support.learner_cluster import LearnerCluster, Process, learner_cluster
+from tests.support.waiting import wait_until
 
 _WAIT_S = 240.0  # a machine takes four starts of torch to come back
 

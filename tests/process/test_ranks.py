@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.process.rank_updates import trained
-from tests.unit.rl.batches import CASES
+from tests.support.batches import CASES
 from tidemill.services.learner.distributed.learner_group import SingleLearner
 
 _WAIT_S = 500.0

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.learner_cluster import LearnerCluster, Process, learner_cluster, wait_until
+from tests.support.learner_cluster import LearnerCluster, Process, learner_cluster
+from tests.support.waiting import wait_until
 from tidemill.learner.status import LearnerState
 
 _RANKS = 2

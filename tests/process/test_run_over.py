@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.learner_cluster import LearnerCluster, Process, learner_cluster, wait_until
+from tests.support.learner_cluster import LearnerCluster, Process, learner_cluster
+from tests.support.waiting import wait_until
 from tidemill.idle import INTERRUPTED
 
 _WAIT_S = 400.0  # torch is imported again and again, on a machine that may be busy

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.integration.replay.service import WAIT_S, wait_until
 from tests.process.shards import COUNT, TABLE, Shards, Taker, Writer, writers
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.sampler import ShardedSampleStream
 

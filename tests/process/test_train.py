@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
-from tests.process.launched import ROOT, Launched, eventually, launched, learner_of, services_of
+from tests.support.launched import ROOT, Launched, launched, learner_of, services_of, tidemill
+from tests.support.waiting import wait_until
 from tidemill.errors import Unavailable
 from tidemill.params.stored import read_params
 from tidemill.scores import read_scores
@@ -21,31 +21,6 @@ from tidemill.scores import read_scores
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 _SERVICES = {"replay", "paramserver", "learner", "actor", "evaluator"}
-
-_CONFIG = {
-    "run": {"name": "small"},
-    "env": {"id": "CartPole-v1", "num_envs": 4},
-    "agent": {
-        "algorithm": "dqn",
-        "network": "mlp",
-        "hidden_sizes": [16],
-        "dueling": False,
-        "batch_size": 16,
-    },
-    "table": {"min_size": 100, "max_items": 10_000},
-    "learner": {"updates_per_env_step": 0.25, "publish_every": 20, "checkpoint_every_s": 1.0},
-    "actor": {"max_env_steps_per_s": 400.0},
-    "evaluator": {"episodes": 2, "num_envs": 2, "min_interval_s": 0.2, "video_max_steps": 20},
-    "launcher": {"view": "plain", "view_every_s": 0.2, "restart_backoff_s": 0.1, "start_timeout_s": 300.0},
-}
-
-
-@pytest.fixture
-def config_file(tmp_path: Path) -> Path:
-    """A config of a run that learns nothing worth knowing, quickly."""
-    file = tmp_path / "small.yaml"
-    file.write_text(yaml.safe_dump(_CONFIG | {"run": {"name": "small", "root": str(tmp_path / "runs")}}))
-    return file
 
 
 def _is_training(cluster: Launched) -> None:
@@ -64,14 +39,7 @@ def _takes_steps(folder: Path, when: str) -> None:
             return 0
 
         reached = steps()
-        eventually(lambda: steps() > reached + 40, f"gradient steps {when}")
-
-
-def _tidemill(*arguments: str) -> str:
-    command = [sys.executable, "-m", "tidemill.services.launcher", *arguments]
-    answer = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=200, check=False)
-    assert answer.returncode == 0, answer.stderr
-    return answer.stdout
+        wait_until(lambda: steps() > reached + 40, f"gradient steps {when}")
 
 
 def test_train_ends_at_its_limit_with_everything_a_run_leaves(config_file: Path, tmp_path: Path) -> None:
@@ -101,7 +69,7 @@ def test_train_ends_at_its_limit_with_everything_a_run_leaves(config_file: Path,
     )
     assert again.returncode == 1
     assert "already holds a run" in again.stderr
-    assert "mean " in _tidemill("evaluate", str(folder), "--episodes", "3")
+    assert "mean " in tidemill("evaluate", str(folder), "--episodes", "3")
 
 
 def test_what_a_solved_run_leaves_is_what_was_confirmed(config_file: Path, tmp_path: Path) -> None:
@@ -132,12 +100,12 @@ def test_stopped_run_is_resumed_from_its_checkpoint(config_file: Path, tmp_path:
     folder = tmp_path / "runs" / "small"
     with launched("train", "--config", str(config_file)) as cluster:
         _is_training(cluster)
-        assert "training" in _tidemill("status", str(folder))
-        _tidemill("ctl", "pause", str(folder))
+        assert "training" in tidemill("status", str(folder))
+        tidemill("ctl", "pause", str(folder))
         with learner_of(folder) as learner:
-            eventually(lambda: learner.get_status().state.name == "PAUSED", "the learner pauses")
-        _tidemill("ctl", "resume", str(folder))
-        assert "checkpoint of" in _tidemill("ctl", "checkpoint", str(folder))
+            wait_until(lambda: learner.get_status().state.name == "PAUSED", "the learner pauses")
+        tidemill("ctl", "resume", str(folder))
+        assert "checkpoint of" in tidemill("ctl", "checkpoint", str(folder))
         cluster.send(signal.SIGTERM)
         assert cluster.wait() == 0
         assert cluster.children() == {}
@@ -162,7 +130,7 @@ def test_run_goes_on_after_each_service_was_killed_once(config_file: Path, tmp_p
     folder = tmp_path / "runs" / "small"
     with launched("train", "--config", str(config_file)) as cluster:
         _is_training(cluster)
-        _tidemill("ctl", "checkpoint", str(folder))
+        tidemill("ctl", "checkpoint", str(folder))
         for name in ("actor", "evaluator", "replay", "paramserver", "learner"):
             seen = len(cluster.lines)
             pid = cluster.children()[name]
@@ -184,11 +152,11 @@ def test_killed_launcher_leaves_no_orphan(config_file: Path) -> None:
         _is_training(cluster)
         pid = cluster.process.pid
         assert set(services_of(pid)) >= _SERVICES
-        eventually(lambda: "learner on standby" in services_of(pid), "a learner waits")
+        wait_until(lambda: "learner on standby" in services_of(pid), "a learner waits")
         os.kill(services_of(pid)["actor"], signal.SIGSTOP)
         cluster.send(signal.SIGKILL)
         cluster.process.wait(60)
-        eventually(lambda: not services_of(pid), "every service has ended")
+        wait_until(lambda: not services_of(pid), "every service has ended")
 
 
 def test_killed_launcher_leaves_no_rank_of_the_learner(config_file: Path) -> None:
@@ -201,7 +169,7 @@ def test_killed_launcher_leaves_no_rank_of_the_learner(config_file: Path) -> Non
         os.kill(ranks[1], signal.SIGSTOP)
         cluster.send(signal.SIGKILL)
         try:
-            eventually(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks), "every rank has ended")
+            wait_until(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks), "every rank has ended")
         finally:
             for rank in ranks:
                 with contextlib.suppress(ProcessLookupError):

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.launched import eventually, launched, learner_of
-from tests.process.test_train import _tidemill, config_file
+from tests.support.launched import launched, learner_of, tidemill
+from tests.support.waiting import wait_until
 from tidemill.errors import Unavailable
 from tidemill.learner.status import LearnerStatus
-
-__all__ = ["config_file"]
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -44,18 +42,18 @@ def test_train_uses_two_shards_and_survives_the_death_of_one(config_file: Path, 
     with launched("train", "--config", str(config_file), *options) as cluster:
         for name in ("replay-0", "replay-1", "learner", "actor-0", "actor-1"):
             cluster.until(f"{name} is ready")
-        eventually(lambda: [s.samples > 100 for s in status_of(folder).shards] == [True, True], "samples of both")
-        shown = _tidemill("status", str(folder))
+        wait_until(lambda: [s.samples > 100 for s in status_of(folder).shards] == [True, True], "samples of both")
+        shown = tidemill("status", str(folder))
         assert "shard 0" in shown
         assert "shard 1" in shown
         os.kill(pid_of_shard(1, tmp_path), signal.SIGKILL)
         cluster.until("replay-1 was killed by signal 9")
         before = status_of(folder)
-        eventually(lambda: status_of(folder).learner_steps > before.learner_steps + 40, "steps without it or with it")
+        wait_until(lambda: status_of(folder).learner_steps > before.learner_steps + 40, "steps without it or with it")
         cluster.until("replay-1 is ready", count=2)
         given = before.shards[1].samples
-        eventually(lambda: [s.live for s in status_of(folder).shards] == [True, True], "both shards")
-        eventually(lambda: status_of(folder).shards[1].samples > given, "samples of what was restored")
+        wait_until(lambda: [s.live for s in status_of(folder).shards] == [True, True], "both shards")
+        wait_until(lambda: status_of(folder).shards[1].samples > given, "samples of what was restored")
         cluster.send(signal.SIGINT)
         assert cluster.wait() == 0
         assert cluster.children() == {}

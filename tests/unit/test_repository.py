@@ -93,6 +93,17 @@ def test_source_file_has_a_telling_name() -> None:
     assert vague == []
 
 
+def test_what_test_packages_share_lies_in_one_place() -> None:
+    """A test imports from its own package, from one that encloses it, or from tests/support; nothing else is shared."""
+    imported = re.compile(r"^from (tests\.[\w.]+) import", re.MULTILINE)
+    for path in sources("tests"):
+        own = path.relative_to(ROOT).parts[:-1]
+        for module in imported.findall(path.read_text()):
+            parts = tuple(module.split("."))
+            is_shared = parts[:2] in (("tests", "support"), ("tests", "oracles"))
+            assert is_shared or parts[: len(own)][:3] == own[:3], f"{path.relative_to(ROOT)}: {module}"
+
+
 def test_services_are_imported_from_inside_the_package() -> None:
     """The distribution owns no top-level name but tidemill: nothing imports `services`, and the link leads there."""
     own = re.compile(r"^\s*(from|import) services\b", re.MULTILINE)

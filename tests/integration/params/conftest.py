@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.params.service import LIMIT_BYTES, LocalServer, local_server
+from tests.support.params_service import LIMIT_BYTES, LocalServer, local_server
 from tidemill.params.client import ParamsClient
 from tidemill.params.v1 import params_pb2_grpc
 from tidemill.rpc.channel import open_channel

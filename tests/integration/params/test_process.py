@@ -16,7 +16,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.integration.params.service import METADATA, WAIT_S, ServerProcess, local_server, server_process
+from tests.support.params_service import METADATA, ServerProcess, local_server, server_process
+from tests.support.waiting import WAIT_S
 from tidemill.errors import InvalidArgument, Unavailable
 from tidemill.params.client import ParamsClient
 from tidemill.params.publisher import ParamsPublisher, StalePublisher
@@ -288,18 +289,20 @@ def test_watcher_of_a_tag_waits_until_it_is_set(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match="tag is 'Best'"):
             ParamsWatcher(server.address, tag="Best")
         with ParamsWatcher(server.address, tag="best", precision=Precision.FULL) as watcher:
-            publisher.offer(_full("one"), METADATA)
-            assert publisher.flush(WAIT_S)
-            assert watcher.wait(0.2) is None
+            for number in ("one", "two", "three"):
+                publisher.offer(_full(number), METADATA)
+                assert publisher.flush(WAIT_S)
+            assert watcher.newest() is None
             with ParamsClient(server.address) as client:
-                client.set_tag("best", 1)
+                client.set_tag("best", 2)  # neither the newest nor the first: nothing else can have been taken for it
             params = watcher.wait(WAIT_S)
             assert params is not None
-            assert params.blob == b"one"
+            assert params.blob == b"two"
 
 
 def test_closing_does_not_wait_for_the_server(tmp_path: Path) -> None:
     """A watcher that waits and a publisher that retries have ended when `close` returns; closing twice is fine."""
+    before = set(threading.enumerate())
     with local_server(tmp_path) as server:
         publisher = ParamsPublisher(server.address, name="test")
         watcher = ParamsWatcher(server.address)
@@ -307,8 +310,8 @@ def test_closing_does_not_wait_for_the_server(tmp_path: Path) -> None:
     for _ in range(2):
         watcher.close()
         publisher.close()
-        assert not watcher._thread.is_alive()  # `close` would have given up waiting for it
-        assert not publisher._thread.is_alive()
+        names = {thread.name for thread in set(threading.enumerate()) - before}
+        assert not names & {"params-watcher", "params-publisher"}  # `close` would have given up waiting for them
     assert watcher.wait(WAIT_S) is None
     assert not publisher.flush(WAIT_S)
 

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.params.service import (
-    LARGE,
-    LIMIT_BYTES,
-    METADATA,
-    MIB,
-    WAIT_S,
-    LocalServer,
-    local_server,
-    publish,
-)
+from tests.support.params_service import LARGE, LIMIT_BYTES, METADATA, MIB, LocalServer, local_server, publish
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import (
     DataLoss,
     FailedPrecondition,
@@ -50,13 +41,6 @@ def _header(*blobs: bytes, fencing_token: int = 1, base_version: int = 0, **chan
 
 def _piece(data: bytes) -> pb.PublishRequest:
     return pb.PublishRequest(piece=data)
-
-
-def _wait_for_file(path: Path) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not path.exists():
-        assert time.monotonic() < deadline, f"no {path}"
-        time.sleep(0.01)
 
 
 def test_older_publisher_is_refused(client: ParamsClient, server: LocalServer) -> None:
@@ -164,7 +148,7 @@ def test_superseded_publisher_loses_its_turn_at_once(tmp_path: Path) -> None:
 
         with open_channel(server.address) as channel:
             old = params_pb2_grpc.ParamServiceStub(channel).Publish.future(trickling(), timeout=10 * WAIT_S)
-            _wait_for_file(tmp_path / "incoming" / "full.safetensors")
+            wait_until((tmp_path / "incoming" / "full.safetensors").exists, "the first piece to be stored")
             opened = client.acquire_fencing_token("new")
             blobs = {Precision.FULL: b"x"}
             assert client.publish(blobs, METADATA, fencing_token=opened.fencing_token, base_version=0) == 1

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.params.service import WAIT_S, LocalServer, local_server, publish
+from tests.support.params_service import LocalServer, local_server, publish
+from tests.support.waiting import WAIT_S
 from tidemill.config.run import RunSettings
 from tidemill.errors import NotFound
 from tidemill.params.client import ParamsClient

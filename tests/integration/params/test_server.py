@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.params.service import LARGE, METADATA, MIB, WAIT_S, LocalServer, publish
+from tests.support.params_service import LARGE, METADATA, MIB, LocalServer, publish
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import (
     DataLoss,
     InvalidArgument,
@@ -69,8 +70,7 @@ def test_waiting_fetch_gets_the_version_published_meanwhile(client: ParamsClient
     found: list[Any] = []
     waiting = threading.Thread(target=lambda: found.append(client.fetch(newer_than=1, wait_s=WAIT_S)))
     waiting.start()
-    while server.metric("fetches") < 1:
-        waiting.join(0.01)
+    wait_until(lambda: server.metric("fetches") == 1, "the fetch to wait")
     publish(client, b"two")
     waiting.join(WAIT_S / 2)
     assert [params.blob for params in found] == [b"two"]

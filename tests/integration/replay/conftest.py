@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.replay.service import LocalServer, local_server
+from tests.support.replay_service import LocalServer, local_server
 from tidemill.replay.client import ReplayClient
 
 

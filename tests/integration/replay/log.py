@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.integration.replay.service import WAIT_S, ServerProcess, open_appender
-from tests.unit.replay.streams import SIGNATURE, make_chunk, make_config, make_items
+from tests.support.replay_service import ServerProcess, open_appender
+from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, make_items
+from tests.support.waiting import WAIT_S
 from tidemill.codec import decode
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.client import ReplayClient

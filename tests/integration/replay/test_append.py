@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tests.integration.proxy import Proxy
-from tests.integration.replay.rows import everything, rows, write
-from tests.integration.replay.service import WAIT_S, LocalServer, open_appender, wait_until
-from tests.unit.replay.streams import SIGNATURE, make_chunk, make_config, make_items
+from tests.support.proxy import Proxy
+from tests.support.replay_service import LocalServer, everything, items_of, open_appender, rpc_count, write
+from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, make_items
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.codec import decode
 from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError
 from tidemill.replay.appender import StreamAppender
@@ -55,9 +55,11 @@ def test_appended_steps_come_back_in_samples(server: LocalServer, client: Replay
 
 def test_appender_waits_for_a_table_that_comes_later(server: LocalServer, client: ReplayClient) -> None:
     """An actor that starts before the learner sends its steps once the table exists."""
+    before = rpc_count("handled", "Append", grpc_code="NOT_FOUND")
     with open_appender(server.address) as appender:
         write(appender, range(8))
-        assert not appender.flush(0.3)
+        wait_until(lambda: rpc_count("handled", "Append", grpc_code="NOT_FOUND") > before, "the streams to be refused")
+        assert not appender.flush(0.0)
         client.create_table(make_config())
         assert appender.flush(WAIT_S)
     assert client.describe_table("t").items == 8
@@ -154,7 +156,7 @@ def test_many_actors_and_samplers_share_a_server(server: LocalServer, client: Re
         for stream in streams * 10:
             batch = stream.take(WAIT_S)
             assert batch is not None
-            assert len(rows(batch)) == 32
+            assert len(items_of(batch)) == 32
             client.update_priorities("t", batch.keys, np.full(32, 2.0))
         for writer, appender in zip(writers, appenders, strict=True):
             writer.join(WAIT_S)

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-from tests.integration.replay.service import WAIT_S, local_server, open_appender, wait_until
-from tests.unit.replay.streams import make_chunk, make_config, make_items
+from tests.support.replay_service import local_server, open_appender
+from tests.support.replay_streams import make_chunk, make_config, make_items
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import RateLimiterConfig
@@ -33,6 +34,12 @@ def table_of(items: int, limiter: RateLimiterConfig) -> Iterator[tuple[str, Stre
                 write(appender, first)
             assert appender.flush(WAIT_S)
             yield server.address, appender
+
+
+def is_held_back(address: str) -> bool:
+    """Return whether the rate limiter holds back an insert."""
+    with ReplayClient(address) as client:
+        return client.describe_table("t").insert_blocked
 
 
 def answers(address: str, draws: Sequence[pb.Draw]) -> list[pb.SampleResponse]:
@@ -62,8 +69,8 @@ def test_counted_samples_let_inserts_go_on() -> None:
     limiter = RateLimiterConfig(min_size=4, samples_per_insert=2.0, error_buffer=4.0)
     with table_of(8, limiter) as (address, appender):
         write(appender, 8)  # diff 8, beyond the buffer
-        wait_until(lambda: appender.unacknowledged_chunks == 1, "the insert to be sent")
-        assert not appender.flush(0.2)
+        wait_until(lambda: is_held_back(address), "the insert to be held back")
+        assert not appender.flush(0.0)
         first, second = answers(address, [pb.Draw(items=2, counted=0), pb.Draw(items=0, counted=6)])
         assert (first.limiter_diff, second.limiter_diff) == (8.0, 10.0)  # 8 - 6, then the insert's 8 more
         assert appender.flush(WAIT_S)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tests.integration.replay.log import RANKED, everything, kill, load, options, scrape, write
-from tests.integration.replay.service import WAIT_S, ServerProcess, open_appender, server_process, wait_until
+from tests.support.replay_service import ServerProcess, open_appender, server_process
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists, TidemillError
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampler import ReplaySampler

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.replay.log import RANKED, everything, kill, load, options, scrape, write
-from tests.integration.replay.service import WAIT_S, ServerProcess, open_appender, server_process, wait_until
-from tests.unit.replay.streams import make_chunk, make_items
+from tests.support.replay_service import ServerProcess, open_appender, server_process
+from tests.support.replay_streams import make_chunk, make_items
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import TidemillError
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.chunk import Chunk

@@ -9,9 +9,10 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.integration.replay.messages import MAX_MESSAGE_BYTES, data_with, opening
-from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S, LocalServer, local_server
-from tests.unit.replay.streams import make_chunk, make_config, make_items
+from tests.support.replay_messages import MAX_MESSAGE_BYTES, data_with, opening
+from tests.support.replay_service import CHUNK_LENGTH, LocalServer, local_server
+from tests.support.replay_streams import make_chunk, make_config, make_items
+from tests.support.waiting import WAIT_S
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.replay.wire import pack_append, pack_config

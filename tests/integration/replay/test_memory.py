@@ -11,15 +11,9 @@ import numpy as np
 import pytest
 
 from tests.integration.replay.log import scrape
-from tests.integration.replay.service import (
-    WAIT_S,
-    LocalServer,
-    ServerProcess,
-    local_server,
-    server_process,
-    wait_until,
-)
-from tests.unit.replay.streams import FIFO, UNIFORM, make_config, make_items
+from tests.support.replay_service import LocalServer, ServerProcess, local_server, server_process
+from tests.support.replay_streams import FIFO, UNIFORM, make_config, make_items
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay.chunk import Chunk
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampler import ReplaySampler

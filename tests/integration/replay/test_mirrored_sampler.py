@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,9 +11,10 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S, local_server, open_appender, server_process
-from tests.integration.replay.shards import local_shards
-from tests.unit.replay.streams import SIGNATURE, make_chunk, make_config, make_items
+from tests.support.replay_service import CHUNK_LENGTH, local_server, open_appender, server_process
+from tests.support.replay_shards import local_shards
+from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, make_items
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
@@ -119,9 +119,9 @@ def test_lost_shard_is_left_out_and_taken_back() -> None:
             with writers(lasting.address) as (writer,):
                 with closing(Writer(first.address, 2)) as other:
                     other.write(3)
-                    until(lambda: check(kept, taken(sampler)) == {1, 2})
+                    wait_until(lambda: check(kept, taken(sampler)) == {1, 2}, "items of both shards")
                     first.close()
-                until(lambda: not all(report.live for report in sampler.shards()))
+                wait_until(lambda: not all(report.live for report in sampler.shards()), "the shard to be left out")
                 for _ in range(10):
                     writer.write()
                     check(kept, taken(sampler))
@@ -129,7 +129,7 @@ def test_lost_shard_is_left_out_and_taken_back() -> None:
                     wait_for_tables([second.address])
                     with closing(Writer(second.address, 3)) as other:
                         other.write(3)
-                        until(lambda: check(kept, taken(sampler)) == {1, 3})
+                        wait_until(lambda: check(kept, taken(sampler)) == {1, 3}, "items of the new shard")
 
 
 def test_server_that_is_restarted_is_sampled_from_its_log(tmp_path: Path) -> None:
@@ -148,7 +148,9 @@ def test_server_that_is_restarted_is_sampled_from_its_log(tmp_path: Path) -> Non
             server.close()
             with server_process(server.address, *options):
                 writer.write(20)
-                until(lambda: int(taken(sampler).params_versions.min()) > 13 * CHUNK_LENGTH)
+                wait_until(
+                    lambda: int(taken(sampler).params_versions.min()) > 13 * CHUNK_LENGTH, "the newest items alone"
+                )
                 for _ in range(20):
                     check(kept, taken(sampler))
 
@@ -215,17 +217,8 @@ def wait_for_tables(addresses: list[str]) -> None:
     for address in addresses:
         with ReplayClient(address) as client:
             client.wait_for_ready(WAIT_S)
-            until(partial(_has_table, client))
+            wait_until(partial(_has_table, client), "the table")
 
 
 def _has_table(client: ReplayClient) -> bool:
     return bool(client.list_tables())
-
-
-def until(is_true: Callable[[], object]) -> None:
-    """Wait for something that other threads and processes bring about; fail after a bound of tries."""
-    for _ in range(int(WAIT_S / 0.02)):
-        if is_true():
-            return
-        threading.Event().wait(0.02)
-    pytest.fail("it never came")

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.integration.replay.messages import MAX_MESSAGE_BYTES, data_with, opening
-from tests.integration.replay.service import WAIT_S, LocalServer, local_server
-from tests.unit.replay.streams import make_config
+from tests.support.replay_messages import MAX_MESSAGE_BYTES, data_with, opening
+from tests.support.replay_service import LocalServer, local_server
+from tests.support.replay_streams import make_config
+from tests.support.waiting import WAIT_S
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.replay.wire import pack_config

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from tests.integration.replay.service import WAIT_S, ServerProcess, open_appender, server_process, wait_until
-from tests.unit.replay.streams import make_chunk, make_config, make_items
+from tests.support.replay_service import ServerProcess, open_appender, server_process
+from tests.support.replay_streams import make_chunk, make_config, make_items
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import Unavailable
 from tidemill.replay.appender import StreamAppender, StreamRestarted
 from tidemill.replay.client import ReplayClient

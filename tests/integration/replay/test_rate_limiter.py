@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.integration.replay.rows import write
-from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S, LocalServer, open_appender, wait_until
-from tests.unit.replay.streams import SIGNATURE, make_chunk, make_config
+from tests.support.replay_service import CHUNK_LENGTH, LocalServer, local_server, open_appender, write
+from tests.support.replay_streams import SIGNATURE, make_chunk, make_config
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import Unavailable
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.client import ReplayClient
@@ -18,9 +19,41 @@ from tidemill.replay.table_config import RateLimiterConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.rpc.channel import open_channel
+from tidemill.services.replay.admission import Side
 
 
-def test_sample_blocks_below_min_size_and_goes_on_at_once(server: LocalServer, client: ReplayClient) -> None:
+class Clock:
+    """What the server's admission reads: it stands still until the test moves it."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        """Return the time in seconds."""
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock."""
+    return Clock()
+
+
+@pytest.fixture
+def server(clock: Clock) -> Iterator[LocalServer]:
+    """An empty server with that clock."""
+    with local_server(clock=clock) as running:
+        yield running
+
+
+def wait_until_held_back(server: LocalServer, side: Side) -> None:
+    """Wait until a call of one side waits at the table."""
+    table = server.replay.find("t")
+    wait_until(lambda: server.admission.waiting(table, side) == 1, f"the {side} to be held back")
+
+
+def test_sample_blocks_below_min_size_and_goes_on_at_once(
+    server: LocalServer, client: ReplayClient, clock: Clock
+) -> None:
     """A sampler waits, and says so in the description, until the insert that reaches min_size."""
     config = make_config(limiter=RateLimiterConfig(min_size=8))
     with ReplaySampler([server.address], config, 4, max_in_flight_batches=1) as stream:
@@ -28,16 +61,20 @@ def test_sample_blocks_below_min_size_and_goes_on_at_once(server: LocalServer, c
         with open_appender(server.address) as appender:
             write(appender, range(4))
             assert appender.flush(WAIT_S)
-            assert stream.take(0.2) is None
+            wait_until_held_back(server, "sample")
+            clock.now_s += 7.0
+            assert stream.take(0.01) is None
             assert client.describe_table("t").sample_blocked
             write(appender, range(4, 8))
             assert stream.take(WAIT_S) is not None
         described = client.describe_table("t")
-        assert described.sample_blocked_s > 0.2
+        assert described.sample_blocked_s == 7.0
         assert described.insert_blocked_s == 0
 
 
-def test_insert_blocks_when_ahead_and_the_owner_waits_for_room(server: LocalServer, client: ReplayClient) -> None:
+def test_insert_blocks_when_ahead_and_the_owner_waits_for_room(
+    server: LocalServer, client: ReplayClient, clock: Clock
+) -> None:
     """Acknowledgements stop while inserts are ahead; `append` then waits, and samples let it go on."""
     config = make_config(limiter=RateLimiterConfig(1, samples_per_insert=1.0, error_buffer=8.0))
     client.create_table(config)
@@ -49,11 +86,13 @@ def test_insert_blocks_when_ahead_and_the_owner_waits_for_room(server: LocalServ
         write(appender, range(12))  # diff 11: the next insert waits
         assert appender.flush(WAIT_S)
         write(appender, range(12, 20))
-        assert not appender.flush(0.2)
+        wait_until_held_back(server, "insert")
+        clock.now_s += 7.0
+        assert not appender.flush(0.0)
         assert appender.unacknowledged_chunks == 2
-        with pytest.raises(Unavailable, match=r"did not acknowledge 2 chunks within 0\.3 s"):
-            appender.append([make_chunk(0, 0, 20, 4)], timeout_s=0.3)
-        assert appender.blocked_s >= 0.3
+        with pytest.raises(Unavailable, match=r"did not acknowledge 2 chunks within 0\.05 s"):
+            appender.append([make_chunk(0, 0, 20, 4)], timeout_s=0.05)
+        assert appender.blocked_s >= 0.05
         described = client.describe_table("t")
         assert described.insert_blocked
         assert described.items == 12
@@ -61,7 +100,7 @@ def test_insert_blocks_when_ahead_and_the_owner_waits_for_room(server: LocalServ
             assert stream.take(WAIT_S) is not None
             assert stream.take(WAIT_S) is not None
             assert appender.flush(WAIT_S)
-        assert client.describe_table("t").insert_blocked_s > 0.2
+        assert client.describe_table("t").insert_blocked_s == 7.0
         stop.set()
         write_more = [make_chunk(0, 0, first, 4) for first in (20, 24, 28)]
         assert appender.append(write_more)  # there is room: a call larger than the limit goes alone

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from tests.integration.proxy import Proxy
-from tests.integration.replay.rows import rows, write
-from tests.integration.replay.service import WAIT_S, LocalServer, open_appender, wait_until
-from tests.unit.replay.streams import FIFO, make_config
+from tests.support.proxy import Proxy
+from tests.support.replay_service import LocalServer, items_of, open_appender, write
+from tests.support.replay_streams import FIFO, make_config
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampler import ReplaySampler
 from tidemill.replay.table_config import RateLimiterConfig
@@ -64,7 +64,7 @@ def test_queue_hands_each_item_to_one_of_two_samplers_in_order(server: LocalServ
         while len(seen) < 80 and time.monotonic() < deadline:
             for stream in (first, second):  # which of them gets a batch is up to the server
                 batch = stream.take(0.05)
-                got = rows(batch) if batch is not None else []
+                got = items_of(batch) if batch is not None else []
                 assert got == sorted(got)
                 seen += got
         writer.join(WAIT_S)

@@ -7,10 +7,11 @@ from contextlib import closing
 
 import pytest
 
-from tests.integration.proxy import Proxy
-from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S, wait_until
-from tests.integration.replay.shards import local_shards
-from tests.unit.replay.streams import SIGNATURE, make_chunk, make_config, make_items
+from tests.support.proxy import Proxy
+from tests.support.replay_service import CHUNK_LENGTH
+from tests.support.replay_shards import local_shards
+from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, make_items
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import Unavailable
 from tidemill.replay.appender import StreamRestarted
 from tidemill.replay.client import ReplayClient
@@ -74,7 +75,8 @@ def test_shard_that_is_back_soon_keeps_its_actor_and_everything() -> None:
             assert appender.flush(WAIT_S)
             with proxy.refusing():
                 assert write(appender, 1)
-                assert not appender.flush(1.0)
+                wait_until(lambda: proxy.refused > 1, "attempts in vain")
+                assert not appender.flush(0.0)
             assert appender.flush(WAIT_S)
             assert (appender.moves, appender.restarts, appender.dropped_chunks) == (0, 0, 0)
         assert items_at(servers[_FIRST].address) == 2 * CHUNK_LENGTH

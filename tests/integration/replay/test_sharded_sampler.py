@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from contextlib import closing
 
 import numpy as np
 import pytest
 
-from tests.integration.proxy import Proxy
-from tests.integration.replay.service import WAIT_S, open_appender, wait_until
-from tests.integration.replay.shards import (
+from tests.support.proxy import Proxy
+from tests.support.replay_service import items_of, open_appender, rpc_count
+from tests.support.replay_shards import (
     assert_distributed,
     fill,
-    items_of,
     local_shards,
     sampling,
     taken,
 )
-from tests.unit.replay.streams import make_chunk, make_config, make_items
+from tests.support.replay_streams import make_chunk, make_config, make_items
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists
 from tidemill.replay.batch import StoredSteps
 from tidemill.replay.client import ReplayClient
@@ -109,7 +110,12 @@ def test_min_size_counts_the_items_of_all_shards() -> None:
         fill(servers[0].address, 0, [1.0] * 12)
         fill(servers[1].address, 1, [1.0] * 4)
         with sampling([s.address for s in servers], config, 4) as stream:
-            assert stream.take(1.0) is None
+            wait_until(lambda: sum(report.items for report in stream.reports()) == 16, "word of what is there")
+            wait_until(lambda: all(report.live for report in stream.reports()), "word of all")
+            answers = rpc_count("msg_sent", "Sample")
+            wait_until(lambda: rpc_count("msg_sent", "Sample") >= answers + 9, "three looks at each after that")
+            assert stream.take(0.0) is None
+            assert sum(report.samples for report in stream.reports()) == 0
             fill(servers[0].address, 2, [1.0] * 2)
             assert taken(stream).table_items == 18
 
@@ -139,10 +145,11 @@ def test_ratio_is_held_over_all_shards() -> None:
 
 
 def _batches(stream: ShardedSampleStream, due: int) -> int:
-    """Take the batches that are due, however long they take, and what comes soon after them; return how many came."""
+    """Take the batches that are due, however long they take, and what comes soon after each; return how many came."""
     for _ in range(due):
         assert stream.take(WAIT_S) is not None
-    return max(due, 0) + sum(stream.take(0.5) is not None for _ in range(6))
+    more = itertools.takewhile(lambda _: stream.take(0.5) is not None, range(6))
+    return max(due, 0) + len(list(more))
 
 
 def test_writer_is_held_back_by_samples_that_come_from_other_shards() -> None:
@@ -158,7 +165,9 @@ def test_writer_is_held_back_by_samples_that_come_from_other_shards() -> None:
             for first in range(0, 160, 4):
                 items = make_items(0, [(0, i, 1) for i in range(4)], [0.0] * 4)
                 assert appender.append([make_chunk(1, 0, first, 4)], [items], timeout_s=WAIT_S)
-            assert not appender.flush(0.5)  # held back: nobody samples
+            table = servers[1].replay.find("t")
+            wait_until(lambda: servers[1].admission.waiting(table, "insert") == 1, "the writer to be held back")
+            assert not appender.flush(0.0)  # nobody samples
             wait_until(lambda: [stream.take(0.5), appender.flush(0.05)][1], "the writer goes on with what is sampled")
 
 
@@ -252,4 +261,5 @@ def test_queue_over_shards_gives_each_item_once() -> None:
         with sampling([s.address for s in servers], config, 8, credit=3) as stream:
             drawn = [item for _ in range(5) for item in items_of(taken(stream))]
             assert Counter(drawn) == Counter((s, i) for s in range(3) for i in range(len(priorities_of(s))))
-            assert stream.take(0.5) is None
+            assert [server.replay.find("t").size for server in servers] == [0, 0, 0]
+            assert stream.take(0.0) is None

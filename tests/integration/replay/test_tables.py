@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.replay.rows import write
-from tests.integration.replay.service import WAIT_S, LocalServer, open_appender
-from tests.unit.replay.streams import UNIFORM, make_config
+from tests.support.replay_service import LocalServer, open_appender, write
+from tests.support.replay_streams import UNIFORM, make_config
+from tests.support.waiting import WAIT_S
 from tidemill.errors import NotFound, TidemillError
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampler import ReplaySampler

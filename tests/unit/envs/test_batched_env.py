@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from tests.envs_for_tests import CountingEnv, EchoEnv
+from tests.support.envs import CountingEnv, EchoEnv
 from tidemill.envs.batched_env import BatchedEnv
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.envs.interface import VectorEnv, VectorStep

@@ -6,14 +6,14 @@ import gymnasium
 import numpy as np
 import pytest
 
-from tests.envs_for_tests import CountingEnv, FailingEnv
+from tests.support.envs import CountingEnv, FailingEnv
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.envs.interface import EpisodeSummary
 from tidemill.envs.make import make_env
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import FatalError, InvalidArgument
 
-COUNTING = "tests.envs_for_tests:counting"
+COUNTING = "tests.support.envs:counting"
 
 
 def test_stream_of_a_terminating_episode_is_exact() -> None:
@@ -49,7 +49,7 @@ def test_truncated_episode_is_summarised_as_not_terminated() -> None:
     )
 
 
-@pytest.mark.parametrize("env_id", [COUNTING, "tests.envs_for_tests:tidemill-tests/Counting-v0"])
+@pytest.mark.parametrize("env_id", [COUNTING, "tests.support.envs:tidemill-tests/Counting-v0"])
 def test_max_episode_steps_truncates_in_training_only(env_id: str) -> None:
     """Training is cut after `max_episode_steps`; evaluation continues to the environment's own end."""
     settings = EnvSettings(env_id, {"length": 6}, max_episode_steps=3)
@@ -81,7 +81,7 @@ def test_limit_that_only_the_info_tells_is_a_truncation() -> None:
 
 def test_registered_limit_of_the_environment_is_kept_by_default() -> None:
     """An environment registered with 7 steps at most is truncated there."""
-    env = make_env(EnvSettings("tests.envs_for_tests:tidemill-tests/Counting-v0", {"length": 50}), 1, training=True)
+    env = make_env(EnvSettings("tests.support.envs:tidemill-tests/Counting-v0", {"length": 50}), 1, training=True)
     env.reset(0)
     steps = [env.step(np.array([0])) for _ in range(7)]
     assert [bool(step.truncated[0]) for step in steps] == [False] * 6 + [True]
@@ -160,14 +160,14 @@ def test_failure_of_an_environment_is_told_with_its_place(how: str, message: str
 )
 def test_failure_at_reset_is_told_with_its_place(how: str, message: str) -> None:
     """An environment that already fails at its first reset is named too."""
-    env = make_env(EnvSettings("tests.envs_for_tests:failing", {"step": 0, "how": how}), 2, training=True)
+    env = make_env(EnvSettings("tests.support.envs:failing", {"step": 0, "how": how}), 2, training=True)
     with pytest.raises(FatalError, match=message):
         env.reset(0)
 
 
 def test_continuous_actions_are_scaled_to_the_bounds() -> None:
     """-1 is the lower bound, 1 the upper one, 0 their middle; what lies outside is clipped."""
-    env = make_env(EnvSettings("tests.envs_for_tests:scaled"), 4, training=True)
+    env = make_env(EnvSettings("tests.support.envs:scaled"), 4, training=True)
     env.reset(0)
     step = env.step(np.array([[-1, -1], [1, 1], [0, 0.5], [-3, 3]], np.float32))
     assert step.observation.tolist() == [[0, -4], [10, -2], [5, -2.5], [0, -2]]
@@ -176,7 +176,7 @@ def test_continuous_actions_are_scaled_to_the_bounds() -> None:
 
 def test_non_finite_action_is_refused() -> None:
     """NaN from a broken policy is blamed on the action, not on the environment."""
-    env = make_env(EnvSettings("tests.envs_for_tests:scaled"), 1, training=True)
+    env = make_env(EnvSettings("tests.support.envs:scaled"), 1, training=True)
     env.reset(0)
     with pytest.raises(InvalidArgument, match=r"actions are .*nan.*allowed: finite numbers"):
         env.step(np.array([[np.nan, 0]], np.float32))
@@ -197,7 +197,7 @@ def test_discrete_action_arrives_in_the_spaces_own_terms(
     name: str, num_actions: int, action: int, arrives: list[int]
 ) -> None:
     """Offsets are added, and joint actions are the digits of a number, the last one fastest."""
-    env = make_env(EnvSettings(f"tests.envs_for_tests:{name}"), 1, training=True)
+    env = make_env(EnvSettings(f"tests.support.envs:{name}"), 1, training=True)
     env.reset(0)
     assert env.spec.num_actions == num_actions
     assert env.step(np.array([action])).observation[0].tolist() == arrives
@@ -206,7 +206,7 @@ def test_discrete_action_arrives_in_the_spaces_own_terms(
 @pytest.mark.parametrize("action", [-1, 3])
 def test_discrete_action_outside_the_space_is_refused(action: int) -> None:
     """An action that does not exist is refused with its value and the range, instead of wrapping around."""
-    env = make_env(EnvSettings("tests.envs_for_tests:offset"), 1, training=True)
+    env = make_env(EnvSettings("tests.support.envs:offset"), 1, training=True)
     env.reset(0)
     with pytest.raises(InvalidArgument, match=rf"actions are \[{action}\], allowed: 0 to 2"):
         env.step(np.array([action]))
@@ -214,14 +214,14 @@ def test_discrete_action_outside_the_space_is_refused(action: int) -> None:
 
 def test_flatten_makes_one_vector_of_a_dict() -> None:
     """A place of 3 and two speeds become five numbers, the place one-hot."""
-    env = make_env(EnvSettings("tests.envs_for_tests:dictionary", flatten=True), 1, training=True)
+    env = make_env(EnvSettings("tests.support.envs:dictionary", flatten=True), 1, training=True)
     assert env.spec.observation_shape == (5,)
     assert env.reset(0).tolist() == [[0, 1, 0, 0.5, -0.5]]
 
 
 def test_flatten_makes_one_vector_of_a_nested_tuple() -> None:
     """A place of 3, one-hot, and the speed of a dict inside the tuple."""
-    env = make_env(EnvSettings("tests.envs_for_tests:pair", flatten=True), 1, training=True)
+    env = make_env(EnvSettings("tests.support.envs:pair", flatten=True), 1, training=True)
     assert env.reset(0).tolist() == [[0, 1, 0, 0.5]]
 
 
@@ -239,14 +239,14 @@ def test_observed_shows_some_numbers_of_a_vector_in_the_order_asked_for() -> Non
 def test_observed_counts_positions_of_what_was_flattened() -> None:
     """The two speeds of a flattened dict."""
     env = make_env(
-        EnvSettings("tests.envs_for_tests:dictionary", flatten=True, observation_indices=(3, 4)), 1, training=True
+        EnvSettings("tests.support.envs:dictionary", flatten=True, observation_indices=(3, 4)), 1, training=True
     )
     assert env.reset(0).tolist() == [[0.5, -0.5]]
 
 
 def test_flatten_makes_a_discrete_observation_one_hot() -> None:
     """Place 2 of 4 is (0, 0, 1, 0), in float32."""
-    env = make_env(EnvSettings("tests.envs_for_tests:place", flatten=True), 1, training=True)
+    env = make_env(EnvSettings("tests.support.envs:place", flatten=True), 1, training=True)
     observation = env.reset(0)
     assert observation.tolist() == [[0, 0, 1, 0]]
     assert observation.dtype == np.float32
@@ -254,7 +254,7 @@ def test_flatten_makes_a_discrete_observation_one_hot() -> None:
 
 def test_image_stays_bytes() -> None:
     """An image of bytes is stored as it is, not as floats."""
-    env = make_env(EnvSettings("tests.envs_for_tests:image"), 1, training=True)
+    env = make_env(EnvSettings("tests.support.envs:image"), 1, training=True)
     assert (env.spec.observation_shape, env.spec.observation_dtype) == ((2, 3), "uint8")
     assert env.reset(0).tolist() == [[[0, 1, 2], [3, 4, 5]]]
 

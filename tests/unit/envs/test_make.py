@@ -13,7 +13,7 @@ from tidemill.envs.make import make_env, spec_of
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 
-HERE = "tests.envs_for_tests"
+HERE = "tests.support.envs"
 
 
 @pytest.mark.parametrize(

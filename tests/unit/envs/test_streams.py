@@ -12,9 +12,9 @@ from tidemill.envs.settings import EnvSettings
 from tidemill.errors import InvalidArgument
 
 PLAYED = {
-    "terminates": (EnvSettings("tests.envs_for_tests:counting"), 3000),
-    "truncates": (EnvSettings("tests.envs_for_tests:counting", {"end": "truncated"}), 3000),
-    "both_at_once": (EnvSettings("tests.envs_for_tests:counting", {"end": "both", "length": 1}), 1000),
+    "terminates": (EnvSettings("tests.support.envs:counting"), 3000),
+    "truncates": (EnvSettings("tests.support.envs:counting", {"end": "truncated"}), 3000),
+    "both_at_once": (EnvSettings("tests.support.envs:counting", {"end": "both", "length": 1}), 1000),
     "cartpole": (EnvSettings("CartPole-v1", max_episode_steps=20), 3000),
     "lander": (EnvSettings("LunarLanderContinuous-v3", max_episode_steps=80), 600),
     "breakout": (EnvSettings("ALE/Breakout-v5"), 500),

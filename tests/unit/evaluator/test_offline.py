@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.publishing import publish
 from tests.unit.evaluator.blobs import blob_of
-from tests.unit.paramserver.publishing import publish
 from tidemill.config.load import write_document
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import EvaluatorConfig

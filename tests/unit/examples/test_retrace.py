@@ -10,7 +10,7 @@ import torch
 
 from retrace.config import RetraceConfig
 from retrace.loss import retrace_target
-from tests.unit.rl.batches import VECTOR, policy_input
+from tests.support.batches import VECTOR, policy_input
 from tidemill.config.load import load_config
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy

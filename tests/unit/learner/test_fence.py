@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.learner.fakes import Clock
+from tests.support.learner_fakes import Clock
 from tidemill.errors import Unavailable
 from tidemill.params.publisher import StalePublisher
 from tidemill.services.learner.fence import Fence

@@ -9,7 +9,7 @@ import torch
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from tests.unit.learner.fakes import Clock
+from tests.support.learner_fakes import Clock
 from tidemill.learner.status import LearnerState
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.progress import Progress

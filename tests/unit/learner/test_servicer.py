@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
 
+from tests.support.waiting import wait_until
 from tidemill.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerState, LearnerStatus, SavedCheckpoint, ShardStatus
 from tidemill.learner.v1 import learner_pb2 as pb
+from tidemill.learner.v1 import learner_pb2_grpc
 from tidemill.rpc.background import BackgroundServer
+from tidemill.rpc.channel import open_channel
 from tidemill.rpc.settings import ServerSettings
 from tidemill.services.learner import servicer
 from tidemill.services.learner.control import Control
@@ -61,8 +65,11 @@ def test_status_arrives_whole(client: LearnerClient) -> None:
 def test_states_are_those_of_the_contract(state: LearnerState) -> None:
     """Each state has a name in the proto."""
     expected = "UNSPECIFIED" if state is LearnerState.UNKNOWN else state.name
-    packed = servicer._pack(replace(_STATUS, state=state))
-    assert pb.LearnerState.Name(packed.state) == f"LEARNER_STATE_{expected}"
+    with BackgroundServer("learner", ServerSettings(grace_s=0.2)) as server:
+        LearnerServicer(Control(threading.Event()), lambda: replace(_STATUS, state=state)).add_to(server.server)
+        with open_channel(server.start()) as channel:
+            answer = learner_pb2_grpc.LearnerServiceStub(channel).GetStatus(pb.GetStatusRequest(), timeout=10)
+    assert pb.LearnerState.Name(answer.state) == f"LEARNER_STATE_{expected}"
 
 
 def test_pause_and_resume_reach_the_training_thread(client: LearnerClient, control: Control) -> None:
@@ -92,15 +99,17 @@ def test_overlong_reason_is_refused(client: LearnerClient, control: Control) -> 
 
 def _answer(control: Control, result: SavedCheckpoint | Exception) -> threading.Thread:
     def serve() -> None:
-        waiting = threading.Event()
-        for _ in range(1_000):
-            if (request := control.take_checkpoint_request()) is not None:
-                if isinstance(result, Exception):
-                    request.set_exception(result)
-                else:
-                    request.set_result(result)
-                return
-            waiting.wait(0.01)
+        taken: list[Future[SavedCheckpoint]] = []
+
+        def asked() -> bool:
+            taken.extend(filter(None, [control.take_checkpoint_request()]))
+            return bool(taken)
+
+        wait_until(asked, "a request for a checkpoint", 10.0)
+        if isinstance(result, Exception):
+            taken[0].set_exception(result)
+        else:
+            taken[0].set_result(result)
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()

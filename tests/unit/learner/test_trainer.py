@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.learner.fakes import (
+from tests.support.learner_fakes import (
     Clock,
     FakeAgent,
     FakePriorities,
@@ -16,6 +16,7 @@ from tests.unit.learner.fakes import (
     FakeSource,
     batch,
 )
+from tests.support.waiting import wait_until
 from tidemill.errors import FatalError
 from tidemill.learner.status import LearnerState
 from tidemill.params.publisher import StalePublisher
@@ -64,12 +65,7 @@ class _Scene:
 
     def await_state(self, state: LearnerState) -> None:
         """Wait until the trainer reports a state."""
-        event = threading.Event()
-        for _ in range(int(_WAIT_S / 0.01)):
-            if self.progress.state is state:
-                return
-            event.wait(0.01)
-        raise AssertionError(f"still {self.progress.state}")
+        wait_until(lambda: self.progress.state is state, f"the trainer is {state}")
 
     def end(self) -> None:
         """Stop and wait for the thread."""

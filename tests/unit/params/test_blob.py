@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tests.unit.paramserver.publishing import METADATA
+from tests.support.publishing import METADATA
 from tidemill.errors import InvalidArgument, ResourceExhausted
 from tidemill.params.blob import half, pack, unpack
 

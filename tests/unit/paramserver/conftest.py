@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.paramserver.publishing import OpenStore, small_store
+from tests.support.publishing import OpenStore, small_store
 from tidemill.services.paramserver.version_store import VersionStore
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.paramserver.publishing import METADATA, NOON, encoding, request_of
+from tests.support.publishing import METADATA, NOON, encoding, request_of
 from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from tidemill.params.version import Encoding, Precision, Version
 from tidemill.services.paramserver.catalog import Catalog

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.paramserver.publishing import OpenStore, names, publish, read, small_store
+from tests.support.publishing import OpenStore, names, publish, read, small_store
 from tidemill.errors import DataLoss
 from tidemill.params.document import seal, unseal
 from tidemill.params.version import Precision

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.paramserver.publishing import OpenStore, names, publish, read
+from tests.support.publishing import OpenStore, names, publish, read
 from tidemill.errors import ResourceExhausted
 from tidemill.services.paramserver.version_store import VersionStore
 

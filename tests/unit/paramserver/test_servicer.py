@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.unit.paramserver.publishing import NOON, OpenStore, request_of
+from tests.support.publishing import NOON, OpenStore, request_of
 from tidemill.errors import Unavailable
 from tidemill.params.v1 import params_pb2 as pb
 from tidemill.services.paramserver import servicer as servicer_module
+from tidemill.services.paramserver.catalog import Catalog
 from tidemill.services.paramserver.metrics import Metrics
 from tidemill.services.paramserver.servicer import ParamServicer
 from tidemill.services.paramserver.version_notifier import VersionNotifier
@@ -51,17 +52,19 @@ async def test_watcher_that_reads_slowly_skips_to_the_newest(tmp_path: Path, ope
     assert seen == [1, 6]
 
 
-async def test_fetch_by_tag_survives_the_removal_of_what_it_found(tmp_path: Path, open_store: OpenStore) -> None:
+async def test_fetch_by_tag_survives_the_removal_of_what_it_found(
+    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When retention removes a version between finding and opening it, the tag's next version is sent."""
     store, notifier = open_store(tmp_path, keep_versions=1), VersionNotifier()
     writer = StoreWriter(store, notifier, clock=lambda: NOON)
     servicer = _servicer(store, writer, notifier)
     await writer.acquire_fencing_token()
     await writer.publish(request_of(b"one"), _one(b"one"))
-    found_before, tagged = store.catalog.newest, servicer._tagged
+    found_before, tagged = store.catalog.newest, Catalog.tagged
     await writer.publish(request_of(b"two", base_version=1), _one(b"two"))
     answers = [found_before]
-    servicer._tagged = lambda *a, **n: answers.pop() if answers else tagged(*a, **n)  # type: ignore[method-assign]
+    monkeypatch.setattr(Catalog, "tagged", lambda *a: answers.pop() if answers else tagged(*a))
     sent = [response async for response in servicer.Fetch(pb.FetchRequest(tag="latest"), _CONTEXT)]
     writer.close()
     assert [sent[0].header.version.version, sent[1].piece] == [2, b"two"]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.paramserver.publishing import (
+from tests.support.publishing import (
     METADATA,
     NOON,
     OpenStore,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.replay.streams import (
+from tests.support.replay_streams import (
     FIFO,
     UNIFORM,
     append,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.replay.streams import (
+from tests.support.replay_streams import (
     SIGNATURE,
     append,
     make_chunk,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.unit.replay.streams import make_chunk, make_items
+from tests.support.replay_streams import make_chunk, make_items
 from tidemill.errors import InvalidArgument
 from tidemill.replay.append_message import AppendMessage, messages_of
 from tidemill.replay.chunk import Chunk

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.unit.replay.streams import SIGNATURE
+from tests.support.replay_streams import SIGNATURE
 from tidemill.errors import FailedPrecondition
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.streams import EPOCH_RANDOM_BITS, StreamRegistry, first_epoch

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
 from tests.unit.replay.log.logs import open_log
-from tests.unit.replay.streams import append, make_chunk, make_config, make_items, open_streams
 from tidemill.errors import ResourceExhausted
 from tidemill.replay.table_config import TableConfig
 from tidemill.services.replay.append import AppendSession

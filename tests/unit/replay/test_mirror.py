@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.replay.streams import SIGNATURE, append, make_chunk, make_config, make_items, make_replay, open_streams
+from tests.support.replay_streams import (
+    SIGNATURE,
+    append,
+    make_chunk,
+    make_config,
+    make_items,
+    make_replay,
+    open_streams,
+)
 from tidemill import codec
 from tidemill.errors import DataLoss
 from tidemill.replay import wire

@@ -10,7 +10,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.replay.streams import make_chunk, make_config, make_items
+from tests.support.replay_messages import field
+from tests.support.replay_streams import make_chunk, make_config, make_items
 from tidemill.errors import InvalidArgument
 from tidemill.replay.chunk import Chunk
 from tidemill.replay.limits import MAX_DRAWS, MAX_MESSAGE_BLOCKS, MAX_MESSAGE_CHUNKS, MAX_MESSAGE_ITEMS
@@ -29,20 +30,6 @@ class Watched(bytes):
     def __getitem__(self, at: Any) -> Any:  # noqa: ANN401 - as of bytes
         self.looks += 1
         return super().__getitem__(at)
-
-
-def varint(value: int) -> bytes:
-    """Return a number as protobuf writes it."""
-    head = b""
-    while value > 127:
-        head += bytes([value & 127 | 128])
-        value >>= 7
-    return head + bytes([value])
-
-
-def field(number: int, value: bytes) -> bytes:
-    """Return a field whose value is bytes or a message."""
-    return varint(number << 3 | 2) + varint(len(value)) + value
 
 
 def data(value: bytes) -> bytes:

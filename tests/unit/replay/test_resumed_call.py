@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.replay.messages import opening
+from tests.support.replay_messages import opening
+from tests.support.replay_streams import append, make_chunk, make_config, make_replay, open_streams
 from tests.unit.replay.log.logs import empty_replay
-from tests.unit.replay.streams import append, make_chunk, make_config, make_replay, open_streams
 from tidemill.config.services import StorageSettings
 from tidemill.errors import Unavailable
 from tidemill.services.replay.admission import AdmissionQueue

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.unit.replay.streams import (
+from tests.support.replay_streams import (
     append,
     held_chunks,
     make_chunk,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.unit.rl.batches import random_batch
+from tests.support.batches import random_batch
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.optimizers import Adam

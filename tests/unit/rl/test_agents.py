@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.rl.batches import (
+from tests.support.batches import (
     CASES,
     CONTINUOUS,
     IMAGE,

@@ -15,7 +15,7 @@ import torch
 import torch._inductor.config
 from torch import Tensor
 
-from tests.unit.rl.batches import CASES, VECTOR, sampled_batch
+from tests.support.batches import CASES, VECTOR, sampled_batch
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.dqn.config import DQNConfig

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.rl.batches import policy_input
+from tests.support.batches import policy_input
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.d4pg.config import D4PGConfig
 from tidemill.rl.agents.ddpg.config import DDPGConfig

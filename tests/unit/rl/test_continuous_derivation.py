@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.batches import CONTINUOUS, random_batch
 from tests.unit.rl import reference_update as ref
-from tests.unit.rl.batches import CONTINUOUS, random_batch
 from tests.unit.rl.reference_update import Batch, Floats, Params
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.d4pg.config import D4PGConfig

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.rl.batches import CONTINUOUS, CONTINUOUS_BYTES, policy_input, random_batch
+from tests.support.batches import CONTINUOUS, CONTINUOUS_BYTES, policy_input, random_batch
 from tidemill.errors import ConfigError
 from tidemill.rl.action_noise import NoiseConfig
 from tidemill.rl.agents.build import build_agent, build_policy

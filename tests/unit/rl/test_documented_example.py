@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.rl.batches import policy_input
+from tests.support.batches import policy_input
 from tests.unit.rl.test_dqn import CHAIN, chain_batch
 from tidemill.config.load import from_document, load
 from tidemill.config.sections import LearnerConfig, RunConfig

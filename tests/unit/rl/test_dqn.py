@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.rl.batches import IMAGE, VECTOR, policy_input, random_batch
+from tests.support.batches import IMAGE, VECTOR, policy_input, random_batch
 from tidemill.rl.agents.dqn.agent import DQNAgent
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.policy import DQNPolicy

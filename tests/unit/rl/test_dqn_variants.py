@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.rl.batches import policy_input
+from tests.support.batches import policy_input
 from tests.unit.rl.test_dqn import CHAIN, CPU, chain_batch
 from tidemill.rl.agents.dqn.agent import DQNAgent
 from tidemill.rl.agents.dqn.config import DQNConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tests.unit.rl.batches import policy_input
+from tests.support.batches import policy_input
 from tidemill.rl.action_noise import HeldActions
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.sac.config import SACConfig

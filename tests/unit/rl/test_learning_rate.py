@@ -8,7 +8,7 @@ import pytest
 import structlog.testing
 import torch
 
-from tests.unit.rl.batches import CONTINUOUS, SMALL_R2D2, VECTOR, sampled_batch
+from tests.support.batches import CONTINUOUS, SMALL_R2D2, VECTOR, sampled_batch
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.d4pg.config import D4PGConfig
 from tidemill.rl.agents.ddpg.config import DDPGConfig

@@ -10,7 +10,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.unit.rl.batches import CASES, sampled_batch
+from tests.support.batches import CASES, sampled_batch
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.registry import AgentConfig
 from tidemill.types import EnvSpec

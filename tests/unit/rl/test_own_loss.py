@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from losses import log_cosh
-from tests.unit.rl.batches import VECTOR, sampled_batch
+from tests.support.batches import VECTOR, sampled_batch
 from tidemill.config.load import load_config
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy

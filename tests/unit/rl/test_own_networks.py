@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from networks import ResidualTorso
-from tests.unit.rl.batches import CASES, COLOURS, CONTINUOUS, OWN_NETWORK, VECTOR, policy_input, sampled_batch
+from tests.support.batches import CASES, COLOURS, CONTINUOUS, OWN_NETWORK, VECTOR, policy_input, sampled_batch
 from tidemill.config.load import load_config
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.rl.batches import policy_input, random_batch
+from tests.support.batches import policy_input, random_batch
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.exploration import ActorSlot

@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.unit.rl.batches import IMAGE, SMALL_R2D2, VECTOR, policy_input, random_batch
+from tests.support.batches import IMAGE, SMALL_R2D2, VECTOR, policy_input, random_batch
 from tidemill.rl import losses
 from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.agents.r2d2.agent import R2D2Agent

@@ -9,19 +9,24 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.rl.batches import CONTINUOUS, policy_input, random_batch, sampled_batch
+from tests.support.batches import CONTINUOUS, policy_input, random_batch, sampled_batch
 from tidemill.rl import losses
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.sac import loss as sac_loss
 from tidemill.rl.agents.sac.agent import SACAgent
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.policy import SACPolicy
-from tidemill.rl.networks.ensemble_mlp import EnsembleMLP
+from tidemill.rl.networks.ensemble_mlp import EnsembleLayer, EnsembleMLP
 from tidemill.rl.networks.squashed_gaussian import LOG_STD_MAX, head_gradient, sample
 from tidemill.types import EnvSpec
 
 CPU = torch.device("cpu")
 BANDIT = EnvSpec((1,), "float32", action_shape=(1,))
+
+
+def layers_of(network: EnsembleMLP) -> list[EnsembleLayer]:
+    """Return the layers of a network, from its input on."""
+    return [module for module in network.modules() if isinstance(module, EnsembleLayer)]
 
 
 def learn_bandit(config: SACConfig) -> tuple[SACAgent, SACPolicy]:
@@ -113,7 +118,7 @@ def test_actor_gradients_are_autograds(layer_norm: bool) -> None:
     actor, critic = EnsembleMLP(1, 3, (16, 12), 4, rng), EnsembleMLP(2, 5, (16, 12), 1, rng, layer_norm)
     observation, noise, temperature = torch.randn(7, 3), torch.randn(7, 2), torch.tensor(0.3)
     with torch.no_grad():  # so that the clamp holds the first log_std of half of the items
-        actor._layers[-1].bias[..., 2] += LOG_STD_MAX + 0.01 - actor(observation)[0, :, 2].median()
+        layers_of(actor)[-1].bias[..., 2] += LOG_STD_MAX + 0.01 - actor(observation)[0, :, 2].median()
     drawn = sample(actor(observation)[0], noise)
     held = drawn.free_log_std[:, 0] > LOG_STD_MAX
     assert 0 < int(held.sum()) < 7
@@ -160,7 +165,7 @@ def test_batched_critics_are_two_networks() -> None:
     values = critic(inputs)
     for copy_index in range(2):
         x = inputs
-        for number, layer in enumerate(critic._layers):
+        for number, layer in enumerate(layers_of(critic)):
             x = x @ layer.weight[copy_index] + layer.bias[copy_index]
             x = torch.relu(x) if number < 2 else x
         torch.testing.assert_close(values[copy_index], x)
@@ -171,7 +176,7 @@ def test_bfloat16_rounds_the_products_between_hidden_layers_alone() -> None:
     """A layer between hidden ones is the float32 product of rounded factors, rounded once; the others are untouched."""
     rng = torch.Generator().manual_seed(0)
     network = EnsembleMLP(2, 5, (16, 12), 1, rng)
-    first, between, last = network._layers
+    first, between, last = layers_of(network)
     network.set_compute_dtype(torch.bfloat16)
     assert [layer.products for layer in (first, between, last)] == [torch.float32, torch.bfloat16, torch.float32]
     x, gradient = torch.randn((2, 8, 16), generator=rng), torch.randn((2, 8, 12), generator=rng)

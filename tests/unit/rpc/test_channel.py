@@ -8,7 +8,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from tests.integration.replay.service import local_server
+from tests.support.replay_service import local_server
 from tidemill.errors import Unavailable
 from tidemill.replay.client import ReplayClient
 from tidemill.rpc.channel import BoundedChannel, open_channel

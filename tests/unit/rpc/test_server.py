@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 
+from tests.support.waiting import wait_until
 from tidemill.errors import ConfigError, FatalError, InvalidArgument, NotFound, TidemillError
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
@@ -176,10 +176,8 @@ def test_refused_request_does_not_stay_until_a_garbage_collection(server: Backgr
                 unary(b"1", timeout=5)
             with pytest.raises(grpc.RpcError, match="whatever it is"):
                 list(stream(iter([b"2", b"3"]), timeout=5))
-            deadline = time.monotonic() + 10.0
-            while _Request.alive and time.monotonic() < deadline:
-                time.sleep(0.01)  # the server's thread is done with a call shortly after its caller
-            assert not _Request.alive
+            # the server's thread is done with a call shortly after its caller
+            wait_until(lambda: not _Request.alive, "the requests to leave", 10.0)
     finally:
         gc.enable()
 

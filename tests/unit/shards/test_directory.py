@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 
 import pytest
 
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import InvalidArgument
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded, resolve
-
-_BOUND_S = 120.0
 
 
 class _Names:
@@ -30,16 +29,6 @@ class _Names:
         return answer
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for the directory's thread."""
-    pause = threading.Event()
-    for _ in range(int(_BOUND_S / 0.01)):
-        if condition():
-            return
-        pause.wait(0.01)
-    raise AssertionError("not in time")
-
-
 def test_listed_shards_are_named_by_their_place() -> None:
     """So that a name outlives a change of address; nobody is asked."""
     with closing(ShardDirectory(["unix:///a", "b:1"])) as directory:
@@ -50,7 +39,7 @@ def test_shards_behind_a_name_come_and_go() -> None:
     """Each is named by its address; what is no longer answered leaves."""
     names = _Names(["10.0.0.1:7401"], ["10.0.0.1:7401", "10.0.0.2:7401"], ["10.0.0.2:7401"])
     with closing(ShardDirectory(["dns:///replay:7401"], every_s=0.01, resolve=names)) as directory:
-        wait_until(lambda: list(directory.current) == ["10.0.0.2:7401"])
+        wait_until(lambda: list(directory.current) == ["10.0.0.2:7401"], "the last answer")
         assert dict(directory.current) == {"10.0.0.2:7401": "10.0.0.2:7401"}
 
 
@@ -59,7 +48,7 @@ def test_last_answer_holds_while_the_name_cannot_be_resolved() -> None:
     names = _Names(None, ["10.0.0.1:7401"], None)
     with closing(ShardDirectory(["dns:///replay:7401"], every_s=0.01, resolve=names)) as directory:
         for _ in range(5):
-            assert names.asked.acquire(timeout=_BOUND_S)
+            assert names.asked.acquire(timeout=WAIT_S)
         assert list(directory.current) == ["10.0.0.1:7401"]
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.replay.streams import SIGNATURE, append, make_chunk, make_config, make_items, make_replay
-from tests.unit.replay.streams import open_streams as opened
+from tests.support.replay_streams import SIGNATURE, append, make_chunk, make_config, make_items, make_replay
+from tests.support.replay_streams import open_streams as opened
 from tidemill.codec import decode
 from tidemill.replay.batch import SampledBatch, StoredSteps
 from tidemill.replay.shards.pending_batch import Part, merge

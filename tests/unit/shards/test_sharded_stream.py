@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from tests.unit.replay.streams import make_config
+from tests.support.replay_streams import make_config
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.mirror import MirrorSize
@@ -21,8 +22,6 @@ from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.sampler import SILENT_S, ShardedSampleStream
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
-
-_BOUND_S = 120.0
 
 
 class _Link:
@@ -107,18 +106,8 @@ def stream(monkeypatch: pytest.MonkeyPatch, clock: _Clock) -> Iterator[ShardedSa
             ShardedSampleStream(directory, make_config(), 3, 12, rng=rng, max_in_flight_batches=1, clock=clock)
         ) as opened,
     ):
-        wait_until(lambda: len(_Link.links) == 3)
+        wait_until(lambda: len(_Link.links) == 3, "the three links")
         yield opened
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for the sampler's own thread."""
-    pause = threading.Event()
-    for _ in range(int(_BOUND_S / 0.01)):
-        if condition():
-            return
-        pause.wait(0.01)
-    raise AssertionError("not in time")
 
 
 def live(weights: dict[str, float]) -> list[_Link]:
@@ -131,7 +120,7 @@ def live(weights: dict[str, float]) -> list[_Link]:
 
 def taken(stream: ShardedSampleStream) -> SampledBatch:
     """Return a batch; there must be one."""
-    batch = stream.take(_BOUND_S)
+    batch = stream.take(WAIT_S)
     assert batch is not None
     return batch
 
@@ -144,7 +133,7 @@ def shares(batch: SampledBatch) -> dict[int, float]:
 def test_batch_is_asked_of_all_shards_by_mass(stream: ShardedSampleStream) -> None:
     """Masses 3, 2 and 1 give 6, 4 and 2 of 12 items, which report these shares."""
     links = live({"0": 3.0, "1": 2.0, "2": 1.0})
-    wait_until(lambda: all(link.asked for link in links))
+    wait_until(lambda: all(link.asked for link in links), "a part of each")
     assert [link.asked[0].items for link in links] == [6, 4, 2]
     for link, total_weight in zip(links, (3.0, 2.0, 1.0), strict=True):
         link.answer(total_weight=total_weight)
@@ -155,7 +144,7 @@ def test_batch_is_asked_of_all_shards_by_mass(stream: ShardedSampleStream) -> No
 def test_lost_part_of_a_batch_is_made_up_for(stream: ShardedSampleStream, answered_before: bool) -> None:
     """The others give what the lost shard was to give, and every item reports the share among those that are left."""
     first, second, third = live({"0": 3.0, "1": 2.0, "2": 1.0})
-    wait_until(lambda: bool(first.asked and second.asked and third.asked))
+    wait_until(lambda: first.asked and second.asked and third.asked, "a part of each")
     if answered_before:
         second.answer(total_weight=2.0)
     third.answer(total_weight=1.0)
@@ -171,7 +160,7 @@ def test_lost_part_of_a_batch_is_made_up_for(stream: ShardedSampleStream, answer
 def test_batch_is_drawn_anew_when_all_shards_are_lost(stream: ShardedSampleStream) -> None:
     """Nobody is left to make up for it; the first shard that is back gives a whole one."""
     links = live({"0": 3.0, "1": 2.0, "2": 1.0})
-    wait_until(lambda: all(link.asked for link in links))
+    wait_until(lambda: all(link.asked for link in links), "a part of each")
     for link in links:
         link.lose()
     assert stream.client_of(0) is None
@@ -184,15 +173,15 @@ def test_silent_shard_is_cut_and_one_that_is_asked_nothing_is_looked_at(
 ) -> None:
     """Silence counts from the oldest question without an answer; only a shard that owes one can be silent."""
     first, second, third = live({"0": 4.0, "1": 4.0, "2": 4.0})
-    wait_until(lambda: bool(first.asked and second.asked and third.asked))
+    wait_until(lambda: first.asked and second.asked and third.asked, "a part of each")
     clock.now_s = 1.0
     first.answer()
     second.answer()
     clock.now_s = 2.0
-    wait_until(lambda: bool(first.asked and second.asked))  # looks: the batch waits for the third
+    wait_until(lambda: first.asked and second.asked, "looks, as the batch waits for the third")
     assert {draw.items for draw in (*first.asked, *second.asked)} == {0}
     clock.now_s = SILENT_S + 0.5
-    wait_until(lambda: third.cuts > 0)
+    wait_until(lambda: third.cuts > 0, "the cut")
     assert (first.cuts, second.cuts) == (0, 0)
 
 
@@ -201,7 +190,7 @@ def test_first_batch_waits_for_all_shards_but_not_for_long(stream: ShardedSample
     first, second = live({"0": 4.0, "1": 4.0})
     assert not any(draw.items for draw in (*first.asked, *second.asked))
     clock.now_s = 5.5
-    wait_until(lambda: any(draw.items for draw in (*first.asked, *second.asked)))
+    wait_until(lambda: any(draw.items for draw in (*first.asked, *second.asked)), "a batch of the two")
 
 
 def test_refusal_of_one_shard_is_raised(stream: ShardedSampleStream) -> None:
@@ -209,14 +198,14 @@ def test_refusal_of_one_shard_is_raised(stream: ShardedSampleStream) -> None:
     live({"0": 4.0})
     stream.failed(AlreadyExists("the table differs"))
     with pytest.raises(AlreadyExists, match="the table differs"):
-        stream.take(_BOUND_S)
+        stream.take(WAIT_S)
 
 
 def test_closed_stream_gives_nothing_and_does_not_wait(stream: ShardedSampleStream) -> None:
     """Whoever waits in `take` gets None at once."""
     found: list[object] = []
-    waiting = threading.Thread(target=lambda: found.append(stream.take(_BOUND_S)))
+    waiting = threading.Thread(target=lambda: found.append(stream.take(WAIT_S)))
     waiting.start()
     stream.close()
-    waiting.join(_BOUND_S)
+    waiting.join(WAIT_S)
     assert found == [None]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.replay.streams import make_config
+from tests.support.replay_streams import make_config
 from tidemill.replay.shards.table import Plan, ShardedTable, ShardRequest, shard_config
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
 from tidemill.services.replay.tables.rate_limiter import RateLimiter

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.unit.learner.fakes import Clock
+from tests.support.learner_fakes import Clock
 from tidemill.errors import ResourceExhausted
 from tidemill.params.publisher import StalePublisher
 from tidemill.services.learner.checkpoint.checkpointer import Checkpointer

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.unit.learner.fakes import Clock, batch, sample
+from tests.support.learner_fakes import Clock, batch, sample
+from tests.support.waiting import wait_until
 from tidemill.errors import AlreadyExists
 from tidemill.replay.batch import SampledBatch
 from tidemill.services.learner.counters import Counters
@@ -115,9 +117,8 @@ def test_fault_in_a_thread_is_raised_in_the_training_thread(samples: _Samples, m
     samples.queue.put(AlreadyExists("table 'replay' has another configuration"))
     batches = make()
     assert _key(batches.take(_WAIT_S)) == 1
-    batches._threads[0].join(_WAIT_S)
     with pytest.raises(AlreadyExists, match="another configuration"):
-        batches.take(0.01)
+        wait_until(lambda: batches.take(0.01), "the reason")
 
 
 def test_env_steps_are_counted_in_order_with_many_threads(samples: _Samples, counters: Counters, make: _Make) -> None:
@@ -133,9 +134,10 @@ def test_close_ends_threads_and_source(samples: _Samples, make: _Make) -> None:
     """Even a thread that holds a batch nobody takes ends."""
     for number in range(5):
         samples.queue.put(sample([0.0], first_key=number + 1))
+    before = set(threading.enumerate())
     batches = make(threads=2)
     assert batches.take(_WAIT_S) is not None
     batches.close()
     batches.close()
     assert samples.closed
-    assert not any(thread.is_alive() for thread in batches._threads)
+    assert set(threading.enumerate()) <= before

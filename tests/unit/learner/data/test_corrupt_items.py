@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from tests.unit.learner.fakes import Clock, FakeAgent
+from tests.support.learner_fakes import Clock, FakeAgent
 from tidemill.codec import encode
 from tidemill.config.table import TableSettings
 from tidemill.errors import DataLoss, Unavailable

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from tests.unit.learner.fakes import FakeAgent, sample
+from tests.support.learner_fakes import FakeAgent, sample
 from tidemill import codec
 from tidemill.config.table import TableSettings
 from tidemill.replay.batch import SampledBatch

@@ -9,6 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from tests.support.waiting import wait_until
 from tidemill.errors import FatalError, InvalidArgument, Unavailable
 from tidemill.params.publisher import StalePublisher
 from tidemill.replay.chunk import SMALLEST_PRIORITY
@@ -93,10 +94,8 @@ def test_priority_that_is_not_finite_ends_training(value: float) -> None:
     """A diverged loss is raised in the training thread, in one line."""
     writer = PriorityWriter(_Table())
     writer.offer(_keys(1), torch.tensor([value]))
-    writer.flush()
-    writer._thread.join(_WAIT_S)
     with pytest.raises(FatalError, match="training has diverged"):
-        writer.flush()
+        wait_until(writer.flush, "the reason")
 
 
 def test_refused_priorities_are_raised_in_the_owner() -> None:
@@ -105,10 +104,8 @@ def test_refused_priorities_are_raised_in_the_owner() -> None:
     table.faults = [InvalidArgument("priority is negative")]
     writer = PriorityWriter(table)
     writer.offer(_keys(1), torch.ones(1))
-    writer.flush()
-    writer._thread.join(_WAIT_S)
     with pytest.raises(InvalidArgument, match="negative"):
-        writer.flush()
+        wait_until(writer.flush, "the reason")
 
 
 def test_priorities_of_a_superseded_learner_are_not_sent() -> None:

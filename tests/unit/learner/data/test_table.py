@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.learner.fakes import FakeAgent
+from tests.support.learner_fakes import FakeAgent
 from tidemill.config.services import LearnerSettings
 from tidemill.config.table import TableSettings
 from tidemill.errors import AlreadyExists, ConfigError, FatalError

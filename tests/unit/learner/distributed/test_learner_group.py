@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.learner.fakes import Clock, FakeAgent, FakePriorities, FakeSource
+from tests.support.learner_fakes import Clock, FakeAgent, FakePriorities, FakeSource
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.process_group import SINGLE_PROCESS, draw_normal

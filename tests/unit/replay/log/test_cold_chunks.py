@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams, steps_of
 from tests.unit.replay.log.logs import Log, open_log
-from tests.unit.replay.streams import append, make_chunk, make_config, make_items, open_streams, steps_of
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.table_config import RateLimiterConfig
 from tidemill.services.replay.admission import AdmissionQueue

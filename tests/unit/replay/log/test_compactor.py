@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.replay.log.logs import Log, open_log, sample_all
-from tests.unit.replay.streams import (
+from tests.support.replay_streams import (
     FIFO,
     append,
     make_chunk,
@@ -16,6 +15,7 @@ from tests.unit.replay.streams import (
     open_streams,
     steps_of,
 )
+from tests.unit.replay.log.logs import Log, open_log, sample_all
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.services.replay.log.compactor import Garbage
 

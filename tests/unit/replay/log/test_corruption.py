@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.replay.log.logs import Log, open_log, sample_all
-from tests.unit.replay.streams import (
+from tests.support.replay_streams import (
     SIGNATURE,
     append,
     make_chunk,
@@ -18,6 +17,7 @@ from tests.unit.replay.streams import (
     open_streams,
     steps_of,
 )
+from tests.unit.replay.log.logs import Log, open_log, sample_all
 from tidemill.errors import AlreadyExists, FatalError
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
 from tidemill.services.replay.append import AppendSession

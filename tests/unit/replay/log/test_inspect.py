@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
 from tests.unit.replay.log.logs import Log, open_log
-from tests.unit.replay.streams import append, make_chunk, make_config, make_items, open_streams
 from tidemill.errors import FatalError
 from tidemill.services.replay.chunks.logged_blocks import LoggedBlocks
 from tidemill.services.replay.log import inspect as inspect_log

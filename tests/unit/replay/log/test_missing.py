@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.unit.replay.log.logs import Log, open_log
-from tests.unit.replay.streams import (
+from tests.support.replay_streams import (
     FIFO,
     UNIFORM,
     append,
@@ -20,6 +19,7 @@ from tests.unit.replay.streams import (
     make_items,
     open_streams,
 )
+from tests.unit.replay.log.logs import Log, open_log
 from tidemill.replay.table_config import TableConfig
 from tidemill.services.replay.append import AppendSession
 from tidemill.services.replay.log.frame import HEADER_BYTES, Kind, scan

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
 from tests.unit.replay.log.logs import open_log
-from tests.unit.replay.streams import append, make_chunk, make_config, make_items, open_streams
 from tidemill.errors import FatalError
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
 from tidemill.services.replay.log.segments import LogFolder

@@ -55,14 +55,14 @@ class Log:
         self.folder, self.disk = LogFolder(folder), Disk()
         self.reports: queue.SimpleQueue[Progress] = queue.SimpleQueue()
         self.writer = LogWriter(self.folder, Chain(MARK), fsync_interval_s, self.reports.put, self.disk.open)
-        self._sequence = self._offset = 0
+        self._sequence = self.offset = 0
 
     def submit(self, segment: int = 1, meta: bytes = b"meta") -> int:
         """Submit a record; return its sequence number."""
         self._sequence += 1
         record = Record(Kind.TABLE, self._sequence, meta, copy=meta)
-        self.writer.submit(Write(segment, self._offset, record))
-        self._offset += record.size
+        self.writer.submit(Write(segment, self.offset, record))
+        self.offset += record.size
         return self._sequence
 
     def until(self, **wanted: object) -> Progress:
@@ -140,7 +140,7 @@ def test_other_failure_ends_the_writer_and_is_told(log: Log, what: str) -> None:
 def test_segment_is_deleted_after_what_was_submitted_before_is_synced(log: Log) -> None:
     """What takes a segment's place must be safe before the segment goes."""
     log.until(written=log.submit(segment=1))
-    log._offset = 0
+    log.offset = 0
     newest = log.submit(segment=2)
     log.writer.submit(Delete(1))
     log.until(synced=newest)

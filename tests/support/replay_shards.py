@@ -9,9 +9,9 @@ from contextlib import ExitStack, closing, contextmanager
 
 import numpy as np
 
-from tests.integration.replay.service import CHUNK_LENGTH, WAIT_S, LocalServer, local_server
-from tests.unit.replay.streams import SIGNATURE, make_chunk, make_items
-from tidemill.codec import decode
+from tests.support.replay_service import CHUNK_LENGTH, LocalServer, local_server
+from tests.support.replay_streams import SIGNATURE, make_chunk, make_items
+from tests.support.waiting import WAIT_S
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
@@ -73,13 +73,6 @@ def taken(stream: ShardedSampleStream) -> SampledBatch:
     batch = stream.take(WAIT_S)
     assert batch is not None
     return batch
-
-
-def items_of(batch: SampledBatch) -> list[tuple[int, int]]:
-    """Return (stream, step) of each item, from the decoded columns."""
-    rows = decode(SIGNATURE, batch, 1)
-    last = rows.index[:, -1]
-    return list(zip(rows.columns["stream"][last, 0].tolist(), rows.columns["step"][last].tolist(), strict=True))
 
 
 def assert_distributed(counts: Counter[tuple[int, int]], expected: dict[tuple[int, int], float]) -> None:

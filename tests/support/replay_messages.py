@@ -1,11 +1,11 @@
-"""Good messages of the replay service but for one thing."""
+"""Good messages of the replay service but for one thing, and fields written byte by byte."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tests.integration.replay.service import CHUNK_LENGTH
-from tests.unit.replay.streams import SIGNATURE, make_chunk, make_items
+from tests.support.replay_service import CHUNK_LENGTH
+from tests.support.replay_streams import SIGNATURE, make_chunk, make_items
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import pack_append, pack_signature
 
@@ -33,3 +33,17 @@ def data_with(**fields: Any) -> pb.AppendRequest:  # noqa: ANN401
         else:
             setattr(data.chunks[0], name, value)
     return pb.AppendRequest(data=data)
+
+
+def varint(value: int) -> bytes:
+    """Return a number as protobuf writes it."""
+    head = b""
+    while value > 127:
+        head += bytes([value & 127 | 128])
+        value >>= 7
+    return head + bytes([value])
+
+
+def field(number: int, value: bytes) -> bytes:
+    """Return a field whose value is bytes or a message."""
+    return varint(number << 3 | 2) + varint(len(value)) + value

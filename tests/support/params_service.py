@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from prometheus_client import CollectorRegistry
 
+from tests.support.waiting import WAIT_S
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import ParamsMetadata, Precision
 from tidemill.rpc.background import BackgroundServer
@@ -26,7 +27,6 @@ from tidemill.services.paramserver.version_store import VersionStore
 from tidemill.services.paramserver.writer import StoreWriter
 
 METADATA = ParamsMetadata("sac", "Pendulum-v1", learner_steps=100, env_steps=400)
-WAIT_S = 300.0
 MIB = 2**20
 LIMIT_BYTES = 4 * MIB
 """Largest blob of the fixture's server."""

@@ -1,6 +1,6 @@
 """Environments whose observations say exactly what happened, so that tests can verify streams.
 
-Reached by id, as a user's own would be: `tests.envs_for_tests:counting`.
+Reached by id, as a user's own would be: `tests.support.envs:counting`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Real replay servers for the tests: one inside the test's process, one as a process of its own."""
+"""Real replay servers, in the test's process or one of their own, and what tests write to them and read."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from prometheus_client import REGISTRY
 
-from tests.unit.replay.streams import SIGNATURE
+from tests.support.replay_streams import SIGNATURE, make_chunk, make_items
+from tests.support.waiting import WAIT_S
+from tidemill.codec import decode
 from tidemill.replay.appender import StreamAppender
+from tidemill.replay.batch import SampledBatch
+from tidemill.replay.sampler import ReplaySampler
+from tidemill.replay.table_config import TableConfig
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import MEBIBYTE, ServerSettings
 from tidemill.services.replay.admission import AdmissionQueue
@@ -24,7 +30,6 @@ from tidemill.services.replay.memory import MemoryBudget
 from tidemill.services.replay.servicer import ReplayServicer
 from tidemill.services.replay.state import ReplayState
 
-WAIT_S = 300.0  # only ever reached by a machine that is far too busy, or a failure
 CHUNK_LENGTH = 4
 
 
@@ -39,12 +44,20 @@ class LocalServer:
 
 
 @contextmanager
-def local_server(max_message_bytes: int = 64 * MEBIBYTE, stored_limit: int = 0) -> Iterator[LocalServer]:
+def local_server(
+    max_message_bytes: int = 64 * MEBIBYTE,
+    stored_limit: int = 0,
+    *,
+    max_streams: int = 64,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[LocalServer]:
     """Serve an empty state on a free port, which stores so many bytes; 0 means no limit."""
     settings = ServerSettings(grace_s=0.2, max_message_bytes=max_message_bytes)
     budget = MemoryBudget(stored_limit)
-    replay = ReplayState(max_tables=4, max_streams=64, first_epoch=1, rng=np.random.default_rng(0), budget=budget)
-    admission = AdmissionQueue(time.monotonic)
+    replay = ReplayState(
+        max_tables=4, max_streams=max_streams, first_epoch=1, rng=np.random.default_rng(0), budget=budget
+    )
+    admission = AdmissionQueue(clock)
     with BackgroundServer("replay", settings) as background:
         servicer = ReplayServicer(replay, admission, max_message_bytes)
         servicer.add_to(background.server)
@@ -105,10 +118,35 @@ def open_appender(
     return StreamAppender(address, actor_id, env_count, SIGNATURE, tables, CHUNK_LENGTH, max_in_flight_chunks=64)
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
-    """Wait until another process or thread has made a condition true; fail after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited {timeout_s} s for {what}")
-        time.sleep(0.01)  # there is no event across this border
+def rpc_count(name: str, method: str, **labels: str) -> float:
+    """Return a counter of an RPC, such as `msg_sent` or `handled`, over the servers of this process."""
+    labels |= {"grpc_service": "tidemill.replay.v1.ReplayService", "grpc_method": method}
+    return sum(
+        sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if sample.name == f"grpc_server_{name}_total" and labels.items() <= sample.labels.items()
+    )
+
+
+def write(appender: StreamAppender, steps: range, env_index: int = 0) -> None:
+    """Append steps of one environment, a message for each chunk, with an item of one step at each."""
+    for first in range(steps.start, steps.stop, CHUNK_LENGTH):
+        count = min(CHUNK_LENGTH, steps.stop - first)
+        items = make_items(0, [(0, i, 1) for i in range(count)])
+        assert appender.append([make_chunk(env_index, env_index, first, count)], [items], timeout_s=WAIT_S)
+
+
+def items_of(batch: SampledBatch, length: int = 1) -> list[tuple[int, int]]:
+    """Return (stream, last step) of each item, from the decoded columns."""
+    decoded = decode(SIGNATURE, batch, length)
+    last = decoded.index[:, -1]
+    return list(zip(decoded.columns["stream"][last, 0].tolist(), decoded.columns["step"][last].tolist(), strict=True))
+
+
+def everything(address: str, config: TableConfig, items: int) -> list[tuple[int, int]]:
+    """Return (stream, last step) of every item of a table, sorted."""
+    with ReplaySampler([address], config, items, max_in_flight_batches=1, without_replacement=True) as stream:
+        batch = stream.take(WAIT_S)
+        assert batch is not None
+        return sorted(items_of(batch))

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,8 @@ from typing import IO, Protocol, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.integration.feeder import TABLE, Feeder
+from tests.support.feeder import TABLE, Feeder
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import Unavailable
@@ -33,22 +33,12 @@ from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.channel import open_channel
 from tidemill.services.learner.learner import Learner
 
-WAIT_S = 300.0  # only ever reached by a machine that is far too busy, or a failure
-
 
 class _Closable(Protocol):
     def close(self) -> None: ...
 
 
 _T = TypeVar("_T", bound=_Closable)
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
-    """Ask again until a condition holds; fail after `timeout_s`."""
-    pause, deadline = threading.Event(), time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
-        pause.wait(0.05)
 
 
 class Process:

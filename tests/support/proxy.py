@@ -20,7 +20,7 @@ class Proxy:
         self.aim_at(target)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self.connections = 0
+        self.connections = self.refused = 0
         self._sockets: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._answers_pass = threading.Event()
@@ -78,6 +78,7 @@ class Proxy:
             except OSError:
                 return
             if self._refusing:
+                self.refused += 1
                 client.close()
                 continue
             try:

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from tidemill.learner.client import LearnerClient
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 200.0
 """A cluster is ready within ten seconds; a machine that many tests share may need twenty times as long."""
-_POLL_S = 0.05
 
 
 class Launched:
@@ -107,6 +105,14 @@ def launched(*arguments: str) -> Iterator[Launched]:
         command.close()
 
 
+def tidemill(*arguments: str) -> str:
+    """Run a command to its end, which must be a good one; return what it printed."""
+    command = [sys.executable, "-m", "tidemill.services.launcher", *arguments]
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=BOUND_S, check=False)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
 def services_of(launcher_pid: int) -> dict[str, int]:
     """Return the services a launcher started that are alive, by name: `replay`, `actor` and so on.
 
@@ -130,14 +136,6 @@ def services_of(launcher_pid: int) -> dict[str, int]:
             name = module.decode().removeprefix("tidemill.services.")
             found[f"{name} on standby" if waits else name] = int(folder.name)
     return found
-
-
-def eventually(is_true: Callable[[], bool], what: str) -> None:
-    """Wait until a condition outside of this process holds; there is no event to wait on."""
-    deadline_s = time.monotonic() + BOUND_S
-    while not is_true():
-        assert time.monotonic() < deadline_s, f"not within {BOUND_S:g} s: {what}"
-        threading.Event().wait(_POLL_S)
 
 
 def learner_of(folder: Path) -> LearnerClient:

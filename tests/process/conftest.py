@@ -1,0 +1,33 @@
+"""The config of a run that every test of a whole cluster starts from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+_CONFIG = {
+    "run": {"name": "small"},
+    "env": {"id": "CartPole-v1", "num_envs": 4},
+    "agent": {
+        "algorithm": "dqn",
+        "network": "mlp",
+        "hidden_sizes": [16],
+        "dueling": False,
+        "batch_size": 16,
+    },
+    "table": {"min_size": 100, "max_items": 10_000},
+    "learner": {"updates_per_env_step": 0.25, "publish_every": 20, "checkpoint_every_s": 1.0},
+    "actor": {"max_env_steps_per_s": 400.0},
+    "evaluator": {"episodes": 2, "num_envs": 2, "min_interval_s": 0.2, "video_max_steps": 20},
+    "launcher": {"view": "plain", "view_every_s": 0.2, "restart_backoff_s": 0.1, "start_timeout_s": 300.0},
+}
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    """A config of a run that learns nothing worth knowing, quickly."""
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump(_CONFIG | {"run": {"name": "small", "root": str(tmp_path / "runs")}}))
+    return file
