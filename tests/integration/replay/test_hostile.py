@@ -81,6 +81,13 @@ def server() -> Iterator[LocalServer]:
         yield running
 
 
+@pytest.fixture(autouse=True)
+def _empty_table(server: LocalServer) -> None:
+    """Begin each test with nothing in the table that all share."""
+    with ReplayClient(server.address) as client:
+        client.reset_table("t")
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_request_that_holds_millions_is_refused_at_once(server: LocalServer, name: str) -> None:
     """16 MiB of empty entries are gigabytes and minutes when unpacked; the server does not begin to."""
