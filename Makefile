@@ -34,8 +34,7 @@ dev: $(VENV)/.dev ## the tools of check and test too, into .venv
 
 .PHONY: test
 test: $(VENV)/.dev ## every test: unit, integration, process, learning and containers
-	$(BIN)/python -m pytest tests/compose # alone: a cluster in containers takes both cores
-	$(BIN)/python -m pytest --ignore tests/compose --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder # one of three waits for containers
 
 .PHONY: test-unit
 test-unit: $(VENV)/.dev ## the unit tests alone
