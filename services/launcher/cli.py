@@ -50,6 +50,12 @@ def _ctl() -> Command:
     return ctl
 
 
+def _export() -> Command:
+    from tidemill.services.launcher.commands.export import export
+
+    return export
+
+
 def _doctor() -> Command:
     from tidemill.services.launcher.commands.doctor import doctor
 
@@ -85,7 +91,10 @@ def exec_module(module: str) -> Command:
 COMMANDS: dict[str, Entry] = {
     "train": Entry("run a whole cluster on this machine", _train),
     "resume": Entry("continue a run from where it stopped", _resume),
-    "evaluate": Entry("evaluate the trained policy of a run", _module("tidemill.services.evaluator.offline")),
+    "evaluate": Entry(
+        "evaluate the trained policy of a run or of an exported folder", _module("tidemill.services.evaluator.offline")
+    ),
+    "export": Entry("write the trained policy of a run into a folder to pass on", _export),
     "status": Entry("show the status of a running cluster", _status),
     "ctl": Entry("pause, resume, checkpoint or stop a running cluster", _ctl),
     "replay": Entry(

@@ -28,7 +28,7 @@ _SMALL: dict[str, Any] = {
     "launcher": {"view": "plain"},
 }
 _SERVICES = ("replay", "paramserver", "learner", "actor", "evaluator")
-_TRIED_BELOW = {"train", "resume", "evaluate", "status", "ctl", "plan", "doctor", *_SERVICES}
+_TRIED_BELOW = {"train", "resume", "evaluate", "export", "status", "ctl", "plan", "doctor", *_SERVICES}
 
 
 def _answer(*arguments: str) -> str:
@@ -78,7 +78,7 @@ def test_cluster_by_hand_is_looked_at_and_steered(tmp_path: Path) -> None:
             assert service.wait() == 0, service.output
 
 
-def test_run_is_trained_resumed_and_evaluated(tmp_path: Path) -> None:
+def test_run_is_trained_resumed_evaluated_and_exported(tmp_path: Path) -> None:
     """Each takes up what the one before it left in the run's folder."""
     folder = tmp_path / "small"
     with launched("train", "--config", _config(tmp_path), "--run.max_learner_steps", "20") as train:
@@ -88,6 +88,9 @@ def test_run_is_trained_resumed_and_evaluated(tmp_path: Path) -> None:
         assert resumed.wait() == 0, resumed.output
     assert "learner restored checkpoint" in resumed.output
     assert "mean " in _answer("evaluate", str(folder), "--episodes", "2")
+    assert "policy.safetensors" in _answer("export", str(folder), "--out", str(tmp_path / "policy"))
+    folder.rename(tmp_path / "elsewhere")  # what was exported needs nothing of the run
+    assert "mean " in _answer("evaluate", str(tmp_path / "policy"), "--episodes", "2")
 
 
 def test_plan_names_the_settings_for_a_machine() -> None:
