@@ -27,8 +27,8 @@ tags: [reinforcement-learning, {algorithm}, {tag}]
 
 # {algorithm} on {env_id}
 
-Version {version} of the run `{run}`, trained with Tidemill for {env_steps:,} agent decisions and {learner_steps:,} gradient
-steps (seed {seed}).
+Version {version} of the run `{run}`, trained with Tidemill
+for {env_steps:,} agent decisions and {learner_steps:,} gradient steps (seed {seed}).
 
 {curve}## Scores
 
