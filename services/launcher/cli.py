@@ -56,6 +56,12 @@ def _export() -> Command:
     return export
 
 
+def _plot() -> Command:
+    from tidemill.services.launcher.commands.plot import plot
+
+    return plot
+
+
 def _doctor() -> Command:
     from tidemill.services.launcher.commands.doctor import doctor
 
@@ -94,6 +100,7 @@ COMMANDS: dict[str, Entry] = {
     "evaluate": Entry(
         "evaluate the trained policy of a run or of an exported folder", _module("tidemill.services.evaluator.offline")
     ),
+    "plot": Entry("draw the learning curves of runs, and compare them", _plot),
     "export": Entry("write the trained policy of a run into a folder to pass on", _export),
     "status": Entry("show the status of a running cluster", _status),
     "ctl": Entry("pause, resume, checkpoint or stop a running cluster", _ctl),

@@ -28,7 +28,7 @@ _SMALL: dict[str, Any] = {
     "launcher": {"view": "plain"},
 }
 _SERVICES = ("replay", "paramserver", "learner", "actor", "evaluator")
-_TRIED_BELOW = {"train", "resume", "evaluate", "export", "status", "ctl", "plan", "doctor", *_SERVICES}
+_TRIED_BELOW = {"train", "resume", "evaluate", "export", "plot", "status", "ctl", "plan", "doctor", *_SERVICES}
 
 
 def _answer(*arguments: str) -> str:
@@ -89,6 +89,7 @@ def test_run_is_trained_resumed_evaluated_and_exported(tmp_path: Path) -> None:
     assert "learner restored checkpoint" in resumed.output
     assert "mean " in _answer("evaluate", str(folder), "--episodes", "2")
     assert "policy.safetensors" in _answer("export", str(folder), "--out", str(tmp_path / "policy"))
+    assert "1 seed" in _answer("plot", str(folder), "--out", str(tmp_path / "plot.png"))
     folder.rename(tmp_path / "elsewhere")  # what was exported needs nothing of the run
     assert "mean " in _answer("evaluate", str(tmp_path / "policy"), "--episodes", "2")
 

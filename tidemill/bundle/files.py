@@ -115,7 +115,8 @@ def write_bundle(bundle: Bundle, run: Path, folder: Path, card: str) -> None:
         (part / POLICY).write_bytes(bundle.params.blob)
         (part / DOCUMENT).write_bytes(_document(bundle))
         (part / CARD).write_text(card, encoding="utf-8")
-        (part / CONFIG).write_text(_settings(run / CONFIG), encoding="utf-8")
+        settings = yaml.safe_dump(portable_settings(run / CONFIG), sort_keys=False, allow_unicode=True)
+        (part / CONFIG).write_text(settings, encoding="utf-8")
         for name, source in find_shown(run).items():
             shutil.copyfile(source, part / name)
         part.rename(folder)
@@ -129,14 +130,18 @@ def find_shown(run: Path) -> dict[str, Path]:
     return {name: paths[-1] for name, paths in found.items() if paths}
 
 
-def _settings(file: Path) -> str:
-    """Return a run's settings without those of its machine: addresses, folders and processes."""
+def portable_settings(file: Path) -> dict[str, dict[str, Any]]:
+    """Return the settings of a run's config.yaml without those of its machine: addresses, folders and processes.
+
+    Raises:
+        ConfigError: The file is missing or is not a YAML mapping.
+    """
     document = read_document(file)
     kept = {name: dict(document[name] or {}) for name in _SECTIONS if name in document}
     for section in kept.values():
         section.pop("server", None)
     kept.get("run", {}).pop("root", None)
-    return yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
+    return kept
 
 
 def _document(bundle: Bundle) -> bytes:
