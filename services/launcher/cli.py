@@ -62,6 +62,12 @@ def _plot() -> Command:
     return plot
 
 
+def _configs() -> Command:
+    from tidemill.services.launcher.commands.configs import configs
+
+    return configs
+
+
 def _doctor() -> Command:
     from tidemill.services.launcher.commands.doctor import doctor
 
@@ -111,6 +117,7 @@ COMMANDS: dict[str, Entry] = {
     "learner": Entry("start one learner", _module("tidemill.services.learner")),
     "actor": Entry("start one actor; it joins a running cluster", _module("tidemill.services.actor")),
     "evaluator": Entry("start one evaluator", _module("tidemill.services.evaluator")),
+    "configs": Entry("list the presets that --config takes by name", _configs),
     "plan": Entry("compute how many processes of each kind fill a machine", _plan),
     "doctor": Entry("check the installation and report what to fix", _doctor),
 }

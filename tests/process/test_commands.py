@@ -28,7 +28,19 @@ _SMALL: dict[str, Any] = {
     "launcher": {"view": "plain"},
 }
 _SERVICES = ("replay", "paramserver", "learner", "actor", "evaluator")
-_TRIED_BELOW = {"train", "resume", "evaluate", "export", "plot", "status", "ctl", "plan", "doctor", *_SERVICES}
+_TRIED_BELOW = {
+    "train",
+    "resume",
+    "evaluate",
+    "export",
+    "plot",
+    "status",
+    "ctl",
+    "plan",
+    "configs",
+    "doctor",
+    *_SERVICES,
+}
 
 
 def _answer(*arguments: str) -> str:
@@ -97,6 +109,12 @@ def test_run_is_trained_resumed_evaluated_and_exported(tmp_path: Path) -> None:
 def test_plan_names_the_settings_for_a_machine() -> None:
     """From the committed results of the benchmarks."""
     assert "--launcher.actors" in _answer("plan", "--cores", "8", "--env", "ALE/Pong-v5")
+
+
+def test_configs_lists_the_presets_and_prints_one() -> None:
+    """Each has a line; what is printed is the file."""
+    assert "\nquickstart " in _answer("configs")
+    assert _answer("configs", "quickstart") == (ROOT / "configs" / "quickstart.yaml").read_text()
 
 
 def test_doctor_finds_this_installation_ready(tmp_path: Path) -> None:
