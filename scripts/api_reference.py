@@ -36,6 +36,7 @@ SECTIONS = {
         *("build_agent", "build_policy", "Agent", "Update", "Policy", "PolicyContext", "PolicyInput", "PolicyOutput"),
         "AgentConfig",
     ),
+    "A trained policy": ("load_policy", "TrainedPolicy"),
     "Callbacks": ("Callback", "CallbackContext", "Score"),
     "Errors": (
         *("TidemillError", "AlreadyExists", "ConfigError", "DataLoss", "FailedPrecondition", "FatalError"),

@@ -86,9 +86,10 @@ def commands(*, train: bool) -> list[list[str]]:
         *("--agent.network", "mlp", "--run.name", "rehearsal", "--run.max-learner-steps", "200"),
         *("--table.min-size", "200", "--evaluator.episodes", "2"),
     ]
+    passed_on = [["export", "runs/rehearsal", "--out", "policy"], ["evaluate", "policy", "--trust", "--episodes", "2"]]
     plan = ["plan", "--cores", "4", "--env", "ALE/Pong-v5"]
-    plain = [["--version"], ["--help"], ["train", "--help"], ["doctor"], plan]
-    return [*plain, short] if train else plain
+    plain = [["--version"], ["--help"], ["train", "--config", "quickstart", "--help"], ["doctor"], plan]
+    return [*plain, short, *passed_on] if train else plain
 
 
 def main() -> int:

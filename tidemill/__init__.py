@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tidemill.bundle.policy import TrainedPolicy, load_policy
     from tidemill.callbacks import Callback, CallbackContext
     from tidemill.cluster import Cluster, RunResult
     from tidemill.config.load import load_config
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "tidemill.bundle.policy": ("TrainedPolicy", "load_policy"),
     "tidemill.callbacks": ("Callback", "CallbackContext"),
     "tidemill.cluster": ("Cluster", "RunResult"),
     "tidemill.config.load": ("load_config",),
@@ -142,6 +144,7 @@ __all__ = [
     "TableConfig",
     "TableDescription",
     "TidemillError",
+    "TrainedPolicy",
     "Unavailable",
     "Unimplemented",
     "Update",
@@ -153,6 +156,7 @@ __all__ = [
     "build_agent",
     "build_policy",
     "load_config",
+    "load_policy",
     "make_env",
     "signature_of",
 ]

@@ -12,7 +12,6 @@ import numpy as np
 
 from benchmarks.learn import curve
 from benchmarks.learn.atomic import write_json, write_text
-from benchmarks.learn.bootstrap import interquartile_mean, mean_interval
 from benchmarks.learn.plan import RESULTS, RUNS, command_of
 from benchmarks.learn.ran import Measure, Ran, read_json, read_ran, seeds_of
 from benchmarks.learn.references import References, references_of
@@ -21,6 +20,7 @@ from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import NotFound
 from tidemill.rl.agents.registry import AgentConfig
+from tidemill.services.launcher.plot.bootstrap import interquartile_mean, mean_interval
 
 Document = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""`tidemill evaluate RUN`: evaluates the parameters of a run by its own protocol, whether or not it is running."""
+"""`tidemill evaluate RUN`: evaluates the policy of a run, running or not, or of a bundle, by the run's own protocol."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 
 from tidemill.atomic_files import write_atomically
+from tidemill.bundle.files import check_trusted, read_policy_params
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.atari_scores import human_normalised
-from tidemill.errors import ConfigError, NotFound
-from tidemill.params.stored import read_params
-from tidemill.params.version import BEST, LATEST, Params, Version
+from tidemill.errors import ConfigError
+from tidemill.params.version import Params, Version
 from tidemill.process import run, stop_event
 from tidemill.services.evaluator.episode_runner import EpisodeRunner, epsilon_of
 from tidemill.services.evaluator.protocol import Evaluation
@@ -137,7 +137,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Evaluate the trained policy of a run by the run's own protocol: full episodes, raw reward, "
         "each seed counted once.",
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, for example runs/quickstart")
+    parser.add_argument(
+        "run", type=Path, metavar="RUN", help="the run's folder, for example runs/quickstart, or one that was exported"
+    )
+    parser.add_argument(
+        "--trust", action="store_true", help="import the modules that an exported folder's settings name: your own only"
+    )
     parser.add_argument(
         "--config",
         type=Path,
@@ -156,6 +161,15 @@ def _parser() -> argparse.ArgumentParser:
         help="parameters: best, latest or a version's number (default: best, or latest if none is tagged best)",
     )
     parser.add_argument("--seed", type=int, metavar="S", help="first seed (default: seeds the run never used)")
+    _add_protocol(parser)
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="where the JSON report is written (default: in RUN/evaluations)"
+    )
+    parser.add_argument("--video", type=Path, metavar="FILE", help="also record one episode as MP4")
+    return parser
+
+
+def _add_protocol(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy", choices=("greedy", "epsilon", "sampled"), help="how actions are chosen (default: as in the run)"
     )
@@ -164,16 +178,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--noop-max", type=int, metavar="N", help="Atari: most no-op frames at the start of an episode")
     parser.add_argument("--num-envs", type=int, metavar="N", help="episodes played side by side")
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="where the JSON report is written (default: in RUN/evaluations)"
-    )
-    parser.add_argument("--video", type=Path, metavar="FILE", help="also record one episode as MP4")
-    return parser
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     config = _config_of(arguments)
-    params = _params_of(arguments.run / "params", arguments.tag)
+    tag = arguments.tag
+    params = read_policy_params(arguments.run, int(tag) if tag and tag.isdigit() else tag)
     first = config.evaluator.seed + _FRESH_SEED_OFFSET if arguments.seed is None else arguments.seed
     torch.set_num_threads(config.evaluator.threads)
     _print_subject(config, params, first)
@@ -193,6 +203,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 def _config_of(arguments: argparse.Namespace) -> EvaluatorConfig:
     """Return the run's settings with the protocol that the command line asks for."""
+    check_trusted(arguments.run, trusted=arguments.trust)
     file = arguments.config or arguments.run / "config.yaml"
     if not arguments.config and not file.is_file():
         raise ConfigError(
@@ -213,15 +224,6 @@ def _config_of(arguments: argparse.Namespace) -> EvaluatorConfig:
     }
     changed = {name: value for name, value in asked.items() if value is not None}
     return dataclasses.replace(config, evaluator=dataclasses.replace(settings, **changed))
-
-
-def _params_of(folder: Path, tag: str | None) -> Params:
-    if tag is not None:
-        return read_params(folder, int(tag) if tag.isdigit() else tag)
-    try:
-        return read_params(folder, BEST)
-    except NotFound:
-        return read_params(folder, LATEST)
 
 
 def _print_subject(config: EvaluatorConfig, params: Params, first: int) -> None:

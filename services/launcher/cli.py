@@ -50,6 +50,24 @@ def _ctl() -> Command:
     return ctl
 
 
+def _export() -> Command:
+    from tidemill.services.launcher.commands.export import export
+
+    return export
+
+
+def _plot() -> Command:
+    from tidemill.services.launcher.commands.plot import plot
+
+    return plot
+
+
+def _configs() -> Command:
+    from tidemill.services.launcher.commands.configs import configs
+
+    return configs
+
+
 def _doctor() -> Command:
     from tidemill.services.launcher.commands.doctor import doctor
 
@@ -85,7 +103,11 @@ def exec_module(module: str) -> Command:
 COMMANDS: dict[str, Entry] = {
     "train": Entry("run a whole cluster on this machine", _train),
     "resume": Entry("continue a run from where it stopped", _resume),
-    "evaluate": Entry("evaluate the trained policy of a run", _module("tidemill.services.evaluator.offline")),
+    "evaluate": Entry(
+        "evaluate the trained policy of a run or of an exported folder", _module("tidemill.services.evaluator.offline")
+    ),
+    "plot": Entry("draw the learning curves of runs, and compare them", _plot),
+    "export": Entry("write the trained policy of a run into a folder to pass on", _export),
     "status": Entry("show the status of a running cluster", _status),
     "ctl": Entry("pause, resume, checkpoint or stop a running cluster", _ctl),
     "replay": Entry(
@@ -95,6 +117,7 @@ COMMANDS: dict[str, Entry] = {
     "learner": Entry("start one learner", _module("tidemill.services.learner")),
     "actor": Entry("start one actor; it joins a running cluster", _module("tidemill.services.actor")),
     "evaluator": Entry("start one evaluator", _module("tidemill.services.evaluator")),
+    "configs": Entry("list the presets that --config takes by name", _configs),
     "plan": Entry("compute how many processes of each kind fill a machine", _plan),
     "doctor": Entry("check the installation and report what to fix", _doctor),
 }

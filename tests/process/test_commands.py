@@ -28,7 +28,19 @@ _SMALL: dict[str, Any] = {
     "launcher": {"view": "plain"},
 }
 _SERVICES = ("replay", "paramserver", "learner", "actor", "evaluator")
-_TRIED_BELOW = {"train", "resume", "evaluate", "status", "ctl", "plan", "doctor", *_SERVICES}
+_TRIED_BELOW = {
+    "train",
+    "resume",
+    "evaluate",
+    "export",
+    "plot",
+    "status",
+    "ctl",
+    "plan",
+    "configs",
+    "doctor",
+    *_SERVICES,
+}
 
 
 def _answer(*arguments: str) -> str:
@@ -78,7 +90,7 @@ def test_cluster_by_hand_is_looked_at_and_steered(tmp_path: Path) -> None:
             assert service.wait() == 0, service.output
 
 
-def test_run_is_trained_resumed_and_evaluated(tmp_path: Path) -> None:
+def test_run_is_trained_resumed_evaluated_and_exported(tmp_path: Path) -> None:
     """Each takes up what the one before it left in the run's folder."""
     folder = tmp_path / "small"
     with launched("train", "--config", _config(tmp_path), "--run.max_learner_steps", "20") as train:
@@ -88,11 +100,21 @@ def test_run_is_trained_resumed_and_evaluated(tmp_path: Path) -> None:
         assert resumed.wait() == 0, resumed.output
     assert "learner restored checkpoint" in resumed.output
     assert "mean " in _answer("evaluate", str(folder), "--episodes", "2")
+    assert "policy.safetensors" in _answer("export", str(folder), "--out", str(tmp_path / "policy"))
+    assert "1 seed" in _answer("plot", str(folder), "--out", str(tmp_path / "plot.png"))
+    folder.rename(tmp_path / "elsewhere")  # what was exported needs nothing of the run
+    assert "mean " in _answer("evaluate", str(tmp_path / "policy"), "--episodes", "2")
 
 
 def test_plan_names_the_settings_for_a_machine() -> None:
     """From the committed results of the benchmarks."""
     assert "--launcher.actors" in _answer("plan", "--cores", "8", "--env", "ALE/Pong-v5")
+
+
+def test_configs_lists_the_presets_and_prints_one() -> None:
+    """Each has a line; what is printed is the file."""
+    assert "\nquickstart " in _answer("configs")
+    assert _answer("configs", "quickstart") == (ROOT / "configs" / "quickstart.yaml").read_text()
 
 
 def test_doctor_finds_this_installation_ready(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import yaml
 
 from tidemill.config.check import nearest
 from tidemill.config.overlay import overlay, to_document
+from tidemill.config.presets import find_config
 from tidemill.config.renamed import check_option_names
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
@@ -28,7 +29,7 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
 
     Args:
         config: The process's dataclass of sections, e.g. `LearnerConfig`.
-        arguments: Command line without the program's name. `--config FILE` may come first or anywhere;
+        arguments: Command line without the program's name. `--config FILE` or `--config PRESET` may stand anywhere;
             sections in the file that this process does not read are checked for their names only.
         prog: Name in `--help`.
         description: First paragraph of `--help`.
@@ -39,11 +40,14 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
     """
     check_option_names(arguments)
     path, rest = _take_option(list(arguments), "--config")
-    document = read_document(Path(path)) if path else {}
+    document = read_document(find_config(path)) if path else {}
     algorithm, rest = _take_option(rest, "--agent.algorithm")
     settings = from_document(config, document, algorithm)
     _check_algorithms_options(rest, settings)
-    about = f"{description}\n\nSettings come from --config FILE.yaml, then from the options below."
+    sources = (
+        "Settings come from --config FILE.yaml, or --config NAME of `tidemill configs`, then from the options below."
+    )
+    about = f"{description}\n\n{sources}"
     agent = getattr(settings, "agent", None)
     if agent is not None:
         about += f"\n\n{_describe_algorithms(prog, agent.algorithm)}"

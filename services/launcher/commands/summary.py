@@ -29,7 +29,7 @@ _FILES = (
 def summarise(folder: Path, outcome: Outcome, learner: LearnerStatus | None = None) -> list[str]:
     """Return the closing lines of a run, given the last status of its learner."""
     lines = ["", f"{folder.name}: {outcome.reason}"]
-    result = read_result(folder)
+    result = read_json(folder / "result.json")
     if result:
         lines.append(describe_result(result))
     if learner is not None and learner.checkpoint_error:
@@ -51,18 +51,20 @@ def _next_commands(folder: Path, *, has_result: bool) -> list[str]:
         return [f"It never trained: `{command} train` with the same run.name starts from scratch in its folder"]
     lines = [f"Test it:   {command} evaluate {folder}"] if has_result else []
     lines.append(f"Resume:    {command} resume {folder}")
+    if has_result:
+        lines.append(f"Pass on:   {command} export {folder}")
     if command != "tidemill" and activation():
         lines.append(f"           after `{activation()}` it is just `tidemill` in this shell")
     return lines
 
 
-def read_result(folder: Path) -> dict[str, Any]:
-    """Return the run's result.json; empty if it has none."""
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the document of a JSON file; empty if there is none that can be read."""
     try:
-        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        document = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError):
         return {}
-    return result if isinstance(result, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def describe_result(result: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from tidemill.config.load import load, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.learner.status import LearnerStatus
-from tidemill.services.launcher.commands.summary import describe_restored, summarise
+from tidemill.services.launcher.commands.summary import describe_restored, read_json, summarise
 from tidemill.services.launcher.run.env_check import check_environment
 from tidemill.services.launcher.run.folder import RunFolder, check_free, check_is_run, with_run_paths
 from tidemill.services.launcher.run.paths import (
@@ -70,21 +70,24 @@ def resume(argv: Sequence[str]) -> int:
         _remove_leftover_sockets(folder)
         folder.write_config(config)
         folder.set_result_aside()
-        print("\n".join(describe_restored(folder.path)), flush=True)
+        if config.launcher.view not in ("json", "quiet"):
+            print("\n".join(describe_restored(folder.path)), flush=True)
         return run(config, folder)
 
 
 def run(config: RunConfig, folder: RunFolder) -> int:
     """Run the cluster of a locked folder until its end; return the exit code."""
-    sockets = make_socket_folder()
+    sockets, view = make_socket_folder(), make_view(config)
     try:
         config = with_storage(with_addresses(config, sockets))
         folder.write_cluster(config)
         specs = cluster_specs(config, folder.cluster_file, sockets)
-        outcome, learner = _run_cluster(config, Supervisor(specs, config.launcher), folder)
+        outcome, learner = _run_cluster(config, Supervisor(specs, config.launcher), folder, view)
     finally:
+        view.close()
         remove_socket_folder(sockets)
-    print("\n".join(summarise(folder.path, outcome, learner)), flush=True)
+    result = read_json(folder.path / "result.json")
+    view.end(folder.path, outcome.exit_code, result, summarise(folder.path, outcome, learner))
     return outcome.exit_code
 
 
@@ -94,9 +97,10 @@ def _check(config: RunConfig) -> None:
     check_environment(config)
 
 
-def _run_cluster(config: RunConfig, supervisor: Supervisor, folder: RunFolder) -> tuple[Outcome, LearnerStatus | None]:
+def _run_cluster(
+    config: RunConfig, supervisor: Supervisor, folder: RunFolder, view: View
+) -> tuple[Outcome, LearnerStatus | None]:
     """Return how the run ended, and the last status its learner reported."""
-    view = make_view(config)
     runner = ClusterRunner(supervisor, folder, view)
     poller = StatusPoller(config, folder.path, runner.pid_of, supervisor)
     try:
@@ -104,7 +108,6 @@ def _run_cluster(config: RunConfig, supervisor: Supervisor, folder: RunFolder) -
         return outcome, poller.learner
     finally:
         poller.close()
-        view.close()
 
 
 async def run_with_view(runner: ClusterRunner, poller: StatusPoller, view: View, every_s: float) -> Outcome:

@@ -1,4 +1,4 @@
-"""Output on the terminal while a run continues: a live table, or plain lines."""
+"""Output on the terminal while a run continues: a live table, plain lines, or next to nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import re
 import sys
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol, TextIO
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Protocol, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -20,6 +22,7 @@ from tidemill.config.sections import RunConfig
 from tidemill.learner.status import LearnerStatus, ShardStatus
 from tidemill.scores import Score
 from tidemill.services.launcher.supervise.supervisor import Phase
+from tidemill.services.launcher.view.json_lines import JsonView
 from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow
 
 _PLAIN_EVERY_S = 10.0
@@ -38,6 +41,16 @@ class View(Protocol):
     def show(self, status: ClusterStatus) -> None:
         """Show the run as it is now."""
 
+    def end(self, folder: Path, exit_code: int, result: dict[str, Any], lines: Sequence[str]) -> None:
+        """Show how the run has ended, after `close`.
+
+        Args:
+            folder: Of the run.
+            exit_code: Of the command.
+            result: Its result.json; empty without one.
+            lines: A summary for a person.
+        """
+
     def close(self) -> None:
         """Release the terminal."""
 
@@ -48,6 +61,10 @@ def make_view(config: RunConfig, stream: TextIO | None = None) -> View:
     kind = config.launcher.view
     if kind == "live" or (kind == "auto" and stream.isatty()):
         return LiveView(config, Console(file=stream))
+    if kind == "json":
+        return JsonView(config.run, stream)
+    if kind == "quiet":
+        return QuietView(stream)
     return PlainView(config.run, stream)
 
 
@@ -83,11 +100,44 @@ class PlainView:
             self._next_progress_s = status.elapsed_s + _PLAIN_EVERY_S
             self._print(describe_progress(status, status.learner, self._run))
 
+    def end(self, folder: Path, exit_code: int, result: dict[str, Any], lines: Sequence[str]) -> None:
+        """Print the summary."""
+        del folder, exit_code, result
+        print("\n".join(lines), file=self._stream, flush=True)
+
     def close(self) -> None:
         """Nothing is held."""
 
     def _print(self, message: str) -> None:
         print(f"[{self._elapsed_s:7.1f} s] {message}", file=self._stream, flush=True)
+
+
+class QuietView:
+    """Nothing but warnings, and at last the result in one line."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Print to `stream`."""
+        self._stream = stream
+        self._warned: set[str] = set()
+
+    def event(self, message: str, details: Sequence[str] = ()) -> None:
+        """Show nothing: the logs of the run have it."""
+
+    def show(self, status: ClusterStatus) -> None:
+        """Print each kind of warning once."""
+        for line in status.warnings:
+            if (kind := _NUMBERS.sub("", line)) not in self._warned:
+                self._warned.add(kind)
+                print(f"warning: {line}", file=self._stream, flush=True)
+
+    def end(self, folder: Path, exit_code: int, result: dict[str, Any], lines: Sequence[str]) -> None:
+        """Print how it ended: of a failure everything, else up to the list of files."""
+        del folder, result
+        shown = lines if exit_code else takewhile(bool, lines[1:])
+        print("\n".join(shown), file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class LiveView:
@@ -112,6 +162,11 @@ class LiveView:
         """Redraw."""
         self._snapshot = status
         self._redraw()
+
+    def end(self, folder: Path, exit_code: int, result: dict[str, Any], lines: Sequence[str]) -> None:
+        """Print the summary below the table."""
+        del folder, exit_code, result
+        self._live.console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Leave the last state on the terminal."""

@@ -7,6 +7,7 @@ import io
 import json
 import os
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from rich.console import Console
@@ -18,11 +19,13 @@ from tidemill.learner.status import LearnerState, LearnerStatus, ShardStatus
 from tidemill.scores import Score
 from tidemill.services.launcher.commands.summary import describe_restored, summarise
 from tidemill.services.launcher.supervise.supervisor import Outcome, Phase
+from tidemill.services.launcher.view.json_lines import JsonView
 from tidemill.services.launcher.view.poller import RateMeter, UsageMeter
 from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow, ProcessUsage
 from tidemill.services.launcher.view.terminal import (
     LiveView,
     PlainView,
+    QuietView,
     describe_progress,
     describe_shards,
     make_view,
@@ -209,6 +212,49 @@ def test_plain_view_prints_a_warning_when_it_comes_not_each_time() -> None:
         "warning: 3.5 MiB left",
         "warning: 1,000 MiB left",
     ]
+
+
+def test_json_view_prints_one_object_per_line() -> None:
+    """Events, warnings that are new, each score once, progress every ten seconds, and the result at last."""
+    stream = io.StringIO()
+    view = JsonView(RunSettings(max_env_steps=100_000), stream)
+    view.event("replay is ready", ["detail"])
+    for elapsed_s in (1.0, 5.0, 12.0):
+        view.show(dataclasses.replace(_STATUS, elapsed_s=elapsed_s, warnings=("the disk is full",)))
+    view.end(Path("runs/a"), 0, {"solved": True}, ["for people"])
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["kind"] for line in lines] == ["event", "warning", "evaluation", "progress", "progress", "end"]
+    assert lines[0] == {"kind": "event", "elapsed_s": 0.0, "message": "replay is ready", "details": ["detail"]}
+    assert lines[1] == {"kind": "warning", "elapsed_s": 1.0, "message": "the disk is full"}
+    assert lines[2]["mean"] == _SCORE.mean
+    assert lines[4]["elapsed_s"] == 12.0
+    assert lines[4]["env_steps"] == _LEARNER.env_steps
+    end = {"kind": "end", "elapsed_s": 12.0, "folder": "runs/a", "exit_code": 0, "result": {"solved": True}}
+    assert lines[5] == end
+
+
+def test_quiet_view_prints_warnings_and_the_result() -> None:
+    """A kind of warning once, however its numbers change; of a run that failed the whole summary."""
+    stream = io.StringIO()
+    view = QuietView(stream)
+    view.event("replay is ready")
+    for free in (3, 2):
+        view.show(dataclasses.replace(_STATUS, warnings=(f"the disk is full ({free} MiB free)",)))
+    summary = ["", "a: reached its target", "solved after 5 s", "", "In runs/a:", "  logs"]
+    view.end(Path("runs/a"), 0, {}, summary)
+    assert stream.getvalue().splitlines() == [
+        "warning: the disk is full (3 MiB free)",
+        "a: reached its target",
+        "solved after 5 s",
+    ]
+    view.end(Path("runs/a"), 1, {}, summary)
+    assert "  logs" in stream.getvalue()
+
+
+@pytest.mark.parametrize("kind, view", [("json", JsonView), ("quiet", QuietView), ("plain", PlainView)])
+def test_view_is_the_one_that_was_asked_for(kind: Literal["json", "quiet", "plain"], view: type) -> None:
+    """`launcher.view` decides."""
+    assert isinstance(make_view(RunConfig(launcher=LauncherSettings(view=kind)), io.StringIO()), view)
 
 
 def test_view_is_live_only_on_a_terminal() -> None:

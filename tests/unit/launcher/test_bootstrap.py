@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from benchmarks.learn.bootstrap import common_grid, interquartile_mean, mean_interval, on_grid
+from tidemill.services.launcher.plot.bootstrap import common_grid, interquartile_mean, mean_interval, on_grid
 
 
 @pytest.mark.parametrize(

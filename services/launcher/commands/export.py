@@ -1,0 +1,153 @@
+"""`tidemill export RUN`: writes what a run has learned as one folder to pass on."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tidemill.bundle.files import CONFIG, Bundle, find_shown, read_policy_params, write_bundle
+from tidemill.config.load import from_document, read_document
+from tidemill.config.sections import EvaluatorConfig
+from tidemill.envs.make import spec_of
+from tidemill.errors import ConfigError
+from tidemill.scores import Score, read_scores
+from tidemill.services.launcher.commands.summary import read_json
+from tidemill.services.launcher.installation import command_name
+
+_ABOUT = """Write a run's trained policy into one folder to pass on: parameters, settings, scores, curve, video and a
+model card. `tidemill evaluate FOLDER` tests it on another machine, and tidemill.load_policy(FOLDER) acts with it."""
+
+_CARD = """---
+library_name: tidemill
+tags: [reinforcement-learning, {algorithm}, {tag}]
+---
+
+# {algorithm} on {env_id}
+
+Version {version} of the run `{run}`, trained with Tidemill
+for {env_steps:,} agent decisions and {learner_steps:,} gradient steps (seed {seed}).
+
+{curve}## Scores
+
+{scores}
+
+## Use
+
+```python
+import tidemill
+
+policy = tidemill.load_policy(".")  # this folder
+env = policy.make_env()
+observation, is_first = env.reset(seed=0), None
+for _ in range(1000):
+    step = env.step(policy.act(observation, is_first=is_first))
+    observation, is_first = step.observation, step.is_first
+```
+
+`tidemill evaluate .` plays fresh episodes by the run's protocol and writes every return.
+
+## Limits
+
+Trained by one seed in the environment above with the settings of `config.yaml`, and tested nowhere else: other physics,
+observations or time limits are outside of what it has seen. One seed says little of an algorithm.
+
+## Trained with
+
+{versions}
+"""
+
+
+def export(argv: Sequence[str]) -> int:
+    """Write a bundle; return the exit code."""
+    parser = argparse.ArgumentParser(prog="tidemill export", description=_ABOUT)
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, for example runs/quickstart")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="what is written (default: NAME-policy here)")
+    parser.add_argument(
+        "--tag", metavar="TAG", help="parameters: best, latest or a version's number (default: best, or else latest)"
+    )
+    arguments = parser.parse_args(list(argv))
+    folder = arguments.out or Path(f"{arguments.run.resolve().name}-policy")
+    _export(arguments.run, folder, arguments.tag)
+    print(f"{folder}:")
+    for path in sorted(folder.iterdir()):
+        print(f"  {path.name:20} {path.stat().st_size:>12,} bytes")
+    print(f"\nTest it anywhere:  {command_name()} evaluate {folder}")
+    return 0
+
+
+def _export(run: Path, folder: Path, tag: str | None) -> None:
+    if not (run / CONFIG).is_file():
+        raise ConfigError(f"{run} is not a run: it has no {CONFIG}")
+    config = from_document(EvaluatorConfig, read_document(run / CONFIG))
+    params = read_policy_params(run, int(tag) if tag and tag.isdigit() else tag)
+    bundle = Bundle(params, spec_of(config.env), read_json(run / "result.json"), _trained_with(run / CONFIG))
+    scores = {score.params_version: score for score in read_scores(run / "scores.csv")}
+    tests = [read_json(file) for file in sorted(run.glob(f"evaluations/*version-{params.number}-*.json"))]
+    card = model_card(bundle, config, scores.get(params.number), tests, list(find_shown(run)))
+    write_bundle(bundle, run, folder, card)
+
+
+def _trained_with(config: Path) -> dict[str, str]:
+    """Return the versions that a run's config.yaml names in its first lines."""
+    header = re.findall(r"^# (\S+) (.+)$", config.read_text(encoding="utf-8"), re.MULTILINE)
+    return {name: version for name, version in header if version != "not installed"}
+
+
+def model_card(
+    bundle: Bundle,
+    config: EvaluatorConfig,
+    score: Score | None,
+    tests: Sequence[Mapping[str, Any]],
+    shown: Sequence[str],
+) -> str:
+    """Return the README.md of a bundle.
+
+    Args:
+        bundle: What is described.
+        config: Settings it was trained with.
+        score: Evaluation of the version in the run; None without one.
+        tests: Reports that `tidemill evaluate` has written on the version.
+        shown: Names of the files that a person looks at.
+    """
+    trained = bundle.params.version.metadata
+    return _CARD.format(
+        algorithm=trained.algorithm,
+        env_id=config.env.id,
+        tag=re.sub(r"[^A-Za-z0-9._-]+", "-", config.env.id),
+        version=bundle.params.number,
+        run=config.run.name,
+        seed=config.run.seed,
+        env_steps=trained.env_steps,
+        learner_steps=trained.learner_steps,
+        curve="![Learning curve](learning_curve.png)\n\n" if "learning_curve.png" in shown else "",
+        scores="\n".join(_scores(bundle, config, score, tests)),
+        versions="\n".join(f"- {name} {number}" for name, number in bundle.versions.items()),
+    )
+
+
+def _scores(
+    bundle: Bundle, config: EvaluatorConfig, score: Score | None, tests: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    lines = []
+    if score is not None:
+        lines.append(
+            f"- {score.mean:.2f} ± {score.std:.2f} over {score.episodes} episodes when the run evaluated it, which is "
+            "optimistic for a version that was picked by this score"
+        )
+    result = bundle.result
+    if result.get("confirmed_mean") is not None and result.get("params_version") == bundle.params.number:
+        lines.append(
+            f"- {result['confirmed_mean']:.2f} over {result['confirm_episodes']} fresh episodes that confirmed it"
+        )
+    lines += [
+        f"- {test['mean']:.2f} ± {test['std']:.2f} over {test['episodes']} fresh episodes, {test['policy']} policy, "
+        f"seeds from {test['seeds'][0]}"
+        for test in tests
+    ]
+    noops = config.env.noop_max if config.evaluator.noop_max is None else config.evaluator.noop_max
+    starts = f", up to {noops} no-op starts" if config.env.is_atari else ""
+    protocol = f"Raw returns of full episodes, each of its own seed{starts}; mean ± standard deviation over episodes."
+    return [*(lines or ["This version has not been evaluated."]), "", protocol]

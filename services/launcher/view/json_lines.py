@@ -1,0 +1,76 @@
+"""Output for scripts: one JSON object per line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from tidemill.config.run import RunSettings
+from tidemill.scores import Score
+from tidemill.services.launcher.view.status import ClusterStatus
+
+_PROGRESS_EVERY_S = 10.0
+
+
+class JsonView:
+    """Lines with a `kind`: `event`, `warning`, `evaluation`, `progress` every ten seconds, and `end` at last.
+
+    Each has `elapsed_s`, seconds since this session of the run was started. Fields are only ever added.
+    """
+
+    def __init__(self, run: RunSettings, stream: TextIO) -> None:
+        """Print to `stream`."""
+        self._run, self._stream = run, stream
+        self._elapsed_s = 0.0
+        self._next_progress_s = 0.0
+        self._newest: Score | None = None
+        self._warnings: frozenset[str] = frozenset()
+
+    def event(self, message: str, details: Sequence[str] = ()) -> None:
+        """Print the message and the lines that explain it."""
+        self._print("event", message=message, details=list(details))
+
+    def show(self, status: ClusterStatus) -> None:
+        """Print new warnings and a new score at once, and progress when it is due."""
+        self._elapsed_s = status.elapsed_s
+        for warning in sorted(set(status.warnings) - self._warnings):
+            self._print("warning", message=warning)
+        self._warnings = frozenset(status.warnings)
+        if status.newest and status.newest != self._newest:
+            self._newest = status.newest
+            self._print("evaluation", **dataclasses.asdict(status.newest))
+        if status.elapsed_s >= self._next_progress_s and status.learner and status.learner_answers:
+            self._next_progress_s = status.elapsed_s + _PROGRESS_EVERY_S
+            self._print("progress", **_progress(status, self._run))
+
+    def end(self, folder: Path, exit_code: int, result: dict[str, Any], lines: Sequence[str]) -> None:
+        """Print the run's result.json, if it has one, and where everything is."""
+        del lines
+        self._print("end", folder=str(folder), exit_code=exit_code, result=result)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _print(self, kind: str, **fields: Any) -> None:  # noqa: ANN401 - what JSON holds
+        line = {"kind": kind, "elapsed_s": round(self._elapsed_s, 3)} | fields
+        print(json.dumps(line), file=self._stream, flush=True)
+
+
+def _progress(status: ClusterStatus, run: RunSettings) -> dict[str, Any]:
+    learner = status.learner
+    assert learner is not None, "there is progress only once the learner has answered"
+    processes = [{"name": row.name, "state": row.phase.value, "restarts": row.restarts} for row in status.processes]
+    return {
+        "env_steps": learner.env_steps,
+        "env_steps_per_s": status.env_steps_per_s,
+        "learner_steps": learner.learner_steps,
+        "learner_steps_per_s": learner.steps_per_s,
+        "params_version": learner.params_version,
+        "table_items": learner.table_items,
+        "best_mean": status.best.mean if status.best else None,
+        "left_s": status.left_s(run),
+        "processes": processes,
+    }

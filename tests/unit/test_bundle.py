@@ -1,0 +1,250 @@
+"""A bundle is read back as it was written, acts like the policy it was made from, and runs no code unasked."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import tidemill
+from tidemill.bundle.files import Bundle, read_bundle, read_policy_params, write_bundle
+from tidemill.errors import AlreadyExists, ConfigError, DataLoss, InvalidArgument, NotFound
+from tidemill.params.blob import pack
+from tidemill.params.document import from_version, seal
+from tidemill.params.version import Encoding, Params, ParamsMetadata, Precision, Version
+from tidemill.rl.agents.build import build_agent, build_policy
+from tidemill.services.launcher.commands.export import model_card
+from tidemill.types import EnvSpec
+
+_SETTINGS: dict[str, Any] = {
+    "run": {"name": "small", "root": "/home/somebody/runs", "seed": 3},
+    "env": {"id": "Pendulum-v1"},
+    "agent": {"algorithm": "sac", "hidden_sizes": [8]},
+    "learner": {"publish_every": 7, "server": {"address": "127.0.0.1:7403"}},
+    "cluster": {"replay": ["127.0.0.1:7401"]},
+}
+_SPEC = EnvSpec(observation_shape=(3,), observation_dtype="float32", action_shape=(1,))
+
+
+def _params(settings: dict[str, Any], spec: EnvSpec, seed: int = 1) -> Params:
+    import hashlib
+
+    agent = build_agent(tidemill.load_config({"agent": settings}).agent, spec, seed=seed)
+    metadata = ParamsMetadata(settings["algorithm"], "Pendulum-v1", 10, 40)
+    blob = pack({name: value.numpy() for name, value in agent.policy_state().items()}, metadata)
+    encoding = Encoding(Precision.FULL, len(blob), hashlib.sha256(blob).digest())
+    created = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+    return Params(Version(5, 4, 1, created, metadata, (encoding,)), Precision.FULL, blob)
+
+
+def _bundle(folder: Path, settings: dict[str, Any] = _SETTINGS, spec: EnvSpec = _SPEC) -> Bundle:
+    """Write a run's settings and a bundle of them; return what the bundle was made of."""
+    run = folder / "run"
+    (run / "videos").mkdir(parents=True)
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    (run / "scores.csv").write_text("scores")
+    (run / "videos/best.mp4").write_bytes(b"film")
+    made = Bundle(_params(settings["agent"], spec), spec, {"solved": True}, {"python": "3"})
+    write_bundle(made, run, folder / "bundle", "# card")
+    return made
+
+
+def test_bundle_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """Parameters, shapes, result and versions come back; what a person looks at lies beside them."""
+    made = _bundle(tmp_path)
+    found = read_bundle(tmp_path / "bundle")
+    assert (found.params, found.env_spec) == (made.params, made.env_spec)
+    assert (found.result, found.versions) == ({"solved": True}, {"python": "3"})
+    assert datetime.datetime.fromisoformat(found.exported).tzinfo is not None
+    names = {path.name for path in (tmp_path / "bundle").iterdir()}
+    assert names == {"bundle.json", "policy.safetensors", "config.yaml", "README.md", "scores.csv", "policy.mp4"}
+
+
+def test_settings_of_a_machine_are_not_passed_on(tmp_path: Path) -> None:
+    """Folders, addresses and processes stay; what the policy was trained with goes along."""
+    _bundle(tmp_path)
+    text = (tmp_path / "bundle/config.yaml").read_text()
+    assert "somebody" not in text
+    assert "127.0.0.1" not in text
+    assert yaml.safe_load(text)["learner"] == {"publish_every": 7}
+    assert tidemill.load_config(tmp_path / "bundle/config.yaml").run.seed == 3
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    """A folder that exists is left as it is, and nothing half written stays behind."""
+    made = _bundle(tmp_path)
+    with pytest.raises(AlreadyExists, match="exists"):
+        write_bundle(made, tmp_path / "run", tmp_path / "bundle", "other")
+    with pytest.raises(ConfigError, match="No such file"):
+        write_bundle(made, tmp_path / "nowhere", tmp_path / "second", "card")
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "bundle"}
+
+
+@pytest.mark.parametrize("file", ["bundle.json", "policy.safetensors"])
+def test_corrupt_bundle_is_refused(tmp_path: Path, file: str) -> None:
+    """One flipped bit anywhere in the document or the parameters is noticed before anything is used."""
+    _bundle(tmp_path)
+    path = tmp_path / "bundle" / file
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataLoss, match=file.replace(".", r"\.")):
+        read_bundle(tmp_path / "bundle")
+
+
+def test_unknown_format_is_refused(tmp_path: Path) -> None:
+    """A bundle of a later format asks for a later version instead of being misread."""
+    _bundle(tmp_path)
+    path = tmp_path / "bundle/bundle.json"
+    path.write_bytes(seal(json.loads(path.read_text())["content"] | {"format": 2}))
+    with pytest.raises(DataLoss, match="is of format 2, this version reads 1"):
+        read_bundle(tmp_path / "bundle")
+
+
+def test_bundle_holds_one_version(tmp_path: Path) -> None:
+    """Its own number may be asked for, another version or a tag is not there."""
+    made = _bundle(tmp_path)
+    assert read_policy_params(tmp_path / "bundle", 5) == made.params
+    with pytest.raises(NotFound, match="holds version 5 alone, not 'latest'"):
+        read_policy_params(tmp_path / "bundle", "latest")
+
+
+def test_loaded_policy_acts_like_the_one_that_was_trained(tmp_path: Path) -> None:
+    """For one observation and for several it chooses what the agent's own policy chooses from these parameters."""
+    _bundle(tmp_path)
+    policy = tidemill.load_policy(tmp_path / "bundle")
+    config = tidemill.load_config(_SETTINGS | {"cluster": {}}).agent
+    original = build_policy(config, _SPEC)
+    original.load(build_agent(config, _SPEC, seed=1).policy_state())
+    observation = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    zeros = np.zeros((4, 1), np.float32)
+    wanted = original.act(
+        tidemill.PolicyInput(observation, np.ones(4, bool), zeros, zeros[:, 0], np.zeros((4, 0), np.float32)),
+        evaluation=True,
+    ).action
+    np.testing.assert_array_equal(policy.act(observation), wanted)
+    policy.reset()
+    np.testing.assert_allclose(policy.act(observation[0]), wanted[0], rtol=1e-6)
+
+
+def test_actions_fit_the_users_environment(tmp_path: Path) -> None:
+    """With an action space, actions of [-1, 1] are scaled to its bounds; one of another shape is refused."""
+    _bundle(tmp_path)
+    observation = np.ones(3, np.float32)
+    plain = tidemill.load_policy(tmp_path / "bundle").act(observation)
+    env = gymnasium.make("Pendulum-v1")
+    scaled = tidemill.load_policy(tmp_path / "bundle", action_space=env.action_space).act(observation)
+    np.testing.assert_allclose(scaled, 2 * plain, rtol=1e-6)
+    with pytest.raises(ConfigError, match=r"trained with actions of shape \(1,\)"):
+        tidemill.load_policy(tmp_path / "bundle", action_space=gymnasium.spaces.Discrete(3))
+
+
+def test_recurrent_policy_remembers_until_it_is_reset(tmp_path: Path) -> None:
+    """Its choices depend on the episode so far, and on nothing before `reset` or its first observation."""
+    settings = _SETTINGS | {
+        "env": {"id": "CartPole-v1"},
+        "agent": {"algorithm": "r2d2", "network": "mlp", "hidden_sizes": [8], "lstm_size": 8},
+    }
+    spec = EnvSpec(observation_shape=(4,), observation_dtype="float32", num_actions=2)
+    _bundle(tmp_path, settings, spec)
+    policy = tidemill.load_policy(tmp_path / "bundle")
+    seen = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    is_first = np.arange(200) % 40 == 0
+
+    def play(*, forgets: bool = False) -> list[int]:
+        policy.reset()
+        actions = []
+        for observation, first in zip(seen, is_first, strict=True):
+            actions.append(int(policy.act(observation, is_first=first)))
+            if forgets:
+                policy.reset()
+        return actions
+
+    remembering, forgetting = play(), play(forgets=True)
+    assert play() == remembering
+    assert remembering != forgetting
+    assert [remembering[i] for i in range(0, 200, 40)] == [forgetting[i] for i in range(0, 200, 40)]
+
+
+def test_wrong_observations_are_explained(tmp_path: Path) -> None:
+    """Another shape, or another number of environments in the middle of episodes, says what is allowed."""
+    _bundle(tmp_path)
+    policy = tidemill.load_policy(tmp_path / "bundle")
+    for wrong in (np.zeros(4), np.zeros((2, 4)), np.zeros((0, 3)), 1.0):
+        with pytest.raises(InvalidArgument, match=r"allowed: \(3,\), or N of them"):
+            policy.act(wrong)
+    policy.act(np.zeros((2, 3)))
+    with pytest.raises(InvalidArgument, match="observations of 3 environments after 2"):
+        policy.act(np.zeros((3, 3)))
+
+
+@pytest.mark.parametrize(
+    "section, name, value",
+    [
+        ("env", "id", "os:system"),
+        ("env", "vector", "subprocess:Popen"),
+        ("agent", "algorithm", "evil:Config"),
+        ("agent", "algorithm", "evil.agent"),
+        ("agent", "network", "evil.network"),
+    ],
+)
+def test_bundle_of_a_stranger_imports_nothing(tmp_path: Path, section: str, name: str, value: str) -> None:
+    """Settings that name code are refused before anything is imported, unless the origin is trusted."""
+    _bundle(tmp_path)
+    config = tmp_path / "bundle/config.yaml"
+    document = yaml.safe_load(config.read_text())
+    document[section][name] = value
+    config.write_text(yaml.safe_dump(document))
+    with pytest.raises(ConfigError, match=rf"would import and run code \({section}\.{name}: {value}\)"):
+        tidemill.load_policy(tmp_path / "bundle")
+
+
+def test_folder_of_neither_kind_is_explained(tmp_path: Path) -> None:
+    """A folder without settings is neither a run nor a bundle."""
+    with pytest.raises(ConfigError, match="is neither a run nor a bundle"):
+        tidemill.load_policy(tmp_path)
+
+
+def test_edited_settings_are_explained(tmp_path: Path) -> None:
+    """Parameters of another network name the file to look at."""
+    _bundle(tmp_path)
+    config = tmp_path / "bundle/config.yaml"
+    config.write_text(config.read_text().replace("- 8", "- 9"))
+    with pytest.raises(tidemill.FatalError, match=r"version 5 does not fit agent\.\* of config\.yaml"):
+        tidemill.load_policy(tmp_path / "bundle")
+
+
+def test_card_names_what_was_measured(tmp_path: Path) -> None:
+    """Scores stand with their episodes and how they came about; without any it says so."""
+    made = _bundle(tmp_path)
+    config = tidemill.load_config({**_SETTINGS, "cluster": {}})
+    result = {"confirmed_mean": -120.5, "confirm_episodes": 50, "params_version": 5}
+    confirmed = Bundle(made.params, made.env_spec, result, {"torch": "2"})
+    test = {"mean": -130.25, "std": 4.0, "episodes": 100, "policy": "greedy", "seeds": [7, 8]}
+    card = model_card(confirmed, config, None, [test], ["learning_curve.png"])  # type: ignore[arg-type]
+    assert "- -120.50 over 50 fresh episodes that confirmed it" in card
+    assert "- -130.25 ± 4.00 over 100 fresh episodes, greedy policy, seeds from 7" in card
+    assert "40 agent decisions and 10 gradient steps (seed 3)" in card
+    assert "learning_curve.png" in card
+    assert "- torch 2" in card
+    assert "has not been evaluated" in model_card(made, config, None, [], [])  # type: ignore[arg-type]
+
+
+def test_trained_policy_is_reproduced_from_its_folder(tmp_path: Path) -> None:
+    """A run's folder is loaded the same way as its bundle: both act alike."""
+    made = _bundle(tmp_path)
+    params = tmp_path / "run/params"
+    params.mkdir()
+    (params / "0000000005.json").write_bytes(seal(from_version(made.params.version)))
+    (params / "0000000005.full.safetensors").write_bytes(made.params.blob)
+    run, bundle = (tidemill.load_policy(tmp_path / name) for name in ("run", "bundle"))
+    assert (run.version.version, run.env_spec) == (5, bundle.env_spec)
+    observation = torch.randn(3, generator=torch.Generator().manual_seed(0)).numpy()
+    np.testing.assert_array_equal(run.act(observation), bundle.act(observation))

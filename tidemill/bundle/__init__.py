@@ -1,0 +1,1 @@
+"""A trained policy as one folder that can be passed on, and the way from it to actions."""

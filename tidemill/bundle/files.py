@@ -1,0 +1,208 @@
+"""The files of a bundle: what is written by `tidemill export`, and read again on another machine.
+
+bundle.json          what it is, sealed by its own SHA-256
+policy.safetensors   the parameters, full precision
+config.yaml          the settings of the run
+README.md            the model card
+scores.csv, learning_curve.png, policy.mp4   where the run has them
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tidemill.config.load import read_document
+from tidemill.errors import AlreadyExists, ConfigError, DataLoss, NotFound
+from tidemill.params.document import from_version, seal, to_version, unseal
+from tidemill.params.stored import read_params
+from tidemill.params.version import BEST, LATEST, Params, Precision
+from tidemill.types import EnvSpec
+
+DOCUMENT, POLICY, CONFIG, CARD = "bundle.json", "policy.safetensors", "config.yaml", "README.md"
+FORMAT = 1
+"""Of the document; another one is refused."""
+
+_SHOWN = {"scores.csv": "scores.csv", "learning_curve.png": "plots/learning_curve.png", "policy.mp4": "videos/*.mp4"}
+"""What a person looks at: its name in the bundle, and where a run has it; of several the newest."""
+
+_SECTIONS = ("run", "env", "agent", "table", "learner", "actor", "evaluator")
+"""Of the settings, those that say how the policy was trained and is evaluated."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A trained policy: its parameters, and what is needed to act with them.
+
+    Attributes:
+        params: The version, full precision.
+        env_spec: Shapes of the environment it was trained in.
+        result: What the run reported of itself when it ended; empty if it has not.
+        versions: Of Tidemill and the packages it was trained with, by name.
+        exported: When it was written, ISO 8601, UTC.
+    """
+
+    params: Params
+    env_spec: EnvSpec
+    result: Mapping[str, Any]
+    versions: Mapping[str, str]
+    exported: str = ""
+
+
+def check_trusted(folder: Path, *, trusted: bool) -> None:
+    """Refuse a bundle whose settings name code to be imported, unless its origin is trusted.
+
+    Args:
+        folder: Of the bundle; a run's folder is one's own, and is trusted.
+        trusted: Whether the user has said so.
+
+    Raises:
+        ConfigError: The settings name code, and nobody has said that they may.
+    """
+    if trusted or not is_bundle(folder):
+        return
+    document = read_document(folder / CONFIG)
+    named = {
+        f"{section}.{name}": value for section in ("env", "agent") for name, value in _named_code(document, section)
+    }
+    if named:
+        listed = ", ".join(f"{setting}: {value}" for setting, value in named.items())
+        raise ConfigError(
+            f"{folder} would import and run code ({listed}); if you trust where it comes from: --trust, or trusted=True"
+        )
+
+
+def _named_code(document: Mapping[str, Any], section: str) -> Iterator[tuple[str, str]]:
+    """Yield the settings of a section that name a module: `module:name`, or a dotted path where one may stand."""
+    for name, value in (document.get(section) or {}).items():
+        if isinstance(value, str) and (":" in value or (section == "agent" and "." in value)):
+            yield name, value
+
+
+def is_bundle(folder: Path) -> bool:
+    """Return whether a folder holds a bundle."""
+    return (folder / DOCUMENT).is_file()
+
+
+def write_bundle(bundle: Bundle, run: Path, folder: Path, card: str) -> None:
+    """Write a bundle of a run into a folder, which appears whole or not at all.
+
+    Args:
+        bundle: What is passed on.
+        run: The run's folder, from which settings and pictures are copied.
+        folder: Where; its parents are made.
+        card: Text of README.md.
+
+    Raises:
+        AlreadyExists: There is something already.
+    """
+    if folder.exists():
+        raise AlreadyExists(f"{folder} exists; give another folder, or remove it first")
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        (part / POLICY).write_bytes(bundle.params.blob)
+        (part / DOCUMENT).write_bytes(_document(bundle))
+        (part / CARD).write_text(card, encoding="utf-8")
+        settings = yaml.safe_dump(portable_settings(run / CONFIG), sort_keys=False, allow_unicode=True)
+        (part / CONFIG).write_text(settings, encoding="utf-8")
+        for name, source in find_shown(run).items():
+            shutil.copyfile(source, part / name)
+        part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def find_shown(run: Path) -> dict[str, Path]:
+    """Return what a run has to show, by its name in a bundle."""
+    found = {name: sorted(run.glob(pattern), key=lambda path: path.stat().st_mtime) for name, pattern in _SHOWN.items()}
+    return {name: paths[-1] for name, paths in found.items() if paths}
+
+
+def portable_settings(file: Path) -> dict[str, dict[str, Any]]:
+    """Return the settings of a run's config.yaml without those of its machine: addresses, folders and processes.
+
+    Raises:
+        ConfigError: The file is missing or is not a YAML mapping.
+    """
+    document = read_document(file)
+    kept = {name: dict(document[name] or {}) for name in _SECTIONS if name in document}
+    for section in kept.values():
+        section.pop("server", None)
+    kept.get("run", {}).pop("root", None)
+    return kept
+
+
+def _document(bundle: Bundle) -> bytes:
+    version = bundle.params.version
+    described = dataclasses.replace(version, encodings=(version.encoding(Precision.FULL),))
+    content = {
+        "format": FORMAT,
+        "version": from_version(described),
+        "env_spec": dataclasses.asdict(bundle.env_spec),
+        "result": dict(bundle.result),
+        "versions": dict(bundle.versions),
+        "exported": bundle.exported or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    return seal(json.loads(json.dumps(content)))  # tuples become lists, so that the sum is that of what is read
+
+
+def read_bundle(folder: Path) -> Bundle:
+    """Return the bundle in a folder.
+
+    Raises:
+        NotFound: There is none.
+        DataLoss: A file is corrupt, or of a format that this version does not know.
+    """
+    try:
+        content = unseal((folder / DOCUMENT).read_bytes())
+        blob = (folder / POLICY).read_bytes()
+    except FileNotFoundError as error:
+        raise NotFound(f"{folder} is not a bundle: it has no {Path(error.filename).name}") from error
+    except DataLoss as error:
+        raise DataLoss(f"{folder / DOCUMENT} is corrupt: {error}") from error
+    if content.get("format") != FORMAT:
+        raise DataLoss(f"{folder / DOCUMENT} is of format {content.get('format')}, this version reads {FORMAT}")
+    version = to_version(content["version"])
+    encoding = version.encoding(Precision.FULL)
+    if len(blob) != encoding.size_bytes or hashlib.sha256(blob).digest() != encoding.sha256:
+        raise DataLoss(f"{folder / POLICY} does not match its size and SHA-256")
+    spec: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in content["env_spec"].items()
+    }
+    params = Params(version, Precision.FULL, blob)
+    return Bundle(params, EnvSpec(**spec), content["result"], content["versions"], content["exported"])
+
+
+def read_policy_params(folder: Path, selector: int | str | None = None) -> Params:
+    """Return the parameters in the folder of a run or of a bundle, full precision.
+
+    Args:
+        folder: Of the run, running or not, or of the bundle.
+        selector: Number of a version, or a tag; None: the one a bundle holds, a run's best, or else its latest.
+
+    Raises:
+        NotFound: There is no such version or tag; the message names those there are.
+        DataLoss: The files are corrupt.
+    """
+    if is_bundle(folder):
+        params = read_bundle(folder).params
+        if selector not in (None, params.number):
+            raise NotFound(f"{folder} is a bundle, which holds version {params.number} alone, not {selector!r}")
+        return params
+    if selector is not None:
+        return read_params(folder / "params", selector)
+    with contextlib.suppress(NotFound):
+        return read_params(folder / "params", BEST)
+    return read_params(folder / "params", LATEST)

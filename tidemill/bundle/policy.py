@@ -1,0 +1,189 @@
+"""Acting with a trained policy, without a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tidemill.bundle.files import CONFIG, check_trusted, is_bundle, read_bundle, read_policy_params
+from tidemill.config.load import from_document, read_document
+from tidemill.config.sections import EvaluatorConfig
+from tidemill.errors import ConfigError, FatalError, InvalidArgument
+from tidemill.params.blob import unpack
+from tidemill.params.version import Version
+from tidemill.rl.agents.build import build_policy
+from tidemill.rl.policy_io import PolicyInputBuilder
+from tidemill.types import EnvSpec
+
+if TYPE_CHECKING:
+    import gymnasium
+
+    from tidemill.envs.interface import VectorEnv
+
+
+def load_policy(
+    folder: str | Path,
+    version: int | str | None = None,
+    *,
+    action_space: gymnasium.Space[Any] | None = None,
+    device: str = "cpu",
+    seed: int = 0,
+    trusted: bool = False,
+) -> TrainedPolicy:
+    """Load the policy that a run has trained, or that `tidemill export` has written.
+
+    Args:
+        folder: Of the run, which may still be running, or of the bundle.
+        version: Number of a version or a tag; None: what a bundle holds, a run's best, or else its latest.
+        action_space: Of one environment of gymnasium that takes the actions; None: for `TrainedPolicy.make_env`.
+        device: A torch device, e.g. `cpu` or `cuda:0`.
+        seed: Of the actions chosen with `explore`.
+        trusted: Whether the settings of a bundle may name modules to import, as those of your own environments do.
+
+    Raises:
+        ConfigError: The folder is neither, its settings name code and it is not trusted, or the policy was trained
+            with other actions than those of the action space.
+        NotFound: There is no such version.
+        DataLoss: The files are corrupt.
+
+    Example:
+        >>> import tidemill
+        >>> policy = tidemill.load_policy("runs/quickstart")  # doctest: +SKIP
+        >>> env = policy.make_env(num_envs=4)  # doctest: +SKIP
+        >>> observation, is_first = env.reset(seed=0), None  # doctest: +SKIP
+        >>> for _ in range(1000):  # doctest: +SKIP
+        ...     step = env.step(policy.act(observation, is_first=is_first))
+        ...     observation, is_first = step.observation, step.is_first
+    """
+    path = Path(folder)
+    return TrainedPolicy(path, version, action_space=action_space, device=device, seed=seed, trusted=trusted)
+
+
+class TrainedPolicy:
+    """A policy with the parameters of one version; see `load_policy`.
+
+    It remembers what its next choice needs: a frame stack, the recurrent state, its last actions. `reset` forgets it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        version: int | str | None = None,
+        *,
+        action_space: gymnasium.Space[Any] | None = None,
+        device: str = "cpu",
+        seed: int = 0,
+        trusted: bool = False,
+    ) -> None:
+        """Load; see `load_policy`."""
+        if not (folder / CONFIG).is_file():
+            raise ConfigError(f"{folder} is neither a run nor a bundle: it has no {CONFIG}")
+        check_trusted(folder, trusted=trusted)
+        self._config = from_document(EvaluatorConfig, read_document(folder / CONFIG))
+        params = read_policy_params(folder, version)
+        self.version: Version = params.version
+        self.env_spec: EnvSpec = read_bundle(folder).env_spec if is_bundle(folder) else self._spec_of_env()
+        self._actions = self._adapter(action_space) if action_space is not None else None
+        self._policy = build_policy(self._config.agent, self.env_spec, device, seed)
+        self._load(params.blob, device)
+        self._builder: PolicyInputBuilder | None = None
+        self._num_envs = 0
+
+    def make_env(self, num_envs: int = 1, *, render: bool = False) -> VectorEnv:
+        """Make environments as in the run's evaluations: full episodes, raw rewards.
+
+        Args:
+            num_envs: How many, stepped together; they take the actions of `act` as they are.
+            render: Whether `VectorEnv.render` must return pictures.
+
+        Raises:
+            ConfigError: There is no such environment here, or a package it needs is missing.
+        """
+        from tidemill.envs.make import make_env
+
+        return make_env(self._config.env, num_envs, training=False, render=render)
+
+    def reset(self) -> None:
+        """Forget the episodes so far: the next observations are the first of theirs."""
+        self._builder = None
+
+    def act(
+        self,
+        observation: ArrayLike,
+        *,
+        reward: ArrayLike | None = None,
+        is_first: ArrayLike | None = None,
+        explore: bool = False,
+    ) -> NDArray[Any]:
+        """Choose the actions for the newest observations.
+
+        Args:
+            observation: Of one environment, [*observation_shape], or of N, [N, *observation_shape]; a single frame
+                where the policy stacks them.
+            reward: That came with it, a number or [N]; only recurrent policies look at it.
+            is_first: Whether it is the first of its episode, bool or [N]; None: it is after `reset`, then no more.
+            explore: Whether to choose as in training, instead of the action thought best.
+
+        Returns:
+            The action, or [N, ...] of them: for the given action space, or else integers 0 .. num_actions - 1 and
+            floats in [-1, 1], as `make_env` takes them.
+
+        Raises:
+            InvalidArgument: The observation has another shape, or N changed without a `reset`.
+        """
+        seen = np.asarray(observation)
+        is_single = seen.shape == self.env_spec.observation_shape
+        rows = seen[None] if is_single else seen
+        if rows.shape[1:] != self.env_spec.observation_shape or not len(rows):
+            raise InvalidArgument(
+                f"observation has shape {seen.shape}, allowed: {self.env_spec.observation_shape}, or N of them"
+            )
+        first = self._is_first(is_first, len(rows))
+        builder = self._builder_for(len(rows))
+        gained = None if reward is None else np.full(len(rows), reward, np.float32)
+        policy_input = builder.build(rows.astype(self.env_spec.observation_dtype, copy=False), first, gained)
+        output = self._policy.act(policy_input, 2**62, evaluation=not explore)  # long after every schedule's end
+        builder.record(output)
+        action = output.action if self._actions is None else self._actions.convert(output.action)
+        return action[0] if is_single else action
+
+    def _is_first(self, is_first: ArrayLike | None, num_envs: int) -> NDArray[np.bool_]:
+        if self._builder is None:
+            return np.ones(num_envs, np.bool_)
+        return np.full(num_envs, False if is_first is None else is_first, np.bool_)
+
+    def _builder_for(self, num_envs: int) -> PolicyInputBuilder:
+        if self._builder is None:
+            self._builder = PolicyInputBuilder(num_envs, self.env_spec, self._policy.recurrent_state_size)
+            self._num_envs = num_envs
+        if num_envs != self._num_envs:
+            raise InvalidArgument(f"observations of {num_envs} environments after {self._num_envs}; call reset() first")
+        return self._builder
+
+    def _spec_of_env(self) -> EnvSpec:
+        from tidemill.envs.make import spec_of
+
+        return spec_of(self._config.env)
+
+    def _adapter(self, space: gymnasium.Space[Any]) -> Any:  # noqa: ANN401 - a protocol of a module imported here
+        from tidemill.envs.actions import action_adapter
+
+        adapter, spec = action_adapter(space), self.env_spec
+        if (adapter.num_actions, adapter.shape) != (spec.num_actions, spec.action_shape):
+            wanted = f"{spec.num_actions} actions" if spec.is_discrete else f"actions of shape {spec.action_shape}"
+            raise ConfigError(f"action_space is {space}, but the policy was trained with {wanted}")
+        return adapter
+
+    def _load(self, blob: bytes, device: str) -> None:
+        import torch
+
+        state = {name: torch.from_numpy(value).to(device) for name, value in unpack(blob).items()}
+        try:
+            self._policy.load(state)
+        except (RuntimeError, KeyError) as error:
+            raise FatalError(
+                f"version {self.version.version} does not fit agent.* of {CONFIG}; was it edited? {error}"
+            ) from error
