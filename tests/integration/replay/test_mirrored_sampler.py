@@ -102,7 +102,9 @@ def test_batches_are_whole_while_the_table_turns_over(shards: int, spare_slots: 
             wait_for_tables(addresses)
             with writers(*addresses) as opened:
                 seen: set[int] = set()
-                for _ in range(60):
+                for batches in range(2_000):
+                    if batches >= 60 and len(seen) == shards:  # on a busy machine a shard may answer late
+                        break
                     seen |= check(kept, taken(sampler))
                     for writer in opened:
                         writer.write()
