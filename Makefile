@@ -44,6 +44,10 @@ test-unit: $(VENV)/.dev ## the unit tests alone
 coverage: $(VENV)/.dev ## branch coverage of the unit and integration tests: a table, and line by line in htmlcov/
 	$(BIN)/python -m pytest tests/unit tests/integration --numprocesses 2 --dist loadfile --cov --cov-report term --cov-report html
 
+.PHONY: chaos
+chaos: $(VENV)/.dev ## kill and freeze every process a hundred times under load; into benchmarks/results/faults.json (an hour)
+	$(BIN)/python -m tests.chaos $(CHAOS)
+
 .PHONY: check
 check: $(VENV)/.dev ## formatting, lint, types, import rules, wire contract, stubs, API reference, links
 	$(BIN)/python -m scripts.check

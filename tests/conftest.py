@@ -24,7 +24,7 @@ SEED = 20240229
 hypothesis.settings.register_profile("tidemill", deadline=None)
 hypothesis.settings.load_profile("tidemill")
 
-_MARKED_FOLDERS = ("process", "learning", "compose")
+_MARKED_FOLDERS = ("chaos", "process", "learning", "compose")
 
 
 def pytest_configure(config: pytest.Config) -> None:

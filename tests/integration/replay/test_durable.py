@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.integration.replay.log import RANKED, everything, kill, load, options, scrape, write
-from tests.support.replay_service import ServerProcess, open_appender, server_process
+from tests.support.replay_log import RANKED, everything, kill, load, options, scrape, write
+from tests.support.replay_service import open_appender, server_process
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists, TidemillError
 from tidemill.replay.client import ReplayClient
@@ -18,33 +18,6 @@ from tidemill.replay.table_config import RateLimiterConfig, TableDescription
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.rpc.channel import open_channel
-
-
-@pytest.mark.parametrize("ack", ["write", "fsync"])
-def test_server_killed_under_load_has_every_acknowledged_item_once(tmp_path: Path, ack: str) -> None:
-    """Three kills while three actors write: none notices more than a pause, nothing is lost, nothing comes twice."""
-    arguments = options(tmp_path, ack=ack, segment_mib=1, fsync_interval_ms=20)
-    with server_process("127.0.0.1:0", *arguments) as first, ReplayClient(first.address) as client:
-        address = first.address
-        client.create_table(RANKED)
-        server, opened = first, []
-        try:
-            with load(address) as running:
-                for _ in range(3):
-                    before = running.acknowledged
-                    wait_until(lambda b=before: running.acknowledged > b + 400, "the writers")  # type: ignore[misc]
-                    kill(server)
-                    server = ServerProcess(address, *arguments)
-                    opened.append(server)
-                running.stop()
-                assert [appender.restarts for appender in running.appenders] == [0, 0, 0]
-                wanted = [(number, step) for number in range(3) for step in range(running.written[number])]
-                assert everything(address, RANKED) == wanted
-                client.wait_for_ready(WAIT_S)
-                assert client.describe_table("t").env_steps == len(wanted)
-        finally:
-            for other in opened:
-                other.close()
 
 
 def history_of(address: str) -> int:

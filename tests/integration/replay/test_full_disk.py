@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.replay.log import RANKED, everything, kill, load, options, scrape, write
+from tests.support.replay_log import RANKED, everything, kill, load, options, scrape, write
 from tests.support.replay_service import ServerProcess, open_appender, server_process
 from tests.support.replay_streams import make_chunk, make_items
 from tests.support.waiting import WAIT_S, wait_until

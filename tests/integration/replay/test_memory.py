@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.integration.replay.log import scrape
+from tests.support.replay_log import scrape
 from tests.support.replay_service import LocalServer, ServerProcess, local_server, server_process
 from tests.support.replay_streams import FIFO, UNIFORM, make_config, make_items
 from tests.support.waiting import WAIT_S, wait_until

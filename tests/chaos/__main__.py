@@ -1,0 +1,63 @@
+"""Cause faults at length and write what became of them: `make chaos`.
+
+python -m tests.chaos [--kills 100] [--seed 1] [--only replay params ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import structlog
+
+from benchmarks.rows import FOLDER_VARIABLE, machine
+from tests.chaos.cluster import kill_launcher, kill_services
+from tests.chaos.outcome import Outcome
+from tests.chaos.params import kill_params
+from tests.chaos.replay import freeze_replay, kill_replay
+
+Series = Callable[[Path, int, int], Iterable[Outcome]]
+
+SERIES: dict[str, Series] = {
+    "replay": lambda folder, kills, seed: [kill_replay(folder, kills, seed, "write")],
+    "replay-fsync": lambda folder, kills, seed: [kill_replay(folder, kills, seed, "fsync")],
+    "replay-frozen": lambda folder, kills, seed: [freeze_replay(folder, kills // 5 or 1, seed)],
+    "params": lambda folder, kills, seed: [kill_params(folder, kills, seed)],
+    "cluster": kill_services,
+    "launcher": lambda folder, kills, seed: [kill_launcher(folder, kills // 10 or 1, seed)],
+}
+
+
+def main() -> int:
+    """Run every series; return 0 if no promise was broken."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100, help="faults of each kind; fewer of the slow ones")
+    parser.add_argument("--seed", type=int, default=1, help="of the moments")
+    parser.add_argument("--only", nargs="+", choices=SERIES, default=list(SERIES))
+    arguments = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # clients that reconnect
+    rows, clean = [], True
+    for name in arguments.only:
+        with tempfile.TemporaryDirectory(prefix="tidemill-chaos-") as folder:
+            for outcome in SERIES[name](Path(folder), arguments.kills, arguments.seed):
+                rows.append(outcome.row())
+                clean = clean and outcome.is_clean
+                sys.stdout.write(json.dumps(rows[-1]) + "\n")
+                sys.stdout.flush()
+                _write({"machine": machine(), "seed": arguments.seed, "rows": rows})
+    return 0 if clean else 1
+
+
+def _write(document: dict[str, object]) -> None:
+    path = Path(os.environ.get(FOLDER_VARIABLE, "benchmarks/results")) / "faults.json"
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

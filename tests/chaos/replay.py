@@ -1,0 +1,160 @@
+"""A replay server that is killed or frozen again and again while actors write and a learner samples."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from tests.chaos.outcome import Outcome, pause
+from tests.support.replay_log import RANKED, Load, kill, load, options
+from tests.support.replay_service import ServerProcess
+from tests.support.replay_streams import SIGNATURE
+from tests.support.waiting import WAIT_S
+from tidemill.codec import decode
+from tidemill.errors import TidemillError
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampler import ReplaySampler
+
+_WRITERS = 3
+_LONGEST_PAUSE_S = 1.0
+_FAULTS_PER_ROUND = 10
+"""Faults of one server, few enough for its table to hold all that is written meanwhile."""
+
+
+def kill_replay(folder: Path, kills: int, seed: int, ack: str) -> Outcome:
+    """Kill the server at random moments; everything that was written is there once, as it was written.
+
+    The writers repeat what was not acknowledged, so all that they sent must be there at the end, and nothing else.
+    """
+    rng = random.Random(seed)
+
+    def fault(server: _Server) -> float:
+        began_s = time.monotonic()
+        server.kill()
+        server.start()
+        return began_s
+
+    outcome = Outcome(f"replay server killed, ack: {ack}")
+    return _rounds(outcome, kills, rng, fault, lambda number: options(folder / str(number), ack=ack, segment_mib=1))
+
+
+def freeze_replay(folder: Path, freezes: int, seed: int) -> Outcome:
+    """Stop the server with SIGSTOP for a while: the writers notice nothing but a pause."""
+    rng = random.Random(seed)
+
+    def fault(server: _Server) -> float:
+        os.kill(server.pid, signal.SIGSTOP)
+        pause(rng.uniform(1.0, 3.0))
+        began_s = time.monotonic()
+        os.kill(server.pid, signal.SIGCONT)
+        return began_s
+
+    outcome = Outcome("replay server frozen for 1 to 3 s")
+    return _rounds(outcome, freezes, rng, fault, lambda number: options(folder / str(number)))
+
+
+def _rounds(
+    outcome: Outcome,
+    faults: int,
+    rng: random.Random,
+    fault: Callable[[_Server], float],
+    arguments: Callable[[int], tuple[str, ...]],
+) -> Outcome:
+    """Cause faults, a few to each server, so that its table holds all that was written; then read it.
+
+    `fault` returns when the time to recovery starts.
+    """
+    for number, first in enumerate(range(0, faults, _FAULTS_PER_ROUND)):
+        with _Server(arguments(number)) as server, ReplayClient(server.address) as client:
+            client.create_table(RANKED)
+            with load(server.address, _WRITERS) as running, _learner(server.address):
+                for _ in range(min(_FAULTS_PER_ROUND, faults - first)):
+                    pause(rng.uniform(0.0, _LONGEST_PAUSE_S))
+                    before = running.acknowledged  # what is on its way may still be acknowledged: that is no recovery
+                    began_s = fault(server)
+                    most = max(before, running.acknowledged)
+                    outcome.time_recovery(began_s, lambda m=most: running.acknowledged > m, "the writers continue")  # type: ignore[misc]
+                running.stop()
+            _compare(outcome, server.address, running)
+    return outcome
+
+
+def _compare(outcome: Outcome, address: str, running: Load) -> None:
+    """Hold what the server has against what the writers were told."""
+    sent = {(stream, step) for stream in range(_WRITERS) for step in range(running.written[stream])}
+    assert len(sent) < RANKED.max_items, "the table has dropped what should be compared"
+    with ReplayClient(address) as client:
+        count = client.describe_table("t").items
+    with ReplaySampler([address], RANKED, count, max_in_flight_batches=1, without_replacement=True) as sampler:
+        batch = sampler.take(WAIT_S)
+    assert batch is not None, "the server does not answer"
+    decoded = decode(SIGNATURE, batch, 1)
+    last = decoded.index[:, -1]
+    stream, step = decoded.columns["stream"][last, 0], decoded.columns["step"][last]
+    wanted = np.stack([step, step * 7, stream], axis=1)
+    found = Counter(zip(stream.tolist(), step.tolist(), strict=True))
+    outcome.acknowledged += len(sent)  # every writer has flushed
+    outcome.acknowledged_lost += len(sent - found.keys())
+    outcome.unknown += len(found.keys() - sent)
+    outcome.duplicates += sum(times - 1 for times in found.values())
+    outcome.altered += int((decoded.columns["frame"][last] != wanted).any(axis=1).sum())
+
+
+class _Server:
+    """A server that comes back at the same address."""
+
+    def __init__(self, arguments: tuple[str, ...]) -> None:
+        self._arguments = arguments
+        self._process = ServerProcess("127.0.0.1:0", *arguments)
+        self.address = self._process.address
+
+    def __enter__(self) -> _Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        kill(self._process)
+        self._process.close()
+
+    def start(self) -> None:
+        self._process = ServerProcess(self.address, *self._arguments)
+
+
+@contextmanager
+def _learner(address: str) -> Iterator[None]:
+    """Sample and set priorities meanwhile, as a learner does."""
+    ended = threading.Event()
+
+    def learn() -> None:
+        with ReplaySampler([address], RANKED, 32, max_in_flight_batches=2) as sampler, ReplayClient(address) as client:
+            while not ended.is_set():
+                batch = sampler.take(0.2)
+                if batch is None:
+                    continue
+                try:
+                    client.update_priorities("t", batch.keys, np.ones(len(batch.keys)))
+                except TidemillError:  # the server is away
+                    ended.wait(0.05)
+
+    thread = threading.Thread(target=learn)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(WAIT_S)
