@@ -29,7 +29,7 @@ SERIES: dict[str, Series] = {
     "replay-fsync": lambda folder, kills, seed: [kill_replay(folder, kills, seed, "fsync")],
     "replay-frozen": lambda folder, kills, seed: [freeze_replay(folder, kills // 5 or 1, seed)],
     "params": lambda folder, kills, seed: [kill_params(folder, kills, seed)],
-    "cluster": kill_services,
+    "cluster": lambda folder, kills, seed: kill_services(folder, kills // 5 or 1, seed),
     "launcher": lambda folder, kills, seed: [kill_launcher(folder, kills // 10 or 1, seed)],
 }
 
