@@ -140,8 +140,7 @@ def _check(server: Server, synced: int, again: Log, *, may_drop: bool) -> None:
     may have removed are dropped rather than brought back, and counted.
     """
     table = again.replay.find("t") if again.replay.tables else None
-    slots = table.items.live() if table else ()
-    found = set(table.items.numbers(slots).tolist()) if table else set()
+    found = set(table.items.numbers(table.items.live()).tolist()) if table else set()
     promised = {number for number, (sequence, _) in server.inserted.items() if sequence <= synced}
     lost = promised - found - server.removed.keys()
     if may_drop and again.recovered.corruption.missing_records:
@@ -163,8 +162,8 @@ def _check(server: Server, synced: int, again: Log, *, may_drop: bool) -> None:
 def test_power_cut_at_any_call_loses_nothing_synced(tmp_path: Path, ack: str) -> None:
     """Whatever the disk made of the rest: a server starts on it, with everything synced and nothing invented.
 
-    With `ack: fsync` every record is synced before it is acknowledged: nothing acknowledged is lost. With `write` a sync
-    is rare here, and so many records are on their way that the disk may have any of them without those before.
+    With `ack: fsync` every record is synced before it is acknowledged: nothing acknowledged is lost. With `write` a
+    sync is rare here, and so many records are on their way: the disk may have any of them without those before.
     """
     for seed in range(SCHEDULES):
         folder = tmp_path / f"{seed}"
