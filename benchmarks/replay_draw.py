@@ -66,7 +66,7 @@ class Draws:
     """A call of Sample that takes batches as fast as they come."""
 
     def __init__(self, address: str, table: TableConfig, *, mirrored: bool) -> None:
-        """Open the call; with `mirrored` every priority is set anew."""
+        """Open the call; with `mirrored` every priority is set after each draw."""
         self.batches = self.size_bytes = 0
         self._granted: queue.SimpleQueue[pb.SampleRequest | None] = queue.SimpleQueue()
         mirror = pb.Mirror(slots=2 * table.max_items // _CHUNK_LENGTH + 4096, slot_steps=_CHUNK_LENGTH, hold=_IN_FLIGHT)

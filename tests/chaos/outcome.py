@@ -72,5 +72,5 @@ class Outcome:
 
 
 def pause(seconds: float) -> None:
-    """Let the load go on for a moment; the moment is what a schedule of faults consists of."""
+    """Let the load continue for a moment; the moment is what a schedule of faults consists of."""
     threading.Event().wait(seconds)

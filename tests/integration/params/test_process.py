@@ -151,7 +151,7 @@ def test_publisher_without_a_server_gives_up_in_time() -> None:
 
 
 def test_superseded_publisher_raises_in_its_owner(tmp_path: Path) -> None:
-    """The older of two publishers learns it with its next publish, for good; the newer goes on."""
+    """The older of two publishers learns it with its next publish, for good; the newer continues."""
     with (
         local_server(tmp_path) as server,
         ParamsPublisher(server.address, name="old") as old,

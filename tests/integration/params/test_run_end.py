@@ -61,7 +61,7 @@ def test_mark_is_heard_after_a_restart_of_the_server(tmp_path: Path) -> None:
 
 
 def test_end_holds_for_one_target_and_one_set_of_limits() -> None:
-    """Whoever raises target or limit goes on with the run; name, seed and folder have nothing to do with its end."""
+    """Whoever raises target or limit continues with the run; name, seed and folder have nothing to do with its end."""
     ended = RunSettings(target_return=200.0, max_env_steps=1000)
     assert ended.end_tag == RunSettings(name="other", seed=7, target_return=200.0, max_env_steps=1000).end_tag
     others = [

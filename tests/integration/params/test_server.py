@@ -1,4 +1,4 @@
-"""The parameter server over gRPC: fetching, watching, tags, and what goes on at the same time."""
+"""The parameter server over gRPC: fetching, watching, tags, and what happens at the same time."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_waiting_fetch_gets_the_version_published_meanwhile(client: ParamsClient
 
 
 def test_waiting_fetch_times_out_cleanly(client: ParamsClient, server: LocalServer) -> None:
-    """A wait in vain answers None and leaves nothing waiting."""
+    """A wait without success answers None and leaves nothing waiting."""
     assert client.fetch(wait_s=0.05) is None
     assert client.fetch(newer_than=7, wait_s=0.05) is None
     assert server.metric("fetches") == 0

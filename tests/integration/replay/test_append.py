@@ -98,7 +98,7 @@ def test_each_step_is_stored_once_over_cut_connections(server: LocalServer, clie
 
 
 def test_chunks_whose_acknowledgement_was_lost_are_not_stored_twice(server: LocalServer, client: ReplayClient) -> None:
-    """After the server stored chunks but could not say so, the resumed stream goes on behind them."""
+    """After the server stored chunks but could not say so, the resumed stream continues behind them."""
     config = make_config()
     client.create_table(config)
     with Proxy(server.address) as proxy, open_appender(proxy.address) as appender:

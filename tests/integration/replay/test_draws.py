@@ -77,7 +77,7 @@ def test_counted_samples_let_inserts_go_on() -> None:
 
 
 def test_counted_samples_are_bounded_by_the_batch() -> None:
-    """Four thousand million samples said to be drawn elsewhere count as a batch of 8: the table goes on."""
+    """Four thousand million samples said to be drawn elsewhere count as a batch of 8: the table continues."""
     limiter = RateLimiterConfig(min_size=4, samples_per_insert=1.0, error_buffer=16.0)
     with table_of(8, limiter) as (address, _):  # diff 4
         draws = [pb.Draw(items=2, counted=2**32 - 1), pb.Draw(items=0, counted=2**32 - 1), pb.Draw(items=8, counted=8)]

@@ -29,7 +29,7 @@ def history_of(address: str) -> int:
 
 
 def test_history_goes_on_with_the_log_and_ends_with_it(tmp_path: Path) -> None:
-    """Killed twice, a server counts the same decisions on; with another folder it counts anew."""
+    """Killed twice, a server continues the same count of decisions; with another folder it starts from 0."""
     found = []
     for folder in ("kept", "kept", "kept", "other"):
         with (

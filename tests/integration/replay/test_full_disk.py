@@ -29,7 +29,7 @@ def fill_disk_after_a_chunk(server: ServerProcess, appender: StreamAppender, fol
 
 
 def test_full_disk_holds_acknowledgements_until_there_is_room(tmp_path: Path) -> None:
-    """Nothing is acknowledged that is not written; samples go on; room lets it go on by itself, with nothing lost."""
+    """Nothing is acknowledged that is not written; samples continue; with room it recovers by itself, nothing lost."""
     with server_process("127.0.0.1:0", *options(tmp_path)) as server, ReplayClient(server.address) as client:
         client.create_table(RANKED)
         with open_appender(server.address) as appender:
@@ -73,7 +73,7 @@ def test_server_killed_with_a_full_disk_has_what_it_acknowledged(tmp_path: Path)
     ],
 )
 def test_refused_message_leaves_no_trace_in_the_log(tmp_path: Path, chunk: Chunk, message: str) -> None:
-    """What is malformed or out of order is refused by name, not written, and the server goes on."""
+    """What is malformed or out of order is refused by name, not written, and the server continues."""
     with server_process("127.0.0.1:0", *options(tmp_path)) as server, ReplayClient(server.address) as client:
         client.create_table(RANKED)
         with open_appender(server.address) as appender:

@@ -108,7 +108,7 @@ def test_samplers_that_never_read_take_no_more_than_their_share(server: ServerPr
 
 
 def test_streams_without_items_keep_no_more_than_their_share(server: ServerProcess) -> None:
-    """Of 800 streams of a MiB each a quarter of the budget is taken; another actor's small streams go on."""
+    """Of 800 streams of a MiB each a quarter of the budget is taken; another actor's small streams continue."""
     with open_channel(server.address) as channel, ReplayClient(server.address) as client:
         stub = replay_pb2_grpc.ReplayServiceStub(channel)
         client.create_table(wide_table(max_bytes=MEBIBYTE))

@@ -34,7 +34,7 @@ def fuzzed() -> Iterator[LocalServer]:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(method=st.sampled_from(METHODS), noise=st.binary(max_size=200), cut=st.integers(0, 200))
 def test_random_bytes_never_take_the_server_down(fuzzed: LocalServer, method: str, noise: bytes, cut: int) -> None:
-    """Noise, and good messages with noise in the middle, end with a status in time, and the server goes on."""
+    """Noise, and good messages with noise in the middle, end with a status in time, and the server continues."""
     good = data_with().SerializeToString()
     messages = [noise] if method != "Append" else [opening().SerializeToString(), good[:cut] + noise + good[cut:]]
     with grpc.insecure_channel(fuzzed.address) as channel:

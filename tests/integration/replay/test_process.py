@@ -71,7 +71,7 @@ def test_sigterm_ends_the_server_though_a_call_has_not_sent_its_first_message() 
 
 
 def test_frozen_server_is_noticed_within_ten_seconds_and_used_again_when_it_thaws() -> None:
-    """A stopped process breaks its clients' streams in time; nothing is lost once it goes on."""
+    """A stopped process breaks its clients' streams in time; nothing is lost once it continues."""
     with server_process() as server, ReplayClient(server.address) as client:
         client.create_table(make_config())
         with open_appender(server.address) as appender:
@@ -91,7 +91,7 @@ def test_frozen_server_is_noticed_within_ten_seconds_and_used_again_when_it_thaw
 
 
 def test_restarted_server_is_an_empty_one_and_clients_begin_anew() -> None:
-    """An in-memory server forgets: the appender says so once, the sampler creates its table again, both go on."""
+    """An in-memory server forgets: the appender says so once, the sampler creates its table again, both continue."""
     config = make_config()
     with server_process() as first:
         address = first.address

@@ -75,7 +75,7 @@ def test_sample_blocks_below_min_size_and_goes_on_at_once(
 def test_insert_blocks_when_ahead_and_the_owner_waits_for_room(
     server: LocalServer, client: ReplayClient, clock: Clock
 ) -> None:
-    """Acknowledgements stop while inserts are ahead; `append` then waits, and samples let it go on."""
+    """Acknowledgements stop while inserts are ahead; `append` then waits, and samples let it continue."""
     config = make_config(limiter=RateLimiterConfig(1, samples_per_insert=1.0, error_buffer=8.0))
     client.create_table(config)
     stop = threading.Event()

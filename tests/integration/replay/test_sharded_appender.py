@@ -40,7 +40,7 @@ def items_at(address: str) -> int:
 
 
 def test_actor_writes_to_the_shard_its_name_prefers_and_moves_when_that_is_gone() -> None:
-    """The dead shard's unacknowledged chunks are dropped and counted; the streams begin anew on the other.
+    """The dead shard's unacknowledged chunks are dropped and counted; the streams start from scratch on the other.
 
     The actor is busy elsewhere while its shard dies: it is known at once when it writes again.
     """
@@ -75,7 +75,7 @@ def test_shard_that_is_back_soon_keeps_its_actor_and_everything() -> None:
             assert appender.flush(WAIT_S)
             with proxy.refusing():
                 assert write(appender, 1)
-                wait_until(lambda: proxy.refused > 1, "attempts in vain")
+                wait_until(lambda: proxy.refused > 1, "attempts without success")
                 assert not appender.flush(0.0)
             assert appender.flush(WAIT_S)
             assert (appender.moves, appender.restarts, appender.dropped_chunks) == (0, 0, 0)

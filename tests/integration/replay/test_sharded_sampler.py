@@ -153,7 +153,7 @@ def _batches(stream: ShardedSampleStream, due: int) -> int:
 
 
 def test_writer_is_held_back_by_samples_that_come_from_other_shards() -> None:
-    """All items lie on one shard and the writer on another: its inserts go on with the samples of the first."""
+    """All items lie on one shard and the writer on another: its inserts continue with the samples of the first."""
     limiter = RateLimiterConfig(min_size=8, samples_per_insert=1.0, error_buffer=16.0)
     config = make_config(limiter=limiter, max_items=1000)
     with (
@@ -168,7 +168,7 @@ def test_writer_is_held_back_by_samples_that_come_from_other_shards() -> None:
             table = servers[1].replay.find("t")
             wait_until(lambda: servers[1].admission.waiting(table, "insert") == 1, "the writer to be held back")
             assert not appender.flush(0.0)  # nobody samples
-            wait_until(lambda: [stream.take(0.5), appender.flush(0.05)][1], "the writer goes on with what is sampled")
+            wait_until(lambda: [stream.take(0.5), appender.flush(0.05)][1], "the writer continues with what is sampled")
 
 
 def test_table_of_another_configuration_on_one_shard_is_an_error() -> None:
@@ -234,7 +234,7 @@ def test_shard_that_joins_by_name_gets_the_table_and_is_sampled() -> None:
 
 
 def test_shard_that_lost_its_items_does_not_get_priorities_of_old_keys() -> None:
-    """A server that comes back empty gives keys anew: those from before are nobody's."""
+    """A server that comes back empty gives out new keys: those from before belong to nobody."""
     config = make_config()
     with local_shards(1, config) as servers, Proxy(servers[0].address) as proxy:
         fill(servers[0].address, 0, [1.0] * 4)

@@ -78,7 +78,7 @@ def test_settings_are_found_by_module_and_class() -> None:
 
 
 def test_resumed_agent_equals_the_one_that_went_on() -> None:
-    """What it stores is enough to go on bit for bit."""
+    """What it stores is enough to continue bit for bit."""
     config = RetraceConfig()
     straight, resumed = build_agent(config, VECTOR, seed=1), build_agent(config, VECTOR, seed=2)
     columns = _stream(20) | {"log_prob": np.full(20, -0.5, np.float32)}

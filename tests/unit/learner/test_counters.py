@@ -41,7 +41,7 @@ def test_env_steps_of_a_server_that_filled_up_again_are_all_new() -> None:
 
 
 def test_env_steps_lost_with_the_power_were_played_all_the_same() -> None:
-    """A restored server that lacks the last 10 of 100 steps goes on from 90: 5 more make 105."""
+    """A restored server that lacks the last 10 of 100 steps continues from 90: 5 more make 105."""
     assert observed((7, 100), (7, 90), (7, 95)).env_steps == 105
 
 

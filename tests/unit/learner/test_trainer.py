@@ -174,7 +174,7 @@ def test_pause_holds_training_and_resume_lets_it_go_on(tmp_path: Path, scenes: l
 
 
 def test_checkpoint_is_made_while_paused(tmp_path: Path, scenes: list[_Scene]) -> None:
-    """A request does not wait for training to go on."""
+    """A request does not wait for training to continue."""
     scene = _scene(scenes, tmp_path, Limits(), batches=0)
     scene.counters.learner_steps = 4
     scene.control.pause()

@@ -25,7 +25,7 @@ def _catalog(*numbers: int, fencing_token: int = 1) -> Catalog:
 
 
 def test_fencing_token_is_above_the_one_its_publisher_knows() -> None:
-    """A server that lost its count goes on above a checkpoint's; a count that could run out is refused."""
+    """A server that lost its count continues above a checkpoint's; a count that could run out is refused."""
     assert Catalog(fencing_token=1).with_next_token().fencing_token == 2
     assert Catalog(fencing_token=1).with_next_token(7).fencing_token == 8
     assert Catalog(fencing_token=9).with_next_token(7).fencing_token == 10

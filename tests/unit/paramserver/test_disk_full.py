@@ -103,7 +103,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_real_disk_without_space_refuses_and_recovers(small_disk: Path, open_store: OpenStore) -> None:
-    """On a disk that is really full, publishing fails cleanly, reads and restarts go on, space heals it."""
+    """On a disk that is really full, publishing fails cleanly, reads and restarts continue, space heals it."""
     store = open_store(small_disk, max_blob_bytes=10**6)
     publish(store, b"a" * 40_000)
     filler = small_disk / "filler"

@@ -110,7 +110,7 @@ async def test_cancelled_call_lets_the_next_one_on() -> None:
 
 
 async def test_error_of_a_waiting_act_reaches_its_caller_only() -> None:
-    """An act that fails when its turn comes fails its own call, and the rest go on."""
+    """An act that fails when its turn comes fails its own call, and the rest continue."""
     scene = Scene(make_config())
 
     def fail() -> None:

@@ -226,7 +226,7 @@ def test_new_epoch_supersedes_the_old_one(replay: ReplayState, opened: AppendSes
 
 
 def test_known_epoch_is_resumed(replay: ReplayState, opened: AppendSession) -> None:
-    """Opening a known epoch goes on where it was; another shape of it is refused."""
+    """Opening a known epoch continues where it was; another shape of it is refused."""
     number = opened.epoch.number
     resumed = open_streams(replay, epoch=number, env_count=2)
     assert resumed.epoch.next_steps() == [8, 0]
@@ -237,12 +237,12 @@ def test_known_epoch_is_resumed(replay: ReplayState, opened: AppendSession) -> N
 
 
 def test_unknown_epoch_begins_anew(replay: ReplayState) -> None:
-    """An epoch of an earlier life of the server is answered with a new one."""
+    """An epoch from before the server's restart is answered with a new one."""
     assert open_streams(replay, epoch=99).epoch.number == 1
 
 
 def test_epoch_never_given_to_a_known_actor_begins_anew(replay: ReplayState, opened: AppendSession) -> None:
-    """An epoch above the newest is that of an earlier life of the server: its steps are not those stored now."""
+    """An epoch above the newest is from before the server's restart: its steps are not those stored now."""
     later = open_streams(replay, epoch=opened.epoch.number + 1000, env_count=2)
     assert later.epoch.number == opened.epoch.number + 1
     assert later.epoch.next_steps() == [0, 0]

@@ -35,7 +35,7 @@ def test_epoch_of_an_earlier_life_is_never_one_of_this(jump_ms: int) -> None:
 
 
 def test_former_process_is_told_from_the_present_one_across_lives() -> None:
-    """With a clock that goes on, the epoch of an actor's former process is the smaller one and refused."""
+    """With a clock that advances, the epoch of an actor's former process is the smaller one and refused."""
     rng = random.Random(0)
     old = _open(_life(_NOON, rng), "actor")
     after = _life(_NOON + 1, rng)

@@ -44,7 +44,7 @@ async def resuming(epoch: int) -> AsyncIterator[bytes]:
 
 
 async def told_while_another_stores(folder: Path) -> tuple[list[int], list[int]]:
-    """Resume an epoch, store a chunk of it before the disk goes on; return the answer and what was stored then."""
+    """Resume an epoch, store a chunk of it before the disk recovers; return the answer and what was stored then."""
     recovered = open_replay_log(folder, MemoryBudget(0), empty_replay)
     replay = recovered.replay
     Held.disk.set()

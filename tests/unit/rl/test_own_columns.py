@@ -107,7 +107,7 @@ def test_sequences_bring_the_columns_of_the_unroll() -> None:
 
 
 def test_unrolled_transitions_hold_each_step_and_end_at_a_truncation() -> None:
-    """By hand: the window of rows 2 .. 5 is cut after row 3, whose value goes on with row 4's observation."""
+    """By hand: the window of rows 2 .. 5 is cut after row 3, whose value continues with row 4's observation."""
     batch = unrolled_transitions(rows(8), np.array([[2, 3, 4, 5]]), 1, 3, 0.5, extras=("log_prob",))
     assert batch["observation"][0, :, 0].tolist() == [2, 3, 4, 5]
     assert batch["action"].tolist() == [[2, 0, 1, 2]]

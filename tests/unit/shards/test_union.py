@@ -143,7 +143,7 @@ def test_lost_draws_go_to_the_others_with_unchanged_proportions(weights: list[fl
 
 
 def test_nobody_makes_up_for_a_draw_when_all_are_lost() -> None:
-    """The batch is then planned anew, once there is a shard."""
+    """The batch is then planned again, once there is a shard."""
     union = union_of({"a": (4, 4.0, 0.0)})
     plan = planned(union, 2)
     union.leave("a")
@@ -249,7 +249,7 @@ def test_inserts_and_samples_never_wait_for_each_other(
     message: int,
     seed: int,
 ) -> None:
-    """Whoever writes where, and even if all writers move: some writer or the sampler can always go on.
+    """Whoever writes where, and even if all writers move: some writer or the sampler can always continue.
 
     Over the whole run the samples stay within both buffers, one message a shard and one batch of the ratio.
     """

@@ -1,4 +1,4 @@
-"""A learner that goes on from its checkpoint is the learner that was."""
+"""A learner that continues from its checkpoint is the learner that was."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_learner_goes_back_to_a_state_it_held(config: AgentConfig, spec: EnvSpec
 
 
 def test_checkpoint_of_format_1_is_read(tmp_path: Path) -> None:
-    """A file written before format 2 gives its counters and weights, and training goes on from it."""
+    """A file written before format 2 gives its counters and weights, and training continues from it."""
     for each in _FORMAT_1.iterdir():
         shutil.copy(each, tmp_path)
     agent, counters = build_agent(SACConfig(hidden_sizes=(4,)), EnvSpec((3,), "float32", action_shape=(2,))), Counters()

@@ -176,7 +176,7 @@ def test_corrupt_checkpoint_is_skipped_for_the_one_before(tmp_path: Path, corrup
 
 
 def test_next_checkpoint_after_a_corrupt_one_is_the_newest(tmp_path: Path) -> None:
-    """Numbers go on behind a corrupt file, so that it never hides a good one."""
+    """Numbers continue behind a corrupt file, so that it never hides a good one."""
     store = CheckpointStore(tmp_path, keep=3)
     _flip(store.write(_checkpoint(1)))
     store.write(_checkpoint(2))

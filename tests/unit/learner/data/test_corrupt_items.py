@@ -191,7 +191,7 @@ def test_training_goes_on_when_the_table_is_away() -> None:
 
 
 def test_sample_of_another_signature_is_still_an_error(table: Table) -> None:
-    """No item of it could be trusted: a learner must not go on and empty the table."""
+    """No item of it could be trusted: a learner must not continue and empty the table."""
     sample = sample_with(set())
     short = dataclasses.replace(sample, blocks=(sample.blocks[0], Blocks(b"1234", sample.blocks[1].sizes)))
     with pytest.raises(DataLoss, match="column 'reward' has 4 bytes where its signature says 96"):

@@ -173,7 +173,7 @@ def test_frame_hidden_in_a_column_is_not_found(tmp_path: Path) -> None:
 
 
 def test_corrupt_chunk_costs_only_the_items_that_need_it(tmp_path: Path) -> None:
-    """The items of its steps and those that reach into them are dropped and counted; the stream goes on."""
+    """The items of its steps and those that reach into them are dropped and counted; the stream continues."""
     log = filled(tmp_path)
     store = log.replay.find("t").store
     second = store.next_slot(int(store.held()[0]))
@@ -313,7 +313,7 @@ def test_table_whose_record_is_corrupt_lends_nobody_its_number(tmp_path: Path) -
 
 
 def test_record_of_a_changed_capacity_may_be_corrupt(tmp_path: Path) -> None:
-    """A table that takes another capacity is written anew, twice: either record may be lost."""
+    """A table that takes another capacity is written again, twice: either record may be lost."""
     filled(tmp_path).crash()
     log = open_log(tmp_path)
     log.replay.create_table(replace(make_config(), max_items=10))

@@ -103,7 +103,7 @@ class Run:
         return keys(self.log)
 
     def resume(self) -> None:
-        """Have the actor begin anew, as it does when its epoch is not known."""
+        """Have the actor start from scratch, as it does when its epoch is not known."""
         self.log.replay.create_table(self.config)
         self._step = 0
         self._note()

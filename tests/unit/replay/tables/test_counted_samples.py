@@ -43,7 +43,7 @@ def test_look_takes_off_a_lead_that_is_no_whole_number() -> None:
 
 
 def test_callers_cannot_take_the_lead_down_without_end() -> None:
-    """After a million times as much as was drawn, inserts of less than an hour let samples go on."""
+    """After a million times as much as was drawn, inserts of less than an hour let samples continue."""
     limiter = limiter_with(0.0)
     for _ in range(1000):
         limiter.sampled(limiter.countable(_UINT32, batch_size=65_536))

@@ -50,7 +50,7 @@ def test_batch_that_passes_min_size_counts_only_what_lies_beyond() -> None:
 
 
 def test_table_emptied_below_min_size_is_filled_again() -> None:
-    """Inserts that are far ahead of the samples go on all the same while the table holds less than min_size."""
+    """Inserts that are far ahead of the samples continue all the same while the table holds less than min_size."""
     limiter = RateLimiter(RateLimiterConfig(min_size=3, samples_per_insert=1.0, error_buffer=2.0))
     limiter.inserted(10, 10)
     assert not limiter.can_insert(10)
