@@ -6,8 +6,8 @@
 The folder has files and packages called `services`, `tests`, `configs`, `types.py` and `queue.py`, as a user's own may:
 none of them may stand in for ours or the standard library's, and the user's environment module there is found.
 
-With `--base` the tutorial of docs/replay.md is followed instead, command by command, in a clone of the repository and with
-each Python given: the base install has none of what learning needs, and is of a bounded size.
+With `--base` the tutorial of docs/replay.md is followed instead, command by command, in a clone of the repository and
+with each Python given: the base install has none of what learning needs, and is of a bounded size.
 """
 
 from __future__ import annotations

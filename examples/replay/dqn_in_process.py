@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import time
+from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import nn
 from torch.nn import functional as F
 
@@ -21,7 +22,7 @@ class ReplayBuffer:
     def __init__(self, capacity: int) -> None:
         """Take the memory."""
         self.capacity, self.added, self.rng = capacity, 0, np.random.default_rng(0)
-        self.columns: dict[str, NDArray[np.generic]] = {
+        self.columns: dict[str, NDArray[Any]] = {
             "observation": np.zeros((capacity, 4), np.float32),
             "action": np.zeros(capacity, np.int64),
             "reward": np.zeros(capacity, np.float32),
@@ -29,7 +30,7 @@ class ReplayBuffer:
             "terminated": np.zeros(capacity, np.bool_),
         }
 
-    def add(self, transition: dict[str, object]) -> None:
+    def add(self, transition: dict[str, ArrayLike]) -> None:
         """Keep a transition."""
         for name, value in transition.items():
             self.columns[name][self.added % self.capacity] = value
