@@ -17,15 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tidemill.replay import (
-    ItemWindow,
-    ReplayDataset,
-    ReplayWriter,
-    SelectorConfig,
-    SelectorKind,
-    TableConfig,
-    signature_like,
-)
+from tidemill import replay
 from tidemill.replay.adapters import to_torch
 
 BATCH_SIZE, LEARNING_STARTS, UPDATE_EVERY, TARGET_EVERY, GAMMA = 128, 1_000, 4, 500, 0.99
@@ -52,10 +44,10 @@ def main() -> None:
     optimizer = torch.optim.Adam(network.parameters(), lr=5e-4)
     zeros = np.zeros(4, np.float32)
     example = {"observation": zeros, "action": 0, "reward": 0.0, "next_observation": zeros, "terminated": False}
-    uniform = SelectorConfig(SelectorKind.UNIFORM)
-    table = TableConfig("cartpole", signature_like(example), uniform, max_items=50_000, max_item_steps=1)
-    writer = ReplayWriter(options.replay, table, windows=ItemWindow(length=1))
-    dataset = ReplayDataset(options.replay, table, BATCH_SIZE, timeout_s=120.0)
+    uniform = replay.SelectorConfig(replay.SelectorKind.UNIFORM)
+    table = replay.TableConfig("cartpole", replay.signature_like(example), uniform, max_items=50_000, max_item_steps=1)
+    writer = replay.ReplayWriter(options.replay, table, windows=replay.ItemWindow(length=1))
+    dataset = replay.ReplayDataset(options.replay, table, BATCH_SIZE, timeout_s=120.0)
     returns, episode_return, began_s = [0.0], 0.0, time.monotonic()
     observation, _ = env.reset(seed=options.seed)
     for step in range(1, options.steps + 1):
