@@ -47,7 +47,7 @@ def main() -> None:
     uniform = replay.SelectorConfig(replay.SelectorKind.UNIFORM)
     table = replay.TableConfig("cartpole", replay.signature_like(example), uniform, max_items=50_000, max_item_steps=1)
     writer = replay.ReplayWriter(options.replay, table, windows=replay.ItemWindow(length=1))
-    dataset = replay.ReplayDataset(options.replay, table, BATCH_SIZE, timeout_s=120.0)
+    dataset = replay.ReplayDataset(options.replay, table, BATCH_SIZE, timeout_s=120.0, batches_per_sample=8)
     returns, episode_return, began_s = [0.0], 0.0, time.monotonic()
     observation, _ = env.reset(seed=options.seed)
     for step in range(1, options.steps + 1):

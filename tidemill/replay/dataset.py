@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,6 +19,8 @@ from tidemill.codec import CorruptBlocks, decode
 from tidemill.errors import InvalidArgument, TidemillError, Unavailable
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.limits import least_slots
+from tidemill.replay.mirror import MirrorSize, TableMirror
 from tidemill.replay.sampler import ReplaySampler
 from tidemill.replay.steps import LENGTH, SEPARATOR, nest, ragged_columns
 from tidemill.replay.table_config import TableConfig
@@ -26,6 +30,7 @@ Array = NDArray[Any]
 
 _POLL_S = 0.2
 _EXPLAIN_S = 0.5
+_MAX_SLOTS = 2**21
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +105,7 @@ class ReplayDataset(Iterator[ReplayBatch]):
         (8, 2, 2)
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one decision of the caller
         self,
         addresses: str | Sequence[str],
         tables: TableConfig | Mapping[TableConfig, float],
@@ -109,7 +114,10 @@ class ReplayDataset(Iterator[ReplayBatch]):
         timeout_s: float | None = None,
         beta: float = 1.0,
         prefetch: int = 4,
+        batches_per_sample: int = 1,
         without_replacement: bool = False,
+        mirror_mib: int = 0,
+        chunk_length: int = 16,
         stop: threading.Event | None = None,
     ) -> None:
         """Start connecting in the background; tables are created where they do not exist.
@@ -120,34 +128,43 @@ class ReplayDataset(Iterator[ReplayBatch]):
             batch_size: Items of a batch.
             timeout_s: Longest wait for a batch; None waits until `close` or `stop`.
             beta: Exponent of the importance weights (Schaul et al., 2016, section 3.4); 0 makes them all 1.
-            prefetch: Batches of each table that may be under way or waiting, at least 1.
-            without_replacement: Whether no item may come twice in a batch.
+            prefetch: Samples of each table that may be under way or waiting, at least 1.
+            batches_per_sample: Batches that come as one: small ones are then several times cheaper, and wait longer, so
+                that their priorities are older.
+            without_replacement: Whether no item may come twice in a sample.
+            mirror_mib: Memory for steps of each table, uncompressed, in MiB: each step that has room crosses the wire
+                and is decoded once, not in every batch, which pays for images. 0: none.
+            chunk_length: With a mirror, the greatest `chunk_length` of the writers.
             stop: Ends every wait when set.
 
         Raises:
-            InvalidArgument: An argument is out of range, or tables differ in signature or longest item.
+            InvalidArgument: An argument is out of range, the mirror is too small for a batch, or tables differ in
+                signature or longest item.
         """
         self._owner = OwnerProcess("ReplayDataset")
         given = {tables: 1.0} if isinstance(tables, TableConfig) else dict(tables)
         self._tables, sizes = tuple(given), _split(batch_size, given)
         self._addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
-        if beta < 0 or prefetch < 1:
-            raise InvalidArgument(f"beta is {beta} and prefetch is {prefetch}, must be at least 0 and 1")
-        self._timeout_s, self._beta = timeout_s, beta
+        _check(prefetch, batches_per_sample, beta)
+        self._timeout_s, self._beta, self._sizes = timeout_s, beta, sizes
+        sizes = [size * batches_per_sample for size in sizes]
+        self._ready: list[deque[ReplayBatch]] = [deque() for _ in sizes]
         self._stop, self._closed = stop or threading.Event(), threading.Event()
+        self._mirrors = [
+            _mirror(table, size, mirror_mib, chunk_length, prefetch, len(self._addresses))
+            for table, size in zip(self._tables, sizes, strict=True)
+        ]
+        connect = partial(
+            ReplaySampler,
+            self._addresses,
+            max_in_flight_batches=prefetch,
+            without_replacement=without_replacement,
+            stop=self._stop,
+        )
         with ExitStack() as stack:
             self._samplers = [
-                stack.enter_context(
-                    ReplaySampler(
-                        self._addresses,
-                        table,
-                        size,
-                        max_in_flight_batches=prefetch,
-                        without_replacement=without_replacement,
-                        stop=self._stop,
-                    )
-                )
-                for table, size in zip(self._tables, sizes, strict=True)
+                stack.enter_context(connect(table, size, mirror=mirror))
+                for table, size, mirror in zip(self._tables, sizes, self._mirrors, strict=True)
             ]
             self._resources = stack.pop_all()
 
@@ -191,10 +208,17 @@ class ReplayDataset(Iterator[ReplayBatch]):
             self._resources.close()
 
     def _next_of(self, table: int) -> ReplayBatch:
-        """Return the next batch of one table; one with bytes that do not decode is skipped."""
+        """Return the next batch of one table; a sample with bytes that do not decode is skipped."""
+        ready, size = self._ready[table], self._sizes[table]
         while True:
+            with suppress(IndexError):  # nothing is ready, or another thread was faster
+                return ready.popleft()
             with suppress(CorruptBlocks):
-                return self._decoded(table, self._take(self._tables[table], self._samplers[table]))
+                sample = self._take(self._tables[table], self._samplers[table])
+                columns = self._columns(table, sample)
+                if columns is not None:
+                    starts = range(0, len(sample.keys), size)
+                    ready.extend(self._made(table, sample, columns, slice(start, start + size)) for start in starts)
 
     def _take(self, table: TableConfig, sampler: ReplaySampler) -> SampledBatch:
         began_s = time.monotonic()
@@ -218,24 +242,40 @@ class ReplayDataset(Iterator[ReplayBatch]):
             )
         return f": no replay server answers at {self._addresses[0]}"
 
-    def _decoded(self, table: int, batch: SampledBatch) -> ReplayBatch:
-        signature = self._tables[table].signature
-        decoded = decode(signature, batch, self._tables[table].max_item_steps)
-        columns = {name: values[decoded.index] for name, values in decoded.columns.items()}
-        sizes = {name: columns.pop(f"{name}{SEPARATOR}{LENGTH}") for name in ragged_columns(signature)}
-        weights = (batch.probabilities * max(batch.table_items, 1)) ** -self._beta
-        last_rows = batch.first_rows + batch.lengths - 1
-        chunks = np.searchsorted(np.cumsum(batch.step_counts), last_rows, side="right")
+    def _columns(self, table: int, batch: SampledBatch) -> dict[str, Array] | None:
+        """Return the steps of a batch's items; None if the mirror no longer has them.
+
+        Raises:
+            CorruptBlocks: Some do not decode.
+        """
+        config, mirror = self._tables[table], self._mirrors[table]
+        if mirror is None:
+            decoded = decode(config.signature, batch, config.max_item_steps)
+            return {name: values[decoded.index] for name, values in decoded.columns.items()}
+        if len(chunks := mirror.corrupt_chunks(batch)):
+            raise CorruptBlocks("", chunks)
+        rows = mirror.rows_of(batch, config.max_item_steps)
+        columns = {name: values[rows] for name, values in mirror.columns.items()}
+        return columns if mirror.is_intact(batch) else None
+
+    def _made(self, table: int, sample: SampledBatch, columns: dict[str, Array], part: slice) -> ReplayBatch:
+        """Return some items of a sample as a batch."""
+        columns = {name: values[part] for name, values in columns.items()}
+        names = ragged_columns(self._tables[table].signature)
+        sizes = {name: columns.pop(f"{name}{SEPARATOR}{LENGTH}") for name in names}
+        weights = (sample.probabilities[part] * max(sample.table_items, 1)) ** -self._beta
+        last_rows = (sample.first_rows + sample.lengths - 1)[part]
+        chunks = np.searchsorted(np.cumsum(sample.step_counts), last_rows, side="right")
         return ReplayBatch(
             columns=columns,
             sizes=sizes,
-            lengths=batch.lengths,
+            lengths=sample.lengths[part],
             weights=(weights / weights.max(initial=1e-38)).astype(np.float32),
-            probabilities=batch.probabilities,
-            params_versions=batch.params_versions[chunks],
-            payloads=batch.payloads,
-            keys=batch.keys,
-            tables=np.full(len(batch.keys), table),
+            probabilities=sample.probabilities[part],
+            params_versions=sample.params_versions[chunks],
+            payloads=sample.payloads[part],
+            keys=sample.keys[part],
+            tables=np.full(len(last_rows), table),
         )
 
     def __enter__(self) -> Self:
@@ -245,6 +285,14 @@ class ReplayDataset(Iterator[ReplayBatch]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Close."""
         self.close()
+
+
+def _check(prefetch: int, batches_per_sample: int, beta: float) -> None:
+    for name, value in (("prefetch", prefetch), ("batches_per_sample", batches_per_sample)):
+        if value < 1:
+            raise InvalidArgument(f"{name} is {value}, must be at least 1")
+    if not beta >= 0:
+        raise InvalidArgument(f"beta is {beta}, must be at least 0")
 
 
 def _split(batch_size: int, tables: Mapping[TableConfig, float]) -> list[int]:
@@ -265,6 +313,24 @@ def _split(batch_size: int, tables: Mapping[TableConfig, float]) -> list[int]:
     if min(sizes) < 1:
         raise InvalidArgument(f"batch_size is {batch_size}, which gives the tables {sizes} items, at least 1 each")
     return sizes
+
+
+def _mirror(
+    table: TableConfig, batch_size: int, mib: int, chunk_length: int, prefetch: int, servers: int
+) -> TableMirror | None:
+    """Return a mirror of a table in so much memory, or of as much of it as is of use; None for none."""
+    if not mib:
+        return None
+    hold = prefetch + 2  # batches under way, the one that is read, and one of another thread
+    parts = 1 if servers == 1 else 2 * servers  # room for servers that take the place of others
+    slot_bytes = chunk_length * sum(column.step_bytes for column in table.signature)
+    least = least_slots(batch_size, table.max_item_steps, chunk_length, hold)
+    useful = max(table.max_items * (1 + table.max_item_steps // chunk_length), least)
+    slots = min(mib * 2**20 // (slot_bytes * parts), useful, _MAX_SLOTS)
+    if slots < least:
+        needed = -(-least * slot_bytes * parts // 2**20)
+        raise InvalidArgument(f"mirror_mib is {mib}, must be 0 or at least {needed} for batches of {batch_size} items")
+    return TableMirror(table.signature, MirrorSize(slots, chunk_length, hold), parts)
 
 
 def _joined(parts: Sequence[ReplayBatch]) -> ReplayBatch:

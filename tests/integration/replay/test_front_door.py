@@ -179,6 +179,32 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(server: LocalServer) -
         ReplayWriter(server.address, _table(max_items=7))
 
 
+@pytest.mark.parametrize("mirror_mib", [0, 1])
+def test_samples_of_several_batches_and_a_mirror(server: LocalServer, mirror_mib: int) -> None:
+    """A queue in order, batch by batch, whichever way the steps come; a mirror too small for a batch is refused."""
+    table = _table()
+    with ReplayWriter(server.address, table, windows=ItemWindow(3), chunk_length=4) as writer:
+        for number in range(50):
+            writer.append(_step(number))
+    with ReplayDataset(
+        server.address,
+        table,
+        4,
+        timeout_s=WAIT_S,
+        batches_per_sample=3,
+        prefetch=1,
+        mirror_mib=mirror_mib,
+        chunk_length=4,
+    ) as dataset:
+        batches = [next(dataset) for _ in range(12)]
+    assert [int(first) for batch in batches for first in batch["number"][:, 1]] == list(range(48))
+    assert all((batch["image"] == batch["number"][:, :, None, None, None]).all() for batch in batches)
+    with pytest.raises(InvalidArgument, match="mirror_mib is 1, must be 0 or at least 70 for batches of 600 items"):
+        ReplayDataset(server.address, table, 600, mirror_mib=1)
+    with pytest.raises(InvalidArgument, match="batches_per_sample is 0, must be at least 1"):
+        ReplayDataset(server.address, table, 4, batches_per_sample=0)
+
+
 def test_fractions_that_do_not_add_up(server: LocalServer) -> None:
     """Are refused with their values, as are tables that cannot be mixed and a batch too small for them."""
     first, second = _table("first"), _table("second")
