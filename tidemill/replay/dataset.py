@@ -141,29 +141,23 @@ class ReplayDataset(Iterator[ReplayBatch]):
             InvalidArgument: An argument is out of range, the mirror is too small for a batch, or tables differ in
                 signature or longest item.
         """
+        _check(prefetch, batches_per_sample, beta)
         self._owner = OwnerProcess("ReplayDataset")
         given = {tables: 1.0} if isinstance(tables, TableConfig) else dict(tables)
-        self._tables, sizes = tuple(given), _split(batch_size, given)
+        self._tables, self._sizes = tuple(given), _split(batch_size, given)
         self._addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
-        _check(prefetch, batches_per_sample, beta)
-        self._timeout_s, self._beta, self._sizes = timeout_s, beta, sizes
-        sizes = [size * batches_per_sample for size in sizes]
+        self._timeout_s, self._beta = timeout_s, beta
+        sizes = [size * batches_per_sample for size in self._sizes]
         self._ready: list[deque[ReplayBatch]] = [deque() for _ in sizes]
         self._stop, self._closed = stop or threading.Event(), threading.Event()
         self._mirrors = [
             _mirror(table, size, mirror_mib, chunk_length, prefetch, len(self._addresses))
             for table, size in zip(self._tables, sizes, strict=True)
         ]
-        connect = partial(
-            ReplaySampler,
-            self._addresses,
-            max_in_flight_batches=prefetch,
-            without_replacement=without_replacement,
-            stop=self._stop,
-        )
+        connect = partial(ReplaySampler, self._addresses, max_in_flight_batches=prefetch, stop=self._stop)
         with ExitStack() as stack:
             self._samplers = [
-                stack.enter_context(connect(table, size, mirror=mirror))
+                stack.enter_context(connect(table, size, mirror=mirror, without_replacement=without_replacement))
                 for table, size, mirror in zip(self._tables, sizes, self._mirrors, strict=True)
             ]
             self._resources = stack.pop_all()
