@@ -126,3 +126,15 @@ def test_two_learners_share_one_table(server: ServerProcess) -> None:
     assert done.returncode == 0, done.stderr
     assert re.search(r"learner 0: 200 batches\nlearner 1: 200 batches\n", done.stdout), done.stdout
     assert "the best of 1000 items was sampled" in done.stdout
+
+
+def test_stable_baselines_trains_from_the_server(server: ServerProcess) -> None:
+    """Its DQN with `replay_buffer_class` replaced: every transition is in the table, every update came from there."""
+    subprocess.run(["make", "--silent", ".venv-sb3/.installed"], cwd=ROOT, check=True, timeout=BOUND_S)
+    command = [sys.executable, str(EXAMPLES / "sb3_dqn.py"), "--replay", server.address, "--steps", "1200"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / ".venv-sb3")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "1200 steps, 250 updates" in done.stdout
+    with ReplayClient(server.address) as client:
+        assert client.describe_table("sb3").items == 1200

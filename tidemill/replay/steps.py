@@ -23,6 +23,7 @@ SEPARATOR = "__"
 LENGTH = "len"
 """Last part of the name of a column that holds the lengths of another."""
 
+_LEAVES = (np.ndarray, np.generic, float, int, list)  # what most leaves are; asking for a Mapping takes longer
 _COMPRESSED_BYTES = 256  # steps of a column from here on are worth LZ4's time
 
 
@@ -47,7 +48,11 @@ def flatten(step: Any, name: str = "") -> dict[str, Any]:  # noqa: ANN401 - a ne
     for key, value in parts:
         if not isinstance(key, str) or SEPARATOR in key:
             raise InvalidArgument(f"key {key!r} of {name or 'the step'} must be a string without `{SEPARATOR}`")
-        leaves.update(flatten(value, f"{name}{SEPARATOR}{key}" if name else key))
+        path = f"{name}{SEPARATOR}{key}" if name else key
+        if isinstance(value, _LEAVES):
+            leaves[path] = value
+        else:
+            leaves.update(flatten(value, path))
     return leaves
 
 
@@ -134,6 +139,7 @@ class StepReader:
     def __init__(self, signature: Signature) -> None:
         """Prepare to read steps with these columns."""
         self._specs = {column.name: column for column in signature}
+        self._dtypes = {column.name: np.dtype(column.dtype) for column in signature}
         self._ragged = ragged_columns(signature)
         self._lengths = {f"{name}{SEPARATOR}{LENGTH}" for name in self._ragged}
         self._given = self._specs.keys() - self._lengths
@@ -187,9 +193,9 @@ class StepReader:
 
     def _converted(self, spec: ColumnSpec, array: Array) -> Array:
         """Return an array in its column's dtype: numbers may lose precision, but not change kind or wrap."""
-        if array.dtype == spec.dtype:
+        wanted = self._dtypes[spec.name]
+        if array.dtype == wanted:
             return array
-        wanted = np.dtype(spec.dtype)
         if (key := (spec.name, array.dtype)) not in self._is_safe:
             integers = array.dtype.kind in "iu" and wanted.kind in "iu"
             if not (integers or np.can_cast(array.dtype, wanted, "same_kind")):

@@ -40,11 +40,14 @@ class StreamRows:
 
     def add(self, columns: Mapping[str, Array], envs: Ints, *, alone: bool) -> None:
         """Copy a row of some streams, none of whose chunks is full; each column [len(envs), ...], or [...] of one."""
-        at = self._history + self.filled[envs]
-        for name, values in columns.items():
-            if alone:
-                self._columns[name][envs[0], at[0]] = values
-            else:
+        if alone:
+            env = int(envs[0])
+            row = self._history + int(self.filled[env])
+            for name, values in columns.items():
+                self._columns[name][env, row] = values
+        else:
+            at = self._history + self.filled[envs]
+            for name, values in columns.items():
                 self._columns[name][envs, at] = values
         self.filled[envs] += 1
         self.fresh[envs] += 1
