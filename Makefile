@@ -126,6 +126,7 @@ learn-%: $(VENV)/.runtime $(if $(findstring --sb3,$(LEARN)),$(VENV)-sb3/.install
 .PHONY: release-rehearsal
 release-rehearsal: $(VENV)/.dev ## build sdist and wheel, install them cleanly, and use them from a folder of hostile names
 	$(BIN)/python -m scripts.release_rehearsal --dependencies-of $(VENV) --train --dist dist
+	$(BIN)/python -m scripts.release_rehearsal --base
 
 .PHONY: hooks
 hooks: $(VENV)/.dev ## run the quick checks at every commit

@@ -25,7 +25,8 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 SECTIONS = {
     "Running a cluster": ("Cluster", "RunResult", "RunConfig", "load_config"),
     "Replay": (
-        *("ReplayClient", "ShardedAppender", "ReplayWriter", "ReplaySampler", "SampledBatch", "TableConfig"),
+        *("ReplayClient", "ReplayWriter", "ItemWindow", "signature_like", "ReplayDataset", "ReplayBatch"),
+        *("ShardedAppender", "RolloutWriter", "ReplaySampler", "SampledBatch", "TableConfig"),
         *("TableDescription", "SelectorConfig", "SelectorKind", "RateLimiterConfig", "Signature", "ColumnSpec"),
         *("Codec", "WindowSpec", "signature_of"),
     ),

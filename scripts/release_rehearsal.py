@@ -1,24 +1,38 @@
 """Build the distribution, install its wheel into a clean environment, and use it from a folder of hostile names.
 
     python -m scripts.release_rehearsal [--dependencies-of .venv] [--train]
+    python -m scripts.release_rehearsal --base [--python PYTHON ...]
 
 The folder has files and packages called `services`, `tests`, `configs`, `types.py` and `queue.py`, as a user's own may:
 none of them may stand in for ours or the standard library's, and the user's environment module there is found.
+
+With `--base` the tutorial of docs/replay.md is followed instead, command by command, in a clone of the repository and
+with each Python given: the base install has none of what learning needs, and is of a bounded size.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 import venv
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 _TRAIN_S = 300
+_INSTALL_S = 300
+_ABSENT = ("torch", "gymnasium", "matplotlib", "tensorboard", "safetensors")
+_MAX_MB = 100  # NumPy and gRPC alone are 71 to 77
+_TUTORIAL_ADDRESS = "127.0.0.1:7401"
 _HOSTILE = (
     "services/__init__.py",
     "tests/__init__.py",
@@ -92,13 +106,105 @@ def commands(*, train: bool) -> list[list[str]]:
     return [*plain, short, *passed_on] if train else plain
 
 
+def rehearse_base(python: str, folder: Path) -> str:
+    """Follow the tutorial of docs/replay.md in a clone with one Python; return a line on what was installed.
+
+    Raises:
+        RuntimeError: A command failed or printed something else, or the installation is not what it should be.
+    """
+    clone, named = folder / "clone", folder / "bin"
+    subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(clone)], check=True)
+    named.mkdir()
+    (named / "python3").symlink_to(python)
+    page = (clone / "docs" / "replay.md").read_text().replace(_TUTORIAL_ADDRESS, f"127.0.0.1:{_free_port()}")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment["PATH"] = f"{named}:{environment['PATH']}"
+    blocks = re.findall(r"^```(console|python)\n(.*?)^```", page.partition("## Concepts")[0], re.MULTILINE | re.DOTALL)
+    with _server_of(clone, environment) as start_server:
+        for kind, text in blocks:
+            if kind == "python":
+                (clone / text.split()[1]).write_text(text)
+                continue
+            for command, output in re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", text, re.MULTILINE):
+                print(f"$ {command}", flush=True)
+                if "tidemill replay" in command:
+                    start_server(command)
+                else:
+                    _follow(command, output, clone, environment)
+        start_server("")  # killed and started again, as the tutorial says
+        _follow("env/bin/python train.py", "(32, 3, 3)\n", clone, environment)
+    return _installed(clone / "env")
+
+
+@contextmanager
+def _server_of(clone: Path, environment: dict[str, str]) -> Iterator[Callable[[str], None]]:
+    """Yield what starts the server by a command; an empty one kills it and starts it again."""
+    running: list[tuple[str, subprocess.Popen[bytes]]] = []
+
+    def stop() -> None:
+        for _, process in running:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+    def start(command: str) -> None:
+        command = command or running[0][0]
+        stop()
+        with (clone / "server.log").open("wb") as log:
+            running[:] = [(command, subprocess.Popen(command.split(), cwd=clone, env=environment, stderr=log))]
+        deadline_s = time.monotonic() + _INSTALL_S
+        while b"address=" not in (clone / "server.log").read_bytes():
+            if time.monotonic() > deadline_s or running[0][1].poll() is not None:
+                raise RuntimeError((clone / "server.log").read_text())
+            time.sleep(0.1)
+
+    try:
+        yield start
+    finally:
+        stop()
+
+
+def _follow(command: str, output: str, clone: Path, environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        command.split(), cwd=clone, env=environment, capture_output=True, text=True, check=False, timeout=_INSTALL_S
+    )
+    if done.returncode or (output and done.stdout != output):
+        raise RuntimeError(f"{command}: {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+
+
+def _installed(environment: Path) -> str:
+    """Return a line on the size of an installation; RuntimeError: it has what it should not, or is too large."""
+    (packages,) = environment.glob("lib/python3.*/site-packages")
+    names = sorted(path.name for path in packages.iterdir())
+    if found := [name for name in names if name in _ABSENT]:
+        raise RuntimeError(f"the base install has {found}")
+    files = [path for path in packages.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    tools = ("pip", "setuptools", "pkg_resources", "_distutils_hack")
+    size = sum(path.stat().st_size for path in files if not path.relative_to(packages).parts[0].startswith(tools))
+    if size > _MAX_MB * 1e6:
+        raise RuntimeError(f"the base install has {size / 1e6:.0f} MB, may have {_MAX_MB}")
+    return f"{packages.parent.name}: the base install has {size / 1e6:.0f} MB, and the tutorial works"
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
 def main() -> int:
     """Rehearse; return 0 if everything worked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dependencies-of", type=Path, help="an environment to take the dependencies from")
     parser.add_argument("--train", action="store_true", help="train for a moment, too")
     parser.add_argument("--dist", type=Path, help="copy sdist and wheel there")
+    parser.add_argument("--base", action="store_true", help="follow the tutorial of docs/replay.md instead")
+    parser.add_argument("--python", nargs="+", default=[sys.executable], help="with --base: the interpreters")
     options = parser.parse_args()
+    if options.base:
+        for python in options.python:
+            with tempfile.TemporaryDirectory(prefix="tidemill-base-") as scratch:
+                print(rehearse_base(python, Path(scratch)), flush=True)
+        return 0
     with tempfile.TemporaryDirectory(prefix="tidemill-rehearsal-") as scratch:
         folder = Path(scratch)
         wheel = build(folder)

@@ -44,8 +44,12 @@ if TYPE_CHECKING:
     from tidemill.params.watcher import ParamsWatcher
     from tidemill.replay.batch import SampledBatch
     from tidemill.replay.client import ReplayClient
+    from tidemill.replay.dataset import ReplayBatch, ReplayDataset
+    from tidemill.replay.rollout_writer import RolloutWriter
     from tidemill.replay.sampler import ReplaySampler
     from tidemill.replay.shards.appender import ShardedAppender
+    from tidemill.replay.steps import signature_like
+    from tidemill.replay.stream_items import ItemWindow
     from tidemill.replay.table_config import (
         RateLimiterConfig,
         SelectorConfig,
@@ -83,11 +87,15 @@ _HOME = {
     "tidemill.params.watcher": ("ParamsWatcher",),
     "tidemill.replay.batch": ("SampledBatch",),
     "tidemill.replay.client": ("ReplayClient",),
+    "tidemill.replay.dataset": ("ReplayBatch", "ReplayDataset"),
+    "tidemill.replay.rollout_writer": ("RolloutWriter",),
     "tidemill.replay.sampler": ("ReplaySampler",),
     "tidemill.replay.shards.appender": ("ShardedAppender",),
     "tidemill.replay.table_config": (
         *("RateLimiterConfig", "SelectorConfig", "SelectorKind", "TableConfig", "TableDescription"),
     ),
+    "tidemill.replay.steps": ("signature_like",),
+    "tidemill.replay.stream_items": ("ItemWindow",),
     "tidemill.replay.writer": ("ReplayWriter",),
     "tidemill.rl.agents.build": ("build_agent", "build_policy"),
     "tidemill.rl.agents.interface": ("Agent", "Policy", "PolicyContext", "Update"),
@@ -115,6 +123,7 @@ __all__ = [
     "FailedPrecondition",
     "FatalError",
     "InvalidArgument",
+    "ItemWindow",
     "LearnerClient",
     "LearnerState",
     "LearnerStatus",
@@ -129,10 +138,13 @@ __all__ = [
     "PolicyOutput",
     "Precision",
     "RateLimiterConfig",
+    "ReplayBatch",
     "ReplayClient",
+    "ReplayDataset",
     "ReplaySampler",
     "ReplayWriter",
     "ResourceExhausted",
+    "RolloutWriter",
     "RunConfig",
     "RunResult",
     "SampledBatch",
@@ -158,6 +170,7 @@ __all__ = [
     "load_config",
     "load_policy",
     "make_env",
+    "signature_like",
     "signature_of",
 ]
 

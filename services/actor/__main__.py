@@ -18,8 +18,8 @@ from tidemill.envs.make import make_env
 from tidemill.params.version import Precision
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.process import keep_freed_memory, run, stop_event
+from tidemill.replay.rollout_writer import RolloutWriter
 from tidemill.replay.shards.appender import ShardedAppender
-from tidemill.replay.writer import ReplayWriter
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.registry import extra_columns_of, stored_columns
 from tidemill.rl.exploration import ActorSlot
@@ -77,7 +77,7 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
             watch_appender(appender)
             params = PolicyParams(watcher, policy)
             initial_priority = policy.initial_priority if config.table.sampler == "prioritized" else None
-            writer = ReplayWriter(appender, signature, window, num_envs, config.table.chunk_length, initial_priority)
+            writer = RolloutWriter(appender, signature, window, num_envs, config.table.chunk_length, initial_priority)
             throttle = make_throttle(settings.max_env_steps_per_s, num_envs, stop)
             metrics, own = ActorMetrics(settings.log_every_s), extra_columns_of(config.agent, env.spec)
             loop = ActingLoop(env, policy, params, writer, metrics, throttle, own)

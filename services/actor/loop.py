@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tidemill.envs.interface import VectorEnv, VectorStep
 from tidemill.params.blob import unpack
 from tidemill.params.watcher import ParamsWatcher
-from tidemill.replay.writer import ReplayWriter
+from tidemill.replay.rollout_writer import RolloutWriter
 from tidemill.rl.agents.interface import Policy
 from tidemill.rl.policy_io import PolicyInputBuilder, check_extras
 from tidemill.services.actor.metrics import ActorMetrics
@@ -60,7 +60,7 @@ class ActingLoop:
         env: VectorEnv,
         policy: Policy,
         params: PolicyParams,
-        writer: ReplayWriter,
+        writer: RolloutWriter,
         metrics: ActorMetrics,
         throttle: Callable[[], None],
         extra_columns: Signature = (),

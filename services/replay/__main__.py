@@ -34,6 +34,11 @@ from tidemill.services.replay.streams import EPOCH_RANDOM_BITS, first_epoch
 from tidemill.telemetry import configure_logging, serve_metrics, watch_disk
 
 _SERVICE = "replay"
+_SHORT = {  # for replay on its own
+    "--folder": "--replay.storage.folder",
+    "--listen": "--replay.server.address",
+    "--ack": "--replay.storage.ack",
+}
 _logger = structlog.get_logger()
 
 
@@ -47,13 +52,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _start(arguments: Sequence[str]) -> int:
     description = (
-        "Stores the streams of actors and hands samples of them to learners. "
+        "Stores the streams of actors and hands samples of them to learners. For replay on its own, `tidemill replay "
+        "--folder data --listen 127.0.0.1:7401 --ack fsync` is short for --replay.storage.folder, "
+        "--replay.server.address and --replay.storage.ack (docs/replay.md). "
         "`tidemill replay inspect FOLDER` says what is in the log of one that is stopped."
     )
-    config = load(ReplayConfig, arguments, prog=f"tidemill {_SERVICE}", description=description)
+    config = load(ReplayConfig, _long(arguments), prog=f"tidemill {_SERVICE}", description=description)
     configure_logging(_SERVICE, level=config.log.level, json=config.log.json)
     asyncio.run(_serve(config))
     return 0
+
+
+def _long(arguments: Sequence[str]) -> list[str]:
+    """Return the command line with its short options in full."""
+    words = (word.partition("=") for word in arguments)
+    return [_SHORT.get(name, name) + equals + value for name, equals, value in words]
 
 
 async def _serve(config: ReplayConfig) -> None:

@@ -21,7 +21,16 @@ from tidemill.services.learner.servicer import LearnerServicer
 
 # In this order; that of `Cluster` is in tests/process.
 MAIN = (
-    *("ReplayClient", "ReplayWriter", "ReplaySampler", "ParamsClient", "ParamsWatcher", "LearnerClient"),
+    *(
+        "ReplayClient",
+        "ReplayWriter",
+        "ReplayDataset",
+        "RolloutWriter",
+        "ReplaySampler",
+        "ParamsClient",
+        "ParamsWatcher",
+        "LearnerClient",
+    ),
     *("VectorEnv", "Agent", "Policy", "Callback"),
 )
 _STATUS = LearnerStatus(

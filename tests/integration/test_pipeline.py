@@ -23,9 +23,9 @@ from tidemill.errors import FailedPrecondition
 from tidemill.replay.appender import StreamAppender
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.rollout_writer import RolloutWriter
 from tidemill.replay.sampler import ReplaySampler
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
-from tidemill.replay.writer import ReplayWriter
 from tidemill.rl.sequences import SequenceShape, sequences
 from tidemill.rl.transitions import transitions, unrolled_transitions
 from tidemill.services.actor.__main__ import connect_appender
@@ -110,7 +110,7 @@ def test_an_actor_runs_ahead_by_so_many_chunks_of_each_environment(chunks: int) 
         stack.callback(stop.set)  # whatever fails below
         there = dataclasses.replace(config, cluster=ClusterSettings(replay=(server.address,)))
         appender = stack.enter_context(connect_appender(there, "a", signature, stop))
-        writer = ReplayWriter(appender, signature, WindowSpec(0, 1), _ENVS, length, None)
+        writer = RolloutWriter(appender, signature, WindowSpec(0, 1), _ENVS, length, None)
 
         def act() -> None:
             nonlocal step_count
@@ -147,7 +147,7 @@ def _sampled(window: WindowSpec, end: str, own: Signature = ()) -> tuple[Signatu
     with local_server() as server, ReplayClient(server.address) as client:
         client.create_table(table)
         with StreamAppender(server.address, "a", _ENVS, signature, ["t"], 16) as appender:
-            writer = ReplayWriter(appender, signature, window, _ENVS, 16, _ones)
+            writer = RolloutWriter(appender, signature, window, _ENVS, 16, _ones)
             observation, is_first = env.reset(0), np.ones(_ENVS, np.bool_)
             memory = np.zeros((_ENVS, 2), np.float32)
             for _ in range(_TICKS):

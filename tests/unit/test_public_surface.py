@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import tidemill
+from tidemill import replay
 
 _NAMES = [name for name in tidemill.__all__ if name != "__version__"]
 _ARRAYS = ("ndarray", "NDArray", "Tensor")
@@ -74,6 +75,28 @@ def test_import_needs_neither_torch_nor_grpc() -> None:
     code = "import sys, tidemill; print([m for m in ('torch', 'grpc', 'gymnasium', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "[]"
+
+
+def test_replay_alone_imports_little() -> None:
+    """`tidemill.replay` itself nothing; its writer and dataset NumPy and gRPC, but not what only servers need."""
+    heavy = "('torch', 'structlog', 'rich', 'yaml', 'tyro', 'prometheus_client', 'gymnasium')"
+    for names, allowed in (("*", "('numpy', 'grpc')"), ("ReplayWriter, ReplayDataset, ReplayClient", "()")):
+        what = "import tidemill.replay" if names == "*" else f"from tidemill.replay import {names}"
+        code = f"import sys; {what}; print([m for m in (*{heavy}, *{allowed}) if m in sys.modules])"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+        assert done.stdout.strip() == "[]", names
+
+
+def test_front_door_of_replay_agrees_with_itself() -> None:
+    """Its three lists name the same, everything in them is there, and what `tidemill` has too is the same."""
+    tree = ast.parse(Path(replay.__file__).read_text())
+    guarded = next(node for node in tree.body if isinstance(node, ast.If))
+    imported = {alias.name for node in guarded.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert imported == set(replay.__all__) == set(dir(replay))
+    for name in replay.__all__:
+        assert getattr(replay, name) is getattr(tidemill, name)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        getattr(replay, "Nothing")  # noqa: B009 - a name that type checkers refuse
 
 
 def test_version_is_that_of_the_distribution() -> None:

@@ -1,0 +1,96 @@
+"""Replay on its own: what a program needs to write to a replay server and to sample from it (docs/replay.md).
+
+    from tidemill.replay import ReplayDataset, ReplayWriter, TableConfig
+
+Names are imported when they are first used, so that a program pays only for what it uses.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tidemill.errors import (
+        AlreadyExists,
+        FailedPrecondition,
+        InvalidArgument,
+        NotFound,
+        ResourceExhausted,
+        TidemillError,
+        Unavailable,
+    )
+    from tidemill.replay.batch import SampledBatch
+    from tidemill.replay.client import ReplayClient
+    from tidemill.replay.dataset import ReplayBatch, ReplayDataset
+    from tidemill.replay.sampler import ReplaySampler
+    from tidemill.replay.steps import signature_like
+    from tidemill.replay.stream_items import ItemWindow
+    from tidemill.replay.table_config import (
+        RateLimiterConfig,
+        SelectorConfig,
+        SelectorKind,
+        TableConfig,
+        TableDescription,
+    )
+    from tidemill.replay.writer import ReplayWriter
+    from tidemill.types import Codec, ColumnSpec, Signature
+
+_HOME = {
+    "tidemill.errors": (
+        *("AlreadyExists", "FailedPrecondition", "InvalidArgument", "NotFound", "ResourceExhausted"),
+        *("TidemillError", "Unavailable"),
+    ),
+    "tidemill.replay.batch": ("SampledBatch",),
+    "tidemill.replay.client": ("ReplayClient",),
+    "tidemill.replay.dataset": ("ReplayBatch", "ReplayDataset"),
+    "tidemill.replay.sampler": ("ReplaySampler",),
+    "tidemill.replay.steps": ("signature_like",),
+    "tidemill.replay.stream_items": ("ItemWindow",),
+    "tidemill.replay.table_config": (
+        *("RateLimiterConfig", "SelectorConfig", "SelectorKind", "TableConfig", "TableDescription"),
+    ),
+    "tidemill.replay.writer": ("ReplayWriter",),
+    "tidemill.types": ("Codec", "ColumnSpec", "Signature"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "AlreadyExists",
+    "Codec",
+    "ColumnSpec",
+    "FailedPrecondition",
+    "InvalidArgument",
+    "ItemWindow",
+    "NotFound",
+    "RateLimiterConfig",
+    "ReplayBatch",
+    "ReplayClient",
+    "ReplayDataset",
+    "ReplaySampler",
+    "ReplayWriter",
+    "ResourceExhausted",
+    "SampledBatch",
+    "SelectorConfig",
+    "SelectorKind",
+    "Signature",
+    "TableConfig",
+    "TableDescription",
+    "TidemillError",
+    "Unavailable",
+    "signature_like",
+]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name stands for
+    """Return a public name from the module that holds it (PEP 562)."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'tidemill.replay' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

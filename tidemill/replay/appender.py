@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -41,7 +41,7 @@ class StreamAppender:
     same name) are raised by the next call of any method.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one decision of the caller
         self,
         address: str,
         actor_id: str,
@@ -52,6 +52,7 @@ class StreamAppender:
         *,
         max_in_flight_chunks: int = 256,
         stop: threading.Event | None = None,
+        prepare: Callable[[], None] = lambda: None,
     ) -> None:
         """Start connecting in the background; does not wait for the server or for the tables to exist.
 
@@ -64,16 +65,13 @@ class StreamAppender:
             chunk_length: Steps of every chunk but a stream's last, 1 .. 1024.
             max_in_flight_chunks: Chunks that may be unacknowledged before `append` waits.
             stop: Ends every wait when set.
+            prepare: Called before each attempt to connect, in the thread that does: creates the tables, for instance.
         """
-        self._open = pb.AppendRequest(
-            open=pb.AppendOpen(
-                actor_id=actor_id,
-                env_count=env_count,
-                tables=tables,
-                signature=wire.pack_signature(signature),
-                chunk_length=chunk_length,
-            )
+        columns = wire.pack_signature(signature)
+        opening = pb.AppendOpen(
+            actor_id=actor_id, env_count=env_count, tables=tables, signature=columns, chunk_length=chunk_length
         )
+        self._open = pb.AppendRequest(open=opening)
         self._env_count = env_count
         self._limit, self._stop = max_in_flight_chunks, stop or threading.Event()
         self._changed = threading.Condition()  # guards everything below
@@ -91,6 +89,7 @@ class StreamAppender:
             answered=self._acknowledge,
             lost=self._disconnect,
             failed=self._fail,
+            prepare=prepare,
         )
         self._call.start()
 
@@ -147,11 +146,16 @@ class StreamAppender:
             self._raise()
             return not self._pending
 
-    def close(self) -> None:
-        """End the call and the thread without waiting for acknowledgements. May be called twice."""
+    def stop(self) -> None:
+        """End the call and every wait, but do not wait for the thread."""
         with self._changed:
             self._call.closed.set()
             self._changed.notify_all()
+        self._call.stop()
+
+    def close(self) -> None:
+        """End the call and the thread without waiting for acknowledgements. May be called twice."""
+        self.stop()
         self._call.close()
 
     @property

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import grpc
-import structlog
 
 from tidemill.errors import NotFound, ResourceExhausted, TidemillError, Unavailable
+from tidemill.logger import LateLogger
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.rpc.backoff import Backoff
 from tidemill.rpc.channel import open_channel
@@ -22,7 +22,7 @@ Response = TypeVar("Response")
 _PAUSE_LIMIT_S = 2.0
 _JOIN_S = 5.0
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 class ReconnectingCall(Generic[Request, Response]):

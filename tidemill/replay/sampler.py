@@ -33,7 +33,7 @@ class ReplaySampler(Iterator[SampledBatch]):
     Batches may be taken by several threads, each batch goes to one of them.
 
     Example:
-        The table is the one that the example of `ReplayWriter` fills.
+        The table is the one that the example of `RolloutWriter` fills.
 
         >>> import tidemill
         >>> from tidemill.codec import decode

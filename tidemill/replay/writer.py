@@ -1,194 +1,367 @@
-"""Turns the steps of an actor's environments into chunks and items and hands them to the replay service."""
+"""The front door of writing: steps of a program's environments in, chunks and items out."""
 
 from __future__ import annotations
 
+import os
+import secrets
+import socket
+import threading
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
-import structlog
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from tidemill.codec import encode
-from tidemill.replay.appender import StreamRestarted
-from tidemill.replay.chunk import SMALLEST_PRIORITY, Chunk, ItemBatch
-from tidemill.replay.windows import FirstPriority, WindowTracker, all_alike
-from tidemill.types import Signature, WindowSpec
+from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
+from tidemill.logger import LateLogger
+from tidemill.replay.appender import StreamAppender, StreamRestarted
+from tidemill.replay.chunk import Chunk, check_priorities
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.limits import MAX_ENV_COUNT
+from tidemill.replay.steps import StepReader
+from tidemill.replay.stream_items import ItemWindow, StreamItems
+from tidemill.replay.stream_rows import StreamRows
+from tidemill.replay.table_config import TableConfig
+from tidemill.rpc.fork import OwnerProcess
 
-Array = NDArray[np.generic]
+_EXIT_FLUSH_S = 30.0
 
-_log = structlog.get_logger()
-
-
-class ChunkAppender(Protocol):
-    """What a writer asks of a `ShardedAppender` or a `StreamAppender`."""
-
-    @property
-    def env_steps(self) -> int:
-        """Agent decisions stored by the server that is written to, of all actors."""
-
-    def append(self, chunks: Sequence[Chunk], items: Sequence[ItemBatch] = (), timeout_s: float | None = None) -> bool:
-        """Queue chunks and the items that end in them; wait while too much is unacknowledged."""
-
-
-class ChunkBuilder:
-    """Room for `chunk_length` rows of each of N streams, column by column.
-
-    Each stream's rows lie side by side in memory, [N, chunk_length, ...]: a chunk is encoded without a copy.
-    """
-
-    def __init__(self, signature: Signature, num_envs: int, chunk_length: int) -> None:
-        """Take the memory once; it is used again for every chunk."""
-        self._columns: dict[str, Array] = {
-            column.name: np.zeros((num_envs, chunk_length, *column.shape), dtype=column.dtype) for column in signature
-        }
-        self._length = chunk_length
-        self.filled = 0
-
-    @property
-    def is_full(self) -> bool:
-        """Whether every row is filled."""
-        return self.filled == self._length
-
-    def add(self, row: Mapping[str, Array]) -> None:
-        """Copy one row of every stream, each column [N, ...]."""
-        for name, column in self._columns.items():
-            column[:, self.filled] = row[name]
-        self.filled += 1
-
-    def columns_of(self, env_index: int) -> dict[str, Array]:
-        """Return the filled rows of one stream, each [filled, ...]; valid until the next `clear`."""
-        return {name: column[env_index, : self.filled] for name, column in self._columns.items()}
-
-    def clear(self) -> None:
-        """Forget the rows."""
-        self.filled = 0
+_log = LateLogger()
 
 
 class ReplayWriter:
-    """Collects rows step by step; every `chunk_length` steps it appends one chunk of every stream.
+    """Appends the steps of one environment or of a batch of them, and makes items of the newest ones.
 
-    All streams of an actor advance together, so their chunks are full in the same step and travel in one
-    message, with the items that end in them.
+    Steps travel in chunks of `chunk_length`, with the items that end in them: a full chunk goes with the next `append`,
+    and `flush` sends what there is and waits until the server has it. All methods are for one thread. What the server
+    has acknowledged survives what its `ack` setting promises; what it has not is kept and sent again when it is back.
+
+    Every method raises `InvalidArgument` for a value that does not fit, naming it, and changes nothing then; the
+    `TidemillError` of a server that refused for good, such as one that has another table of that name; and
+    `FailedPrecondition` in a process forked from the one that made the writer.
 
     Example:
-        >>> import numpy as np
         >>> import tidemill
-        >>> env = tidemill.make_env(tidemill.EnvSettings("CartPole-v1"), 2, training=True)
-        >>> signature, window = tidemill.signature_of(env.spec), tidemill.WindowSpec(history=0, steps=1)
+        >>> step = {"observation": [0.0, 0.5], "action": 1, "reward": 0.25}
         >>> uniform = tidemill.SelectorConfig(tidemill.SelectorKind.UNIFORM)
-        >>> table = tidemill.TableConfig("cartpole", signature, uniform, max_items=1000, max_item_steps=2)
-        >>> with tidemill.ReplayClient("127.0.0.1:7401") as replay:
-        ...     replay.create_table(table)
-        True
-        >>> addresses, tables, length = ["127.0.0.1:7401"], ["cartpole"], 16
-        >>> with tidemill.ShardedAppender.connect(addresses, "me", 2, signature, tables, length) as appender:
-        ...     writer = tidemill.ReplayWriter(appender, signature, window, 2, length, None)
-        ...     observation, is_first = env.reset(seed=0), np.ones(2, bool)
-        ...     for _ in range(64):
-        ...         action = np.random.randint(2, size=2)
-        ...         step = env.step(action)
-        ...         row = {"observation": observation, "action": action, "reward": step.reward, "is_first": is_first}
-        ...         row |= {"terminated": step.terminated, "truncated": step.truncated}
-        ...         writer.add(row, {}, step.is_reset_step, params_version=0)
-        ...         observation, is_first = step.observation, step.is_first
-        ...     appender.flush(timeout_s=10.0)
-        True
+        >>> table = tidemill.TableConfig(
+        ...     "pairs", tidemill.signature_like(step), uniform, max_items=1000, max_item_steps=2
+        ... )
+        >>> with tidemill.ReplayWriter("127.0.0.1:7401", table) as writer:
+        ...     for _ in range(100):
+        ...         writer.append(step)
+        ...         if writer.episode_steps() >= 2:
+        ...             writer.create_item("pairs", last=2)
+        ...     writer.flush(timeout_s=10.0)
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one decision of the caller
         self,
-        appender: ChunkAppender,
-        signature: Signature,
-        window: WindowSpec,
-        num_envs: int,
-        chunk_length: int,
-        initial_priority: FirstPriority | None,
+        address: str,
+        tables: TableConfig | Sequence[TableConfig],
+        *,
+        num_envs: int | None = None,
+        windows: ItemWindow | Mapping[str, ItemWindow] | None = None,
+        name: str = "",
+        chunk_length: int = 16,
+        max_in_flight_chunks: int = 64,
+        timeout_s: float = 10.0,
+        stop: threading.Event | None = None,
     ) -> None:
-        """Start at step 0 of every stream.
+        """Create the tables that are not there, and open the streams.
 
         Args:
-            appender: Sends the chunks; its first table takes the items.
-            signature: Columns of the streams.
-            window: Which windows become items.
-            num_envs: Number of streams.
-            chunk_length: Steps of a chunk.
-            initial_priority: Gives a window its first priority; None if the table does not look at it.
+            address: `host:port` or `unix:///path` of the replay server.
+            tables: The tables that items may go to, all with the same signature.
+            num_envs: How many environments step together; None for one whose steps have no leading dimension.
+            windows: Items that are made by themselves: of every table, or by the name of the table.
+            name: Unique among those that write at the same time; empty takes one of this process and a random number.
+            chunk_length: Steps of a chunk, 1 .. 1024: more are cheaper, and wait longer to be sent.
+            max_in_flight_chunks: Chunks of each environment that may be unacknowledged before `append` waits.
+            timeout_s: How long to wait for the server now.
+            stop: Ends every wait when set.
+
+        Raises:
+            InvalidArgument: An argument is out of range, the tables differ in signature, or a window is too long.
+            AlreadyExists: The server has a table of that name with another configuration.
+            Unavailable: No server answered within `timeout_s`.
         """
-        self._appender, self._signature = appender, signature
-        self._num_envs = num_envs
-        self._rows = ChunkBuilder(signature, num_envs, chunk_length)
-        self._wants_inputs = initial_priority is not None
-        self._windows = WindowTracker(window, num_envs, chunk_length, initial_priority or all_alike)
-        self._first_step = 0
-        self._clear()
+        self._owner = OwnerProcess("ReplayWriter")
+        self._tables = (tables,) if isinstance(tables, TableConfig) else tuple(tables)
+        self._names = {table.name: i for i, table in enumerate(self._tables)}
+        self._batch = () if num_envs is None else (num_envs,)
+        self._num_envs = envs = 1 if num_envs is None else num_envs
+        self._check(chunk_length)
+        self._signature = signature = self._tables[0].signature
+        self._reader, history = StepReader(signature), max(table.max_item_steps for table in self._tables) - 1
+        self._rows = StreamRows(signature, envs, chunk_length, history)
+        self._items = StreamItems(self._tables, self._rows, windows)
+        self._params_version = 0
+        self._address, self._client = address, ReplayClient(address)
+        self._prepare(timeout_s)
+        self._appender = StreamAppender(
+            address,
+            name or _name(),
+            envs,
+            signature,
+            tuple(self._names),
+            chunk_length,
+            max_in_flight_chunks=max_in_flight_chunks * envs,
+            stop=stop,
+            prepare=self._create_tables,
+        )
+        self._connect(timeout_s)
+
+    def append(
+        self,
+        step: Any,  # noqa: ANN401 - a nest of what has no common type
+        *,
+        env: int | None = None,
+        params_version: int = 0,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Take the next step of every environment, or of one.
+
+        Args:
+            step: A dict or tuple of arrays and scalars, nested as you like, that flattens to the columns of the tables
+                (`tidemill.replay.steps`): with `num_envs` each [N, ...]. Its values are copied.
+            env: The one environment that it is of; its step then has no leading dimension.
+            params_version: Version of the parameters that chose the action, given back with samples; 0 for none.
+            timeout_s: Longest wait where too much is unacknowledged; None waits as long as it takes.
+
+        Raises:
+            Unavailable: `timeout_s` passed, or `stop` was set while it waited; the step was not taken.
+            InvalidArgument: A column is missing, unknown, or has another shape or dtype; the step was not taken.
+        """
+        self._owner.check()
+        envs = self._envs_of(env)
+        columns = self._reader.read(step, self._batch if env is None else ())
+        full = envs[self._rows.filled[envs] == self._rows.chunk_length]
+        if len(full):
+            self._send(full, timeout_s)
+        self._rows.add(columns, envs, alone=env is not None or not self._batch)
+        self._params_version = params_version
+        self._items.added_rows(envs)
+
+    def create_item(
+        self,
+        table: str,
+        last: int,
+        *,
+        priority: float = 1.0,
+        payload: bytes = b"",
+        env: int | None = None,
+    ) -> None:
+        """Make an item of the newest steps of an environment, or of each of them.
+
+        Args:
+            table: Name of its table.
+            last: How many steps, at most those of the episode and `max_item_steps` of the table.
+            priority: Its first priority, 0 to 1e39; 0 is never sampled by a prioritized selector.
+            payload: Opaque bytes that come back with it, as many as the table says.
+            env: Whose steps they are; None makes an item of every environment's.
+        """
+        self._owner.check()
+        index, config = self._table(table), self._tables[self._table(table)]
+        envs = self._envs_of(env)
+        steps = self._rows.available(envs)
+        if not steps:
+            raise FailedPrecondition("an item needs a step: the episode has none yet, or `flush` has sent its last one")
+        most = min(steps, config.max_item_steps)
+        if not 1 <= last <= most:
+            raise InvalidArgument(
+                f"last is {last}, must be 1 .. {most}: the steps of this episode so far, "
+                f"at most max_item_steps ({config.max_item_steps}) of table {table!r}"
+            )
+        check_priorities(np.array([priority], np.float64))
+        if len(payload) != config.payload_bytes:
+            raise InvalidArgument(
+                f"payload has {len(payload)} bytes, must have {config.payload_bytes} in table {table!r}"
+            )
+        self._items.add(index, envs, last, priority, payload)
+
+    def end_episode(self, envs: int | ArrayLike | None = None) -> None:
+        """End the episode of some environments: no item will have steps from before and after.
+
+        Args:
+            envs: Their indices, or a mask [N] as environments return it; None is all.
+        """
+        self._owner.check()
+        ended = self._ended(envs)
+        self._items.end_episode(ended)
+        self._rows.episode_steps[ended] = 0
+
+    def flush(self, timeout_s: float) -> None:
+        """Send everything, and wait until the server has acknowledged it.
+
+        A chunk that is not full is padded, and begins again with the steps that later items may need, so call it where
+        you wait for what was sent, not after every step.
+
+        Raises:
+            Unavailable: The server has not acknowledged everything within `timeout_s` seconds; nothing is lost by that.
+        """
+        self._owner.check()
+        waiting = np.array(
+            [env for env in range(self._num_envs) if self._rows.fresh[env] or self._items.pending_in(env)], np.int64
+        )
+        if len(waiting):
+            self._flush_rows(waiting, timeout_s)
+        if not self._appender.flush(timeout_s):
+            raise Unavailable(
+                f"the replay server at {self._address} did not acknowledge {self.unacknowledged_chunks} chunks within "
+                f"{timeout_s:g} s: it is away, its disk is full, or a rate limiter holds inserts back"
+            )
+
+    def episode_steps(self, env: int = 0) -> int:
+        """Return the steps of an environment's episode so far: the most that an item of it may have."""
+        return int(self._rows.episode_steps[env])
 
     @property
-    def env_steps(self) -> int:
-        """Agent decisions of the whole cluster, as of the last acknowledgement."""
-        return self._appender.env_steps
+    def unacknowledged_chunks(self) -> int:
+        """Chunks on their way to the server, those that are still filling up not counted."""
+        return self._appender.unacknowledged_chunks
 
-    def add(
-        self,
-        row: Mapping[str, Array],
-        priority_inputs: Mapping[str, Array],
-        is_reset_step: NDArray[np.bool_],
-        params_version: int,
-        recurrent_state: NDArray[np.float32] | None = None,
-    ) -> None:
-        """Take one row of every stream; waits while too much is unacknowledged.
+    @property
+    def blocked_s(self) -> float:
+        """Seconds that `append` has waited so far, for the server or its rate limiter."""
+        return self._appender.blocked_s
 
-        Args:
-            row: Every column of the signature, each [N, ...].
-            priority_inputs: What the policy wants back for initial priorities, each [N].
-            is_reset_step: Rows whose action the environment ignored, [N].
-            params_version: Version of the parameters that chose the actions; 0 for none.
-            recurrent_state: The policy's before it chose them, [N, M], handed to the learner with each item that starts
-                here; None without one.
-        """
-        self._rows.add(row)
-        self._decisions += ~is_reset_step
-        scalars = {name: row[name] for name in ("reward", "terminated", "truncated", "is_first")}
-        inputs = priority_inputs if self._wants_inputs else {}
-        self._windows.add({**scalars, **inputs, "is_reset_step": is_reset_step}, recurrent_state)
-        if self._rows.is_full:
-            self._append(params_version)
+    @property
+    def restarts(self) -> int:
+        """How often the server lost the streams, as one that keeps nothing on disk does when it is restarted."""
+        return self._appender.restarts
 
-    def _append(self, params_version: int) -> None:
-        chunks = [
-            Chunk(
-                env_index=env_index,
-                first_step=self._first_step,
-                step_count=self._rows.filled,
-                decision_count=int(self._decisions[env_index]),
-                params_version=params_version,
-                blocks=encode(self._signature, self._rows.columns_of(env_index)),
-            )
-            for env_index in range(self._num_envs)
-        ]
-        windows = self._windows.take()
-        items = ItemBatch(
-            table_index=0,
-            chunk_indices=windows.env_index,  # one chunk of every stream, in order
-            last_offsets=windows.last_row,
-            lengths=windows.length,
-            priorities=windows.priority + SMALLEST_PRIORITY,
-            payloads=tuple(recurrent_state.tobytes() for recurrent_state in windows.recurrent_state)
-            if windows.recurrent_state.shape[1]
-            else (),
-        )
-        self._first_step += self._rows.filled
-        self._clear()
-        self._send(chunks, [items])
+    @property
+    def dropped_chunks(self) -> int:
+        """Chunks that were not acknowledged when the server lost the streams."""
+        return self._appender.dropped_chunks
 
-    def _send(self, chunks: list[Chunk], items: list[ItemBatch]) -> None:
+    @property
+    def dropped_items(self) -> int:
+        """Items that were not sent because the server had lost some of their steps."""
+        return self._items.dropped
+
+    def close(self) -> None:
+        """End the call and its thread within 2 s; what was not flushed is dropped. May be called twice."""
+        if self._owner.is_here:
+            self._appender.stop()
+            self._client.close()  # ends the call that the appender's thread may be waiting for
+            self._appender.close()
+
+    def _prepare(self, timeout_s: float) -> None:
         try:
-            self._appender.append(chunks, items)
-        except StreamRestarted as restarted:
-            _log.warning("this actor's streams restart from step 0", reason=str(restarted))
-            self._first_step = 0
-            self._windows.restart()
+            self._client.wait_for_ready(timeout_s)
+            self._create_tables()
+        except BaseException:
+            self._client.close()
+            raise
 
-    def _clear(self) -> None:
-        self._rows.clear()
-        self._decisions = np.zeros(self._num_envs, dtype=np.int64)
+    def _connect(self, timeout_s: float) -> None:
+        try:
+            if not self._appender.opened(timeout_s):
+                raise Unavailable(f"no replay server answered at {self._address} within {timeout_s:g} s")
+        except BaseException:
+            self.close()
+            raise
+
+    def _create_tables(self) -> None:
+        """Make the tables, again where a server lost them: called before each connection."""
+        for table in self._tables:
+            self._client.create_table(table)
+
+    def _check(self, chunk_length: int) -> None:
+        if not self._tables:
+            raise InvalidArgument("tables is empty, must name at least one")
+        if len(self._names) < len(self._tables):
+            raise InvalidArgument(f"tables are {[table.name for table in self._tables]}, each must be there once")
+        first = self._tables[0]
+        for table in self._tables:
+            if table.signature != first.signature:
+                raise InvalidArgument(f"tables {first.name!r} and {table.name!r} differ in signature, must be equal")
+        for name, value, high in (("num_envs", self._num_envs, MAX_ENV_COUNT), ("chunk_length", chunk_length, 1024)):
+            if not 1 <= value <= high:
+                raise InvalidArgument(f"{name} is {value}, must be 1 .. {high}")
+
+    def _table(self, name: str) -> int:
+        if name not in self._names:
+            raise InvalidArgument(f"table is {name!r}, must be one of {sorted(self._names)}")
+        return self._names[name]
+
+    def _envs_of(self, env: int | None) -> NDArray[np.int64]:
+        if env is None:
+            return self._rows.all
+        if not 0 <= env < self._num_envs:
+            raise InvalidArgument(f"env is {env}, must be 0 .. {self._num_envs - 1}")
+        return np.array([env])
+
+    def _ended(self, envs: int | ArrayLike | None) -> NDArray[np.int64]:
+        if envs is None or isinstance(envs, int):
+            return self._envs_of(envs)
+        given = np.asarray(envs)
+        if given.dtype == np.bool_:
+            if given.shape != (self._num_envs,):
+                raise InvalidArgument(
+                    f"the mask of environments has shape {given.shape}, must have ({self._num_envs},)"
+                )
+            return np.flatnonzero(given)
+        if given.size and not 0 <= given.min() <= given.max() < self._num_envs:
+            raise InvalidArgument(f"envs are {given.tolist()}, must be 0 .. {self._num_envs - 1}")
+        return given.astype(np.int64).reshape(-1)
+
+    def _flush_rows(self, envs: NDArray[np.int64], timeout_s: float) -> None:
+        """Send the chunks of some environments as they are, and begin the next ones with what items may need."""
+        repeated = {env: self._rows.tail(env) for env in envs.tolist()}
+        self._send(envs, timeout_s, continues=False)
+        for env, rows in repeated.items():
+            while len(rows := self._rows.repeat(env, rows)):
+                self._send(np.array([env]), timeout_s)
+
+    def _send(self, envs: NDArray[np.int64], timeout_s: float | None, *, continues: bool = True) -> None:
+        """Append the present chunks of some environments and begin their next ones.
+
+        Raises:
+            Unavailable: `timeout_s` passed, or `stop` was set; nothing was sent.
+        """
+        while True:
+            try:
+                if not self._appender.append(self._chunks(envs), self._items.batches(envs), timeout_s):
+                    raise Unavailable("`stop` was set before the steps were sent")
+                break
+            except StreamRestarted as restarted:
+                _log.warning("the streams restart from step 0", reason=str(restarted))
+                self._rows.first_step[:] = 0
+        self._items.sent(envs)
+        self._rows.advance(envs, continues=continues)
+
+    def _chunks(self, envs: NDArray[np.int64]) -> list[Chunk]:
+        rows = self._rows
+        return [
+            Chunk(
+                env_index=env,
+                first_step=int(rows.first_step[env]),
+                step_count=rows.chunk_length,
+                decision_count=int(rows.fresh[env]),
+                params_version=self._params_version,
+                blocks=encode(self._signature, rows.chunk(env)),
+            )
+            for env in envs.tolist()
+        ]
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Flush, if the block ended as it should, and close."""
+        try:
+            if kind is None and self._owner.is_here:
+                self.flush(_EXIT_FLUSH_S)
+        finally:
+            self.close()
+
+
+def _name() -> str:
+    host = "".join(letter if letter.isalnum() or letter in "_.-" else "-" for letter in socket.gethostname())
+    return f"w-{host[:64]}-{os.getpid()}-{secrets.token_hex(4)}"

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 import grpc
 import grpc.aio
-import structlog
 
+from tidemill.logger import LateLogger
 from tidemill.rpc.options import client_options
 from tidemill.rpc.settings import MEBIBYTE
 
@@ -21,7 +21,7 @@ CLOSE_S = 2.0
 
 MAX_MESSAGE_BYTES = 64 * MEBIBYTE
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 def open_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.Channel:

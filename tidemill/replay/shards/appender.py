@@ -9,9 +9,8 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-import structlog
-
 from tidemill.errors import Unavailable
+from tidemill.logger import LateLogger
 from tidemill.replay.appender import StreamAppender, StreamRestarted
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.shards.directory import ShardDirectory
@@ -24,7 +23,7 @@ _WAIT_S = 0.25  # longest wait in which nothing is decided
 _LEAVE_S = 1.0
 _LEAVE_AGAIN_S = 5.0
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 class ShardedAppender:

@@ -6,9 +6,8 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-import structlog
-
 from tidemill.errors import InvalidArgument
+from tidemill.logger import LateLogger
 
 _DNS = "dns:///"
 _EVERY_S = 5.0
@@ -17,7 +16,7 @@ _JOIN_S = 1.0
 Resolve = Callable[[str], Sequence[str]]
 """The addresses `host:port` that a name `host:port` stands for; OSError if it cannot be found out now."""
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 def is_sharded(addresses: Sequence[str]) -> bool:

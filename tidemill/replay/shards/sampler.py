@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
+from tidemill.logger import LateLogger
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.mirror import TableMirror
@@ -34,7 +34,7 @@ _OPENING_S = 5.0  # longest wait for all shards before the first batch
 
 _RANDOM = (SelectorKind.UNIFORM, SelectorKind.PRIORITIZED)
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 class ShardedSampleStream:

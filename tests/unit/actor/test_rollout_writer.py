@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tidemill.replay.appender import StreamAppender, StreamRestarted
 from tidemill.replay.chunk import SMALLEST_PRIORITY, Chunk, ItemBatch
-from tidemill.replay.writer import ReplayWriter
+from tidemill.replay.rollout_writer import RolloutWriter
 from tidemill.types import Codec, ColumnSpec, WindowSpec
 
 _SIGNATURE = (
@@ -42,16 +42,16 @@ class _Sink:
         return True
 
 
-def _writer(sink: _Sink, window: WindowSpec) -> ReplayWriter:
+def _writer(sink: _Sink, window: WindowSpec) -> RolloutWriter:
     def initial_priority(steps: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float32]:
         windows = steps["reward"].shape[1] // _ENVS
         return np.tile(np.arange(1, _ENVS + 1, dtype=np.float32), windows)
 
-    return ReplayWriter(cast(StreamAppender, sink), _SIGNATURE, window, _ENVS, _CHUNK, initial_priority)
+    return RolloutWriter(cast(StreamAppender, sink), _SIGNATURE, window, _ENVS, _CHUNK, initial_priority)
 
 
 def _add(
-    writer: ReplayWriter,
+    writer: RolloutWriter,
     step: int,
     is_reset_step: Sequence[bool] = (False,) * _ENVS,
     priority_inputs: Mapping[str, NDArray[np.generic]] | None = None,
@@ -123,7 +123,7 @@ def test_items_travel_with_the_chunk_their_last_step_is_in() -> None:
 def test_writer_asks_for_no_priorities_that_nobody_looks_at() -> None:
     """Without `initial_priority` all items are alike, whatever the policy hands over for them."""
     sink = _Sink()
-    writer = ReplayWriter(cast(StreamAppender, sink), _SIGNATURE, WindowSpec(0, 1), _ENVS, _CHUNK, None)
+    writer = RolloutWriter(cast(StreamAppender, sink), _SIGNATURE, WindowSpec(0, 1), _ENVS, _CHUNK, None)
     for step in range(_CHUNK):
         _add(writer, step, priority_inputs={"chosen": np.full(_ENVS, np.nan)})
     assert sink.sent[0][1][0].priorities.tolist() == [1.0 + SMALLEST_PRIORITY] * 9

@@ -1,0 +1,140 @@
+"""Replay on its own: the tutorial in a fresh environment of every Python there is, and the examples."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.release_rehearsal import rehearse_base
+from tests.support.launched import BOUND_S, ROOT
+from tests.support.replay_service import ServerProcess, server_process
+from tests.support.waiting import WAIT_S, wait_until
+from tidemill.replay import ReplayClient
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
+
+EXAMPLES = ROOT / "examples" / "replay"
+
+
+def _pythons() -> dict[str, str]:
+    """Return the interpreters on this machine that the base install is for, by version; always the running one."""
+    folders = [Path(folder) for folder in os.environ["PATH"].split(os.pathsep)]
+    folders += sorted((Path.home() / ".pyenv" / "versions").glob("3.1*/bin"))
+    found = {
+        version: str(folder / f"python{version}")
+        for version in ("3.11", "3.12", "3.13", "3.14")
+        for folder in folders
+        if "shims" not in folder.parts and os.access(folder / f"python{version}", os.X_OK)
+    }
+    return found | {f"{sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
+
+
+@pytest.mark.parametrize("version", sorted(_pythons()))
+def test_tutorial_works_as_it_stands(version: str, tmp_path: Path) -> None:
+    """In a fresh environment without torch, gymnasium and matplotlib; and again after SIGKILL of the server."""
+    assert "the tutorial works" in rehearse_base(_pythons()[version], tmp_path)
+
+
+def _run(program: str, address: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLES / program), "--replay", address, *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
+
+
+def test_dqn_outlives_its_server(tmp_path: Path) -> None:
+    """Killed in the middle and started again: the program ends as it should, and every transition is there, once."""
+    options = ("--folder", str(tmp_path / "data"))
+    with server_process("127.0.0.1:0", *options) as first:
+        address = first.address
+        command = [sys.executable, str(EXAMPLES / "dqn.py"), "--replay", address, "--steps", "4000"]
+        program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            with ReplayClient(address) as client:
+                wait_until(lambda: _inserted(client) > 1500, "half of the transitions")
+            os.kill(first.pid, signal.SIGKILL)
+            first.process.wait(WAIT_S)
+            time.sleep(1.0)
+            assert program.poll() is None
+            with server_process(address, *options), ReplayClient(address) as client:
+                output, errors = program.communicate(timeout=BOUND_S)
+                assert program.returncode == 0, errors
+                assert "step 4000: mean return" in output
+                assert client.describe_table("cartpole").items == 4000
+                assert client.describe_table("cartpole").env_steps == 4000
+        finally:
+            program.kill()
+            program.communicate()
+
+
+def _inserted(client: ReplayClient) -> int:
+    return sum(table.inserts for table in client.list_tables())
+
+
+def test_dqn_differs_little_from_its_version_in_one_process() -> None:
+    """The page of the examples says how many lines were written for the server, and how many the buffer had."""
+    before, after = (
+        [line for line in (EXAMPLES / name).read_text().partition('"""\n\n')[2].splitlines() if line.strip()]
+        for name in ("dqn_in_process.py", "dqn.py")
+    )
+    own, gone = (len([line for line in a if line not in b]) for a, b in ((after, before), (before, after)))
+    page = (EXAMPLES / "README.md").read_text()
+    assert f"{own} lines of its own" in page, own
+    assert f"{gone} lines less" in page, gone
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server with a folder."""
+    with server_process("127.0.0.1:0", "--folder", str(tmp_path / "data")) as running:
+        yield running
+
+
+def test_offline_run_reads_what_another_run_wrote(tmp_path: Path) -> None:
+    """Written by one process, read by another after a restart of the server: the policy learns from the table alone."""
+    options = ("--folder", str(tmp_path / "data"))
+    with server_process("127.0.0.1:0", *options) as first:
+        written = _run("offline.py", first.address, "write", "--steps", "3000")
+        assert written.returncode == 0, written.stderr
+    with server_process("127.0.0.1:0", *options) as second:
+        learned = _run("offline.py", second.address, "learn", "--updates", "600")
+        assert learned.returncode == 0, learned.stderr
+        found = re.search(r"mean return (\d+) from 3000 transitions", learned.stdout)
+        assert found, learned.stdout
+        assert int(found[1]) > 60  # random play has 22
+
+
+def test_token_queue_hands_each_trajectory_out_once(server: ServerProcess) -> None:
+    """In order, whole, and none older than the bound on its staleness."""
+    done = _run("token_queue.py", server.address, "--batches", "20")
+    assert done.returncode == 0, done.stderr
+    assert "640 trajectories, each once" in done.stdout
+    staleness = re.search(r"at most (\d+) versions old", done.stdout)
+    assert staleness, done.stdout
+    assert int(staleness[1]) <= 4
+
+
+def test_two_learners_share_one_table(server: ServerProcess) -> None:
+    """Both get batches of it, and the priorities that one sets are those that the other samples by."""
+    done = _run("two_learners.py", server.address)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"learner 0: 200 batches\nlearner 1: 200 batches\n", done.stdout), done.stdout
+    assert "the best of 1000 items was sampled" in done.stdout
+
+
+def test_stable_baselines_trains_from_the_server(server: ServerProcess) -> None:
+    """Its DQN with `replay_buffer_class` replaced: every transition is in the table, every update came from there."""
+    subprocess.run(["make", "--silent", ".venv-sb3/.installed"], cwd=ROOT, check=True, timeout=BOUND_S)
+    command = [sys.executable, str(EXAMPLES / "sb3_dqn.py"), "--replay", server.address, "--steps", "1200"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / ".venv-sb3")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "1200 steps, 250 updates" in done.stdout
+    with ReplayClient(server.address) as client:
+        assert client.describe_table("sb3").items == 1200

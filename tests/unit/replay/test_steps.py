@@ -1,0 +1,125 @@
+"""Steps of a program as columns: nests, names, dtypes, and columns whose length varies."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from tidemill.errors import InvalidArgument
+from tidemill.replay.steps import StepReader, flatten, nest, ragged_columns, signature_like
+from tidemill.types import Codec, ColumnSpec
+
+
+class _Point(NamedTuple):
+    x: float
+    y: float
+
+
+def test_nest_becomes_columns_and_a_nest_again() -> None:
+    """Keys are joined by two underscores, places of tuples are numbers, fields of named tuples their names."""
+    step = {"observation": {"image": 1, "speed": 2}, "action": (3, 4), "goal": _Point(5, 6)}
+    columns = flatten(step)
+    assert columns == {
+        "observation__image": 1,
+        "observation__speed": 2,
+        "action__0": 3,
+        "action__1": 4,
+        "goal__x": 5,
+        "goal__y": 6,
+    }
+    assert nest(columns) == {
+        "observation": {"image": 1, "speed": 2},
+        "action": {"0": 3, "1": 4},
+        "goal": {"x": 5, "y": 6},
+    }
+
+
+def test_signature_is_that_of_an_example() -> None:
+    """Python's floats are float32; columns from 256 bytes on, and those of varying length, are compressed."""
+    example = {"image": np.zeros((16, 16), np.uint8), "action": 3, "reward": 0.5, "tokens": [1, 2]}
+    signature = signature_like(example, max_lengths={"tokens": 7})
+    assert signature == (
+        ColumnSpec("image", "uint8", (16, 16), Codec.LZ4),
+        ColumnSpec("action", "int64", ()),
+        ColumnSpec("reward", "float32", ()),
+        ColumnSpec("tokens", "int64", (7,), Codec.LZ4),
+        ColumnSpec("tokens__len", "int32", ()),
+    )
+    assert ragged_columns(signature) == ("tokens",)
+    batched = {"image": np.zeros((3, 16, 16), np.uint8), "tokens": [[1], [1, 2], []]}
+    assert signature_like(batched, batched=True, max_lengths={"tokens": 7})[0].shape == (16, 16)
+
+
+@pytest.mark.parametrize(
+    "step, message",
+    [
+        (3, "a step is a int, must be a dict or tuple"),
+        ({"a": {}}, "a is empty, must hold at least one array"),
+        ({"a__b": 1}, "key 'a__b' of the step must be a string without `__`"),
+        ({"a": {1: 1}}, "key 1 of a must be a string"),
+        ({"Reward": 1}, "column name is 'Reward', must match"),
+        ({"a": "text"}, "column 'a' has dtype 'str"),
+        ({"a": [[1], [1, 2]]}, "column 'a' is no array.*name it in max_lengths"),
+    ],
+)
+def test_example_that_is_no_step(step: Any, message: str) -> None:  # noqa: ANN401 - what a user may hand in
+    """The error names the key and what is allowed."""
+    with pytest.raises(InvalidArgument, match=message):
+        signature_like(step)
+
+
+def test_max_lengths_name_columns() -> None:
+    """A name that is no column of the step is refused with those that are; so is a scalar."""
+    with pytest.raises(InvalidArgument, match=r"max_lengths names \['token'\], the step has the columns \['tokens'\]"):
+        signature_like({"tokens": [1]}, max_lengths={"token": 3})
+    with pytest.raises(InvalidArgument, match="column 'tokens' is in max_lengths and is a scalar"):
+        signature_like({"tokens": 1}, max_lengths={"tokens": 3})
+
+
+_READER = StepReader(
+    signature_like(
+        {"image": np.zeros((2, 2), np.uint8), "reward": 0.5, "tokens": np.zeros(1, np.uint16)},
+        max_lengths={"tokens": 3},
+    )
+)
+
+
+def test_step_is_read_in_the_dtypes_of_its_columns() -> None:
+    """Floats may lose precision, integers are checked for range; what varies in length is padded with zeros."""
+    columns = _READER.read({"image": [[0, 1], [2, 255]], "reward": np.float64(0.1), "tokens": [7, 65535]}, ())
+    assert columns["image"].dtype == np.uint8
+    assert columns["reward"] == np.float32(0.1)
+    assert columns["tokens"].tolist() == [7, 65535, 0]
+    assert columns["tokens__len"] == 2
+    two = _READER.read({"image": np.zeros((2, 2, 2), np.uint8), "reward": [1, 2], "tokens": [[], [1, 2, 3]]}, (2,))
+    assert two["tokens"].tolist() == [[0, 0, 0], [1, 2, 3]]
+    assert two["tokens__len"].tolist() == [0, 3]
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"more": 1}, r"lacks columns \[\] and has unknown columns \['more'\]"),
+        ({"tokens__len": 1}, "key 'tokens__len' of the step must be a string without"),
+        ({"image": np.zeros((2, 3), np.uint8)}, r"column 'image' has shape \(2, 3\), must have \(2, 2\)"),
+        ({"image": np.full((2, 2), 256)}, r"column 'image' has values 256 .. 256, must be 0 .. 255 \(uint8\)"),
+        ({"image": np.full((2, 2), -1)}, r"column 'image' has values -1 .. -1"),
+        ({"image": np.zeros((2, 2))}, "column 'image' has dtype float64, which does not convert to uint8"),
+        ({"tokens": [1, 2, 3, 4]}, r"column 'tokens' has shape \(4,\), must have \('0 .. 3',\)"),
+        ({"tokens": [[1]]}, r"column 'tokens' has shape \(1, 1\)"),
+        ({"tokens": [[1], [1, 2]]}, "column 'tokens' is no array"),
+    ],
+)
+def test_step_that_does_not_fit(change: dict[str, Any], message: str) -> None:
+    """The error names the column, its value and what is allowed."""
+    step = {"image": np.zeros((2, 2), np.uint8), "reward": 0.5, "tokens": [1]}
+    with pytest.raises(InvalidArgument, match=message):
+        _READER.read(step | change, ())
+
+
+def test_step_without_a_column() -> None:
+    """The error names it."""
+    with pytest.raises(InvalidArgument, match=r"lacks columns \['image', 'tokens'\]"):
+        _READER.read({"reward": 0.5}, ())

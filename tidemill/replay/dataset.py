@@ -1,0 +1,344 @@
+"""The front door of sampling for a training loop: decoded batches of one table, or of several in fixed fractions."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tidemill.codec import CorruptBlocks, decode
+from tidemill.errors import InvalidArgument, TidemillError, Unavailable
+from tidemill.replay.batch import SampledBatch
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.limits import least_slots
+from tidemill.replay.mirror import MirrorSize, TableMirror
+from tidemill.replay.sampler import ReplaySampler
+from tidemill.replay.steps import LENGTH, SEPARATOR, nest, ragged_columns
+from tidemill.replay.table_config import TableConfig
+from tidemill.rpc.fork import OwnerProcess
+
+Array = NDArray[Any]
+
+_POLL_S = 0.2
+_EXPLAIN_S = 0.5
+_MAX_SLOTS = 2**21
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplayBatch:
+    """B items of L steps, ready to use; an item of fewer steps repeats its first one in front.
+
+    Attributes:
+        columns: Each column, [B, L, ...]; one of varying length is padded with zeros, see `ragged`.
+        sizes: Of the columns of varying length, how much of each step counts, int32 [B, L].
+        lengths: Steps of each item, int64 [B].
+        weights: Importance weights to the power of `beta`, the greatest is 1, float32 [B].
+        probabilities: Probability with which each item was chosen from its table, float64 [B].
+        params_versions: Version of the parameters that chose the actions of each item's last chunk, uint64 [B].
+        payloads: Payload of each item; empty when none has one.
+        keys: Keys of the items, uint64 [B], or [B, 2] from several servers.
+        tables: Which of the dataset's tables each item comes from, int64 [B].
+    """
+
+    columns: dict[str, Array]
+    sizes: dict[str, NDArray[np.int32]]
+    lengths: NDArray[np.int64]
+    weights: NDArray[np.float32]
+    probabilities: NDArray[np.float64]
+    params_versions: NDArray[np.uint64]
+    payloads: tuple[bytes, ...]
+    keys: NDArray[np.uint64]
+    tables: NDArray[np.int64]
+
+    def __getitem__(self, column: str) -> Array:
+        """Return a column, [B, L, ...]."""
+        return self.columns[column]
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return len(self.lengths)
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """Which steps are an item's own and not repeated, [B, L]."""
+        steps = next(iter(self.columns.values())).shape[1]
+        mask: NDArray[np.bool_] = np.arange(steps) >= steps - self.lengths[:, None]
+        return mask
+
+    def nested(self) -> dict[str, Any]:
+        """Return the columns, each [B, L, ...], as the nest that was appended; a tuple has the keys "0", "1", ..."""
+        return nest(self.columns)
+
+    def ragged(self, column: str) -> list[list[Array]]:
+        """Return a column of varying length as one array for each step of each item, [B][L], oldest step first."""
+        if column not in self.sizes:
+            raise InvalidArgument(f"column is {column!r}, must be one of varying length: {sorted(self.sizes)}")
+        values, sizes, own = self.columns[column], self.sizes[column], self.mask
+        return [[values[i, j, : sizes[i, j]] for j in range(values.shape[1]) if own[i, j]] for i in range(len(self))]
+
+
+class ReplayDataset(Iterator[ReplayBatch]):
+    """Iterates over decoded batches, received ahead of their use.
+
+    With several tables each batch has fixed fractions of them, as for learning from demonstrations and from experience
+    of one's own. Use it as a context manager, or call `close`. Batches may be taken by several threads.
+
+    Example:
+        The table is the one that the example of `ReplayWriter` fills.
+
+        >>> import tidemill
+        >>> with tidemill.ReplayClient("127.0.0.1:7401") as replay:
+        ...     table = replay.describe_table("pairs").config
+        >>> with tidemill.ReplayDataset("127.0.0.1:7401", table, batch_size=8, timeout_s=10.0) as dataset:
+        ...     batch = next(dataset)
+        ...     dataset.update_priorities(batch, [1.0] * 8)
+        >>> batch["observation"].shape  # 8 items of 2 steps
+        (8, 2, 2)
+    """
+
+    def __init__(  # noqa: PLR0913 - each is one decision of the caller
+        self,
+        addresses: str | Sequence[str],
+        tables: TableConfig | Mapping[TableConfig, float],
+        batch_size: int,
+        *,
+        timeout_s: float | None = None,
+        beta: float = 1.0,
+        prefetch: int = 4,
+        batches_per_sample: int = 1,
+        without_replacement: bool = False,
+        mirror_mib: int = 0,
+        chunk_length: int = 16,
+        stop: threading.Event | None = None,
+    ) -> None:
+        """Start connecting in the background; tables are created where they do not exist.
+
+        Args:
+            addresses: `host:port` or `unix:///path` of the replay server, or of each of several.
+            tables: The table, or several with the fraction of a batch that comes from each; fractions add up to 1.
+            batch_size: Items of a batch.
+            timeout_s: Longest wait for a batch; None waits until `close` or `stop`.
+            beta: Exponent of the importance weights (Schaul et al., 2016, section 3.4); 0 makes them all 1.
+            prefetch: Samples of each table that may be under way or waiting, at least 1.
+            batches_per_sample: Batches that come as one: small ones are then several times cheaper, and wait longer, so
+                that their priorities are older.
+            without_replacement: Whether no item may come twice in a sample.
+            mirror_mib: Memory for steps of each table, uncompressed, in MiB: each step that has room crosses the wire
+                and is decoded once, not in every batch, which pays for images. 0: none.
+            chunk_length: With a mirror, the greatest `chunk_length` of the writers.
+            stop: Ends every wait when set.
+
+        Raises:
+            InvalidArgument: An argument is out of range, the mirror is too small for a batch, or tables differ in
+                signature or longest item.
+        """
+        _check(prefetch, batches_per_sample, beta)
+        self._owner = OwnerProcess("ReplayDataset")
+        given = {tables: 1.0} if isinstance(tables, TableConfig) else dict(tables)
+        self._tables, self._sizes = tuple(given), _split(batch_size, given)
+        self._addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+        self._timeout_s, self._beta = timeout_s, beta
+        sizes = [size * batches_per_sample for size in self._sizes]
+        self._ready: list[deque[ReplayBatch]] = [deque() for _ in sizes]
+        self._stop, self._closed = stop or threading.Event(), threading.Event()
+        self._mirrors = [
+            _mirror(table, size, mirror_mib, chunk_length, prefetch, len(self._addresses))
+            for table, size in zip(self._tables, sizes, strict=True)
+        ]
+        connect = partial(ReplaySampler, self._addresses, max_in_flight_batches=prefetch, stop=self._stop)
+        with ExitStack() as stack:
+            self._samplers = [
+                stack.enter_context(connect(table, size, mirror=mirror, without_replacement=without_replacement))
+                for table, size, mirror in zip(self._tables, sizes, self._mirrors, strict=True)
+            ]
+            self._resources = stack.pop_all()
+
+    def __next__(self) -> ReplayBatch:
+        """Return the next batch.
+
+        Raises:
+            StopIteration: It was closed, or `stop` was set.
+            Unavailable: No batch came within `timeout_s`; the message says why. Another attempt may succeed.
+            TidemillError: A server refused for good, such as one that has the table with another configuration.
+            FailedPrecondition: This process was forked from the one that made the dataset.
+        """
+        self._owner.check()
+        parts = [self._next_of(i) for i in range(len(self._tables))]
+        return parts[0] if len(parts) == 1 else _joined(parts)
+
+    def update_priorities(self, batch: ReplayBatch, priorities: ArrayLike) -> None:
+        """Set new priorities of a batch's items; one that has left its table is skipped, never its successor changed.
+
+        Args:
+            batch: A batch of this dataset.
+            priorities: One for each item, 0 to 1e39, float64 [B].
+
+        Raises:
+            InvalidArgument: There are not B priorities, or one is out of range; none of its table was set.
+            Unavailable: The server cannot be reached.
+        """
+        self._owner.check()
+        values = np.asarray(priorities, np.float64).reshape(-1)
+        if len(values) != len(batch):
+            raise InvalidArgument(f"priorities has {len(values)} entries, must have {len(batch)} like the batch")
+        for i, sampler in enumerate(self._samplers):
+            here = batch.tables == i
+            if here.any():
+                sampler.update_priorities(batch.keys[here], values[here])
+
+    def close(self) -> None:
+        """End every call and thread within 2 s; waiting threads get StopIteration. May be called twice."""
+        self._closed.set()
+        if self._owner.is_here:
+            self._resources.close()
+
+    def _next_of(self, table: int) -> ReplayBatch:
+        """Return the next batch of one table; a sample with bytes that do not decode is skipped."""
+        ready, size = self._ready[table], self._sizes[table]
+        while True:
+            with suppress(IndexError):  # nothing is ready, or another thread was faster
+                return ready.popleft()
+            with suppress(CorruptBlocks):
+                sample = self._take(self._tables[table], self._samplers[table])
+                columns = self._columns(table, sample)
+                if columns is not None:
+                    starts = range(0, len(sample.keys), size)
+                    ready.extend(self._made(table, sample, columns, slice(start, start + size)) for start in starts)
+
+    def _take(self, table: TableConfig, sampler: ReplaySampler) -> SampledBatch:
+        began_s = time.monotonic()
+        while not (self._closed.is_set() or self._stop.is_set()):
+            left_s = _POLL_S if self._timeout_s is None else began_s + self._timeout_s - time.monotonic()
+            batch = sampler.take(min(max(left_s, 0.0), _POLL_S))
+            if batch is not None:
+                return batch
+            if self._timeout_s is not None and left_s <= 0:
+                raise Unavailable(f"no batch of table {table.name!r} within {self._timeout_s:g} s{self._why(table)}")
+        raise StopIteration
+
+    def _why(self, table: TableConfig) -> str:
+        """Return what is known of why no batch comes."""
+        with suppress(TidemillError), ReplayClient(self._addresses[0], deadline_s=_EXPLAIN_S) as client:
+            found = client.describe_table(table.name)
+            limiter = found.config.rate_limiter
+            return (
+                f": it has {found.items} items after {found.inserts} inserts and {found.samples} samples, with "
+                f"min_size {limiter.min_size} and samples_per_insert {limiter.samples_per_insert:g}"
+            )
+        return f": no replay server answers at {self._addresses[0]}"
+
+    def _columns(self, table: int, batch: SampledBatch) -> dict[str, Array] | None:
+        """Return the steps of a batch's items; None if the mirror no longer has them.
+
+        Raises:
+            CorruptBlocks: Some do not decode.
+        """
+        config, mirror = self._tables[table], self._mirrors[table]
+        if mirror is None:
+            decoded = decode(config.signature, batch, config.max_item_steps)
+            return {name: values[decoded.index] for name, values in decoded.columns.items()}
+        if len(chunks := mirror.corrupt_chunks(batch)):
+            raise CorruptBlocks("", chunks)
+        rows = mirror.rows_of(batch, config.max_item_steps)
+        columns = {name: values[rows] for name, values in mirror.columns.items()}
+        return columns if mirror.is_intact(batch) else None
+
+    def _made(self, table: int, sample: SampledBatch, columns: dict[str, Array], part: slice) -> ReplayBatch:
+        """Return some items of a sample as a batch."""
+        columns = {name: values[part] for name, values in columns.items()}
+        names = ragged_columns(self._tables[table].signature)
+        sizes = {name: columns.pop(f"{name}{SEPARATOR}{LENGTH}") for name in names}
+        weights = (sample.probabilities[part] * max(sample.table_items, 1)) ** -self._beta
+        last_rows = (sample.first_rows + sample.lengths - 1)[part]
+        chunks = np.searchsorted(np.cumsum(sample.step_counts), last_rows, side="right")
+        return ReplayBatch(
+            columns=columns,
+            sizes=sizes,
+            lengths=sample.lengths[part],
+            weights=(weights / weights.max(initial=1e-38)).astype(np.float32),
+            probabilities=sample.probabilities[part],
+            params_versions=sample.params_versions[chunks],
+            payloads=sample.payloads[part],
+            keys=sample.keys[part],
+            tables=np.full(len(last_rows), table),
+        )
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Close."""
+        self.close()
+
+
+def _check(prefetch: int, batches_per_sample: int, beta: float) -> None:
+    for name, value in (("prefetch", prefetch), ("batches_per_sample", batches_per_sample)):
+        if value < 1:
+            raise InvalidArgument(f"{name} is {value}, must be at least 1")
+    if not beta >= 0:
+        raise InvalidArgument(f"beta is {beta}, must be at least 0")
+
+
+def _split(batch_size: int, tables: Mapping[TableConfig, float]) -> list[int]:
+    """Return how many items of a batch come from each table."""
+    if not tables:
+        raise InvalidArgument("tables is empty, must name at least one")
+    first = next(iter(tables))
+    for table in tables:
+        if (table.signature, table.max_item_steps) != (first.signature, first.max_item_steps):
+            raise InvalidArgument(
+                f"tables {first.name!r} and {table.name!r} differ in signature or max_item_steps, must be equal"
+            )
+    if abs(sum(tables.values()) - 1) > 1e-6 or min(tables.values()) <= 0:
+        fractions = {table.name: fraction for table, fraction in tables.items()}
+        raise InvalidArgument(f"fractions are {fractions}, must be more than 0 and add up to 1")
+    edges = np.round(np.cumsum([0.0, *tables.values()]) * batch_size).astype(int)
+    sizes: list[int] = np.diff(edges).tolist()
+    if min(sizes) < 1:
+        raise InvalidArgument(f"batch_size is {batch_size}, which gives the tables {sizes} items, at least 1 each")
+    return sizes
+
+
+def _mirror(
+    table: TableConfig, batch_size: int, mib: int, chunk_length: int, prefetch: int, servers: int
+) -> TableMirror | None:
+    """Return a mirror of a table in so much memory, or of as much of it as is of use; None for none."""
+    if not mib:
+        return None
+    hold = prefetch + 2  # batches under way, the one that is read, and one of another thread
+    parts = 1 if servers == 1 else 2 * servers  # room for servers that take the place of others
+    slot_bytes = chunk_length * sum(column.step_bytes for column in table.signature)
+    least = least_slots(batch_size, table.max_item_steps, chunk_length, hold)
+    useful = max(table.max_items * (1 + table.max_item_steps // chunk_length), least)
+    slots = min(mib * 2**20 // (slot_bytes * parts), useful, _MAX_SLOTS)
+    if slots < least:
+        needed = -(-least * slot_bytes * parts // 2**20)
+        raise InvalidArgument(f"mirror_mib is {mib}, must be 0 or at least {needed} for batches of {batch_size} items")
+    return TableMirror(table.signature, MirrorSize(slots, chunk_length, hold), parts)
+
+
+def _joined(parts: Sequence[ReplayBatch]) -> ReplayBatch:
+    """Return the items of several tables as one batch."""
+    payloads: tuple[bytes, ...] = ()
+    if any(part.payloads for part in parts):
+        payloads = tuple(payload for part in parts for payload in part.payloads or (b"",) * len(part))
+    join = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ("lengths", "weights", "probabilities", "params_versions", "keys", "tables")
+    }
+    return ReplayBatch(
+        columns={name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns},
+        sizes={name: np.concatenate([part.sizes[name] for part in parts]) for name in parts[0].sizes},
+        payloads=payloads,
+        **join,
+    )

@@ -1,0 +1,219 @@
+"""Steps as a program has them, nested and of any length, and the named columns of fixed size that the wire carries.
+
+`{"observation": {"image": a, "speed": b}, "action": (c, d)}` becomes the columns `observation__image`,
+`observation__speed`, `action__0` and `action__1`. A column whose length varies from step to step is padded with zeros
+up to a maximum and has a second column, `tokens__len`, that says how much of it counts (ADR 0036).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.errors import InvalidArgument
+from tidemill.replay.table_config import DTYPES, check_signature
+from tidemill.types import Codec, ColumnSpec, Signature
+
+Array = NDArray[Any]
+
+SEPARATOR = "__"
+LENGTH = "len"
+"""Last part of the name of a column that holds the lengths of another."""
+
+_LEAVES = (np.ndarray, np.generic, float, int, list)  # what most leaves are; asking for a Mapping takes longer
+_COMPRESSED_BYTES = 256  # steps of a column from here on are worth LZ4's time
+
+
+def flatten(step: Any, name: str = "") -> dict[str, Any]:  # noqa: ANN401 - a nest of what has no common type
+    """Return the leaves of a nest of mappings and tuples by column name; a list is an array.
+
+    Raises:
+        InvalidArgument: A key is no string, or has `__` in it; or there is nothing in a part of the nest.
+    """
+    if isinstance(step, Mapping):
+        parts = list(step.items())
+    elif isinstance(step, tuple):
+        fields = getattr(step, "_fields", None) or range(len(step))
+        parts = [(str(key), value) for key, value in zip(fields, step, strict=True)]
+    elif name:
+        return {name: step}
+    else:
+        raise InvalidArgument(f"a step is a {type(step).__name__}, must be a dict or tuple of arrays")
+    if not parts:
+        raise InvalidArgument(f"{name or 'the step'} is empty, must hold at least one array")
+    leaves: dict[str, Any] = {}
+    for key, value in parts:
+        if not isinstance(key, str) or SEPARATOR in key:
+            raise InvalidArgument(f"key {key!r} of {name or 'the step'} must be a string without `{SEPARATOR}`")
+        path = f"{name}{SEPARATOR}{key}" if name else key
+        if isinstance(value, _LEAVES):
+            leaves[path] = value
+        else:
+            leaves.update(flatten(value, path))
+    return leaves
+
+
+def nest(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return columns as the nest they were flattened from; what was a tuple has the keys "0", "1" and so on."""
+    nested: dict[str, Any] = {}
+    for name, value in columns.items():
+        *path, last = name.split(SEPARATOR)
+        inner = nested
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return nested
+
+
+def signature_like(
+    step: Any,  # noqa: ANN401 - see `flatten`
+    *,
+    max_lengths: Mapping[str, int] | None = None,
+    batched: bool = False,
+) -> Signature:
+    """Return the columns of steps like an example.
+
+    Columns of 256 bytes a step and more are compressed with LZ4. Python's floats become float32, its integers int64.
+
+    Args:
+        step: One step, as it will be given to `ReplayWriter.append`: a nest of arrays and scalars.
+        max_lengths: For columns whose first dimension varies from step to step, the most it has, by column name.
+        batched: Whether the example holds one step of every environment, [N, ...].
+
+    Raises:
+        InvalidArgument: A name or a dtype is none that a column may have; `max_lengths` names no column.
+    """
+    leaves, longest = flatten(step), dict(max_lengths or {})
+    columns: list[ColumnSpec] = []
+    for name, value in leaves.items():
+        ragged = name in longest
+        array = _example(name, value, batched, ragged)
+        shape = array.shape
+        if ragged:
+            if not array.ndim:
+                raise InvalidArgument(f"column {name!r} is in max_lengths and is a scalar, must have a first dimension")
+            shape = (longest.pop(name), *shape[1:])
+        size = int(np.prod(shape, dtype=np.int64)) * array.dtype.itemsize
+        codec = Codec.LZ4 if ragged or size >= _COMPRESSED_BYTES else Codec.RAW
+        columns.append(ColumnSpec(name, array.dtype.name, tuple(int(n) for n in shape), codec))
+        if ragged:
+            columns.append(ColumnSpec(f"{name}{SEPARATOR}{LENGTH}", "int32", ()))
+    if longest:
+        raise InvalidArgument(f"max_lengths names {sorted(longest)}, the step has the columns {sorted(leaves)}")
+    signature = tuple(columns)
+    check_signature(signature)
+    return signature
+
+
+def ragged_columns(signature: Sequence[ColumnSpec]) -> tuple[str, ...]:
+    """Return the names of the columns whose length varies."""
+    names = [column.name for column in signature]
+    return tuple(name for name in names if f"{name}{SEPARATOR}{LENGTH}" in names)
+
+
+def _example(name: str, value: Any, batched: bool, ragged: bool) -> Array:  # noqa: ANN401
+    """Return one step of a column in the dtype it will have."""
+    if batched and ragged:  # one array for each environment, of different lengths
+        value = value[0]
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InvalidArgument(f"column {name!r} is no array: {error}; name it in max_lengths?") from None
+    if batched and not ragged:
+        if not array.ndim:
+            raise InvalidArgument(f"column {name!r} is a scalar, must have one entry for each environment")
+        array = array[0]
+    if isinstance(value, float):
+        array = np.asarray(value, np.float32)
+    if array.dtype.name not in DTYPES:
+        raise InvalidArgument(f"column {name!r} has dtype {array.dtype.name!r}, must be one of {sorted(DTYPES)}")
+    return array
+
+
+class StepReader:
+    """Reads steps into arrays of a signature's dtypes and shapes, or says which column does not fit, and why."""
+
+    def __init__(self, signature: Signature) -> None:
+        """Prepare to read steps with these columns."""
+        self._specs = {column.name: column for column in signature}
+        self._dtypes = {column.name: np.dtype(column.dtype) for column in signature}
+        self._ragged = ragged_columns(signature)
+        self._lengths = {f"{name}{SEPARATOR}{LENGTH}" for name in self._ragged}
+        self._given = self._specs.keys() - self._lengths
+        self._is_safe: dict[tuple[str, np.dtype[Any]], bool] = {}
+
+    def read(self, step: Any, batch: tuple[int, ...]) -> dict[str, Array]:  # noqa: ANN401 - see `flatten`
+        """Return every column of a step, each [*batch, ...] in its dtype.
+
+        Args:
+            step: A nest of arrays and scalars.
+            batch: `(N,)` if the step is that of N environments, `()` if it is of one.
+
+        Raises:
+            InvalidArgument: A column is missing or unknown, or has another shape, a dtype that does not convert, or a
+                value out of range.
+        """
+        leaves = flatten(step)
+        if leaves.keys() != self._given:
+            missing, unknown = sorted(self._given - leaves.keys()), sorted(leaves.keys() - self._given)
+            raise InvalidArgument(f"the step lacks columns {missing} and has unknown columns {unknown}")
+        columns: dict[str, Array] = {}
+        for name, value in leaves.items():
+            if name in self._ragged:
+                columns[name], columns[f"{name}{SEPARATOR}{LENGTH}"] = self._pad(self._specs[name], value, batch)
+            else:
+                columns[name] = self._checked(self._specs[name], value, batch)
+        return columns
+
+    def _checked(self, spec: ColumnSpec, value: Any, batch: tuple[int, ...]) -> Array:  # noqa: ANN401
+        array = _as_array(spec, value)
+        if array.shape != (*batch, *spec.shape):
+            raise InvalidArgument(f"column {spec.name!r} has shape {array.shape}, must have {(*batch, *spec.shape)}")
+        return self._converted(spec, array)
+
+    def _pad(self, spec: ColumnSpec, value: Any, batch: tuple[int, ...]) -> tuple[Array, Array]:  # noqa: ANN401
+        """Return a column of varying length, padded with zeros, and its lengths."""
+        entries = value if batch else [value]
+        if batch and len(entries) != batch[0]:
+            raise InvalidArgument(f"column {spec.name!r} has {len(entries)} entries, must have {batch[0]}")
+        padded = np.zeros((len(entries), *spec.shape), spec.dtype)
+        lengths = np.zeros(len(entries), np.int32)
+        for i, entry in enumerate(entries):
+            array = _as_array(spec, entry)
+            if array.shape[1:] != spec.shape[1:] or not array.ndim or len(array) > spec.shape[0]:
+                allowed = (f"0 .. {spec.shape[0]}", *spec.shape[1:])
+                raise InvalidArgument(f"column {spec.name!r} has shape {array.shape}, must have {allowed}")
+            lengths[i] = len(array)
+            if len(array):
+                padded[i, : len(array)] = self._converted(spec, array)
+        return (padded, lengths) if batch else (padded[0], lengths[0])
+
+    def _converted(self, spec: ColumnSpec, array: Array) -> Array:
+        """Return an array in its column's dtype: numbers may lose precision, but not change kind or wrap."""
+        wanted = self._dtypes[spec.name]
+        if array.dtype == wanted:
+            return array
+        if (key := (spec.name, array.dtype)) not in self._is_safe:
+            integers = array.dtype.kind in "iu" and wanted.kind in "iu"
+            if not (integers or np.can_cast(array.dtype, wanted, "same_kind")):
+                raise InvalidArgument(
+                    f"column {spec.name!r} has dtype {array.dtype}, which does not convert to {wanted}"
+                )
+            self._is_safe[key] = not integers or np.can_cast(array.dtype, wanted, "safe")
+        if not self._is_safe[key] and array.size:
+            low, high, range_ = array.min(), array.max(), np.iinfo(wanted)
+            if low < range_.min or high > range_.max:
+                raise InvalidArgument(
+                    f"column {spec.name!r} has values {low} .. {high}, must be {range_.min} .. {range_.max} ({wanted})"
+                )
+        return array.astype(wanted)
+
+
+def _as_array(spec: ColumnSpec, value: Any) -> Array:  # noqa: ANN401
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise InvalidArgument(f"column {spec.name!r} is no array: {error}") from None
