@@ -129,17 +129,20 @@ def read_log(folder: LogFolder, mark: bytes, newest: NewestSegment | None, snaps
     """
     contents = LogContents()
     numbers = folder.segments()
-    empty = 0
+    noted = newest.segment if newest is not None else 0
+    empty = unsynced = 0
     for number in numbers:
         is_last = number == numbers[-1]
         records = _scan(contents, folder.segment(number), mark, number, is_last=is_last)
         copies = _scan(contents, folder.copies(number), mark, number, is_last=is_last)
         if records.frames or copies.frames:
             _take_segment(contents, records, copies, number)
-        elif is_last and folder.segment(number).exists() and not (records.corrupt or records.corrupt_tail):
-            empty = number  # begun, without a complete record
-    _close(contents, {*contents.segment_records, empty} - {0}, newest, snapshot)
-    noted = newest.segment if newest is not None else 0
+        elif is_last and folder.segment(number).exists():
+            if not (records.corrupt or records.corrupt_tail):
+                empty = number  # begun, without a complete record
+            elif number == noted:
+                unsynced = number  # begun, and the power failed before any of it was on the disk
+    _close(contents, {*contents.segment_records, empty, unsynced} - {0}, newest, snapshot)
     seen = snapshot.segment if snapshot is not None else 0
     contents.next_segment = max([0, *({*numbers, noted, seen} - {empty})]) + 1
     return contents

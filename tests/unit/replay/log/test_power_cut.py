@@ -64,8 +64,6 @@ class Server:
             if self.progress.error is None:
                 self.progress = progress
             self._changed.notify_all()
-        if progress.error is None:
-            self.recovered.budget.written(progress.written)
 
     def settle(self) -> None:
         """Wait until everything is written, or the power has failed.
@@ -81,6 +79,7 @@ class Server:
             assert self._changed.wait_for(is_settled, 60.0), "the writer hangs"
         if self.progress.error is not None:
             raise PowerCutError("the writer has ended") from self.progress.error
+        self.recovered.budget.written(self.progress.written)
 
     def note(self) -> None:
         """Note what the last change inserted and removed."""
@@ -214,3 +213,27 @@ def test_disk_that_forgets_what_was_not_synced_is_noticed(tmp_path: Path) -> Non
         assert found[:512] == b"a" * 512
         outcomes.add((found, (tmp_path / f"after-{seed}/new").exists()))
     assert len(outcomes) > 4
+
+
+def test_segment_that_never_reached_the_disk_costs_only_itself(tmp_path: Path) -> None:
+    """A power cut may leave a new segment's size and none of its bytes: all that was synced before it comes back."""
+    log = open_log(tmp_path, _SEGMENT_BYTES, _MEMORY_BYTES)
+    log.replay.create_table(_CONFIG)
+    session = open_streams(log.replay, "actor", 0, 1, ("t",), 4)
+    table = log.replay.find("t")
+    step, segment = 0, log.journal.segment
+    while log.journal.segment < 4 or log.journal.segment == segment:
+        segment = log.journal.segment
+        before = sorted(table.items.numbers(table.items.live()).tolist())
+        items = [(0, offset, 1) for offset in range(4)]
+        append(log.replay, session, [make_chunk(0, 0, step, 4)], [make_items(0, items)])
+        step += 4
+    assert len(before) == _CONFIG.max_items  # so that every record removes items
+    for path in (log.files[-1], log.copies[-1]):
+        path.write_bytes(bytes(path.stat().st_size))
+    log.crash()
+    again = open_log(tmp_path, _SEGMENT_BYTES, _MEMORY_BYTES)
+    found = again.replay.find("t").items
+    assert sorted(found.numbers(found.live()).tolist()) == before
+    assert again.recovered.corruption.is_any  # bytes that are not ours are named, and set aside
+    again.crash()
