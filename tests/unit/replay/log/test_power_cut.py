@@ -16,6 +16,7 @@ from tests.support.simulated_disk import PowerCutError, SimulatedDisk
 from tests.unit.replay.log.logs import AtOnce, BlobBudget, Log, empty_replay, open_log, sample_all
 from tidemill.services.replay.chunks.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.log.compactor import Compactor
+from tidemill.services.replay.log.frame import scan
 from tidemill.services.replay.log.journal import Journal, describe_state
 from tidemill.services.replay.log.open import open_replay_log
 from tidemill.services.replay.log.writer import Command, LogWriter, Progress, Write
@@ -216,7 +217,7 @@ def test_disk_that_forgets_what_was_not_synced_is_noticed(tmp_path: Path) -> Non
 
 
 def test_segment_that_never_reached_the_disk_costs_only_itself(tmp_path: Path) -> None:
-    """A power cut may leave a new segment's size and none of its bytes: all that was synced before it comes back."""
+    """Of a new segment a power cut may leave parts without one whole record: all that was synced before comes back."""
     log = open_log(tmp_path, _SEGMENT_BYTES, _MEMORY_BYTES)
     log.replay.create_table(_CONFIG)
     session = open_streams(log.replay, "actor", 0, 1, ("t",), 4)
@@ -229,8 +230,11 @@ def test_segment_that_never_reached_the_disk_costs_only_itself(tmp_path: Path) -
         append(log.replay, session, [make_chunk(0, 0, step, 4)], [make_items(0, items)])
         step += 4
     assert len(before) == _CONFIG.max_items  # so that every record removes items
-    for path in (log.files[-1], log.copies[-1]):
-        path.write_bytes(bytes(path.stat().st_size))
+    written = log.files[-1].read_bytes()
+    first, second = scan(memoryview(written), log.recovered.chain.mark).frames[:2]
+    log.files[-1].write_bytes(bytes(512) + written[512 : second.start + 90])
+    log.copies[-1].write_bytes(b"")
+    assert first.start < 512 < second.start
     log.crash()
     again = open_log(tmp_path, _SEGMENT_BYTES, _MEMORY_BYTES)
     found = again.replay.find("t").items
