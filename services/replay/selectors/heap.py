@@ -62,7 +62,7 @@ class PriorityHeap:
         self._count = 0
 
     @property
-    def mass(self) -> float:
+    def total_weight(self) -> float:
         """The number of items."""
         return float(self._count)
 

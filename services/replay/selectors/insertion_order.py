@@ -26,7 +26,7 @@ class InsertionOrder:
         self._count = 0
 
     @property
-    def mass(self) -> float:
+    def total_weight(self) -> float:
         """The number of items."""
         return float(self._count)
 

@@ -25,7 +25,7 @@ class Prioritized:
         self._pickable = 0
 
     @property
-    def mass(self) -> float:
+    def total_weight(self) -> float:
         """Sum of p^a."""
         return self._tree.total
 

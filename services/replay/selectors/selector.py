@@ -30,7 +30,7 @@ class Selector(Protocol):
         ...
 
     @property
-    def mass(self) -> float:
+    def total_weight(self) -> float:
         """Sum of the weights that make an item's probability; the number of items where all weigh alike."""
         ...
 
@@ -56,7 +56,7 @@ class Selector(Protocol):
         ...
 
     def weights(self, slots: Slots) -> NDArray[np.float64]:
-        """Return the weights [N] of items [N]; with `random`, an item is drawn with weight / mass."""
+        """Return the weights [N] of items [N]; with `random`, an item is drawn with weight / total weight."""
         ...
 
     def draw(self, count: int, rng: np.random.Generator) -> Slots:

@@ -18,7 +18,7 @@ class Uniform:
         self._count = 0
 
     @property
-    def mass(self) -> float:
+    def total_weight(self) -> float:
         """The number of items."""
         return float(self._count)
 

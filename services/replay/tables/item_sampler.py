@@ -29,7 +29,7 @@ class ItemSampler:
 
     def sample(self, count: int, without_replacement: bool) -> tuple[Ints, NDArray[np.float64], Ints]:
         """Return slots [count], their probabilities, and which of them this used up, gone from the selector."""
-        selector, mass = self._selector, self._selector.mass
+        selector, total_weight = self._selector, self._selector.total_weight
         slots, weights, exhausted = _NO_SLOTS, np.empty(0), _NO_SLOTS
         while len(slots) < count:  # again only for items that were picked more often than they may
             picked = self._pick_some(count - len(slots), without_replacement)
@@ -37,7 +37,7 @@ class ItemSampler:
             weights = np.concatenate((weights, selector.weights(picked)))
             if self._limit:
                 exhausted = np.concatenate((exhausted, self._use(picked)))
-        return slots, weights / mass if selector.random else np.ones(count), exhausted
+        return slots, weights / total_weight if selector.random else np.ones(count), exhausted
 
     def _pick_some(self, count: int, without_replacement: bool) -> Ints:
         selector, limit = self._selector, self._limit

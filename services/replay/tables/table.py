@@ -62,7 +62,7 @@ class Table:
     @property
     def total_weight(self) -> float:
         """Sum of sampler weights."""
-        return self._selectors.sampler.mass
+        return self._selectors.sampler.total_weight
 
     def can_insert(self) -> bool:
         """Return whether the rate limiter admits an insert, of whatever size."""
@@ -124,9 +124,9 @@ class Table:
         The rate limiter counts `counted` samples, or the batch's size if that is None. The chunks stay until the
         caller releases them.
         """
-        mass, size = self.total_weight, self.size
+        total_weight, size = self.total_weight, self.size
         slots, probabilities, exhausted = self._sampler.sample(batch_size, without_replacement)
-        drawn = locate(self.items, self.store, slots, probabilities, (size, mass))
+        drawn = locate(self.items, self.store, slots, probabilities, (size, total_weight))
         drawn.acquire(self.store)
         self.limiter.sampled(batch_size if counted is None else counted)
         self.counters.samples += batch_size

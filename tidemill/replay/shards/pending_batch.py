@@ -38,7 +38,7 @@ def merge(
     Args:
         parts: At least one, with the same columns.
         table_items: Items of all shards together.
-        total_weight: Mass of all shards together.
+        total_weight: Total weight of all shards together.
         rotation: By how many places the items move on. A random one gives each place of the batch the same chances.
         stored: What each shard ever stored, by name.
     """

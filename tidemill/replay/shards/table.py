@@ -20,7 +20,7 @@ def systematic_split(count: int, weights: Sequence[float], rng: np.random.Genera
 
     Args:
         count: Draws to split, 0 or more.
-        weights: Mass of each shard, finite and not negative, at least one of them more than 0.
+        weights: Total weight of each shard, finite and not negative, at least one of them more than 0.
         rng: Source of the offset.
 
     Returns:
@@ -74,7 +74,7 @@ class Plan:
     """One batch.
 
     Attributes:
-        weights: Mass of each shard by which the batch is split, as it was known then.
+        weights: Total weight of each shard by which the batch is split, as it was known then.
         draws: What is asked for; may name a shard that has nothing to draw, to have its limiter count.
     """
 
@@ -166,7 +166,7 @@ class ShardedTable:
 
     @property
     def total_weight(self) -> float:
-        """Mass of all live shards."""
+        """Total weight of all live shards."""
         return sum(state.total_weight for state in self._states.values())
 
     @property

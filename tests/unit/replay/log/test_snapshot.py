@@ -137,12 +137,12 @@ def test_restart_has_priorities_counts_and_counters_of_the_snapshot(tmp_path: Pa
     table.update_priorities(keys, np.array([0.0, 2.0, 4.0, 8.0]))
     table.sample(5)
     log.snapshot()
-    diff, mass, counters = table.limiter.diff, table.total_weight, table.counters
+    diff, total_weight, counters = table.limiter.diff, table.total_weight, table.counters
     times = table.items.times_sampled[table.items.live()].tolist()
     log.crash()
     again = open_log(tmp_path)
     restored = again.replay.find("t")
-    assert (restored.limiter.diff, restored.total_weight, restored.counters) == (diff, mass, counters)
+    assert (restored.limiter.diff, restored.total_weight, restored.counters) == (diff, total_weight, counters)
     assert restored.items.times_sampled[restored.items.live()].tolist() == times
     assert restored.items.keys(restored.items.live()).tolist() == table.items.keys(table.items.live()).tolist()
     assert counters.samples == 9

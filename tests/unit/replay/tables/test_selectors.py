@@ -51,7 +51,7 @@ def chi_square_bound(degrees: int) -> float:
 
 @pytest.mark.parametrize("kind", RANDOM)
 def test_drawn_frequencies_match_the_weights(kind: SelectorKind) -> None:
-    """200,000 draws pass a chi-square test against weight / mass, after inserts, updates and removals."""
+    """200,000 draws pass a chi-square test against weight / total weight, after inserts, updates and removals."""
     rng = np.random.default_rng(5)
     selector = make(kind)
     selector.insert(np.arange(50), np.ones(50))
@@ -59,7 +59,7 @@ def test_drawn_frequencies_match_the_weights(kind: SelectorKind) -> None:
     selector.remove(np.arange(30, 50))
     slots = np.arange(30)
     expected = expected_probabilities(kind, np.linspace(0.5, 20, 40)[:30])
-    np.testing.assert_allclose(selector.weights(slots) / selector.mass, expected)
+    np.testing.assert_allclose(selector.weights(slots) / selector.total_weight, expected)
     draws = selector.draw(200_000, rng)
     counts = np.bincount(draws, minlength=64)
     assert counts[30:].sum() == 0
@@ -82,7 +82,7 @@ def test_taking_without_replacement_matches_the_first_pick_of_draws(kind: Select
     off = ~np.eye(4, dtype=bool)
     assert observed[~off].sum() == 0
     assert ((observed - expected)[off] ** 2 / expected[off]).sum() < chi_square_bound(11)
-    assert selector.mass == pytest.approx(make_full(kind, priorities).mass)
+    assert selector.total_weight == pytest.approx(make_full(kind, priorities).total_weight)
 
 
 def make_full(kind: SelectorKind, priorities: NDArray[np.float64]) -> Selector:
@@ -113,10 +113,10 @@ def test_prioritized_never_picks_priority_zero() -> None:
 
 
 def test_prioritized_survives_priorities_whose_power_overflows() -> None:
-    """The largest finite priority with a large exponent leaves the mass finite."""
+    """The largest finite priority with a large exponent leaves the total weight finite."""
     selector = make_selector(SelectorConfig(SelectorKind.PRIORITIZED, 3.0), 8)
     selector.insert(np.arange(2), np.array([1e308, 1e308]))
-    assert np.isfinite(selector.mass)
+    assert np.isfinite(selector.total_weight)
     assert set(selector.draw(100, np.random.default_rng(0)).tolist()) == {0, 1}
 
 
@@ -125,7 +125,7 @@ def test_every_priority_but_0_gives_a_probability_above_0(exponent: float) -> No
     """The smallest number beside the largest priority allowed has a probability, and so a finite importance weight."""
     selector = make_selector(SelectorConfig(SelectorKind.PRIORITIZED, exponent), 8)
     selector.insert(np.arange(5), np.array([MAX_PRIORITY, 5e-324, 1e-30, 1.0, 0.0]))
-    probabilities = selector.weights(np.arange(5)) / selector.mass
+    probabilities = selector.weights(np.arange(5)) / selector.total_weight
     assert selector.pickable == 4
     assert (probabilities[:4] > 0).all()
     assert probabilities[4] == 0
