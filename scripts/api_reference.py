@@ -41,7 +41,8 @@ SECTIONS = {
     "Callbacks": ("Callback", "CallbackContext", "Score"),
     "Errors": (
         *("TidemillError", "AlreadyExists", "ConfigError", "DataLoss", "FailedPrecondition", "FatalError"),
-        *("InvalidArgument", "NotFound", "ResourceExhausted", "Unavailable", "Unimplemented"),
+        *("InvalidArgument", "NotFound", "PermissionDenied", "ResourceExhausted", "Unauthenticated", "Unavailable"),
+        "Unimplemented",
     ),
 }
 """Every public name once, in the order of the page."""

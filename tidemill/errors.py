@@ -9,6 +9,8 @@ TidemillError
 ├── ResourceExhausted      a limit of size or number was reached
 ├── DataLoss               stored bytes do not match their checksum
 ├── Unimplemented          the call is part of the contract but not of this server
+├── Unauthenticated        a call brings no token, or one that the server does not know
+├── PermissionDenied       the token is known, and its role may not make this call
 ├── Unavailable            a service cannot be reached, or did not answer within its deadline
 └── FatalError             the process cannot continue; the message is its last line
 """
@@ -50,6 +52,14 @@ class DataLoss(TidemillError):
 
 class Unimplemented(TidemillError):
     """The call is part of the contract but not of this server; the message says what to do instead."""
+
+
+class Unauthenticated(TidemillError):
+    """A call brings no token, or one that the server does not know."""
+
+
+class PermissionDenied(TidemillError):
+    """The token is known, and its role may not make this call."""
 
 
 class Unavailable(TidemillError):

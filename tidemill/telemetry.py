@@ -23,8 +23,9 @@ import structlog
 from prometheus_client import Gauge, disable_created_metrics, make_wsgi_app
 
 from tidemill.errors import FatalError
-from tidemill.rpc.server import Health, check_exposure, why_not_bound
+from tidemill.rpc.server import Health, why_not_bound
 from tidemill.rpc.settings import ServerSettings
+from tidemill.rpc.tls import check_exposure
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -117,12 +118,16 @@ def serve_metrics(settings: ServerSettings, health: Health | None = None, *, pla
             its own, in order. Port 0 takes a free one for each.
 
     Raises:
-        ConfigError: the address is beyond this machine and `insecure` is not set.
+        ConfigError: the address is beyond this machine and `metrics_insecure` is not set.
         FatalError: the address cannot be bound.
     """
     if not settings.metrics_address:
         return ""
-    check_exposure(settings.metrics_address, insecure=settings.insecure)
+    check_exposure(
+        settings.metrics_address,
+        insecure=settings.insecure or settings.metrics_insecure,
+        remedy="set server.metrics_insecure if the network is trusted",
+    )
     host, _, first_port = settings.metrics_address.rpartition(":")
     port = int(first_port) and int(first_port) + place
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nothing reads

@@ -68,6 +68,12 @@ def _configs() -> Command:
     return configs
 
 
+def _certs() -> Command:
+    from tidemill.services.launcher.commands.certs import certs
+
+    return certs
+
+
 def _doctor() -> Command:
     from tidemill.services.launcher.commands.doctor import doctor
 
@@ -118,6 +124,7 @@ COMMANDS: dict[str, Entry] = {
     "actor": Entry("start one actor; it joins a running cluster", _module("tidemill.services.actor")),
     "evaluator": Entry("start one evaluator", _module("tidemill.services.evaluator")),
     "configs": Entry("list the presets that --config takes by name", _configs),
+    "certs": Entry("make certificates and tokens for a cluster of several machines", _certs),
     "plan": Entry("compute how many processes of each kind fill a machine", _plan),
     "doctor": Entry("check the installation and report what to fix", _doctor),
 }

@@ -37,6 +37,7 @@ _TRIED_BELOW = {
     "status",
     "ctl",
     "plan",
+    "certs",
     "configs",
     "doctor",
     *_SERVICES,
@@ -109,6 +110,15 @@ def test_run_is_trained_resumed_evaluated_and_exported(tmp_path: Path) -> None:
 def test_plan_names_the_settings_for_a_machine() -> None:
     """From the committed results of the benchmarks."""
     assert "--launcher.actors" in _answer("plan", "--cores", "8", "--env", "ALE/Pong-v5")
+
+
+def test_certs_makes_files_for_servers_and_roles(tmp_path: Path) -> None:
+    """It says which settings and variables take them."""
+    said = _answer("certs", str(tmp_path / "certs"), "--host", "replay", "10.1.2.3")
+    files = {path.name for path in (tmp_path / "certs").iterdir()}
+    assert {"ca.pem", "server.pem", "server.key", "tokens.txt", "actor.token", "operator.token"} <= files
+    assert "--SERVICE.server.tls-cert" in said
+    assert "TIDEMILL_TOKEN_FILE" in said
 
 
 def test_configs_lists_the_presets_and_prints_one() -> None:

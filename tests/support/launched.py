@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,14 +25,15 @@ BOUND_S = 200.0
 class Launched:
     """A running command."""
 
-    def __init__(self, *arguments: str, cwd: Path = ROOT) -> None:
-        """Start `tidemill ARGUMENTS`."""
+    def __init__(self, *arguments: str, cwd: Path = ROOT, environment: Mapping[str, str] | None = None) -> None:
+        """Start `tidemill ARGUMENTS`, with more variables in its environment."""
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tidemill.services.launcher", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             cwd=cwd,
+            env={**os.environ, **(environment or {})},
             start_new_session=True,  # a test's Ctrl-C is for the launcher alone
         )
         self.lines: list[str] = []
@@ -96,9 +97,9 @@ class Launched:
 
 
 @contextmanager
-def launched(*arguments: str) -> Iterator[Launched]:
+def launched(*arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Launched]:
     """Yield a running command; nothing of it is left afterwards."""
-    command = Launched(*arguments)
+    command = Launched(*arguments, environment=environment)
     try:
         yield command
     finally:

@@ -164,7 +164,7 @@ def test_lock_pins_every_direct_dependency() -> None:
     """Every dependency of pyproject.toml is pinned: a run's in runtime.txt or torch.txt, the tools' in dev.txt."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    run = project["dependencies"] + extras["learn"] + extras["box2d"]
+    run = project["dependencies"] + extras["learn"] + extras["box2d"] + extras["security"]
     assert requirement_names(run) - pins("runtime.txt").keys() - pins("torch.txt").keys() == set()
     assert requirement_names(extras["atari"]) - pins("atari.txt").keys() == set()
     assert requirement_names(extras["dev"]) - pins("dev.txt").keys() == set()

@@ -10,14 +10,21 @@ from typing import Self
 
 import structlog
 
-from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unimplemented
+from tidemill.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    PermissionDenied,
+    TidemillError,
+    Unauthenticated,
+    Unimplemented,
+)
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import ParamsMetadata, Precision
 from tidemill.rpc.backoff import Backoff
 
 _JOIN_S = 10.0
 
-_FATAL = (InvalidArgument, FailedPrecondition, Unimplemented)
+_FATAL = (InvalidArgument, FailedPrecondition, Unimplemented, PermissionDenied, Unauthenticated)
 """Errors that a retry would repeat; all others, including a full disk, may be temporary."""
 
 _log = structlog.get_logger()

@@ -12,8 +12,10 @@ from tidemill.errors import (
     FailedPrecondition,
     InvalidArgument,
     NotFound,
+    PermissionDenied,
     ResourceExhausted,
     TidemillError,
+    Unauthenticated,
     Unimplemented,
 )
 from tidemill.params.client import ParamsClient
@@ -25,7 +27,7 @@ _WAIT_S = 60.0
 
 _JOIN_S = 10.0
 
-_FATAL = (InvalidArgument, FailedPrecondition, ResourceExhausted, Unimplemented)
+_FATAL = (InvalidArgument, FailedPrecondition, ResourceExhausted, Unimplemented, PermissionDenied, Unauthenticated)
 """Errors that a retry would repeat; everything else may be temporary."""
 
 _log = structlog.get_logger()

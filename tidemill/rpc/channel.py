@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 
 from tidemill.logger import LateLogger
+from tidemill.rpc.client_security import channel_credentials, name_options, token_interceptors
 from tidemill.rpc.options import client_options
 from tidemill.rpc.settings import MEBIBYTE
 
@@ -27,14 +28,24 @@ _log = LateLogger()
 def open_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.Channel:
     """Return a channel to `host:port`, `dns:///name:port` or `unix:///path`; it connects on first use.
 
-    Its `close` returns within `CLOSE_S`, whatever the peer does.
+    Its `close` returns within `CLOSE_S`, whatever the peer does. TLS and token are those of the environment.
+
+    Raises:
+        ConfigError: A file that the environment names is missing or wrong, or a token would travel in plaintext.
     """
-    return BoundedChannel(grpc.insecure_channel(address, options=client_options(max_message_bytes)), address)
+    interceptors, credentials = token_interceptors(address), channel_credentials(address)
+    if credentials is None:
+        channel = grpc.insecure_channel(address, options=client_options(max_message_bytes))
+    else:
+        channel = grpc.secure_channel(address, credentials, [*client_options(max_message_bytes), *name_options()])
+    return BoundedChannel(grpc.intercept_channel(channel, *interceptors) if interceptors else channel, address)
 
 
 def open_aio_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
-    """Return the asyncio twin of `open_channel`."""
-    return grpc.aio.insecure_channel(address, options=client_options(max_message_bytes))
+    """Return the asyncio twin of `open_channel`, which brings no token: it is for health checks."""
+    if (credentials := channel_credentials(address)) is None:
+        return grpc.aio.insecure_channel(address, options=client_options(max_message_bytes))
+    return grpc.aio.secure_channel(address, credentials, [*client_options(max_message_bytes), *name_options()])
 
 
 class BoundedChannel(grpc.Channel):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import socket
 import time
 from collections.abc import Callable
@@ -14,17 +13,18 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from tidemill.errors import ConfigError, FatalError
+from tidemill.errors import FatalError
+from tidemill.rpc.access import AccessInterceptor, Tokens
 from tidemill.rpc.interceptors import CallInterceptor
 from tidemill.rpc.options import server_options
 from tidemill.rpc.settings import ServerSettings
+from tidemill.rpc.tls import check_server, server_credentials
 
 BEAT_S = 1.0
 """Seconds between two heartbeats of a running event loop."""
 
 _SILENCE_S = 5.0
 _HEALTH = "grpc.health.v1.Health"
-_LAST_PORT = 65535
 
 
 class Health:
@@ -67,9 +67,12 @@ class RpcServer:
             settings: Where to listen.
 
         Raises:
-            ConfigError: the address is beyond this machine and `insecure` is not set.
+            ConfigError: the address is beyond this machine, without TLS and tokens and with `insecure` not set; or a
+                file of these is missing or wrong.
         """
-        check_exposure(settings.address, insecure=settings.insecure)
+        check_server(settings)
+        self._credentials = server_credentials(settings)
+        guards = [AccessInterceptor(Tokens(settings.tokens))] if settings.tokens else []
         self._service, self._settings = service, settings
         self._names = [_HEALTH]
         self._health = HealthServicer()
@@ -77,7 +80,7 @@ class RpcServer:
         """Health for callers without gRPC."""
         self._heart: asyncio.Task[None] | None = None
         self.grpc = grpc.aio.server(
-            interceptors=[CallInterceptor()],
+            interceptors=[CallInterceptor(), *guards],
             options=server_options(settings.max_message_bytes, settings.request_limit_bytes),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
@@ -96,7 +99,7 @@ class RpcServer:
         await self.set_serving(False)
         address = self._settings.address
         try:
-            port = self.grpc.add_insecure_port(address)
+            port = self._bind(address)
         except RuntimeError as error:
             raise FatalError(f"cannot listen on {address}: {why_not_bound(address)}") from error
         await self.grpc.start()
@@ -118,30 +121,15 @@ class RpcServer:
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(self._settings.grace_s)
 
+    def _bind(self, address: str) -> int:
+        if self._credentials is None:
+            return self.grpc.add_insecure_port(address)
+        return self.grpc.add_secure_port(address, self._credentials)
+
     async def _beat(self) -> None:
         while True:
             self.health.beat()
             await asyncio.sleep(BEAT_S)
-
-
-def check_exposure(address: str, *, insecure: bool) -> None:
-    """Refuse an address other machines can reach, unless `insecure` is set.
-
-    Raises:
-        ConfigError: `address` is not loopback or a Unix socket and `insecure` is false, or it is malformed.
-    """
-    if address.startswith("unix:"):
-        return
-    host, separator, port = address.rpartition(":")
-    if not separator or not port.isdigit():
-        raise ConfigError(f"address must be host:port or unix:///path, got {address!r}")
-    if int(port) > _LAST_PORT:  # gRPC would take the remainder by 65,536
-        raise ConfigError(f"address {address!r} has port {port}, allowed: 0 (a free one) to {_LAST_PORT}")
-    if not (insecure or _is_loopback(host.strip("[]"))):
-        raise ConfigError(
-            f"address {address!r} can be reached from other machines without authentication; "
-            "use 127.0.0.1, or set server.insecure if the network is trusted"
-        )
 
 
 def why_not_bound(address: str, setting: str = "server.address") -> str:
@@ -168,10 +156,3 @@ def why_not_bound(address: str, setting: str = "server.address") -> str:
         if error.errno == errno.EACCES:
             return f"port {port} needs privileges; {another}, with a port from 1024 up"
     return f"another process listens there; {another}, or port 0 for a free one"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

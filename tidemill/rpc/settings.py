@@ -17,6 +17,16 @@ class ServerSettings:
     """Where Prometheus scrapes /metrics, `host:port`; empty turns it off."""
     insecure: bool = False
     """Allow an address beyond this machine without TLS and tokens: whoever reaches it controls the run."""
+    metrics_insecure: bool = False
+    """Allow a metrics address beyond this machine; metrics and health are served in plaintext to whoever asks."""
+    tls_cert: str = ""
+    """PEM file with the server's certificate, and any between it and the CA; read again when it changes."""
+    tls_key: str = ""
+    """PEM file with its private key, which other users must not be able to read."""
+    tls_client_ca: str = ""
+    """PEM file with the CA of clients; if set, a client has to show a certificate of it as well."""
+    tokens: str = ""
+    """File with a line `ROLE TOKEN` for each token that is accepted; read again when it changes."""
     max_message_bytes: int = 64 * MEBIBYTE
     """Largest gRPC message accepted or sent, in bytes."""
     max_request_bytes: int = 0

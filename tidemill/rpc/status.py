@@ -13,8 +13,10 @@ from tidemill.errors import (
     FailedPrecondition,
     InvalidArgument,
     NotFound,
+    PermissionDenied,
     ResourceExhausted,
     TidemillError,
+    Unauthenticated,
     Unavailable,
     Unimplemented,
 )
@@ -30,6 +32,8 @@ _STATUS: tuple[tuple[type[TidemillError], grpc.StatusCode], ...] = (
     (ResourceExhausted, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (DataLoss, grpc.StatusCode.DATA_LOSS),
     (Unimplemented, grpc.StatusCode.UNIMPLEMENTED),
+    (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
+    (PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
     (Unavailable, grpc.StatusCode.UNAVAILABLE),
 )
 _ERROR = {code: error for error, code in _STATUS} | {

@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from tidemill.errors import ConfigError, FatalError
-from tidemill.rpc.server import check_exposure, why_not_bound
+from tidemill.rpc.server import why_not_bound
 from tidemill.rpc.settings import ServerSettings
+from tidemill.rpc.tls import check_exposure
 from tidemill.telemetry import serve_metrics
 
 

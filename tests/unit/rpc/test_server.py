@@ -19,9 +19,9 @@ from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.channel import open_channel
-from tidemill.rpc.server import check_exposure
 from tidemill.rpc.settings import ServerSettings
 from tidemill.rpc.status import from_rpc_error, to_status, translated
+from tidemill.rpc.tls import check_exposure
 
 _SERVICE = "tidemill.replay.v1.ReplayService"
 

@@ -1,0 +1,196 @@
+"""`tidemill certs`: a CA, a server's certificate, and a token for each role."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import ipaddress
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidemill.atomic_files import replacing
+from tidemill.errors import FatalError
+from tidemill.rpc.access import ROLES
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey as Key
+
+CA_DAYS = 3650
+CERTIFICATE_DAYS = 365
+
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+"""Names that every server certificate holds."""
+
+_TOKEN_BYTES = 32
+
+_ABOUT = """Make what a cluster beyond one machine needs: ca.pem, server.pem and server.key for TLS, tokens.txt for
+servers, a file ROLE.token for the clients of each role, and client.pem and client.key for servers that ask for a
+certificate, too. Run it again to renew the certificates: the CA and the tokens stay, and servers that run take the new
+one by themselves. ca.key signs certificates: keep it off the cluster's machines."""
+
+
+def certs(argv: Sequence[str]) -> int:
+    """Write the files and say what to do with them; return the exit code."""
+    parser = argparse.ArgumentParser(prog="tidemill certs", description=_ABOUT)
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="where the files go, created with mode 0700")
+    parser.add_argument(
+        "--host", metavar="NAME", nargs="+", action="extend", default=[],
+        help=f"name or address that clients reach servers by, besides {', '.join(LOCAL_HOSTS)}",
+    )  # fmt: skip
+    options = parser.parse_args(list(argv))
+    folder: Path = options.folder.resolve()
+    make(folder, options.host)
+    print(_advice(folder))
+    return 0
+
+
+def make(folder: Path, hosts: Sequence[str] = ()) -> None:
+    """Write the CA and the tokens that are missing, and new certificates of servers and clients.
+
+    Args:
+        folder: Where to; created if it is not there.
+        hosts: Names and addresses of servers, besides those of this machine.
+
+    Raises:
+        FatalError: The package `cryptography` is not installed, or half of a CA is there.
+    """
+    try:
+        import cryptography as _  # noqa: F401
+    except ImportError:
+        raise FatalError("the package `cryptography` is missing: pip install 'tidemill[security]'") from None
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ca_key, ca = _authority(folder)
+    _write_certificate(folder, "server", ca_key, ca, [*LOCAL_HOSTS, *hosts])
+    _write_certificate(folder, "client", ca_key, ca)
+    _write_tokens(folder)
+
+
+def _authority(folder: Path) -> tuple[Key, x509.Certificate]:
+    """Return the CA of a folder, made if there is none."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key_file, ca_file = folder / "ca.key", folder / "ca.pem"
+    if key_file.exists() != ca_file.exists():
+        raise FatalError(f"{folder} holds one of ca.key and ca.pem: put the other back, or take an empty folder")
+    if key_file.exists():
+        key = serialization.load_pem_private_key(key_file.read_bytes(), None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise FatalError(f"{key_file} is not a key that `tidemill certs` made")
+        return key, x509.load_pem_x509_certificate(ca_file.read_bytes())
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name(f"Tidemill CA {secrets.token_hex(4)}")  # told apart from another in messages
+    ca = (
+        _builder(name, name, key, CA_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(is_ca=True), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    _write(key_file, _pem_of_key(key))
+    _write(ca_file, ca.public_bytes(serialization.Encoding.PEM))
+    return key, ca
+
+
+def _write_certificate(folder: Path, kind: str, ca_key: Key, ca: x509.Certificate, hosts: Sequence[str] = ()) -> None:
+    """Write KIND.key and KIND.pem; a client's holds no host, so that whoever takes it cannot pass for a server."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    usage = ExtendedKeyUsageOID.SERVER_AUTH if kind == "server" else ExtendedKeyUsageOID.CLIENT_AUTH
+    builder = (
+        _builder(_name(f"Tidemill {kind}"), ca.subject, key, CERTIFICATE_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(is_ca=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+    )
+    if hosts:
+        names = [_alternative(host) for host in dict.fromkeys(hosts)]
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    _write(folder / f"{kind}.key", _pem_of_key(key))
+    _write(folder / f"{kind}.pem", builder.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+
+
+def _write_tokens(folder: Path) -> None:
+    """Write the tokens that are missing; those that are there stay, such as a second one of a role."""
+    file = folder / "tokens.txt"
+    lines = file.read_text(encoding="ascii").splitlines() if file.exists() else []
+    for role in ROLES:
+        own = folder / f"{role}.token"
+        if not own.exists():
+            known = [line.split()[1] for line in lines if line.split()[:1] == [role]]
+            _write(own, f"{known[-1] if known else secrets.token_hex(_TOKEN_BYTES)}\n".encode())
+        entry = f"{role} {own.read_text(encoding='ascii').strip()}"
+        if entry not in lines:
+            lines.append(entry)
+    _write(file, "\n".join([*lines, ""]).encode())
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, key: Key, days: int) -> x509.CertificateBuilder:
+    from cryptography import x509
+
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks differ
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _name(common: str) -> x509.Name:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _usage(*, is_ca: bool) -> x509.KeyUsage:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not is_ca, key_cert_sign=is_ca, crl_sign=is_ca, content_commitment=False,
+        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def _pem_of_key(key: Key) -> bytes:
+    from cryptography.hazmat.primitives import serialization as pem
+
+    return key.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption())
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Make or replace a file that only this user reads, from its first byte on."""
+    with replacing(path) as temporary:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(data)
+
+
+def _advice(folder: Path) -> str:
+    return f"""Wrote {folder}: a CA, certificates for {CERTIFICATE_DAYS} days, tokens.
+
+Servers:  --SERVICE.server.tls-cert {folder}/server.pem --SERVICE.server.tls-key {folder}/server.key
+          --SERVICE.server.tokens {folder}/tokens.txt
+Clients:  export TIDEMILL_TLS_CA={folder}/ca.pem TIDEMILL_TOKEN_FILE={folder}/ROLE.token
+          with ROLE one of {", ".join(ROLES)}; `operator` for `tidemill status` and `tidemill ctl`"""

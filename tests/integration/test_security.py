@@ -1,0 +1,274 @@
+"""Real servers on loopback with TLS and tokens: every RPC by every role, without a token, and by strangers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import MethodDescriptor
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.support.security import become, guarded
+from tidemill.errors import ConfigError, PermissionDenied, Unauthenticated
+from tidemill.learner.client import LearnerClient
+from tidemill.learner.v1 import learner_pb2, learner_pb2_grpc
+from tidemill.params.v1 import params_pb2, params_pb2_grpc
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.v1 import replay_pb2, replay_pb2_grpc
+from tidemill.rpc import client_security
+from tidemill.rpc.access import ALLOWED, ROLES
+from tidemill.rpc.background import BackgroundServer
+from tidemill.rpc.channel import open_channel
+from tidemill.services.launcher.commands.certs import make
+
+_FILES = (replay_pb2, params_pb2, learner_pb2)
+_METHODS: dict[str, MethodDescriptor] = {
+    f"/{service.full_name}/{method.name}": method
+    for file in _FILES
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `tidemill certs` writes."""
+    folder = tmp_path_factory.mktemp("certs")
+    make(folder, ["replay"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of another cluster."""
+    folder = tmp_path_factory.mktemp("strangers")
+    make(folder)
+    return folder
+
+
+class _Replay(replay_pb2_grpc.ReplayServiceServicer):
+    """Answers one call; the others fail in the handler, once they are let in."""
+
+    async def ListTables(self, request: replay_pb2.ListTablesRequest, context: object) -> replay_pb2.ListTablesResponse:
+        """Answer that there is none."""
+        return replay_pb2.ListTablesResponse()
+
+
+def _serve(folder: Path, *, client_ca: bool = False) -> BackgroundServer:
+    """Return a server with every service; a call that is let in answers neither of the two refusals."""
+    background = BackgroundServer("test", guarded(folder, client_ca=client_ca))
+    server = background.server
+    replay_pb2_grpc.add_ReplayServiceServicer_to_server(_Replay(), server.grpc)
+    params_pb2_grpc.add_ParamServiceServicer_to_server(params_pb2_grpc.ParamServiceServicer(), server.grpc)
+    learner_pb2_grpc.add_LearnerServiceServicer_to_server(learner_pb2_grpc.LearnerServiceServicer(), server.grpc)
+    return background
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    """A server with TLS and tokens."""
+    with _serve(folder) as background:
+        yield background.start()
+
+
+def _code(address: str, path: str, **options: Any) -> grpc.StatusCode:  # noqa: ANN401
+    """Call a method with one empty message; return the status."""
+    method = _METHODS[path]
+    with open_channel(address) as channel:
+        if method.client_streaming:
+            opened: Any = channel.stream_stream if method.server_streaming else channel.stream_unary
+            request: Any = iter([b""])
+        else:
+            opened = channel.unary_stream if method.server_streaming else channel.unary_unary
+            request = b""
+        try:
+            answer = opened(path)(request, timeout=10, **options)
+            if method.server_streaming:
+                list(answer)
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+    return grpc.StatusCode.OK
+
+
+def test_every_method_is_in_the_table() -> None:
+    """Those of protos/, of health and of reflection; a method that is added has to say who may call it."""
+    reflection = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    health = descriptor_pool.Default().FindServiceByName("grpc.health.v1.Health")
+    assert ALLOWED.keys() >= _METHODS.keys() | {reflection} | {f"/{health.full_name}/{m.name}" for m in health.methods}
+    assert {path for path in ALLOWED if path.startswith("/tidemill.")} == _METHODS.keys()
+    assert {path.split("/")[1] for path, roles in ALLOWED.items() if roles is None} == {"grpc.health.v1.Health"}
+
+
+@pytest.mark.parametrize("path", sorted(_METHODS))
+def test_role_makes_its_calls_and_no_others(
+    path: str, address: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are PERMISSION_DENIED."""
+    allowed = ALLOWED[path] or frozenset()
+    for role in ROLES:
+        become(monkeypatch, ca=folder / "ca.pem", token=folder / f"{role}.token")
+        code = _code(address, path)
+        assert (code is grpc.StatusCode.PERMISSION_DENIED) == (role not in allowed), (role, code)
+        assert code is not grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("path", sorted(_METHODS))
+def test_stranger_makes_no_call(
+    path: str, address: str, folder: Path, strangers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No token, a wrong one, and the token of another cluster."""
+    become(monkeypatch, ca=folder / "ca.pem")
+    assert _code(address, path) is grpc.StatusCode.UNAUTHENTICATED
+    for odd in ("", "Bearer ", "Bearer x", (folder / "operator.token").read_text().strip()):
+        assert _code(address, path, metadata=[("authorization", odd)]) is grpc.StatusCode.UNAUTHENTICATED
+    become(monkeypatch, ca=folder / "ca.pem", token=strangers / "operator.token")
+    assert _code(address, path) is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("ca", [None, "ca.pem"], ids=["plaintext", "unknown CA"])
+def test_connection_that_is_not_trusted_makes_no_call(
+    ca: str | None, address: str, folder: Path, strangers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the best of tokens; the message says what was wrong with the certificate."""
+    become(monkeypatch, ca=strangers / ca if ca else None, token=folder / "operator.token")
+    credentials = client_security.channel_credentials(address)
+    retries = [("grpc.enable_retries", 0)]  # of the clients; they would take seconds for each method
+    plain = grpc.insecure_channel(address, retries)
+    with plain if credentials is None else grpc.secure_channel(address, credentials, retries) as channel:
+        for path in _METHODS:
+            call: Any = channel.stream_stream(path)
+            metadata = [("authorization", f"Bearer {(folder / 'operator.token').read_text().strip()}")]
+            with pytest.raises(grpc.RpcError) as caught:
+                list(call(iter([b""]), timeout=10, metadata=metadata))
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    with open_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
+        replay_pb2_grpc.ReplayServiceStub(channel).ListTables(replay_pb2.ListTablesRequest(), timeout=10)
+    assert ca is None or "unable to get local issuer certificate" in str(caught.value.details())
+
+
+def test_refusal_says_what_to_do_and_shows_no_token(
+    address: str, folder: Path, strangers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients raise it as an error of its own."""
+    become(monkeypatch, ca=folder / "ca.pem")
+    with ReplayClient(address) as client, pytest.raises(Unauthenticated, match="set TIDEMILL_TOKEN_FILE"):
+        client.list_tables()
+    wrong = strangers / "actor.token"
+    become(monkeypatch, ca=folder / "ca.pem", token=wrong)
+    with ReplayClient(address) as client, pytest.raises(Unauthenticated, match="does not know the token") as caught:
+        client.list_tables()
+    assert wrong.read_text().strip() not in str(caught.value)
+    become(monkeypatch, ca=folder / "ca.pem", token=folder / "actor.token")
+    with LearnerClient(address) as learner, pytest.raises(PermissionDenied, match="actor: use a token of operator"):
+        learner.stop("no reason")
+
+
+def _stream(channel: grpc.Channel, path: str) -> Any:  # noqa: ANN401
+    call: Any = channel.stream_stream(path)
+    return call(iter([b""]), timeout=10)
+
+
+def test_health_is_open_and_reflection_is_not(address: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher asks for health before it could know a token; the list of methods is for operators."""
+    become(monkeypatch, ca=folder / "ca.pem")
+    reflection = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    with open_channel(address) as channel:
+        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(_stream(channel, reflection))
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    become(monkeypatch, ca=folder / "ca.pem", token=folder / "operator.token")
+    with open_channel(address) as channel:
+        assert list(_stream(channel, reflection)) != []
+
+
+def test_server_may_ask_for_a_certificate_too(folder: Path, strangers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `tls_client_ca` a token alone is not enough, nor is a certificate of another CA."""
+    path = "/tidemill.replay.v1.ReplayService/ListTables"
+    with _serve(folder, client_ca=True) as background:
+        address = background.start()
+        become(monkeypatch, ca=folder / "ca.pem", token=folder / "actor.token")
+        assert _code(address, path) is grpc.StatusCode.UNAVAILABLE
+        for place, code in ((strangers, grpc.StatusCode.UNAVAILABLE), (folder, grpc.StatusCode.OK)):
+            monkeypatch.setenv(client_security.CERT, str(place / "client.pem"))
+            monkeypatch.setenv(client_security.KEY, str(place / "client.key"))
+            assert _code(address, path) is code
+
+
+def test_tokens_change_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old and new are good together, a removed one is refused, a broken file changes nothing; clients reread theirs."""
+    make(tmp_path)
+    file, own = tmp_path / "tokens.txt", tmp_path / "actor.token"
+    old, new, before = own.read_text().strip(), "n" * 64, file.read_text()
+    become(monkeypatch, ca=tmp_path / "ca.pem", token=own)
+    with _serve(tmp_path) as background, open_channel(background.start()) as channel:
+        call: Any = channel.unary_unary("/tidemill.replay.v1.ReplayService/ListTables")
+
+        def code(token: str) -> grpc.StatusCode:
+            own.write_text(token)
+            try:
+                call(b"", timeout=10)
+            except grpc.RpcError as error:
+                found: grpc.StatusCode = error.code()
+                return found
+            return grpc.StatusCode.OK
+
+        let_in, refused = grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED
+        assert (code(old), code(new)) == (let_in, refused)
+        file.write_text(f"{before}actor {new}\n")
+        assert (code(old), code(new)) == (let_in, let_in)
+        file.write_text(before.replace(old, new))
+        assert (code(old), code(new)) == (refused, let_in)
+        file.write_text("actor")
+        assert (code(old), code(new)) == (refused, let_in)
+        file.unlink()
+        assert (code(old), code(new)) == (refused, let_in)
+
+
+def test_certificate_is_renewed_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new connection is shown the new one, also one of another CA; a connection that is open stays."""
+    path = "/tidemill.replay.v1.ReplayService/ListTables"
+    make(tmp_path)
+    with _serve(tmp_path) as background:
+        address = background.start()
+        become(monkeypatch, ca=tmp_path / "ca.pem", token=tmp_path / "actor.token")
+        with open_channel(address) as channel:
+            call: Any = channel.unary_unary(path)
+            assert call(b"", timeout=10) == b""
+            former = (tmp_path / "ca.pem").rename(tmp_path / "former.pem")
+            (tmp_path / "ca.key").unlink()
+            make(tmp_path)
+            assert call(b"", timeout=10) == b""
+        assert _code(address, path) is grpc.StatusCode.OK
+        become(monkeypatch, ca=former, token=tmp_path / "actor.token")
+        assert _code(address, path) is grpc.StatusCode.UNAVAILABLE
+
+
+def test_token_is_not_sent_in_plaintext(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client refuses before it connects; within the machine it may."""
+    become(monkeypatch, token=folder / "actor.token")
+    for far in ("10.1.2.3:7401", "dns:///replay:7401", "replay:7401", "ipv4:10.1.2.3:7401"):
+        with pytest.raises(ConfigError, match=r"never sent to .* in plaintext; set TIDEMILL_TLS_CA"):
+            open_channel(far)
+    for near in ("127.0.0.1:1", "localhost:1", "[::1]:1", "unix:///tmp/none.sock"):
+        open_channel(near).close()
+
+
+def test_rerun_keeps_ca_and_tokens_and_renews_certificates(tmp_path: Path) -> None:
+    """So clients stay as they are. Every file is this user's alone."""
+    make(tmp_path)
+    first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+    (tmp_path / "tokens.txt").write_bytes(first["tokens.txt"] + b"actor " + b"x" * 64 + b"\n")
+    os.remove(tmp_path / "learner.token")
+    make(tmp_path, ["replay"])
+    second = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    changed = {name for name, data in second.items() if data != first[name]}
+    assert changed == {"server.pem", "server.key", "client.pem", "client.key", "tokens.txt"}
+    assert second["tokens.txt"].startswith(first["tokens.txt"])

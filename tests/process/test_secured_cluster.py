@@ -1,0 +1,68 @@
+"""A cluster by hand over TLS, in which every process has the token of its role and no more."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.launched import BOUND_S, Launched, launched, tidemill
+from tests.support.security import become
+from tidemill.errors import PermissionDenied
+from tidemill.learner.client import LearnerClient
+from tidemill.services.launcher.commands.certs import make
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+_SMALL = {
+    "env": {"id": "CartPole-v1", "num_envs": 4},
+    "agent": {"algorithm": "dqn", "network": "mlp", "hidden_sizes": [16], "dueling": False, "batch_size": 16},
+    "table": {"min_size": 100, "max_items": 10_000},
+    "learner": {"updates_per_env_step": 0.25, "publish_every": 20},
+}
+
+
+def _address(service: Launched) -> str:
+    found = re.search(r"address=(127\.0\.0\.1:\d+)", re.sub(r"\x1b\[[0-9;]*m", "", service.until("listening|serving")))
+    assert found, service.output
+    return found.group(1)
+
+
+def test_cluster_trains_over_tls_with_a_token_per_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are learned from, versions published, the operator steers; an actor's token does not."""
+    certs, config = tmp_path / "certs", tmp_path / "small.yaml"
+    make(certs)
+    config.write_text(yaml.safe_dump({"run": {"name": "small", "root": str(tmp_path)}} | _SMALL))
+    become(monkeypatch, ca=certs / "ca.pem")
+
+    def start(stack: ExitStack, name: str, role: str, *options: str) -> Launched:
+        server = {"address": "127.0.0.1:0", "tokens": certs / "tokens.txt"}
+        server |= {"tls-cert": certs / "server.pem", "tls-key": certs / "server.key"}
+        words = [word for key, value in server.items() for word in (f"--{name}.server.{key}", str(value))]
+        own = {"TIDEMILL_TOKEN_FILE": str(certs / f"{role}.token")} if role else {}
+        return stack.enter_context(launched(name, "--config", str(config), *words, *options, environment=own))
+
+    with ExitStack() as stack:
+        replay, params = start(stack, "replay", ""), start(stack, "paramserver", "")
+        reached = ["--cluster.replay", _address(replay), "--cluster.params", _address(params)]
+        learner = start(stack, "learner", "learner", *reached)
+        actor = start(stack, "actor", "actor", *reached)
+        address = _address(learner)
+        become(monkeypatch, ca=certs / "ca.pem", token=certs / "operator.token")
+        with LearnerClient(address) as client:
+            until = time.monotonic() + BOUND_S
+            while client.get_status().learner_steps < 50:
+                assert time.monotonic() < until, learner.output + actor.output
+                time.sleep(0.2)
+        assert "table items" in tidemill("status", "--learner", address)
+        become(monkeypatch, ca=certs / "ca.pem", token=certs / "actor.token")
+        with LearnerClient(address) as client, pytest.raises(PermissionDenied, match="use a token of operator"):
+            client.stop("not an actor's decision")
+        for service in (actor, learner, params, replay):
+            service.send(signal.SIGTERM)
+            assert service.wait() == 0, service.output

@@ -1,0 +1,156 @@
+"""What a client brings to a server: the CA it trusts, its token, and its own certificate, from the environment.
+
+Variables and not settings: they differ by process and machine, and a run's config is copied and published.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import grpc
+import structlog
+
+from tidemill.errors import ConfigError
+from tidemill.rpc.access import METADATA_KEY, SCHEME, Stamp, read_secret, stamp_of
+from tidemill.rpc.options import Options
+from tidemill.rpc.tls import is_local, read_pem
+
+CA, TOKEN_FILE, CERT, KEY, NAME = (
+    "TIDEMILL_TLS_CA",
+    "TIDEMILL_TOKEN_FILE",
+    "TIDEMILL_TLS_CERT",
+    "TIDEMILL_TLS_KEY",
+    "TIDEMILL_TLS_NAME",
+)
+"""The variables: paths of PEM files and of a token, and the name that is looked for in every server's certificate."""
+
+_log = structlog.get_logger()
+
+
+def channel_credentials(address: str) -> grpc.ChannelCredentials | None:
+    """Return the credentials of a channel; None for plaintext: to a Unix socket, or if no CA is named.
+
+    Raises:
+        ConfigError: A file cannot be read, or a certificate has no key.
+    """
+    ca = os.environ.get(CA, "")
+    if not ca or address.startswith("unix:"):
+        return None
+    cert, key = os.environ.get(CERT, ""), os.environ.get(KEY, "")
+    if bool(cert) != bool(key):
+        raise ConfigError(f"{CERT} and {KEY} belong together: set both, or neither")
+    return grpc.ssl_channel_credentials(
+        read_pem(ca, CA),
+        read_secret(key, KEY).encode() if key else None,
+        read_pem(cert, CERT) if cert else None,
+    )
+
+
+def name_options() -> Options:
+    """Return the channel argument that replaces the name looked for in certificates; nothing if none is set.
+
+    Shards behind one DNS name are reached by their addresses, which no certificate holds.
+    """
+    name = os.environ.get(NAME, "")
+    return [("grpc.ssl_target_name_override", name)] if name else []
+
+
+def token_interceptors(address: str) -> list[TokenInterceptor]:
+    """Return what adds the token to the calls of a channel; nothing if no token is named.
+
+    Raises:
+        ConfigError: The token would travel in plaintext beyond this machine, or its file cannot be read.
+    """
+    path = os.environ.get(TOKEN_FILE, "")
+    if not path:
+        return []
+    if not (os.environ.get(CA) or is_local(address)):
+        raise ConfigError(
+            f"{TOKEN_FILE} is set and {CA} is not: a token is never sent to {address} in plaintext; "
+            f"set {CA} to the CA of its certificate, or unset {TOKEN_FILE} if that server takes calls without one"
+        )
+    return [TokenInterceptor(path)]
+
+
+class _Details(NamedTuple):
+    method: str
+    timeout: float | None
+    metadata: Sequence[tuple[str, str | bytes]] | None
+    credentials: grpc.CallCredentials | None
+    wait_for_ready: bool | None
+    compression: grpc.Compression | None
+
+
+class _CallDetails(_Details, grpc.ClientCallDetails):  # type: ignore[misc]  # a list is as good as a tuple
+    """What gRPC is told about a call, with metadata added."""
+
+
+class TokenInterceptor(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+):
+    """Adds the token of a file to each call; the file is read again when it changes."""
+
+    def __init__(self, path: str) -> None:
+        """Read the token. ConfigError: the file cannot be read, others may read it, or it holds no single word."""
+        self._path = path
+        self._value = self._read()
+        self._stamp: Stamp | None = stamp_of(path)
+
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:  # noqa: ANN401
+        """Make the call with the token."""
+        return self._continued(continuation, client_call_details, request)
+
+    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:  # noqa: ANN401
+        """Make the call with the token."""
+        return self._continued(continuation, client_call_details, request)
+
+    def intercept_stream_unary(
+        self,
+        continuation: Any,  # noqa: ANN401
+        client_call_details: Any,  # noqa: ANN401
+        request_iterator: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        """Make the call with the token."""
+        return self._continued(continuation, client_call_details, request_iterator)
+
+    def intercept_stream_stream(
+        self,
+        continuation: Any,  # noqa: ANN401
+        client_call_details: Any,  # noqa: ANN401
+        request_iterator: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        """Make the call with the token."""
+        return self._continued(continuation, client_call_details, request_iterator)
+
+    def _continued(self, continuation: Callable[[Any, Any], Any], details: Any, request: Any) -> Any:  # noqa: ANN401
+        self._refresh()
+        metadata = [*(details.metadata or ()), (METADATA_KEY, self._value)]
+        with_token = _CallDetails(
+            details.method,
+            details.timeout,
+            metadata,
+            details.credentials,
+            details.wait_for_ready,
+            details.compression,
+        )
+        return continuation(with_token, request)
+
+    def _refresh(self) -> None:
+        try:
+            stamp = stamp_of(self._path)
+            if stamp != self._stamp:
+                self._stamp = stamp
+                self._value = self._read()
+        except (OSError, ConfigError) as error:
+            _log.warning("token not changed, keeping the one before", reason=str(error))
+
+    def _read(self) -> str:
+        words = read_secret(self._path, TOKEN_FILE).split()
+        if len(words) != 1:
+            raise ConfigError(f"{TOKEN_FILE}: {self._path} must hold one token alone, it has {len(words)} words")
+        return SCHEME + words[0]

@@ -1,0 +1,144 @@
+"""TLS of servers, and the rule that an address which others reach needs TLS and tokens."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+import grpc
+import structlog
+
+from tidemill.errors import ConfigError
+from tidemill.rpc.access import Stamp, read_secret, stamp_of
+from tidemill.rpc.settings import ServerSettings
+
+_LAST_PORT = 65535
+
+_log = structlog.get_logger()
+
+
+def is_local(address: str) -> bool:
+    """Return whether an address is one of this machine alone: a Unix socket or loopback.
+
+    Args:
+        address: `host:port`, `dns:///name:port`, `ipv4:...`, `ipv6:...` or `unix:///path`.
+    """
+    if address.startswith("unix:"):
+        return True
+    for scheme in ("dns:///", "dns:", "ipv4:", "ipv6:"):
+        address = address.removeprefix(scheme)
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_exposure(address: str, *, insecure: bool, remedy: str = "") -> None:
+    """Refuse an address other machines can reach, unless `insecure` is set.
+
+    Args:
+        address: `host:port` or `unix:///path`.
+        insecure: Whether it may be reached by others, because they are told apart or the network is trusted.
+        remedy: What the message says to do besides listening on loopback.
+
+    Raises:
+        ConfigError: `address` is not loopback or a Unix socket and `insecure` is false, or it is malformed.
+    """
+    if address.startswith("unix:"):
+        return
+    _, separator, port = address.rpartition(":")
+    if not separator or not port.isdigit():
+        raise ConfigError(f"address must be host:port or unix:///path, got {address!r}")
+    if int(port) > _LAST_PORT:  # gRPC would take the remainder by 65,536
+        raise ConfigError(f"address {address!r} has port {port}, allowed: 0 (a free one) to {_LAST_PORT}")
+    if not (insecure or is_local(address)):
+        remedy = remedy or "set server.insecure if the network is trusted"
+        raise ConfigError(
+            f"address {address!r} can be reached from other machines without authentication; use 127.0.0.1, or {remedy}"
+        )
+
+
+def check_server(settings: ServerSettings) -> None:
+    """Refuse a server that others reach without TLS and tokens, or one with half of them.
+
+    Raises:
+        ConfigError: It is; the message says which settings are missing.
+    """
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        raise ConfigError("server.tls_cert and server.tls_key belong together: set both, or neither")
+    if settings.tls_client_ca and not settings.tls_cert:
+        raise ConfigError("server.tls_client_ca needs server.tls_cert and server.tls_key")
+    is_guarded = bool(settings.tls_cert and settings.tokens)
+    check_exposure(
+        settings.address,
+        insecure=settings.insecure or is_guarded,
+        remedy="set server.tls_cert, server.tls_key and server.tokens (`tidemill certs` makes the files), "
+        "or set server.insecure if the network is trusted",
+    )
+
+
+def server_credentials(settings: ServerSettings) -> grpc.ServerCredentials | None:
+    """Return the credentials of a server; None where it listens in plaintext: on a Unix socket, or without TLS files.
+
+    The files are looked at again at each handshake, so that a certificate is renewed without a restart.
+
+    Raises:
+        ConfigError: A file cannot be read, or other users may read the key.
+    """
+    if not settings.tls_cert or settings.address.startswith("unix:"):
+        return None
+    certificate = _Certificate(settings)
+    return grpc.dynamic_ssl_server_credentials(
+        certificate.configuration,
+        certificate.changed,  # type: ignore[arg-type]  # gRPC takes None for "as before"
+        require_client_authentication=bool(settings.tls_client_ca),
+    )
+
+
+class _Certificate:
+    """A server's certificate, read again when its files change."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        self._stamps = self._look()
+        self.configuration = self._read()
+
+    def changed(self) -> grpc.ServerCertificateConfiguration | None:
+        """Return the newest certificate if it is another than before. Called by gRPC for each handshake."""
+        try:
+            stamps = self._look()
+            if stamps == self._stamps:
+                return None
+            self._stamps = stamps
+            self.configuration = self._read()
+        except (ConfigError, OSError) as error:  # half of the files are written; the next handshake sees the rest
+            _log.error("certificate not changed, keeping the one before", reason=str(error))
+            return None
+        _log.info("certificate read again", file=self._settings.tls_cert)
+        return self.configuration
+
+    def _look(self) -> list[Stamp]:
+        return [stamp_of(path) for path in self._paths() if Path(path).exists()]
+
+    def _paths(self) -> list[str]:
+        settings = self._settings
+        return [path for path in (settings.tls_cert, settings.tls_key, settings.tls_client_ca) if path]
+
+    def _read(self) -> grpc.ServerCertificateConfiguration:
+        settings = self._settings
+        key = read_secret(settings.tls_key, "server.tls_key").encode()
+        chain = read_pem(settings.tls_cert, "server.tls_cert")
+        client_ca = read_pem(settings.tls_client_ca, "server.tls_client_ca") if settings.tls_client_ca else None
+        return grpc.ssl_server_certificate_configuration([(key, chain)], client_ca)
+
+
+def read_pem(path: str, setting: str) -> bytes:
+    """Return the bytes of a certificate's file. ConfigError: it cannot be read, or is none."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{setting}: cannot read {path}: {error.strerror}") from error
+    if b"-----BEGIN CERTIFICATE-----" not in data:
+        raise ConfigError(f"{setting}: {path} is no certificate in PEM format")
+    return data
