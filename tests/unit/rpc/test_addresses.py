@@ -5,13 +5,15 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tidemill.errors import ConfigError, FatalError
+from tidemill.rpc.access import Tokens
 from tidemill.rpc.server import why_not_bound
 from tidemill.rpc.settings import ServerSettings
-from tidemill.rpc.tls import check_exposure
+from tidemill.rpc.tls import check_exposure, check_server
 from tidemill.telemetry import serve_metrics
 
 
@@ -50,3 +52,49 @@ def test_process_on_a_taken_port_ends_with_one_line() -> None:
     assert ended.returncode == 1
     assert len(lines) == 1
     assert lines[0].startswith(f"replay: cannot listen on {address}: another process listens there")
+
+
+def test_exposed_server_needs_tls_and_tokens(tmp_path: Path) -> None:
+    """One of the two is not enough, and the message names the settings and the command that makes the files."""
+    exposed = "0.0.0.0:0"
+    tls = {"tls_cert": "server.pem", "tls_key": "server.key"}
+    check_server(ServerSettings(exposed, tokens="tokens.txt", **tls))
+    for half in (ServerSettings(exposed, **tls), ServerSettings(exposed, tokens="tokens.txt"), ServerSettings(exposed)):
+        with pytest.raises(ConfigError, match=r"set server\.tls_cert, .*`tidemill certs`.*server\.insecure"):
+            check_server(half)
+    check_server(ServerSettings(exposed, insecure=True))
+
+
+def test_half_of_a_pair_is_refused() -> None:
+    """A certificate without its key, and a CA of clients on a server without TLS."""
+    with pytest.raises(ConfigError, match="belong together"):
+        check_server(ServerSettings(tls_cert="server.pem"))
+    with pytest.raises(ConfigError, match=r"needs server\.tls_cert"):
+        check_server(ServerSettings(tls_client_ca="ca.pem"))
+
+
+@pytest.mark.parametrize(
+    "text, mode, message",
+    [
+        ("actor " + "x" * 40, 0o644, "lets other users in; chmod 600"),
+        ("actor short", 0o600, "line 1: must be `ROLE TOKEN`"),
+        ("nobody " + "x" * 40, 0o600, "ROLE one of actor, learner, evaluator, operator"),
+        ("# none\n", 0o600, "holds no token"),
+        (f"actor {'x' * 40}\nlearner {'x' * 40}", 0o600, "line 2: the token already stands for another role"),
+        ("actor \xe9" + "x" * 40, 0o600, "more than ASCII"),
+    ],
+)
+def test_wrong_tokens_are_refused_without_showing_them(tmp_path: Path, text: str, mode: int, message: str) -> None:
+    """At the start of a server, with the line's number at most."""
+    file = tmp_path / "tokens.txt"
+    file.write_text(text)
+    file.chmod(mode)
+    with pytest.raises(ConfigError, match=message) as caught:
+        Tokens(str(file))
+    assert "xxx" not in str(caught.value)
+
+
+def test_tokens_that_are_not_there_are_an_error(tmp_path: Path) -> None:
+    """The setting is named."""
+    with pytest.raises(ConfigError, match=r"server\.tokens: cannot read"):
+        Tokens(str(tmp_path / "none"))
