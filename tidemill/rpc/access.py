@@ -13,9 +13,9 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import structlog
 
 from tidemill.errors import ConfigError, PermissionDenied, Unauthenticated
+from tidemill.logger import LateLogger
 
 ACTOR, LEARNER, EVALUATOR, OPERATOR = ROLES = ("actor", "learner", "evaluator", "operator")
 """What a token stands for; an operator is a person or a program that steers the run."""
@@ -68,7 +68,7 @@ ALLOWED: dict[str, frozenset[str] | None] = {
 }
 """The roles that may call each method; None for anyone, without a token. What is not listed is refused."""
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 def stamp_of(path: str) -> Stamp:

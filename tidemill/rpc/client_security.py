@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import grpc
-import structlog
 
 from tidemill.errors import ConfigError
+from tidemill.logger import LateLogger
 from tidemill.rpc.access import METADATA_KEY, SCHEME, Stamp, read_secret, stamp_of
 from tidemill.rpc.options import Options
 from tidemill.rpc.tls import is_local, read_pem
@@ -26,7 +26,7 @@ CA, TOKEN_FILE, CERT, KEY, NAME = (
 )
 """The variables: paths of PEM files and of a token, and the name that is looked for in every server's certificate."""
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 def channel_credentials(address: str) -> grpc.ChannelCredentials | None:

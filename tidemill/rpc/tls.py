@@ -6,15 +6,15 @@ import ipaddress
 from pathlib import Path
 
 import grpc
-import structlog
 
 from tidemill.errors import ConfigError
+from tidemill.logger import LateLogger
 from tidemill.rpc.access import Stamp, read_secret, stamp_of
 from tidemill.rpc.settings import ServerSettings
 
 _LAST_PORT = 65535
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 def is_local(address: str) -> bool:
