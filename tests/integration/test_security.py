@@ -201,6 +201,14 @@ def test_server_may_ask_for_a_certificate_too(folder: Path, strangers: Path, mon
             assert _code(address, path) is code
 
 
+def test_name_to_look_for_may_be_given(address: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instead of the one in the address; a certificate that does not hold it is refused."""
+    become(monkeypatch, ca=folder / "ca.pem", token=folder / "actor.token")
+    for name, code in (("replay", grpc.StatusCode.OK), ("elsewhere", grpc.StatusCode.UNAVAILABLE)):
+        monkeypatch.setenv(client_security.NAME, name)
+        assert _code(address, "/tidemill.replay.v1.ReplayService/ListTables") is code
+
+
 def test_tokens_change_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old and new are good together, a removed one is refused, a broken file changes nothing; clients reread theirs."""
     make(tmp_path)

@@ -23,8 +23,8 @@ def guarded(folder: Path, *, client_ca: bool = False) -> ServerSettings:
 
 def become(patch: pytest.MonkeyPatch, *, ca: Path | None = None, token: Path | None = None) -> None:
     """Set the environment of a client: the CA it trusts, None for plaintext, and the file of its token, if any."""
-    for name in (client_security.CA, client_security.TOKEN_FILE, client_security.CERT, client_security.KEY):
-        patch.delenv(name, raising=False)
+    for name in ("CA", "TOKEN_FILE", "CERT", "KEY", "NAME"):
+        patch.delenv(getattr(client_security, name), raising=False)
     if ca is not None:
         patch.setenv(client_security.CA, str(ca))
     if token is not None:
