@@ -147,7 +147,7 @@ $(BIN)/python:
 	@echo "creating .venv and installing into it; torch takes most of the time"
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.runtime: $(LOCKS) pyproject.toml | $(BIN)/python
+$(VENV)/.runtime: $(LOCKS) pyproject.toml setup.py tidemill/kernel/kernel.c | $(BIN)/python
 	$(PIP_INSTALL) --require-hashes -r requirements/runtime.txt
 	$(PIP_INSTALL) -r requirements/torch.txt
 	$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
