@@ -1,5 +1,6 @@
 # The one place for the project's commands. `make` alone lists them.
 # Needs GNU make, git, and Python 3.11 or 3.12 with its venv module; everything else is installed into .venv.
+# A C compiler is used where there is one, for tidemill/kernel.
 
 PYTHON ?= python3
 VENV := .venv
