@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+import subprocess
 import sysconfig
 
 from setuptools import Extension, setup
@@ -27,17 +28,23 @@ class KernelWheel(bdist_wheel):
         return (python, abi, platform) if self.root_is_pure else ("py3", "none", platform)
 
 
-def has_compiler() -> bool:
-    """Return whether the C compiler that setuptools would call is there."""
+SOURCE = "tidemill/kernel/kernel.c"
+
+
+def compiles() -> bool:
+    """Return whether the C compiler that setuptools would call is there, with the headers that it needs."""
     command = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "")
-    return bool(command) and shutil.which(command[0]) is not None
+    if not command or shutil.which(command[0]) is None:
+        return False
+    check = [*command, "-std=c11", "-fsyntax-only", SOURCE]
+    return subprocess.run(check, capture_output=True, check=False).returncode == 0
 
 
 kernel = Extension(
     "tidemill.kernel.kernel",
-    ["tidemill/kernel/kernel.c"],
+    [SOURCE],
     optional=True,  # a compiler that fails is as good as none
     extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra"],
 )
-wanted = os.environ.get("TIDEMILL_KERNEL") != "0" and has_compiler()
+wanted = os.environ.get("TIDEMILL_KERNEL") != "0" and compiles()
 setup(ext_modules=[kernel] if wanted else [], cmdclass={"build_ext": BuildKernel, "bdist_wheel": KernelWheel})
