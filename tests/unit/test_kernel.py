@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import lz4.block
@@ -195,6 +195,19 @@ def test_sum_tree_refuses_what_is_outside() -> None:
     with pytest.raises(IndexError):
         tree.set(np.array([1, 2**40]), np.ones(2))
     assert tree.total == 0
+
+
+@pytest.mark.usefixtures("built")
+def test_weights_that_are_no_numbers_lead_nowhere() -> None:
+    """Nothing sets such weights; if something did, a search would not leave the tree."""
+    rng = np.random.default_rng(6)
+    for capacity in (5000, 65_537, 100_003):
+        tree = SumTree(capacity)
+        for _ in range(200):
+            slots = rng.integers(0, capacity, 50)
+            tree.set(slots, rng.choice(np.array([np.nan, np.inf, -1.0, 0.0, 1.0]), 50))
+            with suppress(IndexError):
+                assert tree.find(rng.choice(np.array([np.nan, np.inf, -1.0, 0.5, 1e9]), 50)).max() < capacity + 16
 
 
 def test_library_that_is_not_ours_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,11 @@ EXPORTED int32_t tidemill_sum_tree_find(double *const *levels, const int64_t *en
         targets[i] -= cumulative[slots[i]] - top[slots[i]];
     }
     for (int64_t level = level_count - 2; level >= 0; level--) /* the reads of one level do not wait for each other */
-        for (int64_t i = 0; i < count; i++)
-            slots[i] = slots[i] * FAN_OUT + descend(levels[level] + slots[i] * FAN_OUT, targets + i);
+        for (int64_t i = 0; i < count; i++) {
+            int64_t first = slots[i] * FAN_OUT;
+            if (first >= entries[level])
+                return 1; /* only where a weight is not a number */
+            slots[i] = first + descend(levels[level] + first, targets + i);
+        }
     return 0;
 }
