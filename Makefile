@@ -1,5 +1,6 @@
 # The one place for the project's commands. `make` alone lists them.
 # Needs GNU make, git, and Python 3.11 or 3.12 with its venv module; everything else is installed into .venv.
+# A C compiler is used where there is one, for tidemill/kernel.
 
 PYTHON ?= python3
 VENV := .venv
@@ -148,7 +149,7 @@ $(BIN)/python:
 	@echo "creating .venv and installing into it; torch takes most of the time"
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.runtime: $(LOCKS) pyproject.toml | $(BIN)/python
+$(VENV)/.runtime: $(LOCKS) pyproject.toml setup.py tidemill/kernel/kernel.c | $(BIN)/python
 	$(PIP_INSTALL) --require-hashes -r requirements/runtime.txt
 	$(PIP_INSTALL) -r requirements/torch.txt
 	$(PIP_INSTALL) --no-deps --no-build-isolation --editable .

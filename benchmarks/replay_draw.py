@@ -2,7 +2,7 @@
 
 The server has core 0 and its client core 1, which reads no more than it must: nothing of whole batches, the keys of
 mirrored ones, to send new priorities for each. Rates are per second of the server's processor time, so that other
-programs disturb them little.
+programs disturb them little. A server with the compiled kernel and one without it are measured in turns.
 
     python -m benchmarks.replay_draw [--items 1000000] [--rounds 3] [--seconds 5]
 """
@@ -17,6 +17,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 
 import grpc
@@ -103,25 +105,35 @@ class Draws:
                 raise
 
 
+@contextmanager
+def server(folder: Path, table: TableConfig, *, kernel: bool) -> Iterator[tuple[str, int]]:
+    """Start a server with the compiled kernel or without it, and fill its table; yield its address and process id."""
+    path, address = CASES["nature_dueling_dqn_512"].write(folder), f"unix://{folder}/{int(kernel)}"
+    options = ("--replay.server.address", address)
+    with process("0", "tidemill.services.replay", path, *options, TIDEMILL_KERNEL=str(int(kernel))) as pid:
+        fill(address, table)
+        yield address, pid
+
+
 def measure(items: int, rounds: int, seconds: float) -> list[Row]:
-    """Measure both kinds of batches, in turns."""
+    """Measure both kinds of batches with both servers, in turns."""
     table = dataclasses.replace(TABLE, max_items=items)
     kinds = {"whole": False, "mirrored, with new priorities": True}
-    rates: dict[str, list[float]] = {name: [] for name in kinds}
+    rates: dict[tuple[str, bool], list[float]] = {(name, kernel): [] for name in kinds for kernel in (True, False)}
     sizes: dict[str, list[float]] = {name: [] for name in kinds}
-    with tempfile.TemporaryDirectory(prefix="tm-") as folder:
-        path, address = CASES["nature_dueling_dqn_512"].write(Path(folder)), f"unix://{folder}/r"
-        with process("0", "tidemill.services.replay", path, "--replay.server.address", address) as pid:
-            fill(address, table)
-            for _ in range(rounds):
-                for name, mirrored in kinds.items():
-                    for rate, size in _rates(Draws(address, table, mirrored=mirrored), pid, seconds, mirrored):
-                        rates[name].append(rate)
-                        sizes[name].append(size)
+    with tempfile.TemporaryDirectory(prefix="tm-") as folder, ExitStack() as stack:
+        servers = {used: stack.enter_context(server(Path(folder), table, kernel=used)) for used in (True, False)}
+        for _ in range(rounds):
+            for (name, mirrored), (kernel, (address, pid)) in product(kinds.items(), servers.items()):
+                draws = Draws(address, table, mirrored=mirrored)
+                for rate, size in _rates(draws, pid, seconds, mirrored):
+                    rates[name, kernel].append(rate)
+                    sizes[name].append(size)
     what = f"table of {items:,}, stack {FRAME_STACK}, {N_STEPS} steps, {WINDOW.length} steps an item"
+    batches = f"batches of {_BATCH} per core second of one server"
     return [
         *(
-            row(f"batches of {_BATCH} per core second of one server, {name}, {what}", "1/s", rates[name])
+            row(f"{batches}, {name}, kernel against Python, {what}", "1/s", rates[name, True], rates[name, False])
             for name in kinds
         ),
         *(row(f"bytes per item, {name}", "B", sizes[name]) for name in kinds),

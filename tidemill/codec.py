@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import DataLoss, InvalidArgument
-from tidemill.lz4_prefix import decompress_prefix
+from tidemill.lz4_prefix import decompress_prefixes
 from tidemill.replay.batch import Blocks, SampledBatch
 from tidemill.types import Codec, ColumnSpec, Signature
 
@@ -125,7 +125,7 @@ def _decompress_chunks(
     sources = source.ctypes.data + np.cumsum(blocks.sizes) - blocks.sizes
     wanted = step_counts * spec.step_bytes
     calls = np.stack([sources, blocks.sizes, rows.ctypes.data + places * spec.step_bytes, wanted, wanted], axis=1)
-    return np.array([decompress_prefix(*call) != call[3] for call in calls.tolist()], dtype=np.bool_)
+    return ~decompress_prefixes(calls)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -219,9 +219,9 @@ def _decompress(spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64]
         [sources, blocks.sizes, array.ctypes.data + (spare + first) * step_bytes, cover.ends * step_bytes,
          step_counts * step_bytes], axis=1)  # fmt: skip
     chunks = np.flatnonzero(kept)[::-1]
-    is_whole = [decompress_prefix(*arguments) == arguments[3] for arguments in calls[chunks].tolist()]
-    if not all(is_whole):
-        raise CorruptBlocks(spec.name, chunks[~np.array(is_whole)])
+    is_whole = decompress_prefixes(calls[chunks])
+    if not is_whole.all():
+        raise CorruptBlocks(spec.name, chunks[~is_whole])
     return array[spare:]
 
 

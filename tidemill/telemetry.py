@@ -22,6 +22,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import structlog
 from prometheus_client import Gauge, disable_created_metrics, make_wsgi_app
 
+from tidemill import kernel
 from tidemill.errors import FatalError
 from tidemill.rpc.server import Health, why_not_bound
 from tidemill.rpc.settings import ServerSettings
@@ -132,6 +133,7 @@ def serve_metrics(settings: ServerSettings, health: Health | None = None, *, pla
     port = int(first_port) and int(first_port) + place
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nothing reads
     _build_info().labels(version("tidemill"), platform.python_version()).set(1)
+    _kernel_in_use().set(kernel.available)
     _start_time().labels(socket.gethostname()).set(time.time())
     try:
         taken = start_http_endpoint(host, port, health)
@@ -144,6 +146,11 @@ def serve_metrics(settings: ServerSettings, health: Health | None = None, *, pla
 @cache
 def _build_info() -> Gauge:
     return Gauge("tidemill_build_info", "1 for the running build, named by its labels.", ["version", "python"])
+
+
+@cache
+def _kernel_in_use() -> Gauge:
+    return Gauge("tidemill_kernel_in_use", "1 if this process uses the compiled kernel, 0 if Python code instead.")
 
 
 @cache

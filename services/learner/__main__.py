@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from tidemill import kernel
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.idle import exit_or_idle
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with BackgroundServer("learner", config.learner.server) as server:
             learner.add_to(server.server)
             address, metrics = server.start(), serve_metrics(config.learner.server, server.health)
-            _log.info("listening", address=address, metrics=metrics)
+            _log.info("listening", address=address, metrics=metrics, kernel=kernel.available)
             learner.run(server.set_serving)
         if "WORLD_SIZE" in os.environ:  # under torchrun, which is then the process that ends or rests
             return 0

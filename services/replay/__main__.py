@@ -16,7 +16,7 @@ import numpy.ma  # np.unique would do so when first called, and every caller wou
 import structlog
 from prometheus_client import REGISTRY
 
-from tidemill import process
+from tidemill import kernel, process
 from tidemill.config.load import load
 from tidemill.config.sections import ReplayConfig
 from tidemill.config.services import ReplaySettings
@@ -83,7 +83,7 @@ async def _serve(config: ReplayConfig) -> None:
     if settings.storage.folder:
         watch_disk(Path(settings.storage.folder))
     metrics_address = serve_metrics(settings.server, server.health)
-    _logger.info("serving", address=await server.start(), metrics=metrics_address)
+    _logger.info("serving", address=await server.start(), metrics=metrics_address, kernel=kernel.available)
     await server.set_serving(True)
     await _until_stopped(log)
     await server.set_serving(False)

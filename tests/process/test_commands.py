@@ -128,7 +128,8 @@ def test_configs_lists_the_presets_and_prints_one() -> None:
 
 
 def test_doctor_finds_this_installation_ready(tmp_path: Path) -> None:
-    """It looks at the port of every service that may be started by hand, and at the disk below --root."""
+    """It looks at the port of every service that may be started by hand, the kernel, and the disk below --root."""
     said = _answer("doctor", "--root", str(tmp_path))
+    assert "the compiled kernel is" in said
     assert said.endswith("ready to train\n")
     assert all(f"{name}: port {port}" in said for name, port in (("replay", 7401), ("params", 7402), ("learner", 7403)))

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
+from tidemill import kernel
 from tidemill.errors import ConfigError, FatalError
 from tidemill.rpc.settings import ServerSettings
 from tidemill.telemetry import serve_metrics, watch_disk
@@ -73,3 +74,4 @@ def test_metrics_say_which_build_runs() -> None:
     serve_metrics(ServerSettings())
     labels = {"version": version("tidemill"), "python": platform.python_version()}
     assert REGISTRY.get_sample_value("tidemill_build_info", labels) == 1
+    assert REGISTRY.get_sample_value("tidemill_kernel_in_use") == float(kernel.available)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidemill import kernel
 from tidemill.config.sections import RunConfig
 from tidemill.services.launcher.installation import activation, command_name, versions
 
@@ -46,7 +47,9 @@ def doctor(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tidemill doctor", description=_ABOUT)
     parser.add_argument("--root", type=Path, default=Path("runs"), help="where runs are kept (default: runs)")
     root = parser.parse_args(list(argv)).root
-    checks: list[Callable[[], list[Finding]]] = [_python, _command, _packages, _gpu, _roms, _ports, _sockets]
+    checks: list[Callable[[], list[Finding]]] = [
+        _python, _command, _packages, _kernel, _gpu, _roms, _ports, _sockets,
+    ]  # fmt: skip
     findings = [finding for check in checks for finding in check()] + _disk(root)
     for finding in findings:
         print(f"{finding.mark:4}  {finding.text}")
@@ -81,6 +84,13 @@ def _packages() -> list[Finding]:
             mark, extra = ("FAIL", "learn") if module in _NEEDED else ("note", _OPTIONAL[module])
             found.append(Finding(mark, f"{module} is not installed", f"pip install 'tidemill[{extra}]'"))
     return found
+
+
+def _kernel() -> list[Finding]:
+    if kernel.available:
+        return [Finding("ok", "the compiled kernel is in use")]
+    advice = "batches decode more slowly on several threads; install a C compiler and then Tidemill again"
+    return [Finding("note", f"the compiled kernel is not in use: {kernel.reason}", advice)]
 
 
 def _gpu() -> list[Finding]:

@@ -1,0 +1,134 @@
+/* The loops that NumPy and one foreign call a block are too slow for. Plain C without Python's headers: Python loads it
+ * with ctypes (tidemill/kernel/__init__.py), which says what each function does. All memory is the caller's.
+ *
+ * Floating-point results are those of the NumPy code beside each use, bit for bit: the order of every sum is fixed here,
+ * and the compiler is told not to fuse a product with a sum (setup.py).
+ */
+
+#include <limits.h>
+#include <stdint.h>
+
+#define FAN_OUT 16                               /* of services/replay/selectors/segment_tree.py */
+#define JUST_BELOW_ONE (1.0 - 0x1p-52)           /* of services/replay/selectors/sum_tree.py */
+#define EXPORTED __attribute__((visibility("default")))
+
+/* To be raised whenever a function changes: a library of another number is not used. */
+EXPORTED int32_t tidemill_kernel_version(void) { return 1; }
+
+/* --- LZ4 blocks --------------------------------------------------------------------------------------------------- */
+
+typedef int (*decompress_whole)(const char *source, char *target, int source_bytes, int raw_bytes);
+typedef int (*decompress_partial)(const char *source, char *target, int source_bytes, int wanted_bytes, int room);
+
+/* Decompress the first bytes of `count` blocks, in order. A block's row has five numbers: address and size of the block,
+ * address to fill, bytes wanted, bytes of the whole block. written[i] is what LZ4 returned, negative for a corrupt one. */
+EXPORTED void tidemill_decompress(decompress_whole whole, decompress_partial partial, const int64_t *blocks,
+                                  int64_t count, int64_t *written)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t *block = blocks + 5 * i;
+        const char *source = (const char *)(intptr_t)block[0];
+        char *target = (char *)(intptr_t)block[2];
+        int64_t source_bytes = block[1], wanted = block[3], raw = block[4];
+        if (source_bytes < 0 || source_bytes > INT_MAX || wanted < 0 || wanted > INT_MAX)
+            written[i] = -1; /* LZ4 counts in int */
+        else if (wanted == raw)
+            written[i] = whole(source, target, (int)source_bytes, (int)wanted);
+        else
+            written[i] = partial(source, target, (int)source_bytes, (int)wanted, (int)wanted);
+    }
+}
+
+/* --- sum tree: levels[0] are the leaves, each level has 16 entries for one above ------------------------------------- */
+
+/* The order in which NumPy adds 16 numbers that lie side by side. */
+static double sum_of_block(const double *w)
+{
+    double s[8];
+    for (int i = 0; i < 8; i++)
+        s[i] = w[i] + w[i + 8];
+    return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+}
+
+/* Set leaves and sum the blocks above them. Return 0, or 1 without a change if a slot is outside of the leaves. */
+EXPORTED int32_t tidemill_sum_tree_set(double *const *levels, const int64_t *entries, int64_t level_count,
+                                       const int64_t *slots, const double *weights, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (slots[i] < 0 || slots[i] >= entries[0])
+            return 1;
+    for (int64_t i = 0; i < count; i++)
+        levels[0][slots[i]] = weights[i];
+    int shift = 0;
+    for (int64_t level = 1; level < level_count; level++) {
+        shift += 4;
+        int64_t last = -1;
+        for (int64_t i = 0; i < count; i++) {
+            int64_t parent = slots[i] >> shift;
+            if (parent != last)
+                levels[level][parent] = sum_of_block(levels[level - 1] + parent * FAN_OUT);
+            last = parent;
+        }
+    }
+    return 0;
+}
+
+/* Return the first of `count` ascending numbers above `target`, or `count`. */
+static int64_t first_above(const double *ascending, int64_t count, double target)
+{
+    int64_t low = 0, high = count;
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (ascending[middle] > target)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+/* Return the child of a block that `*target` falls on, and leave in it what remains below that child. */
+static int descend(const double *w, double *target)
+{
+    double cumulative[FAN_OUT];
+    cumulative[0] = w[0];
+    for (int i = 1; i < FAN_OUT; i++)
+        cumulative[i] = cumulative[i - 1] + w[i];
+    double most = cumulative[FAN_OUT - 1] * JUST_BELOW_ONE;
+    double t = *target > 0.0 ? *target : 0.0; /* rounding may have put it slightly outside */
+    t = t < most ? t : most;
+    int above = 0; /* children whose cumulative weight exceeds the target */
+    for (int i = 0; i < FAN_OUT; i++)
+        above += cumulative[i] > t;
+    int child = above ? FAN_OUT - above : 0;
+    *target = t - (cumulative[child] - w[child]);
+    return child;
+}
+
+/* Find for each target the first slot whose cumulative weight exceeds it; `cumulative` has room for the top level.
+ * The targets are used up. Return 0, or 1 if there is no such slot, as in a tree of zeros. */
+EXPORTED int32_t tidemill_sum_tree_find(double *const *levels, const int64_t *entries, int64_t level_count,
+                                        double *cumulative, double *targets, int64_t count, int64_t *slots)
+{
+    const double *top = levels[level_count - 1];
+    int64_t top_count = entries[level_count - 1];
+    double sum = 0.0;
+    for (int64_t i = 0; i < top_count; i++)
+        cumulative[i] = sum += top[i];
+    for (int64_t i = 0; i < count; i++) {
+        if (!(targets[i] < sum * JUST_BELOW_ONE))
+            targets[i] = sum * JUST_BELOW_ONE;
+        slots[i] = first_above(cumulative, top_count, targets[i]);
+        if (slots[i] == top_count)
+            return 1;
+        targets[i] -= cumulative[slots[i]] - top[slots[i]];
+    }
+    for (int64_t level = level_count - 2; level >= 0; level--) /* the reads of one level do not wait for each other */
+        for (int64_t i = 0; i < count; i++) {
+            int64_t first = slots[i] * FAN_OUT;
+            if (first >= entries[level])
+                return 1; /* only where a weight is not a number */
+            slots[i] = first + descend(levels[level] + first, targets + i);
+        }
+    return 0;
+}
