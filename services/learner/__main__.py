@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with BackgroundServer("learner", config.learner.server) as server:
             learner.add_to(server.server)
             address, metrics = server.start(), serve_metrics(config.learner.server, server.health)
-            _log.info("listening", address=address, metrics=metrics, kernel=kernel.available)
+            _log.info("listening", address=address, metrics=metrics, uses_kernel=kernel.available)
             learner.run(server.set_serving)
         if "WORLD_SIZE" in os.environ:  # under torchrun, which is then the process that ends or rests
             return 0

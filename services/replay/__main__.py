@@ -83,7 +83,7 @@ async def _serve(config: ReplayConfig) -> None:
     if settings.storage.folder:
         watch_disk(Path(settings.storage.folder))
     metrics_address = serve_metrics(settings.server, server.health)
-    _logger.info("serving", address=await server.start(), metrics=metrics_address, kernel=kernel.available)
+    _logger.info("serving", address=await server.start(), metrics=metrics_address, uses_kernel=kernel.available)
     await server.set_serving(True)
     await _until_stopped(log)
     await server.set_serving(False)
