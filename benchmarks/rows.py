@@ -59,15 +59,21 @@ def write(name: str, rows: Sequence[Row]) -> None:
     """
     for each in rows:
         print(json.dumps(each))
-    others = _busy_of_others()
-    load = {"others_cores": round(others, 3), "quiet": others <= _QUIET_CORES}
-    if not load["quiet"]:
+    found = load()
+    if not found["quiet"]:
         print(
-            f"{name}: other programs took {others:.2f} cores meanwhile; measure again when they rest", file=sys.stderr
+            f"{name}: other programs took {found['others_cores']} cores meanwhile; measure again when they rest",
+            file=sys.stderr,
         )
-    document = {"machine": machine() | load, "rows": list(rows)}
+    document = {"machine": machine() | found, "rows": list(rows)}
     path = Path(os.environ.get(FOLDER_VARIABLE, "benchmarks/results")) / f"{name}.json"
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def load() -> Row:
+    """Return what other programs took of the processors since this module was loaded."""
+    others = _busy_of_others()
+    return {"others_cores": round(others, 3), "quiet": others <= _QUIET_CORES}
 
 
 def _busy_s() -> float:
