@@ -1,4 +1,4 @@
-"""Good messages of the replay service but for one thing, and fields written byte by byte."""
+"""Good messages of the replay service with one thing wrong, and fields written byte by byte."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_MESSAGE_BYTES = 1024 * 1024
 
 
 def opening(actor_id: str = "a", **fields: Any) -> pb.AppendRequest:  # noqa: ANN401 - any field of the message
-    """Return a good first message of Append but for some fields."""
+    """Return a good first message of Append with some fields replaced."""
     good: dict[str, Any] = {
         "env_count": 1,
         "tables": ["t"],
@@ -24,7 +24,7 @@ def opening(actor_id: str = "a", **fields: Any) -> pb.AppendRequest:  # noqa: AN
 
 
 def data_with(**fields: Any) -> pb.AppendRequest:  # noqa: ANN401
-    """Return a good chunk with one good item, but for some fields of the chunk."""
+    """Return a good chunk with one good item, some fields of the chunk replaced."""
     data = pack_append([make_chunk(0, 0, 0, 4)], [make_items(0, [(0, 3, 2)])])
     for name, value in fields.items():
         if name == "columns":

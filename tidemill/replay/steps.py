@@ -76,7 +76,7 @@ def signature_like(
 ) -> Signature:
     """Return the columns of steps like an example.
 
-    Columns of 256 bytes a step and more are compressed with LZ4. Python's floats become float32, its integers int64.
+    Columns of 256 bytes per step and more are compressed with LZ4. Python's floats become float32, its integers int64.
 
     Args:
         step: One step, as it will be given to `ReplayWriter.append`: a nest of arrays and scalars.

@@ -74,7 +74,6 @@ class Journal:
         self._table_numbers: dict[str, int] = {}
         self._sizes: dict[int, int] = {}  # items of each table as last reported
         self.segment_sizes: dict[int, int] = {}  # bytes, copies included, the oldest segment first
-        self.submitted_bytes = 0
 
     @property
     def sequence(self) -> int:
@@ -215,7 +214,6 @@ class Journal:
         self._submit(Write(position.segment, start, record))
         position.offset += record.size
         size = record.size + record.copy_size
-        self.submitted_bytes += size
         self.segment_sizes[position.segment] = self.segment_sizes.get(position.segment, 0) + size
         return start
 

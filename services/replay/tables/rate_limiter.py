@@ -44,10 +44,6 @@ class RateLimiter:
         self.reset()
         self._reached = size >= self._config.min_size
 
-    def unsampled(self, count: int) -> None:
-        """Take back `count` sampled items that could not be handed out."""
-        self._samples -= count
-
     @property
     def diff(self) -> float:
         """How far the inserts are ahead, in samples; 0 without a ratio."""

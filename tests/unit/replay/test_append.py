@@ -58,12 +58,12 @@ GOOD = make_chunk(0, 0, 8, 4)
 
 
 def changed(**fields: Any) -> Chunk:  # noqa: ANN401 - any field of a chunk
-    """Return a good next chunk but for some fields."""
+    """Return a good next chunk with some fields replaced."""
     return dataclasses.replace(GOOD, **fields)
 
 
 def blocks_with(index: int, block: bytes) -> tuple[bytes, ...]:
-    """Return a good chunk's blocks but for one."""
+    """Return a good chunk's blocks with one replaced."""
     blocks = list(GOOD.blocks)
     blocks[index] = block
     return tuple(blocks)
@@ -97,7 +97,7 @@ def test_malformed_chunk_is_refused_and_nothing_is_stored(
 
 
 def items_with(**columns: Any) -> ItemBatch:  # noqa: ANN401 - any field of a batch of items
-    """Return a batch of one good item but for some fields."""
+    """Return a batch of one good item with some fields replaced."""
     columns = {name: np.array(value) if isinstance(value, list) else value for name, value in columns.items()}
     return dataclasses.replace(make_items(0, [(0, 3, 2)]), **columns)
 

@@ -151,7 +151,7 @@ def test_nobody_makes_up_for_a_draw_when_all_are_lost() -> None:
 
 
 @pytest.mark.parametrize("known", [(1.0, 1.0, 1.0), (5.0, 1.0, 0.2), (3.0, 60.0, 10.5)])
-def test_weighted_mean_is_that_of_the_table_however_old_the_masses(known: tuple[float, ...]) -> None:
+def test_weighted_mean_is_that_of_the_table_however_old_the_weights(known: tuple[float, ...]) -> None:
     """Weights 1 / (N P), with P the share that was used times the shard's own probability, undo any split.
 
     Three shards of priorities alpha-scaled to weights; the value of an item is its number. The weighted mean over

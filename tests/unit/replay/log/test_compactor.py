@@ -46,7 +46,7 @@ def filled(folder: Path, config: TableConfig, chunks: int, keep: int = 0) -> tup
 
 
 def test_segments_of_a_full_queue_are_deleted_with_their_last_item(tmp_path: Path) -> None:
-    """A table that turned over ten times takes as much disk as one turn, but for a few segments."""
+    """A table that turned over ten times takes as much disk as one turn, except for a few segments."""
     log, most = filled(tmp_path, make_config(max_items=50, max_item_steps=4), 500)
     assert most <= most_bytes(log)
     assert log.journal.segment > 10 * len(log.files)
