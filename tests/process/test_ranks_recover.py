@@ -69,10 +69,12 @@ def test_killed_rank_brings_all_back_from_the_checkpoint(cluster: LearnerCluster
 def test_ranks_pause_and_stop_together_and_steps_count_once(cluster: LearnerCluster) -> None:
     """Two ranks that take half a batch each keep the ratio of one: a step of both is one step."""
     ratio = ("--learner.updates-per-env-step", "0.5", "--table.error-buffer-updates", "20")
-    learner = _start(cluster, *ratio, "--learner.batches-per-sample", "1")
+    few = ("--learner.batches-per-sample", "1", "--learner.prefetch-batches", "1")
+    learner = _start(cluster, *ratio, *few)
     cluster.wait_for_status(lambda s: s.env_steps >= 2_000, "2,000 decisions")
-    status, table = cluster.rested(32)
-    assert 20 < status.learner_steps - 0.5 * (table.inserts - 64) <= 20 + 1
+    status, table = cluster.rested(32, spare=4 * 16)  # four halves that one rank has and the other waits for
+    assert 20 < table.samples / 32 - 0.5 * (table.inserts - 64) <= 20 + 1
+    assert table.samples / 32 - 2 <= status.learner_steps <= table.samples / 32
     cluster.feed()
     client = cluster.learner_client()
     client.pause()

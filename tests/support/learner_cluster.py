@@ -192,8 +192,13 @@ class LearnerCluster:
         """Append random steps from now on."""
         return self._keep(Feeder(self.replay, chunks_per_s=chunks_per_s))
 
-    def rested(self, batch_size: int) -> tuple[LearnerStatus, TableDescription]:
+    def rested(self, batch_size: int, spare: int = 0) -> tuple[LearnerStatus, TableDescription]:
         """End the feeding, and have the learner train on all that the limiter still gives it.
+
+        Args:
+            batch_size: Of an update, over all ranks.
+            spare: Items that some ranks may hold at most while others wait for theirs: the limiter does not share out
+                evenly what it gives last.
 
         Returns:
             What the learner says then, and what the table does: neither changes any more.
@@ -204,7 +209,8 @@ class LearnerCluster:
 
         def is_done() -> bool:
             table = replay.describe_table(TABLE)
-            return table.sample_blocked and client.get_status().learner_steps * batch_size == table.samples
+            held = table.samples - client.get_status().learner_steps * batch_size
+            return table.sample_blocked and 0 <= held <= spare
 
         wait_until(is_done, "everything that was sampled is trained on")
         return client.get_status(), replay.describe_table(TABLE)
