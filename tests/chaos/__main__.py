@@ -20,11 +20,11 @@ import structlog
 
 from benchmarks.rows import FOLDER_VARIABLE, load, machine
 from tests.chaos.cluster import kill_launcher, kill_services
-from tests.chaos.outcome import Outcome
+from tests.chaos.fault_report import FaultReport
 from tests.chaos.params import kill_params
 from tests.chaos.replay import freeze_replay, kill_replay
 
-Series = Callable[[Path, int, int], Iterable[Outcome]]
+Series = Callable[[Path, int, int], Iterable[FaultReport]]
 
 SERIES: dict[str, Series] = {
     "replay": lambda folder, kills, seed: [kill_replay(folder, kills, seed, "write")],
@@ -47,9 +47,9 @@ def main() -> int:
     rows, clean = [], True
     for name in arguments.only:
         with tempfile.TemporaryDirectory(prefix="tidemill-chaos-") as folder:
-            for outcome in SERIES[name](Path(folder), arguments.kills, arguments.seed):
-                rows.append(outcome.row())
-                clean = clean and outcome.is_clean
+            for report in SERIES[name](Path(folder), arguments.kills, arguments.seed):
+                rows.append(report.row())
+                clean = clean and report.is_clean
                 sys.stdout.write(json.dumps(rows[-1]) + "\n")
                 sys.stdout.flush()
                 _write({"machine": machine() | load(), "seed": arguments.seed, "rows": rows})

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from tests.chaos.outcome import Outcome, pause
+from tests.chaos.fault_report import FaultReport, pause
 from tests.support.launched import Launched, launched, learner_of, services_of, tidemill
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import TidemillError
@@ -36,30 +36,30 @@ _RUN: dict[str, Any] = {
 }
 
 
-def kill_services(folder: Path, kills: int, seed: int) -> list[Outcome]:
+def kill_services(folder: Path, kills: int, seed: int) -> list[FaultReport]:
     """Kill each kind of process so many times, in random order; return what became of it for each kind.
 
     After each, what the process is for must continue: decisions are stored, versions evaluated and published, gradient
     steps taken. Of these steps none that a checkpoint holds may be lost, which is what `acknowledged` counts.
     """
-    outcomes = {name: Outcome(f"{name} of a run killed") for name in _SERVICES}
+    reports = {name: FaultReport(f"{name} of a run killed") for name in _SERVICES}
     order = [name for name in _SERVICES for _ in range(kills)]
     random.Random(seed).shuffle(order)
     rng = random.Random(seed)
     with _run(folder) as (cluster, watched):
         for name in order:
             pause(rng.uniform(0.0, _LONGEST_PAUSE_S))
-            _kill_one(cluster, watched, name, outcomes[name])
+            _kill_one(cluster, watched, name, reports[name])
         _ends_cleanly(cluster, folder)
-    for outcome in outcomes.values():
-        outcome.acknowledged = watched.checkpoint_steps
-        outcome.acknowledged_lost += watched.fallen
-    return list(outcomes.values())
+    for report in reports.values():
+        report.acknowledged = watched.checkpoint_steps
+        report.acknowledged_lost += watched.fallen
+    return list(reports.values())
 
 
-def kill_launcher(folder: Path, kills: int, seed: int) -> Outcome:
+def kill_launcher(folder: Path, kills: int, seed: int) -> FaultReport:
     """Kill the launcher and resume: its children end by themselves, and the run continues from its checkpoint."""
-    rng, outcome = random.Random(seed), Outcome("launcher killed, then `tidemill resume`")
+    rng, report = random.Random(seed), FaultReport("launcher killed, then `tidemill resume`")
     started = ["train", "--config", str(_config(folder))]
     for _ in range(kills):
         with launched(*started) as cluster, _watched(folder / "run") as watched:
@@ -69,15 +69,15 @@ def kill_launcher(folder: Path, kills: int, seed: int) -> Outcome:
             began_s = time.monotonic()
             cluster.send(signal.SIGKILL)
             cluster.process.wait(WAIT_S)
-            outcome.time_recovery(began_s, lambda c=cluster: not services_of(c.process.pid), "the children end")  # type: ignore[misc]
-        outcome.acknowledged += reached
-        outcome.acknowledged_lost += watched.fallen
+            report.time_recovery(began_s, lambda c=cluster: not services_of(c.process.pid), "the children end")  # type: ignore[misc]
+        report.acknowledged += reached
+        report.acknowledged_lost += watched.fallen
         started = ["resume", str(folder / "run")]
     with launched(*started) as cluster, _watched(folder / "run") as watched:
         watched.until_training()
-        outcome.acknowledged_lost += max(reached - watched.newest.learner_steps, 0)
+        report.acknowledged_lost += max(reached - watched.newest.learner_steps, 0)
         _ends_cleanly(cluster, folder)
-    return outcome
+    return report
 
 
 def _config(folder: Path) -> Path:
@@ -138,7 +138,7 @@ def _run(folder: Path) -> Iterator[tuple[Launched, _Watched]]:
         yield cluster, watched
 
 
-def _kill_one(cluster: Launched, watched: _Watched, name: str, outcome: Outcome) -> None:
+def _kill_one(cluster: Launched, watched: _Watched, name: str, report: FaultReport) -> None:
     pid = cluster.children()[name]
     began_s = time.monotonic()
     os.kill(pid, signal.SIGKILL)
@@ -155,7 +155,7 @@ def _kill_one(cluster: Launched, watched: _Watched, name: str, outcome: Outcome)
     }
     wait_until(lambda: cluster.children().get(name, pid) != pid, f"another {name} is started", longest_pause_s=0.02)
     seen = len(cluster.lines)
-    outcome.time_recovery(began_s, achieved[name], f"the run continues after its {name} was killed")
+    report.time_recovery(began_s, achieved[name], f"the run continues after its {name} was killed")
 
 
 def _ends_cleanly(cluster: Launched, folder: Path) -> None:

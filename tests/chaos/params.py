@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.chaos.outcome import Outcome, pause
+from tests.chaos.fault_report import FaultReport, pause
 from tests.support.params_service import METADATA, ServerProcess, server_process
 from tests.support.waiting import WAIT_S
 from tidemill.errors import TidemillError
@@ -24,9 +24,9 @@ _KEPT = 20
 """Versions that the server keeps unless told otherwise."""
 
 
-def kill_params(folder: Path, kills: int, seed: int) -> Outcome:
+def kill_params(folder: Path, kills: int, seed: int) -> FaultReport:
     """Kill the server at random moments: what was acknowledged is there with its bytes, and versions only grow."""
-    rng, outcome = random.Random(seed), Outcome("parameter server killed")
+    rng, report = random.Random(seed), FaultReport("parameter server killed")
     with server_process(folder) as server:
         publisher = _Publisher(server.address, rng.randbytes(_BLOB_BYTES))
         watchers = [_Watcher(server.address) for _ in range(_WATCHERS)]
@@ -37,13 +37,13 @@ def kill_params(folder: Path, kills: int, seed: int) -> Outcome:
                 server.kill()
                 before = len(publisher.acknowledged)
                 server.start()
-                outcome.time_recovery(
+                report.time_recovery(
                     began_s,
                     lambda b=before: len(publisher.acknowledged) > b,  # type: ignore[misc]
                     "the publisher continues",
                 )
-        _compare(outcome, server, publisher, watchers)
-    return outcome
+        _compare(report, server, publisher, watchers)
+    return report
 
 
 class _Client(threading.Thread):
@@ -129,7 +129,7 @@ def _running(*clients: _Client) -> Iterator[None]:
             client.join(WAIT_S)
 
 
-def _compare(outcome: Outcome, server: ServerProcess, publisher: _Publisher, watchers: list[_Watcher]) -> None:
+def _compare(report: FaultReport, server: ServerProcess, publisher: _Publisher, watchers: list[_Watcher]) -> None:
     """Hold what the server has, and what the watchers saw, against what the publisher sent and was told."""
     errors = [client.error for client in (publisher, *watchers) if client.error]
     assert not errors, errors
@@ -143,13 +143,13 @@ def _compare(outcome: Outcome, server: ServerProcess, publisher: _Publisher, wat
             found[number] = hashlib.sha256(params.blob).digest()
     newest = max(publisher.acknowledged)
     expected = {number for number in publisher.acknowledged if number > max(newest, *stored) - _KEPT}
-    outcome.acknowledged += len(publisher.acknowledged)
-    outcome.acknowledged_lost += len(expected - stored)
-    outcome.duplicates += sum(watcher.fell for watcher in watchers)  # a number that fell was given twice
-    outcome.altered += sum(publisher.acknowledged.get(number, digest) != digest for number, digest in found.items())
+    report.acknowledged += len(publisher.acknowledged)
+    report.acknowledged_lost += len(expected - stored)
+    report.duplicates += sum(watcher.fell for watcher in watchers)  # a number that fell was given twice
+    report.altered += sum(publisher.acknowledged.get(number, digest) != digest for number, digest in found.items())
     for watcher in watchers:
         assert watcher.seen, "a watcher saw nothing"
-        outcome.altered += watcher.altered
-        outcome.altered += sum(publisher.acknowledged.get(n, digest) != digest for n, digest in watcher.seen.items())
-        outcome.unknown += len(set(watcher.seen.values()) - publisher.sent)
-    outcome.unknown += len(set(found.values()) - publisher.sent)
+        report.altered += watcher.altered
+        report.altered += sum(publisher.acknowledged.get(n, digest) != digest for n, digest in watcher.seen.items())
+        report.unknown += len(set(watcher.seen.values()) - publisher.sent)
+    report.unknown += len(set(found.values()) - publisher.sent)

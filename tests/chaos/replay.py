@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.chaos.outcome import Outcome, pause
+from tests.chaos.fault_report import FaultReport, pause
 from tests.support.replay_log import RANKED, Load, kill, load, options
 from tests.support.replay_service import ServerProcess
 from tests.support.replay_streams import SIGNATURE
@@ -30,7 +30,7 @@ _FAULTS_PER_ROUND = 10
 """Faults of one server, few enough for its table to hold all that is written meanwhile."""
 
 
-def kill_replay(folder: Path, kills: int, seed: int, ack: str) -> Outcome:
+def kill_replay(folder: Path, kills: int, seed: int, ack: str) -> FaultReport:
     """Kill the server at random moments; everything that was written is there once, as it was written.
 
     The writers repeat what was not acknowledged, so all that they sent must be there at the end, and nothing else.
@@ -43,11 +43,11 @@ def kill_replay(folder: Path, kills: int, seed: int, ack: str) -> Outcome:
         server.start()
         return began_s
 
-    outcome = Outcome(f"replay server killed, ack: {ack}")
-    return _rounds(outcome, kills, rng, fault, lambda number: options(folder / str(number), ack=ack, segment_mib=1))
+    report = FaultReport(f"replay server killed, ack: {ack}")
+    return _rounds(report, kills, rng, fault, lambda number: options(folder / str(number), ack=ack, segment_mib=1))
 
 
-def freeze_replay(folder: Path, freezes: int, seed: int) -> Outcome:
+def freeze_replay(folder: Path, freezes: int, seed: int) -> FaultReport:
     """Stop the server with SIGSTOP for a while: the writers notice nothing but a pause."""
     rng = random.Random(seed)
 
@@ -58,17 +58,17 @@ def freeze_replay(folder: Path, freezes: int, seed: int) -> Outcome:
         os.kill(server.pid, signal.SIGCONT)
         return began_s
 
-    outcome = Outcome("replay server frozen for 1 to 3 s")
-    return _rounds(outcome, freezes, rng, fault, lambda number: options(folder / str(number)))
+    report = FaultReport("replay server frozen for 1 to 3 s")
+    return _rounds(report, freezes, rng, fault, lambda number: options(folder / str(number)))
 
 
 def _rounds(
-    outcome: Outcome,
+    report: FaultReport,
     faults: int,
     rng: random.Random,
     fault: Callable[[_Server], float],
     arguments: Callable[[int], tuple[str, ...]],
-) -> Outcome:
+) -> FaultReport:
     """Cause faults, a few to each server, so that its table holds all that was written; then read it.
 
     `fault` returns when the time to recovery starts.
@@ -82,13 +82,13 @@ def _rounds(
                     before = running.acknowledged  # what is on its way may still be acknowledged: that is no recovery
                     began_s = fault(server)
                     most = max(before, running.acknowledged)
-                    outcome.time_recovery(began_s, lambda m=most: running.acknowledged > m, "the writers continue")  # type: ignore[misc]
+                    report.time_recovery(began_s, lambda m=most: running.acknowledged > m, "the writers continue")  # type: ignore[misc]
                 running.stop()
-            _compare(outcome, server.address, running)
-    return outcome
+            _compare(report, server.address, running)
+    return report
 
 
-def _compare(outcome: Outcome, address: str, running: Load) -> None:
+def _compare(report: FaultReport, address: str, running: Load) -> None:
     """Hold what the server has against what the writers were told."""
     sent = {(stream, step) for stream in range(_WRITERS) for step in range(running.written[stream])}
     assert len(sent) < RANKED.max_items, "the table has dropped what should be compared"
@@ -102,11 +102,11 @@ def _compare(outcome: Outcome, address: str, running: Load) -> None:
     stream, step = decoded.columns["stream"][last, 0], decoded.columns["step"][last]
     wanted = np.stack([step, step * 7, stream], axis=1)
     found = Counter(zip(stream.tolist(), step.tolist(), strict=True))
-    outcome.acknowledged += len(sent)  # every writer has flushed
-    outcome.acknowledged_lost += len(sent - found.keys())
-    outcome.unknown += len(found.keys() - sent)
-    outcome.duplicates += sum(times - 1 for times in found.values())
-    outcome.altered += int((decoded.columns["frame"][last] != wanted).any(axis=1).sum())
+    report.acknowledged += len(sent)  # every writer has flushed
+    report.acknowledged_lost += len(sent - found.keys())
+    report.unknown += len(found.keys() - sent)
+    report.duplicates += sum(times - 1 for times in found.values())
+    report.altered += int((decoded.columns["frame"][last] != wanted).any(axis=1).sum())
 
 
 class _Server:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.outcome import Outcome
+from tests.chaos.fault_report import FaultReport
 from tests.chaos.params import kill_params
 from tests.chaos.replay import freeze_replay, kill_replay
 
@@ -28,13 +28,13 @@ def test_killed_parameter_server_has_every_acknowledged_version(tmp_path: Path) 
 
 
 def test_broken_promise_is_seen() -> None:
-    """An outcome with anything lost, doubled, altered or invented is not clean."""
+    """A report with anything lost, doubled, altered or invented is not clean."""
     for name in ("acknowledged_lost", "duplicates", "altered", "unknown"):
-        assert not Outcome("made up", **{name: 1}).is_clean  # type: ignore[arg-type]
-    assert Outcome("made up", faults=3).is_clean
+        assert not FaultReport("made up", **{name: 1}).is_clean  # type: ignore[arg-type]
+    assert FaultReport("made up", faults=3).is_clean
 
 
-def _check(outcome: Outcome, faults: int) -> None:
-    assert outcome.is_clean, outcome
-    assert outcome.faults == faults
-    assert outcome.acknowledged > 0
+def _check(report: FaultReport, faults: int) -> None:
+    assert report.is_clean, report
+    assert report.faults == faults
+    assert report.acknowledged > 0

@@ -14,7 +14,7 @@ Row = dict[str, object]
 
 
 @dataclass
-class Outcome:
+class FaultReport:
     """The history of one kind of fault, compared with what must have come of it.
 
     Attributes:
