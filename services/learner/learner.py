@@ -255,6 +255,7 @@ class Learner:
                 if part
             )
             _log.info("restored", what=self._board.restored)
+            store.note_restored(self._board.restored)
         return store
 
     def _checkpointer(self, state: ResumableState, store: CheckpointStore, fence: Fence) -> Checkpointer:

@@ -9,6 +9,9 @@ from typing import Literal
 
 from tidemill.config.check import check, is_safe_name
 
+RESTORED = "restored.txt"
+"""Beside the checkpoints: what the learner's newest start restored, in words."""
+
 
 @dataclass(frozen=True)
 class RunSettings:

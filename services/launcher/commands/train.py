@@ -104,23 +104,29 @@ def _run_cluster(
     runner = ClusterRunner(supervisor, folder, view)
     poller = StatusPoller(config, folder.path, runner.pid_of, supervisor)
     try:
-        outcome = asyncio.run(run_with_view(runner, poller, view, config.launcher.view_every_s))
+        outcome = asyncio.run(run_with_view(runner, poller, view, folder, config.launcher.view_every_s))
         return outcome, poller.learner
     finally:
         poller.close()
 
 
-async def run_with_view(runner: ClusterRunner, poller: StatusPoller, view: View, every_s: float) -> Outcome:
+async def run_with_view(
+    runner: ClusterRunner, poller: StatusPoller, view: View, folder: RunFolder, every_s: float
+) -> Outcome:
     """Run the cluster to its end with the view updated every `every_s` seconds; return how it ended."""
+    has_told = False
+
+    async def show() -> None:
+        nonlocal has_told
+        view.show(await asyncio.to_thread(poller.poll))
+        # Read from the folder: a learner that soon ends may be gone before it is asked.
+        if not has_told and (restored := folder.restored):
+            has_told = True
+            view.event(f"learner restored {restored}")
 
     async def update() -> None:
-        restored = False
         while True:
-            status = await asyncio.to_thread(poller.poll)
-            view.show(status)
-            if status.learner and status.learner.restored and not restored:
-                restored = True
-                view.event(f"learner restored {status.learner.restored}")
+            await show()
             await asyncio.sleep(every_s)
 
     updates = asyncio.create_task(update())
@@ -129,7 +135,7 @@ async def run_with_view(runner: ClusterRunner, poller: StatusPoller, view: View,
     finally:
         updates.cancel()
         await asyncio.gather(updates, return_exceptions=True)
-        view.show(await asyncio.to_thread(poller.poll))
+        await show()
 
 
 def _remove_leftover_sockets(folder: RunFolder) -> None:

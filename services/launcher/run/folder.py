@@ -11,6 +11,7 @@ from typing import Self
 
 from tidemill.atomic_files import replacing
 from tidemill.config.load import write_document
+from tidemill.config.run import RESTORED
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition
 from tidemill.services.launcher.installation import command_name, versions
@@ -88,6 +89,18 @@ class RunFolder:
         """The same with the addresses of the services that run now: `--config` of an actor that joins."""
         return self.path / "cluster.yaml"
 
+    @property
+    def restored(self) -> str:
+        """What the learner restored since `set_result_aside`, in words; empty for nothing, or nothing yet."""
+        try:
+            return self._restored_file.read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            return ""
+
+    @property
+    def _restored_file(self) -> Path:
+        return self.path / "checkpoints" / RESTORED
+
     def log_file(self, service: str) -> Path:
         """Return where a service's log is appended."""
         return self.path / "logs" / f"{service}.log"
@@ -106,6 +119,7 @@ class RunFolder:
 
     def set_result_aside(self) -> None:
         """Keep the previous result as result-1.json (or the next free number): the run continues."""
+        self._restored_file.unlink(missing_ok=True)
         result = self.path / "result.json"
         if result.exists():
             number = 1 + len(list(self.path.glob("result-*.json")))

@@ -16,6 +16,7 @@ from pathlib import Path
 import structlog
 
 from tidemill.atomic_files import TEMPORARY, is_disk_full, replacing, sync_file, write_atomically
+from tidemill.config.run import RESTORED
 from tidemill.errors import DataLoss, FatalError, ResourceExhausted, TidemillError
 from tidemill.params.publisher import StalePublisher
 from tidemill.services.learner.checkpoint.format import Checkpoint, decode, encode
@@ -87,6 +88,13 @@ class CheckpointStore:
             except DataLoss as error:
                 _log.warning("checkpoint corrupt, trying the previous one", path=str(path), reason=str(error))
         return None
+
+    def note_restored(self, what: str) -> None:
+        """Write what this start restored, in words, for a launcher whose learner ends before it is asked."""
+        try:
+            write_atomically(self._folder / RESTORED, what + "\n", sync=False)
+        except OSError as error:
+            _log.warning("what was restored cannot be written", path=str(self._folder), reason=error.strerror)
 
     def _check_newest(self, fencing_token: int) -> None:
         if self.fencing_token > fencing_token:
