@@ -25,7 +25,7 @@ from benchmarks.rows import Row, row, write
 from tidemill import kernel
 from tidemill.codec import decode, encode
 from tidemill.process import keep_freed_memory
-from tidemill.replay.batch import Blocks, SampledBatch
+from tidemill.replay.sampling.batch import Blocks, SampledBatch
 from tidemill.types import Codec
 
 _BATCH = 512

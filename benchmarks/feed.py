@@ -26,7 +26,7 @@ from benchmarks.rows import Row, row, write
 from tidemill.config.sections import RunConfig
 from tidemill.envs.make import spec_of
 from tidemill.process import keep_freed_memory
-from tidemill.replay.sampler import ReplaySampler
+from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.registry import stored_columns
 from tidemill.services.learner.counters import Counters

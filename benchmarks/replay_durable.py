@@ -25,7 +25,7 @@ from benchmarks.replay_endurance import outcome
 from benchmarks.replay_frames import cached_steps
 from benchmarks.replay_roles import TABLE
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampler import ReplaySampler
+from tidemill.replay.sampling.sampler import ReplaySampler
 
 _RESULTS = Path(__file__).parent / "results" / "replay_durable.json"
 _SNAPSHOTS = 5

@@ -44,14 +44,11 @@ if TYPE_CHECKING:
     from tidemill.params.client import ParamsClient
     from tidemill.params.version import Params, ParamsMetadata, Precision, Version
     from tidemill.params.watcher import ParamsWatcher
-    from tidemill.replay.batch import SampledBatch
     from tidemill.replay.client import ReplayClient
-    from tidemill.replay.dataset import ReplayBatch, ReplayDataset
-    from tidemill.replay.rollout_writer import RolloutWriter
-    from tidemill.replay.sampler import ReplaySampler
+    from tidemill.replay.sampling.batch import SampledBatch
+    from tidemill.replay.sampling.dataset import ReplayBatch, ReplayDataset
+    from tidemill.replay.sampling.sampler import ReplaySampler
     from tidemill.replay.shards.appender import ShardedAppender
-    from tidemill.replay.steps import signature_like
-    from tidemill.replay.stream_items import ItemWindow
     from tidemill.replay.table_config import (
         RateLimiterConfig,
         SelectorConfig,
@@ -59,7 +56,10 @@ if TYPE_CHECKING:
         TableConfig,
         TableDescription,
     )
-    from tidemill.replay.writer import ReplayWriter
+    from tidemill.replay.writing.rollout_writer import RolloutWriter
+    from tidemill.replay.writing.steps import signature_like
+    from tidemill.replay.writing.stream_items import ItemWindow
+    from tidemill.replay.writing.writer import ReplayWriter
     from tidemill.rl.agents.build import build_agent, build_policy
     from tidemill.rl.agents.interface import Agent, Policy, PolicyContext, Update
     from tidemill.rl.agents.registry import AgentConfig
@@ -88,18 +88,18 @@ _HOME = {
     "tidemill.params.client": ("ParamsClient",),
     "tidemill.params.version": ("Params", "ParamsMetadata", "Precision", "Version"),
     "tidemill.params.watcher": ("ParamsWatcher",),
-    "tidemill.replay.batch": ("SampledBatch",),
+    "tidemill.replay.sampling.batch": ("SampledBatch",),
     "tidemill.replay.client": ("ReplayClient",),
-    "tidemill.replay.dataset": ("ReplayBatch", "ReplayDataset"),
-    "tidemill.replay.rollout_writer": ("RolloutWriter",),
-    "tidemill.replay.sampler": ("ReplaySampler",),
+    "tidemill.replay.sampling.dataset": ("ReplayBatch", "ReplayDataset"),
+    "tidemill.replay.writing.rollout_writer": ("RolloutWriter",),
+    "tidemill.replay.sampling.sampler": ("ReplaySampler",),
     "tidemill.replay.shards.appender": ("ShardedAppender",),
     "tidemill.replay.table_config": (
         *("RateLimiterConfig", "SelectorConfig", "SelectorKind", "TableConfig", "TableDescription"),
     ),
-    "tidemill.replay.steps": ("signature_like",),
-    "tidemill.replay.stream_items": ("ItemWindow",),
-    "tidemill.replay.writer": ("ReplayWriter",),
+    "tidemill.replay.writing.steps": ("signature_like",),
+    "tidemill.replay.writing.stream_items": ("ItemWindow",),
+    "tidemill.replay.writing.writer": ("ReplayWriter",),
     "tidemill.rl.agents.build": ("build_agent", "build_policy"),
     "tidemill.rl.agents.interface": ("Agent", "Policy", "PolicyContext", "Update"),
     "tidemill.rl.agents.registry": ("AgentConfig",),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tidemill.errors import DataLoss, InvalidArgument
 from tidemill.lz4_prefix import decompress_prefixes
-from tidemill.replay.batch import Blocks, SampledBatch
+from tidemill.replay.sampling.batch import Blocks, SampledBatch
 from tidemill.types import Codec, ColumnSpec, Signature
 
 Array = NDArray[Any]

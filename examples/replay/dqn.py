@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tidemill import replay
-from tidemill.replay.adapters import to_torch
+from tidemill.replay.sampling.adapters import to_torch
 
 BATCH_SIZE, LEARNING_STARTS, UPDATE_EVERY, TARGET_EVERY, GAMMA = 128, 1_000, 4, 500, 0.99
 

@@ -27,7 +27,7 @@ from tidemill.replay import (
     TableConfig,
     signature_like,
 )
-from tidemill.replay.adapters import to_torch
+from tidemill.replay.sampling.adapters import to_torch
 
 _HORIZON = 50
 

@@ -18,8 +18,8 @@ from tidemill.envs.make import make_env
 from tidemill.params.version import Precision
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.process import keep_freed_memory, run, stop_event
-from tidemill.replay.rollout_writer import RolloutWriter
 from tidemill.replay.shards.appender import ShardedAppender
+from tidemill.replay.writing.rollout_writer import RolloutWriter
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.registry import extra_columns_of, stored_columns
 from tidemill.rl.exploration import ActorSlot

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tidemill.envs.interface import VectorEnv, VectorStep
 from tidemill.params.blob import unpack
 from tidemill.params.watcher import ParamsWatcher
-from tidemill.replay.rollout_writer import RolloutWriter
+from tidemill.replay.writing.rollout_writer import RolloutWriter
 from tidemill.rl.agents.interface import Policy
 from tidemill.rl.policy_io import PolicyInputBuilder, check_extras
 from tidemill.services.actor.metrics import ActorMetrics

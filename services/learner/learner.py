@@ -22,8 +22,8 @@ from tidemill.params.client import ParamsClient
 from tidemill.params.publisher import ParamsPublisher
 from tidemill.params.run_end import RunEnd
 from tidemill.params.version import ParamsMetadata
-from tidemill.replay.mirror import TableMirror
-from tidemill.replay.sampler import ReplaySampler
+from tidemill.replay.sampling.mirror import TableMirror
+from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.build import build_agent

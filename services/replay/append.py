@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.replay.writing.chunk import Chunk, ItemBatch
 from tidemill.services.replay.append_check import BlockSize, check_chunk, check_item_tables, check_items, is_new
 from tidemill.services.replay.chunks.store import NONE, NewChunk
 from tidemill.services.replay.streams import Epoch

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import FailedPrecondition, InvalidArgument
-from tidemill.replay.chunk import Chunk, ItemBatch, check_priorities
 from tidemill.replay.table_config import TableConfig
+from tidemill.replay.writing.chunk import Chunk, ItemBatch, check_priorities
 from tidemill.types import Codec, Signature
 
 

@@ -9,7 +9,7 @@ import structlog
 from numpy.typing import NDArray
 
 from tidemill.errors import ResourceExhausted
-from tidemill.replay.batch import Blocks, SampledBatch
+from tidemill.replay.sampling.batch import Blocks, SampledBatch
 from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.chunks.blob_reader import BlobReader
 from tidemill.services.replay.chunks.logged_blocks import logged

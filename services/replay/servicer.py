@@ -13,12 +13,12 @@ import numpy as np
 import structlog
 
 from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unimplemented
-from tidemill.replay.batch import StoredSteps
-from tidemill.replay.chunk import check_priorities
 from tidemill.replay.limits import MAX_KEYS, least_slots
+from tidemill.replay.sampling.batch import StoredSteps
 from tidemill.replay.table_config import check_signature
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import pack_description, pack_sample, unpack_append, unpack_config, unpack_signature
+from tidemill.replay.writing.chunk import check_priorities
 from tidemill.rpc.server import RpcServer
 from tidemill.services.replay.active_streams import ActiveStreams
 from tidemill.services.replay.admission import AdmissionQueue

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
-from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.limits import MAX_ENV_COUNT
 from tidemill.replay.table_config import TableConfig
+from tidemill.replay.writing.chunk import Chunk, ItemBatch
 from tidemill.services.replay.append import AppendPlan, AppendSession, apply_append, plan_append
 from tidemill.services.replay.append_check import block_sizes
 from tidemill.services.replay.change_sink import ChangeSink, NewChunks, NoLog

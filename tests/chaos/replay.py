@@ -22,7 +22,7 @@ from tests.support.waiting import WAIT_S
 from tidemill.codec import decode
 from tidemill.errors import TidemillError
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampler import ReplaySampler
+from tidemill.replay.sampling.sampler import ReplaySampler
 
 _WRITERS = 3
 _LONGEST_PAUSE_S = 1.0

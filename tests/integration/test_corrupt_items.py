@@ -16,7 +16,7 @@ from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, mak
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.config.run import ClusterSettings
 from tidemill.config.table import TableSettings
-from tidemill.replay.mirror import MirrorSize, TableMirror
+from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.batch_loader import BatchLoader

@@ -20,12 +20,12 @@ from tidemill.config.services import ActorSettings
 from tidemill.envs.make import make_env
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import FailedPrecondition
-from tidemill.replay.appender import StreamAppender
-from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.rollout_writer import RolloutWriter
-from tidemill.replay.sampler import ReplaySampler
+from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
+from tidemill.replay.writing.appender import StreamAppender
+from tidemill.replay.writing.rollout_writer import RolloutWriter
 from tidemill.rl.sequences import SequenceShape, sequences
 from tidemill.rl.transitions import transitions, unrolled_transitions
 from tidemill.services.actor.__main__ import connect_appender

@@ -11,7 +11,7 @@ from tests.support.replay_service import local_server, open_appender, write
 from tests.support.replay_streams import make_config
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampler import ReplaySampler
+from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.shards.table import shard_config
 from tidemill.services.learner.metrics import SamplerCollector
 

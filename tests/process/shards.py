@@ -13,13 +13,13 @@ from pathlib import Path
 from tests.support.replay_service import CHUNK_LENGTH, ServerProcess, items_of
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S
-from tidemill.replay.appender import StreamRestarted
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampler import ReplaySampler
+from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.shards.appender import ShardedAppender
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.sampler import ShardedSampleStream
 from tidemill.replay.shards.table import shard_config
+from tidemill.replay.writing.appender import StreamRestarted
 
 TABLE = make_config(max_items=300_000)
 COUNT = 3

@@ -8,8 +8,8 @@ import numpy as np
 
 from tidemill import codec
 from tidemill.errors import NotFound, Unavailable
-from tidemill.replay.appender import StreamAppender, StreamRestarted
-from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.replay.writing.appender import StreamAppender, StreamRestarted
+from tidemill.replay.writing.chunk import Chunk, ItemBatch
 from tidemill.types import EnvSpec, signature_of
 
 CHUNK = 16

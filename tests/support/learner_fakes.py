@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.replay.batch import SampledBatch, StoredSteps
+from tidemill.replay.sampling.batch import SampledBatch, StoredSteps
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.process_group import ProcessGroup
 from tidemill.services.learner.data.decoder import Batch

@@ -19,10 +19,10 @@ from prometheus_client import REGISTRY
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_items
 from tests.support.waiting import WAIT_S
 from tidemill.codec import decode
-from tidemill.replay.appender import StreamAppender
-from tidemill.replay.batch import SampledBatch
-from tidemill.replay.sampler import ReplaySampler
+from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import TableConfig
+from tidemill.replay.writing.appender import StreamAppender
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import MEBIBYTE, ServerSettings
 from tidemill.services.replay.admission import AdmissionQueue

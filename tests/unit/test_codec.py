@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tidemill.codec import CorruptBlocks, decode, encode
 from tidemill.errors import DataLoss, InvalidArgument
-from tidemill.replay.batch import Blocks, SampledBatch
+from tidemill.replay.sampling.batch import Blocks, SampledBatch
 from tidemill.types import Codec, ColumnSpec, Signature
 
 SIGNATURE: Signature = (

@@ -21,7 +21,7 @@ from tests.unit.test_codec import SIGNATURE, batch_of, columns_of, with_block
 from tidemill import kernel, lz4_prefix
 from tidemill.codec import CorruptBlocks, decode, decode_chunks, encode
 from tidemill.lz4_prefix import decompress_prefixes
-from tidemill.replay.batch import SampledBatch
+from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.services.replay.selectors.sum_tree import SumTree
 
 

@@ -20,12 +20,10 @@ if TYPE_CHECKING:
         TidemillError,
         Unavailable,
     )
-    from tidemill.replay.batch import SampledBatch
     from tidemill.replay.client import ReplayClient
-    from tidemill.replay.dataset import ReplayBatch, ReplayDataset
-    from tidemill.replay.sampler import ReplaySampler
-    from tidemill.replay.steps import signature_like
-    from tidemill.replay.stream_items import ItemWindow
+    from tidemill.replay.sampling.batch import SampledBatch
+    from tidemill.replay.sampling.dataset import ReplayBatch, ReplayDataset
+    from tidemill.replay.sampling.sampler import ReplaySampler
     from tidemill.replay.table_config import (
         RateLimiterConfig,
         SelectorConfig,
@@ -33,7 +31,9 @@ if TYPE_CHECKING:
         TableConfig,
         TableDescription,
     )
-    from tidemill.replay.writer import ReplayWriter
+    from tidemill.replay.writing.steps import signature_like
+    from tidemill.replay.writing.stream_items import ItemWindow
+    from tidemill.replay.writing.writer import ReplayWriter
     from tidemill.types import Codec, ColumnSpec, Signature
 
 _HOME = {
@@ -41,16 +41,16 @@ _HOME = {
         *("AlreadyExists", "FailedPrecondition", "InvalidArgument", "NotFound", "ResourceExhausted"),
         *("TidemillError", "Unavailable"),
     ),
-    "tidemill.replay.batch": ("SampledBatch",),
+    "tidemill.replay.sampling.batch": ("SampledBatch",),
     "tidemill.replay.client": ("ReplayClient",),
-    "tidemill.replay.dataset": ("ReplayBatch", "ReplayDataset"),
-    "tidemill.replay.sampler": ("ReplaySampler",),
-    "tidemill.replay.steps": ("signature_like",),
-    "tidemill.replay.stream_items": ("ItemWindow",),
+    "tidemill.replay.sampling.dataset": ("ReplayBatch", "ReplayDataset"),
+    "tidemill.replay.sampling.sampler": ("ReplaySampler",),
+    "tidemill.replay.writing.steps": ("signature_like",),
+    "tidemill.replay.writing.stream_items": ("ItemWindow",),
     "tidemill.replay.table_config": (
         *("RateLimiterConfig", "SelectorConfig", "SelectorKind", "TableConfig", "TableDescription"),
     ),
-    "tidemill.replay.writer": ("ReplayWriter",),
+    "tidemill.replay.writing.writer": ("ReplayWriter",),
     "tidemill.types": ("Codec", "ColumnSpec", "Signature"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -10,8 +10,7 @@ from google.protobuf import json_format
 
 from tidemill.errors import InvalidArgument
 from tidemill.replay import packed
-from tidemill.replay.batch import Blocks, SampledBatch, StoredSteps
-from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.replay.sampling.batch import Blocks, SampledBatch, StoredSteps
 from tidemill.replay.table_config import (
     RateLimiterConfig,
     SelectorConfig,
@@ -20,6 +19,7 @@ from tidemill.replay.table_config import (
     TableDescription,
 )
 from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.replay.writing.chunk import Chunk, ItemBatch
 from tidemill.types import Codec, ColumnSpec, Signature
 
 _SAMPLE, _CHUNKS, _COLUMN = (

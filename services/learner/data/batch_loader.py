@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from tidemill.replay.batch import SampledBatch
+from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.decoder import Batch
 

@@ -11,7 +11,7 @@ import structlog
 from numpy.typing import NDArray
 
 from tidemill.errors import NotFound, Unavailable
-from tidemill.replay.batch import SampledBatch
+from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.services.learner import metrics
 
 Delete = Callable[[NDArray[np.uint64]], object]

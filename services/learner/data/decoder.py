@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tidemill import codec
 from tidemill.config.table import TableSettings
-from tidemill.replay.batch import SampledBatch
-from tidemill.replay.mirror import TableMirror
+from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.transitions import FRAMES, ROWS
 from tidemill.services.learner import metrics

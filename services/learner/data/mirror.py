@@ -8,7 +8,7 @@ from pathlib import Path
 import structlog
 
 from tidemill.replay.limits import least_slots
-from tidemill.replay.mirror import MirrorSize, TableMirror
+from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
 from tidemill.replay.table_config import TableConfig
 
 _MEMINFO = Path("/proc/meminfo")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.errors import FatalError, NotFound, Unavailable
-from tidemill.replay.chunk import SMALLEST_PRIORITY
+from tidemill.replay.writing.chunk import SMALLEST_PRIORITY
 from tidemill.services.learner import metrics
 
 Keys = NDArray[np.uint64]

@@ -13,8 +13,8 @@ from tidemill.config.services import LearnerSettings
 from tidemill.config.table import TableSettings
 from tidemill.errors import AlreadyExists, ConfigError, FatalError, Unavailable
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.mirror import TableMirror
-from tidemill.replay.sampler import ReplaySampler
+from tidemill.replay.sampling.mirror import TableMirror
+from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.table import shard_config
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument
-from tidemill.replay.batch import SampledBatch
+from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.table_config import TableConfig
 from tidemill.services.replay.chunks.ref_counts import ChunkRefCounts
 from tidemill.services.replay.chunks.store import NONE, ChunkStore

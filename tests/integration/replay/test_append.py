@@ -14,10 +14,10 @@ from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, mak
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.codec import decode
 from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError
-from tidemill.replay.appender import StreamAppender
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampler import ReplaySampler
+from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import SelectorConfig, SelectorKind
+from tidemill.replay.writing.appender import StreamAppender
 
 RANKED = SelectorConfig(SelectorKind.PRIORITIZED, 1.0)
 

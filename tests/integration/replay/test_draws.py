@@ -11,11 +11,11 @@ import pytest
 from tests.support.replay_service import local_server, open_appender
 from tests.support.replay_streams import make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.replay.appender import StreamAppender
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import RateLimiterConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
+from tidemill.replay.writing.appender import StreamAppender
 from tidemill.rpc.channel import open_channel
 
 

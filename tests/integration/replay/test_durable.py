@@ -13,7 +13,7 @@ from tests.support.replay_service import open_appender, server_process
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists, TidemillError
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampler import ReplaySampler
+from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import RateLimiterConfig, TableDescription
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc

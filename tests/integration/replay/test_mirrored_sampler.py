@@ -15,14 +15,14 @@ from tests.support.replay_service import CHUNK_LENGTH, local_server, open_append
 from tests.support.replay_shards import local_shards
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.replay.appender import StreamAppender
-from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import least_slots
-from tidemill.replay.mirror import MirrorSize, TableMirror
-from tidemill.replay.sampler import ReplaySampler
+from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
+from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
+from tidemill.replay.writing.appender import StreamAppender
 
 ITEM, BATCH, HOLD = 5, 16, 6
 CONFIG = make_config(max_items=60, max_item_steps=ITEM)

@@ -18,11 +18,11 @@ from tests.support.replay_service import ServerProcess, open_appender, server_pr
 from tests.support.replay_streams import make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import Unavailable
-from tidemill.replay.appender import StreamAppender, StreamRestarted
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampler import ReplaySampler
+from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
+from tidemill.replay.writing.appender import StreamAppender, StreamRestarted
 
 FROZEN_NOTICED_S = 10.0
 

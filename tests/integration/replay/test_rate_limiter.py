@@ -12,12 +12,12 @@ from tests.support.replay_service import CHUNK_LENGTH, LocalServer, local_server
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_config
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import Unavailable
-from tidemill.replay.appender import StreamAppender
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampler import ReplaySampler
+from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import RateLimiterConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
+from tidemill.replay.writing.appender import StreamAppender
 from tidemill.rpc.channel import open_channel
 from tidemill.services.replay.admission import Side
 

@@ -12,7 +12,7 @@ from tests.support.replay_service import LocalServer, items_of, open_appender, w
 from tests.support.replay_streams import FIFO, make_config
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampler import ReplaySampler
+from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import RateLimiterConfig
 
 

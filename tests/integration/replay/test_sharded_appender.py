@@ -13,11 +13,11 @@ from tests.support.replay_shards import local_shards
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import Unavailable
-from tidemill.replay.appender import StreamRestarted
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.shards.appender import ShardedAppender
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.placement import ranked
+from tidemill.replay.writing.appender import StreamRestarted
 
 _FIRST, _SECOND = (int(name) for name in ranked("a", ["0", "1"]))
 

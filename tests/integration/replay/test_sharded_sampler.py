@@ -21,8 +21,8 @@ from tests.support.replay_shards import (
 from tests.support.replay_streams import make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists
-from tidemill.replay.batch import StoredSteps
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampling.batch import StoredSteps
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.sampler import ShardedSampleStream
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind

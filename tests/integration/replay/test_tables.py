@@ -9,7 +9,7 @@ from tests.support.replay_streams import UNIFORM, make_config
 from tests.support.waiting import WAIT_S
 from tidemill.errors import NotFound, TidemillError
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampler import ReplaySampler
+from tidemill.replay.sampling.sampler import ReplaySampler
 
 
 def test_tables_are_listed_deleted_from_and_reset(server: LocalServer, client: ReplayClient) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tidemill.replay.appender import StreamAppender, StreamRestarted
-from tidemill.replay.chunk import SMALLEST_PRIORITY, Chunk, ItemBatch
-from tidemill.replay.rollout_writer import RolloutWriter
+from tidemill.replay.writing.appender import StreamAppender, StreamRestarted
+from tidemill.replay.writing.chunk import SMALLEST_PRIORITY, Chunk, ItemBatch
+from tidemill.replay.writing.rollout_writer import RolloutWriter
 from tidemill.types import Codec, ColumnSpec, WindowSpec
 
 _SIGNATURE = (

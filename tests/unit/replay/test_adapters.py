@@ -24,7 +24,7 @@ from tidemill.replay import (
     TableConfig,
     signature_like,
 )
-from tidemill.replay.adapters import to_jax, to_torch, torch_dataset
+from tidemill.replay.sampling.adapters import to_jax, to_torch, torch_dataset
 
 _TABLE = TableConfig(
     "t",

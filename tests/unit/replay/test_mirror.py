@@ -22,9 +22,9 @@ from tests.support.replay_streams import (
 from tidemill import codec
 from tidemill.errors import DataLoss
 from tidemill.replay import wire
-from tidemill.replay.batch import SampledBatch, StoredSteps
 from tidemill.replay.limits import least_slots
-from tidemill.replay.mirror import MirrorSize, TableMirror
+from tidemill.replay.sampling.batch import SampledBatch, StoredSteps
+from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.services.replay.chunks.mirror import ChunkMirror

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tidemill.errors import InvalidArgument
-from tidemill.replay.steps import StepReader, flatten, nest, ragged_columns, signature_like
+from tidemill.replay.writing.steps import StepReader, flatten, nest, ragged_columns, signature_like
 from tidemill.types import Codec, ColumnSpec
 
 

@@ -14,9 +14,9 @@ import pytest
 from tests.support.replay_streams import make_config
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists
-from tidemill.replay.batch import SampledBatch
-from tidemill.replay.mirror import MirrorSize
-from tidemill.replay.sample_call import SampleCallOwner
+from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.sampling.mirror import MirrorSize
+from tidemill.replay.sampling.sample_call import SampleCallOwner
 from tidemill.replay.shards import sampler
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.sampler import SILENT_S, ShardedSampleStream

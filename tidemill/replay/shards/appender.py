@@ -11,11 +11,11 @@ from typing import Self
 
 from tidemill.errors import Unavailable
 from tidemill.logger import LateLogger
-from tidemill.replay.appender import StreamAppender, StreamRestarted
-from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.placement import ShardPlacement
 from tidemill.replay.shards.probe import ShardProbe
+from tidemill.replay.writing.appender import StreamAppender, StreamRestarted
+from tidemill.replay.writing.chunk import Chunk, ItemBatch
 from tidemill.types import Signature
 
 _OBSERVE_S = 0.1

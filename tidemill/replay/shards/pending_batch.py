@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.replay.batch import Blocks, SampledBatch, StoredSteps
+from tidemill.replay.sampling.batch import Blocks, SampledBatch, StoredSteps
 from tidemill.replay.shards.table import Plan, ShardRequest
 
 

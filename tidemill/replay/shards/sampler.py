@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.logger import LateLogger
-from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.mirror import TableMirror
-from tidemill.replay.sample_call import SampleCall
+from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.sampling.mirror import TableMirror
+from tidemill.replay.sampling.sample_call import SampleCall
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.pending_batch import PendingBatch
 from tidemill.replay.shards.priorities import ShardedPriorities

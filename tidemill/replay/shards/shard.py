@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from tidemill.replay.batch import StoredSteps
-from tidemill.replay.sample_call import SampleCall
+from tidemill.replay.sampling.batch import StoredSteps
+from tidemill.replay.sampling.sample_call import SampleCall
 from tidemill.replay.shards.pending_batch import PendingBatch
 from tidemill.replay.shards.table import ShardRequest
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.learner_fakes import Clock, batch, sample
 from tests.support.waiting import wait_until
 from tidemill.errors import AlreadyExists
-from tidemill.replay.batch import SampledBatch
+from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.batch_loader import BatchLoader
 from tidemill.services.learner.data.decoder import Batch

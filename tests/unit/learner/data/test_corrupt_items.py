@@ -15,7 +15,7 @@ from tests.support.learner_fakes import Clock, FakeAgent
 from tidemill.codec import encode
 from tidemill.config.table import TableSettings
 from tidemill.errors import DataLoss, Unavailable
-from tidemill.replay.batch import Blocks, SampledBatch
+from tidemill.replay.sampling.batch import Blocks, SampledBatch
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
 from tidemill.services.learner.data.decoder import Batch, Decoder

@@ -11,7 +11,7 @@ import pytest
 from tests.support.learner_fakes import FakeAgent, sample
 from tidemill import codec
 from tidemill.config.table import TableSettings
-from tidemill.replay.batch import SampledBatch
+from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
 from tidemill.services.learner.data.decoder import Batch, Decoder

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tests.support.waiting import wait_until
 from tidemill.errors import FatalError, InvalidArgument, Unavailable
 from tidemill.params.publisher import StalePublisher
-from tidemill.replay.chunk import SMALLEST_PRIORITY
+from tidemill.replay.writing.chunk import SMALLEST_PRIORITY
 from tidemill.services.learner.data.priorities import PriorityWriter
 
 _WAIT_S = 120.0

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tidemill.replay.chunk import MAX_PRIORITY
 from tidemill.replay.table_config import SelectorConfig, SelectorKind
+from tidemill.replay.writing.chunk import MAX_PRIORITY
 from tidemill.services.learner.data.importance_weights import importance_weights
 from tidemill.services.replay.selectors.selector import Selector, make_selector
 

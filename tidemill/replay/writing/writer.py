@@ -16,14 +16,14 @@ from numpy.typing import ArrayLike, NDArray
 from tidemill.codec import encode
 from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tidemill.logger import LateLogger
-from tidemill.replay.appender import StreamAppender, StreamRestarted
-from tidemill.replay.chunk import Chunk, check_priorities
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import MAX_ENV_COUNT
-from tidemill.replay.steps import StepReader
-from tidemill.replay.stream_items import ItemWindow, StreamItems
-from tidemill.replay.stream_rows import StreamRows
 from tidemill.replay.table_config import TableConfig
+from tidemill.replay.writing.appender import StreamAppender, StreamRestarted
+from tidemill.replay.writing.chunk import Chunk, check_priorities
+from tidemill.replay.writing.steps import StepReader
+from tidemill.replay.writing.stream_items import ItemWindow, StreamItems
+from tidemill.replay.writing.stream_rows import StreamRows
 from tidemill.rpc.fork import OwnerProcess
 
 _EXIT_FLUSH_S = 30.0
@@ -126,7 +126,7 @@ class ReplayWriter:
 
         Args:
             step: A dict or tuple of arrays and scalars, nested as you like, that flattens to the columns of the tables
-                (`tidemill.replay.steps`): with `num_envs` each [N, ...]. Its values are copied.
+                (`tidemill.replay.writing.steps`): with `num_envs` each [N, ...]. Its values are copied.
             env: The one environment that it is of; its step then has no leading dimension.
             params_version: Version of the parameters that chose the action, given back with samples; 0 for none.
             timeout_s: Longest wait where too much is unacknowledged; None waits as long as it takes.

@@ -8,9 +8,9 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.replay.batch import SampledBatch
-from tidemill.replay.mirror import TableMirror
-from tidemill.replay.sample_call import SampleCall
+from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.sampling.mirror import TableMirror
+from tidemill.replay.sampling.sample_call import SampleCall
 from tidemill.replay.shards.shard import ShardReport
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument
-from tidemill.replay.chunk import ItemBatch, check_priorities
 from tidemill.replay.limits import MAX_MESSAGE_ITEMS
-from tidemill.replay.stream_rows import StreamRows
 from tidemill.replay.table_config import TableConfig
+from tidemill.replay.writing.chunk import ItemBatch, check_priorities
+from tidemill.replay.writing.stream_rows import StreamRows
 
 Ints = NDArray[np.int64]
 

@@ -11,9 +11,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.replay.batch import SampledBatch
-from tidemill.replay.mirror import TableMirror
-from tidemill.replay.sample_stream import SampleStream
+from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.sampling.mirror import TableMirror
+from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded
 from tidemill.replay.shards.sampler import ShardedSampleStream
 from tidemill.replay.shards.shard import ShardReport

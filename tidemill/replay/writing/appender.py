@@ -13,10 +13,10 @@ import numpy as np
 
 from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tidemill.replay import wire
-from tidemill.replay.append_message import AppendMessage, messages_of
-from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.reconnecting_call import ReconnectingCall
 from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.replay.writing.append_message import AppendMessage, messages_of
+from tidemill.replay.writing.chunk import Chunk, ItemBatch
 from tidemill.types import Signature
 
 _POLL_S = 0.2

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tidemill.codec import decode_chunks, window_index
 from tidemill.errors import DataLoss
-from tidemill.replay.batch import SampledBatch
+from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.types import Signature
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from tidemill.codec import encode
 from tidemill.logger import LateLogger
-from tidemill.replay.appender import StreamRestarted
-from tidemill.replay.chunk import SMALLEST_PRIORITY, Chunk, ItemBatch
-from tidemill.replay.windows import FirstPriority, WindowTracker, all_alike
+from tidemill.replay.writing.appender import StreamRestarted
+from tidemill.replay.writing.chunk import SMALLEST_PRIORITY, Chunk, ItemBatch
+from tidemill.replay.writing.windows import FirstPriority, WindowTracker, all_alike
 from tidemill.types import Signature, WindowSpec
 
 Array = NDArray[np.generic]

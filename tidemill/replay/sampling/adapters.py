@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tidemill.errors import ConfigError
-from tidemill.replay.dataset import ReplayBatch, ReplayDataset
+from tidemill.replay.sampling.dataset import ReplayBatch, ReplayDataset
 
 if TYPE_CHECKING:
     import torch

@@ -17,13 +17,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from tidemill.codec import CorruptBlocks, decode
 from tidemill.errors import InvalidArgument, TidemillError, Unavailable
-from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import least_slots
-from tidemill.replay.mirror import MirrorSize, TableMirror
-from tidemill.replay.sampler import ReplaySampler
-from tidemill.replay.steps import LENGTH, SEPARATOR, nest, ragged_columns
+from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
+from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import TableConfig
+from tidemill.replay.writing.steps import LENGTH, SEPARATOR, nest, ragged_columns
 from tidemill.rpc.fork import OwnerProcess
 
 Array = NDArray[Any]
