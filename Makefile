@@ -35,7 +35,7 @@ dev: $(VENV)/.dev ## the tools of check and test too, into .venv
 
 .PHONY: test
 test: $(VENV)/.dev ## every test: unit, integration, process, learning and containers
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder # one of three waits for containers
+	$(BIN)/python -m scripts.suite
 
 .PHONY: test-unit
 test-unit: $(VENV)/.dev ## the unit tests alone

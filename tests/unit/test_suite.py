@@ -1,0 +1,60 @@
+"""The script behind `make test`: which failures get a second try."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts.suite import may_be_tried_again, run
+
+_FAILS_ONCE = """
+from pathlib import Path
+
+def test_it():
+    seen = Path(__file__).with_suffix(".seen")
+    was_seen = seen.exists()
+    seen.touch()
+    assert was_seen
+"""
+
+
+@pytest.mark.parametrize(
+    "failed, expected",
+    [
+        (["tests/process/test_a.py::test_b"], True),
+        (
+            ["tests/compose/test_a.py::test_b", "tests/learning/test_a.py::test_b", "tests/chaos/test_a.py::test_b"],
+            True,
+        ),
+        ([], False),
+        (["tests/unit/test_a.py::test_b"], False),
+        (["tests/process/test_a.py::test_b", "tests/integration/test_a.py::test_b"], False),
+        ([f"tests/process/test_a.py::test_{number}" for number in range(4)], False),
+    ],
+)
+def test_only_few_failures_of_real_processes_are_tried_again(failed: list[str], expected: bool) -> None:
+    """A unit test that fails has failed, and so has a suite in which much fails."""
+    assert may_be_tried_again(failed) is expected
+
+
+@pytest.mark.parametrize(
+    "room, content, code",
+    [
+        ("process", _FAILS_ONCE, 0),
+        ("unit", _FAILS_ONCE, 1),
+        ("process", "def test_it():\n    assert False\n", 1),
+        ("process", "import nothing_of_this_name\n", 1),
+    ],
+    ids=["once", "unit", "always", "broken"],
+)
+def test_second_try_decides(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], room: str, content: str, code: int
+) -> None:
+    """What fails twice has failed; what passes alone is named."""
+    folder = tmp_path / "tests" / room
+    folder.mkdir(parents=True)
+    (folder / "test_a.py").write_text(content)
+    (tmp_path / "pytest.ini").touch()
+    assert (run(tmp_path) == 0) is (code == 0)
+    assert ("passed alone, failed beside other tests" in capfd.readouterr().out) is (code == 0)
