@@ -34,7 +34,7 @@ atari: $(VENV)/.runtime ## add the Atari emulator and its games (GPL-2.0)
 dev: $(VENV)/.dev ## the tools of check and test too, into .venv
 
 .PHONY: test
-test: $(VENV)/.dev ## every test: unit, integration, process, learning and containers
+test: $(VENV)/.dev $(VENV)-loggers/.installed ## every test: unit, integration, process, learning and containers
 	$(BIN)/python -m scripts.suite
 
 .PHONY: test-unit
@@ -70,6 +70,10 @@ bench: bench-replay bench-feed bench-learner bench-actor bench-cluster ## every 
 .PHONY: bench-learner
 bench-learner: $(VENV)/.dev $(VENV)-sb3/.installed ## a learner over gRPC beside its updates from memory and SB3's
 	$(BIN)/python -m benchmarks.learner --sb3 $(VENV)-sb3 $(BENCH)
+
+$(VENV)-loggers/.installed: requirements/loggers.txt | $(BIN)/python
+	$(PIP_INSTALL) --no-deps --target $(VENV)-loggers --requirement requirements/loggers.txt
+	touch $@
 
 $(VENV)-sb3/.installed: requirements/sb3.txt
 	$(PIP_INSTALL) --no-deps --target $(VENV)-sb3 --requirement requirements/sb3.txt
@@ -135,7 +139,7 @@ hooks: $(VENV)/.dev ## run the quick checks at every commit
 
 .PHONY: clean
 clean: ## remove .venv, caches and builds; runs/ stays
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage* htmlcov build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage* htmlcov build dist *.egg-info
 	find tidemill services tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each stamp is newer than the pins it was installed from, so a changed pin installs again. A stamp is only

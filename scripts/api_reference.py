@@ -39,6 +39,7 @@ SECTIONS = {
     ),
     "A trained policy": ("load_policy", "TrainedPolicy"),
     "Callbacks": ("Callback", "CallbackContext", "Score"),
+    "Loggers": ("RunLogger", "LoggedRun"),
     "Errors": (
         *("TidemillError", "AlreadyExists", "ConfigError", "DataLoss", "FailedPrecondition", "FatalError"),
         *("InvalidArgument", "NotFound", "PermissionDenied", "ResourceExhausted", "Unauthenticated", "Unavailable"),

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from tidemill.learner.client import LearnerClient
     from tidemill.learner.status import LearnerState, LearnerStatus
+    from tidemill.loggers.interface import LoggedRun, RunLogger
     from tidemill.params.client import ParamsClient
     from tidemill.params.version import Params, ParamsMetadata, Precision, Version
     from tidemill.params.watcher import ParamsWatcher
@@ -85,6 +86,7 @@ _HOME = {
     ),
     "tidemill.learner.client": ("LearnerClient",),
     "tidemill.learner.status": ("LearnerState", "LearnerStatus"),
+    "tidemill.loggers.interface": ("LoggedRun", "RunLogger"),
     "tidemill.params.client": ("ParamsClient",),
     "tidemill.params.version": ("Params", "ParamsMetadata", "Precision", "Version"),
     "tidemill.params.watcher": ("ParamsWatcher",),
@@ -130,6 +132,7 @@ __all__ = [
     "LearnerClient",
     "LearnerState",
     "LearnerStatus",
+    "LoggedRun",
     "NotFound",
     "Params",
     "ParamsClient",
@@ -150,6 +153,7 @@ __all__ = [
     "ResourceExhausted",
     "RolloutWriter",
     "RunConfig",
+    "RunLogger",
     "RunResult",
     "SampledBatch",
     "Score",

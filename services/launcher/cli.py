@@ -62,6 +62,12 @@ def _plot() -> Command:
     return plot
 
 
+def _log() -> Command:
+    from tidemill.services.launcher.commands.log import log
+
+    return log
+
+
 def _configs() -> Command:
     from tidemill.services.launcher.commands.configs import configs
 
@@ -114,6 +120,7 @@ COMMANDS: dict[str, Entry] = {
     ),
     "plot": Entry("draw the learning curves of runs, and compare them", _plot),
     "export": Entry("write the trained policy of a run into a folder to pass on", _export),
+    "log": Entry("send a run's curves to Weights & Biases, MLflow or a logger of your own", _log),
     "status": Entry("show the status of a running cluster", _status),
     "ctl": Entry("pause, resume, checkpoint or stop a running cluster", _ctl),
     "replay": Entry(

@@ -38,6 +38,7 @@ from tidemill.services.learner.checkpoint.rollback import PUBLISH_S, Rollback
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.control import Control
 from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.curves import LearnerCurves, MetricsFile
 from tidemill.services.learner.data.batch_loader import BatchLoader
 from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
 from tidemill.services.learner.data.decoder import Decoder
@@ -53,9 +54,10 @@ from tidemill.services.learner.publishing import PolicyPublisher
 from tidemill.services.learner.readiness import wait_for_any_shard, wait_for_service
 from tidemill.services.learner.servicer import LearnerServicer
 from tidemill.services.learner.trainer import Limits, Trainer, TrainerOutputs
-from tidemill.tensorboard_writer import LearnerCurves
+from tidemill.tensorboard_writer import TensorboardWriter
 
 _LAST_PUBLISH_S = 5.0
+_METRICS_EVERY_S = 10.0  # between two lines of metrics.jsonl
 _FENCE_S = 1.0  # how old the parameter server's answer that no newer learner took over may be, for priorities
 _FENCE_DEADLINE_S = 1.0  # for that answer; a server that is silent holds nothing up for longer
 
@@ -199,8 +201,9 @@ class Learner:
             return CallbackThread({})
         callbacks = make_callbacks("learner.callbacks", settings.callbacks, config.run, config)
         if settings.tensorboard_every_s:
-            curves = LearnerCurves(config.run.folder / "tensorboard" / "learner", settings.tensorboard_every_s)
-            callbacks["tensorboard"] = curves
+            writer = TensorboardWriter(config.run.folder / "tensorboard" / "learner")
+            callbacks["tensorboard"] = LearnerCurves(writer, settings.tensorboard_every_s)
+        callbacks["metrics.jsonl"] = LearnerCurves(MetricsFile(config.run.folder / "metrics.jsonl"), _METRICS_EVERY_S)
         return CallbackThread(callbacks)
 
     def _start_outputs(

@@ -13,20 +13,12 @@ import pytest
 import yaml
 
 from tests.support.launched import BOUND_S, ROOT, launched
+from tests.support.small_run import SMALL
 from tidemill.services.launcher.cli import COMMANDS
 from tidemill.services.launcher.run.paths import make_socket_folder, remove_socket_folder
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-_SMALL: dict[str, Any] = {
-    "env": {"id": "CartPole-v1", "num_envs": 4},
-    "agent": {"algorithm": "dqn", "network": "mlp", "hidden_sizes": [16], "dueling": False, "batch_size": 16},
-    "table": {"min_size": 100, "max_items": 10_000},
-    "learner": {"updates_per_env_step": 0.25, "publish_every": 20},
-    "actor": {"max_env_steps_per_s": 100.0},
-    "evaluator": {"episodes": 2, "num_envs": 2, "min_interval_s": 0.2, "video_max_steps": 20},
-    "launcher": {"view": "plain"},
-}
 _SERVICES = ("replay", "paramserver", "learner", "actor", "evaluator")
 _TRIED_BELOW = {
     "train",
@@ -34,6 +26,7 @@ _TRIED_BELOW = {
     "evaluate",
     "export",
     "plot",
+    "log",
     "status",
     "ctl",
     "plan",
@@ -56,9 +49,7 @@ def _config(folder: Path, **sections: dict[str, Any]) -> str:
     """Write a small run's config.yaml below `folder`, with more settings; return its path."""
     file = folder / "small.yaml"
     run = {"run": {"name": "small", "root": str(folder)}}
-    file.write_text(
-        yaml.safe_dump(run | _SMALL | {name: _SMALL.get(name, {}) | more for name, more in sections.items()})
-    )
+    file.write_text(yaml.safe_dump(run | SMALL | {name: SMALL.get(name, {}) | more for name, more in sections.items()}))
     return str(file)
 
 

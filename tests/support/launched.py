@@ -97,9 +97,9 @@ class Launched:
 
 
 @contextmanager
-def launched(*arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Launched]:
+def launched(*arguments: str, cwd: Path = ROOT, environment: Mapping[str, str] | None = None) -> Iterator[Launched]:
     """Yield a running command; nothing of it is left afterwards."""
-    command = Launched(*arguments, environment=environment)
+    command = Launched(*arguments, cwd=cwd, environment=environment)
     try:
         yield command
     finally:

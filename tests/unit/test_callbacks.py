@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from tidemill.callbacks import Callback, CallbackThread, make_callbacks
 from tidemill.config.load import load_config
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.scores import Score
-from tidemill.tensorboard_writer import LearnerCurves
 
 _WAIT_S = 60.0
 _SCORE = Score(1.0, 2, 3, 4, 5, 6.0, 0.0, 6.0, 6.0)
@@ -183,27 +181,3 @@ def test_callback_that_cannot_be_made_is_an_error_of_the_settings(name: str, mes
     """Before anything is trained."""
     with pytest.raises(ConfigError, match=message):
         _made(name)
-
-
-def test_learners_curves_have_bounded_points_and_the_last_one(tmp_path: Path) -> None:
-    """A point every 2 s of the clock, the first at once, and what was read last when the file is closed."""
-    now = 0.0
-    curves = LearnerCurves(tmp_path, 2.0, lambda: now)
-    for step in range(1, 6):  # one reading per second
-        curves.on_update(step, {"loss": step / 2, "grad_norm": 1.0})
-        now += 1.0
-    curves.on_update(6, {"loss": 3.0})
-    curves.close()
-    assert read_scalars(tmp_path, "learner/loss") == [(1, 0.5), (3, 1.5), (5, 2.5), (6, 3.0)]
-    assert [step for step, _ in read_scalars(tmp_path, "learner/grad_norm")] == [1, 3, 5]
-
-
-def read_scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
-    """Return step and value of each point of one curve in the event files of a folder."""
-    events = [event for file in sorted(folder.glob("events.*")) for event in EventFileLoader(str(file)).Load()]
-    return [
-        (event.step, value.simple_value if value.HasField("simple_value") else value.tensor.float_val[0])
-        for event in events
-        for value in event.summary.value
-        if value.tag == tag
-    ]

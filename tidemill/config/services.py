@@ -274,6 +274,9 @@ class LauncherSettings:
     the seconds that importing torch takes. It takes 250 MiB of memory; several learners have none."""
     stop_timeout_s: float = 20.0
     """How long a service may take to end after SIGTERM before it is killed, in seconds."""
+    loggers: tuple[str, ...] = ()
+    """Where `tidemill log` sends the run's curves while it trains: `wandb`, `mlflow`, or `module:name` of a
+    tidemill.RunLogger. The run's own files and TensorBoard are always written."""
     view: Literal["auto", "live", "plain", "json", "quiet"] = "auto"
     """`live` redraws a table, `plain` prints lines, `json` prints one JSON object per line for scripts, `quiet` prints
     only warnings and the result; `auto` is live on a terminal and plain elsewhere."""

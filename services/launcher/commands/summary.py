@@ -21,6 +21,7 @@ _FILES = (
     ("checkpoints", "the learner's checkpoints"),
     ("replay", "the log of experience"),
     ("tensorboard", "tensorboard --logdir"),
+    ("metrics.jsonl", "the learner's metrics, an object per line"),
     ("logs", "one log per process"),
     ("config.yaml", "resolved settings and versions"),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from tidemill.config.load import load, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.learner.status import LearnerStatus
+from tidemill.loggers.interface import check_logger
 from tidemill.services.launcher.commands.summary import describe_restored, read_json, summarise
 from tidemill.services.launcher.run.env_check import check_environment
 from tidemill.services.launcher.run.folder import RunFolder, check_free, check_is_run, with_run_paths
+from tidemill.services.launcher.run.loggers import LoggerProcesses
 from tidemill.services.launcher.run.paths import (
     check_shards,
     make_socket_folder,
@@ -52,8 +55,10 @@ def train(argv: Sequence[str]) -> int:
     config = load(RunConfig, arguments, prog="tidemill train", description=_TRAIN)
     check_free(config.run.folder, fresh=fresh)
     _check(config)
-    with RunFolder.create(config, fresh=fresh) as folder:
-        return run(config, folder)
+    with LoggerProcesses() as loggers:
+        with RunFolder.create(config, fresh=fresh) as folder:
+            code = run(config, folder, loggers)
+        return _ended(code, loggers)
 
 
 def resume(argv: Sequence[str]) -> int:
@@ -66,19 +71,22 @@ def resume(argv: Sequence[str]) -> int:
     arguments = ["--config", str(path / "config.yaml"), *argv[1:]]
     config = with_run_paths(load(RunConfig, arguments, prog=f"tidemill resume {path}", description=_RESUME), path)
     _check(config)
-    with RunFolder.open(path) as folder:
-        _remove_leftover_sockets(folder)
-        folder.write_config(config)
-        folder.set_result_aside()
-        if config.launcher.view not in ("json", "quiet"):
-            print("\n".join(describe_restored(folder.path)), flush=True)
-        return run(config, folder)
+    with LoggerProcesses() as loggers:
+        with RunFolder.open(path) as folder:
+            _remove_leftover_sockets(folder)
+            folder.write_config(config)
+            folder.set_result_aside()
+            if config.launcher.view not in ("json", "quiet"):
+                print("\n".join(describe_restored(folder.path)), flush=True)
+            code = run(config, folder, loggers)
+        return _ended(code, loggers)
 
 
-def run(config: RunConfig, folder: RunFolder) -> int:
+def run(config: RunConfig, folder: RunFolder, loggers: LoggerProcesses) -> int:
     """Run the cluster of a locked folder until its end; return the exit code."""
     sockets, view = make_socket_folder(), make_view(config)
     try:
+        loggers.start(config.launcher.loggers, folder)
         config = with_storage(with_addresses(config, sockets))
         folder.write_cluster(config)
         specs = cluster_specs(config, folder.cluster_file, sockets)
@@ -91,9 +99,18 @@ def run(config: RunConfig, folder: RunFolder) -> int:
     return outcome.exit_code
 
 
+def _ended(code: int, loggers: LoggerProcesses) -> int:
+    """Wait for the loggers, now that the folder is unlocked; return the run's exit code, which they do not change."""
+    for line in loggers.wait():
+        print(line, file=sys.stderr, flush=True)
+    return code
+
+
 def _check(config: RunConfig) -> None:
     """Raise a `ConfigError` for what can be known to be wrong before anything is started or written."""
     check_shards(config)
+    for name in config.launcher.loggers:
+        check_logger("launcher.loggers", name)
     check_environment(config)
 
 

@@ -1,0 +1,155 @@
+"""Reads what a run writes down, from where it was last read, for a logger; the place is kept with the run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tidemill.atomic_files import write_atomically
+from tidemill.config.load import read_document
+from tidemill.errors import DataLoss
+from tidemill.loggers.interface import LoggedRun, RunLogger, make_logger
+from tidemill.scores import Score, read_scores
+
+METRICS = "metrics.jsonl"
+_MOST_BYTES = 1 << 20
+_OF_A_SCORE = ("mean", "std", "min", "max", "median", "mean_length", "human_normalised", "env_steps", "wall_s")
+
+
+@dataclass
+class Place:
+    """How far a logger has read, and what the run is called at the other end."""
+
+    id: str = ""
+    metrics_bytes: int = 0
+    scores: int = 0
+    confirmations: int = 0
+
+
+@dataclass(frozen=True)
+class Point:
+    """Scalars at a step."""
+
+    step: int
+    scalars: dict[str, float]
+    time_s: float
+
+
+class Follower:
+    """Sends a run's records to a logger, each once, also over restarts of the follower."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        """Make the logger, which takes up its run where one was sent before.
+
+        Args:
+            folder: Of the run.
+            name: Of the logger, as `make_logger` takes it.
+
+        Raises:
+            ConfigError: There is no such logger, or it cannot be made.
+            DataLoss: The file that says how far it has read holds something else.
+        """
+        self._folder = folder
+        self._file = folder / "loggers" / f"{name.replace(':', '.')}.json"
+        self._place = _read_place(self._file)
+        config = read_document(folder / "config.yaml")
+        self._logger: RunLogger = make_logger(name, LoggedRun(folder.name, folder.resolve(), config, self._place.id))
+        self._place.id = self._logger.id
+        self._file.parent.mkdir(exist_ok=True)
+        self._save()
+
+    @property
+    def id(self) -> str:
+        """What the run is called at the other end."""
+        return self._place.id
+
+    def send_new(self) -> int:
+        """Send what was written since; return how many points."""
+        sent = 0
+        while points := self._send_metrics():
+            sent += points
+        for kind, file, begin in (
+            ("evaluation", "scores.csv", self._place.scores),
+            ("confirmation", "confirmations.csv", self._place.confirmations),
+        ):
+            path = self._folder / file
+            for point in _points_of_scores(kind, read_scores(path)[begin:], path):
+                self._logger.log(point.step, point.scalars, point.time_s)
+                self._count(kind)
+                sent += 1
+        return sent
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Tell the logger the result of a run that has ended."""
+        self._logger.finish(result)
+
+    def close(self) -> None:
+        """Close the logger."""
+        self._logger.close()
+
+    def _send_metrics(self) -> int:
+        """Send at most a mebibyte of lines; return how many."""
+        lines = _whole_lines(self._folder / METRICS, self._place.metrics_bytes)
+        points = 0
+        for line in lines:
+            point = _point_of_line(line)
+            if point is not None:
+                self._logger.log(point.step, point.scalars, point.time_s)
+            self._place.metrics_bytes += len(line)
+            points += 1
+        if points:
+            self._save()
+        return points
+
+    def _count(self, kind: str) -> None:
+        if kind == "evaluation":
+            self._place.scores += 1
+        else:
+            self._place.confirmations += 1
+        self._save()
+
+    def _save(self) -> None:
+        write_atomically(self._file, json.dumps(asdict(self._place)) + "\n", sync=False)
+
+
+def _read_place(file: Path) -> Place:
+    try:
+        return Place(**json.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return Place()
+    except (TypeError, ValueError) as error:
+        raise DataLoss(f"{file} does not say how far a logger has read; remove it to send everything again") from error
+
+
+def _whole_lines(file: Path, offset: int) -> list[bytes]:
+    """Return the lines from a byte on, without a last one that is still being written."""
+    try:
+        with file.open("rb") as content:
+            content.seek(offset)
+            data = content.read(_MOST_BYTES)
+    except FileNotFoundError:
+        return []
+    return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
+
+
+def _point_of_line(line: bytes) -> Point | None:
+    """Return what a line of metrics.jsonl says; None if it is none."""
+    try:
+        values = json.loads(line)
+        step, time_s = int(values.pop("step")), float(values.pop("time"))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+    scalars = {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
+    return Point(step, scalars, time_s)
+
+
+def _points_of_scores(kind: str, scores: list[Score], file: Path) -> Iterator[Point]:
+    """Yield a point for each row; a file does not say when a row was written, so all have the time of the newest."""
+    for score in scores:
+        values = ((f"{kind}/{name}", getattr(score, name)) for name in _OF_A_SCORE)
+        scalars = {name: float(value) for name, value in values if value is not None}
+        yield Point(score.learner_steps, scalars, os.stat(file).st_mtime)

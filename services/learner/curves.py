@@ -1,0 +1,85 @@
+"""The learner's metrics over gradient steps, as files: TensorBoard's, and lines of JSON for everything else."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from tidemill.callbacks import Callback
+
+
+class ScalarWriter(Protocol):
+    """Where scalars go."""
+
+    def write(self, scalars: Mapping[str, float], step: int) -> None:
+        """Write scalars by name at a step."""
+        ...
+
+    def close(self) -> None:
+        """Write nothing more."""
+        ...
+
+
+class MetricsFile:
+    """metrics.jsonl: an object per line with `time` (seconds since 1970), `step` (gradient steps) and the scalars.
+
+    A resumed run continues the file. Steps go back where the learner went back to a checkpoint; the later line counts.
+    A value that is no finite number is null.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """Open the file; a last line whose writing was cut is removed."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._file = file.open("ab+")
+        self._file.seek(0)
+        content = self._file.read()
+        self._file.truncate(content.rfind(b"\n") + 1)
+
+    def write(self, scalars: Mapping[str, float], step: int) -> None:
+        """Append a line."""
+        values = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
+        line = {"time": round(time.time(), 3), "step": step} | values
+        self._file.write(json.dumps(line).encode() + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class LearnerCurves(Callback):
+    """The learner's own callback: its metrics over gradient steps, named `learner/loss` and so on."""
+
+    def __init__(self, writer: ScalarWriter, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Write nothing yet.
+
+        Args:
+            writer: Where the points go; closed with this.
+            every_s: Least seconds between two points; the first metrics are written at once.
+            clock: Monotonic time in seconds.
+        """
+        self._writer, self._every_s, self._clock = writer, every_s, clock
+        self._next_s = clock()
+        self._left: tuple[int, Mapping[str, float]] | None = None
+
+    def on_update(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write a point if it is time, or else keep it in case it is the last."""
+        self._left = (step, metrics)
+        if self._clock() >= self._next_s:
+            self._next_s = self._clock() + self._every_s
+            self._write()
+
+    def close(self) -> None:
+        """Write the last point and close the file."""
+        self._write()
+        self._writer.close()
+
+    def _write(self) -> None:
+        if self._left is not None:
+            step, metrics = self._left
+            self._writer.write({f"learner/{name}": value for name, value in metrics.items()}, step)
+            self._left = None

@@ -1,0 +1,62 @@
+"""MLflow: a run there for a run here, with its settings as parameters, metrics over gradient steps and its result."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from tidemill.loggers.interface import LoggedRun, RunLogger
+
+_MOST_PARAMS = 100
+_MOST_TEXT = 500
+"""What a request to a tracking server may hold."""
+_EXPERIMENT = "tidemill"
+
+
+class MlflowLogger(RunLogger):
+    """Logs with the `mlflow` package to MLFLOW_TRACKING_URI, in the experiment MLFLOW_EXPERIMENT_NAME ("tidemill")."""
+
+    def __init__(self, run: LoggedRun) -> None:
+        """Start a run there, or continue the one of `run.id`."""
+        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.tracking import MlflowClient
+
+        self._metric, self._client = Metric, MlflowClient()
+        self.id = run.id or self._create(run.name)
+        if not run.id:
+            params = [Param(key, value[:_MOST_TEXT]) for key, value in _flat(run.config)]
+            rest = iter(params)
+            while batch := list(islice(rest, _MOST_PARAMS)):
+                self._client.log_batch(self.id, params=batch)
+            self._client.log_batch(self.id, tags=[RunTag("tidemill.folder", str(run.folder))])
+        else:
+            self._client.update_run(self.id, status="RUNNING")
+
+    def log(self, step: int, scalars: Mapping[str, float], time_s: float) -> None:
+        """Send metrics."""
+        at_ms = int(time_s * 1000)
+        self._client.log_batch(self.id, metrics=[self._metric(*item, at_ms, step) for item in scalars.items()])
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Mark the run as finished, with the numbers of its result as tags."""
+        for name, value in result.items():
+            if isinstance(value, (bool, int, float, str)):
+                self._client.set_tag(self.id, f"result.{name}", value)
+        self._client.set_terminated(self.id, "FINISHED")
+
+    def _create(self, name: str) -> str:
+        wanted = os.environ.get("MLFLOW_EXPERIMENT_NAME", _EXPERIMENT)
+        found = self._client.get_experiment_by_name(wanted)
+        experiment = found.experiment_id if found is not None else self._client.create_experiment(wanted)
+        return str(self._client.create_run(experiment, run_name=name).info.run_id)
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the settings as `agent.gamma` and text."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", str(value)
