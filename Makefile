@@ -34,7 +34,7 @@ atari: $(VENV)/.runtime ## add the Atari emulator and its games (GPL-2.0)
 dev: $(VENV)/.dev ## the tools of check and test too, into .venv
 
 .PHONY: test
-test: $(VENV)/.dev $(VENV)-loggers/.installed ## every test: unit, integration, process, learning and containers
+test: $(VENV)/.dev $(VENV)-extras/.installed ## every test: unit, integration, process, learning and containers
 	$(BIN)/python -m scripts.suite
 
 .PHONY: test-unit
@@ -71,8 +71,8 @@ bench: bench-replay bench-feed bench-learner bench-actor bench-cluster ## every 
 bench-learner: $(VENV)/.dev $(VENV)-sb3/.installed ## a learner over gRPC beside its updates from memory and SB3's
 	$(BIN)/python -m benchmarks.learner --sb3 $(VENV)-sb3 $(BENCH)
 
-$(VENV)-loggers/.installed: requirements/loggers.txt | $(BIN)/python
-	$(PIP_INSTALL) --no-deps --target $(VENV)-loggers --requirement requirements/loggers.txt
+$(VENV)-extras/.installed: requirements/extras.txt | $(BIN)/python
+	$(PIP_INSTALL) --no-deps --target $(VENV)-extras --requirement requirements/extras.txt
 	touch $@
 
 $(VENV)-sb3/.installed: requirements/sb3.txt

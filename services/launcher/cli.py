@@ -62,6 +62,12 @@ def _plot() -> Command:
     return plot
 
 
+def _sweep() -> Command:
+    from tidemill.services.launcher.commands.sweep import sweep
+
+    return sweep
+
+
 def _log() -> Command:
     from tidemill.services.launcher.commands.log import log
 
@@ -120,6 +126,7 @@ COMMANDS: dict[str, Entry] = {
     ),
     "plot": Entry("draw the learning curves of runs, and compare them", _plot),
     "export": Entry("write the trained policy of a run into a folder to pass on", _export),
+    "sweep": Entry("train a config with other settings, many times, and say which do best", _sweep),
     "log": Entry("send a run's curves to Weights & Biases, MLflow or a logger of your own", _log),
     "status": Entry("show the status of a running cluster", _status),
     "ctl": Entry("pause, resume, checkpoint or stop a running cluster", _ctl),

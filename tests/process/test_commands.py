@@ -27,6 +27,7 @@ _TRIED_BELOW = {
     "export",
     "plot",
     "log",
+    "sweep",
     "status",
     "ctl",
     "plan",

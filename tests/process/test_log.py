@@ -18,9 +18,9 @@ from tests.support.small_run import SMALL
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 _LOG = ("-m", "tidemill.services.launcher", "log")
-_PACKAGES = ROOT / ".venv-loggers"
+_PACKAGES = ROOT / ".venv-extras"
 _needs_packages = pytest.mark.skipif(
-    not (_PACKAGES / ".installed").exists(), reason="needs make .venv-loggers/.installed"
+    not (_PACKAGES / ".installed").exists(), reason="needs make .venv-extras/.installed"
 )
 
 _LOGGER = """

@@ -56,6 +56,8 @@ def to_document(settings: object) -> Any:  # noqa: ANN401 - a tree of YAML's own
 def _convert(value: Any, kind: Any, default: Any, path: str) -> Any:  # noqa: ANN401
     if dataclasses.is_dataclass(default):
         return overlay(default, value, path)
+    if kind is Any:
+        return value
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return _convert_union(value, arguments, path)

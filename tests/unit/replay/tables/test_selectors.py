@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.support.distribution import chi_square_bound, fits
 from tidemill.replay.table_config import SelectorConfig, SelectorKind
 from tidemill.replay.writing.chunk import MAX_PRIORITY
 from tidemill.services.learner.data.importance_weights import importance_weights
@@ -43,12 +44,6 @@ def expected_probabilities(kind: SelectorKind, priorities: NDArray[np.float64]) 
     return np.asarray(weights / weights.sum())
 
 
-def chi_square_bound(degrees: int) -> float:
-    """Return about the 99.99 % quantile of the chi-square distribution (Wilson and Hilferty, 1931)."""
-    spread = 2 / (9 * degrees)
-    return degrees * float((1 - spread + 3.72 * np.sqrt(spread)) ** 3)
-
-
 @pytest.mark.parametrize("kind", RANDOM)
 def test_drawn_frequencies_match_the_weights(kind: SelectorKind) -> None:
     """200,000 draws pass a chi-square test against weight / total weight, after inserts, updates and removals."""
@@ -63,8 +58,7 @@ def test_drawn_frequencies_match_the_weights(kind: SelectorKind) -> None:
     draws = selector.draw(200_000, rng)
     counts = np.bincount(draws, minlength=64)
     assert counts[30:].sum() == 0
-    statistic = ((counts[:30] - 200_000 * expected) ** 2 / (200_000 * expected)).sum()
-    assert statistic < chi_square_bound(29)
+    assert fits(counts[:30], expected)
 
 
 @pytest.mark.parametrize("kind", RANDOM)

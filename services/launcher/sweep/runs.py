@@ -1,0 +1,87 @@
+"""The runs of a sweep: each a `tidemill train` of its own, in a folder of its own, continued where it was cut off."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tidemill.atomic_files import write_atomically
+from tidemill.child import PARENT_VARIABLE
+from tidemill.scores import read_scores
+from tidemill.services.launcher.run.folder import has_trained
+from tidemill.services.launcher.sweep.journal import Trial
+
+_STOP_S = 60.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a trial that was started.
+
+    Attributes:
+        trial: Its trial.
+        seed: Its seed.
+        process: Its launcher.
+    """
+
+    trial: Trial
+    seed: int
+    process: subprocess.Popen[bytes]
+
+
+def run_folder(sweep_folder: Path, trial: Trial, seed: int) -> Path:
+    """Return where a trial's run of a seed is kept."""
+    return sweep_folder / f"trial-{trial.number:04d}" / f"seed-{seed}"
+
+
+def start(sweep_folder: Path, trial: Trial, seed: int, config: Mapping[str, Any]) -> Run:
+    """Start a run, or continue it if it had begun."""
+    folder = run_folder(sweep_folder, trial, seed)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    settings = folder.parent / "config.yaml"
+    write_atomically(settings, yaml.safe_dump(dict(config), sort_keys=False))
+    if has_trained(folder):
+        arguments = ["resume", str(folder), "--launcher.view", "quiet"]
+    else:
+        arguments = ["train", "--config", str(settings), "--launcher.view", "quiet", "--run.root", str(folder.parent)]
+        arguments += ["--run.name", folder.name, "--run.seed", str(seed)]
+    with (folder.parent / f"{folder.name}.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "tidemill.services.launcher", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, PARENT_VARIABLE: str(os.getpid())},  # ends in order if the sweep is killed
+            start_new_session=True,  # Ctrl-C is for the sweep, which stops its runs
+        )
+    return Run(trial, seed, process)
+
+
+def score_of(folder: Path, objective: str) -> float | None:
+    """Return the score of a run that has ended; None if it failed, was stopped, or was never evaluated."""
+    scores = [score.mean for score in read_scores(folder / "scores.csv")]
+    if not scores or not (folder / "result.json").exists():
+        return None
+    return {"last": scores[-1], "best": max(scores), "mean": statistics.fmean(scores)}[objective]
+
+
+def stop(runs: Sequence[Run]) -> None:
+    """Stop runs in order, all at once, and wait; one that does not end within a minute is killed."""
+    for run in runs:
+        run.process.terminate()
+    deadline_s = time.monotonic() + _STOP_S
+    for run in runs:
+        try:
+            run.process.wait(max(deadline_s - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            run.process.kill()
+            run.process.wait()

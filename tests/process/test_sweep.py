@@ -1,0 +1,69 @@
+"""`tidemill sweep`: trials as real runs; killed in the middle, continued, and ended by what cannot work."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.launched import launched
+from tests.support.small_run import SMALL
+from tests.support.waiting import wait_until
+from tidemill.services.launcher.run.folder import is_running
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+
+def _write(folder: Path, **sweep: Any) -> None:  # noqa: ANN401 - what YAML holds
+    (folder / "base.yaml").write_text(yaml.safe_dump(SMALL))
+    settings = {"run.max_learner_steps": 60}
+    (folder / "sizes.yaml").write_text(yaml.safe_dump({"base": "base.yaml", "settings": settings} | sweep))
+
+
+def test_sweep_that_was_killed_is_continued(tmp_path: Path) -> None:
+    """SIGKILL ends its runs too; what had ended is not run again, and the results have every trial."""
+    _write(tmp_path, method="grid", space={"agent.hidden_sizes": [[8], [16]]}, seeds=[1, 2])
+    folder = tmp_path / "sweeps" / "sizes"
+    with launched("sweep", "sizes.yaml", cwd=tmp_path) as first:
+        assert "hidden_sizes [8]" in first.until("trial 0 of 2, seed 1: ")
+        under_way = folder / "trial-0000" / "seed-2"
+        wait_until(lambda: is_running(under_way), "the second run has begun")
+        first.send(signal.SIGKILL)
+        first.wait()
+    wait_until(lambda: not is_running(under_way), "its run ends with the sweep")
+    ended = (folder / "trial-0000" / "seed-1" / "result.json").stat().st_mtime_ns
+    with launched("sweep", "sizes.yaml", "--out", str(folder), cwd=tmp_path) as second:
+        assert second.wait() == 0, second.output
+    assert "trial 0 of 2, seed 1: " not in second.output
+    assert (folder / "trial-0000" / "seed-1" / "result.json").stat().st_mtime_ns == ended
+    rows = list(csv.DictReader((folder / "results.csv").read_text().splitlines()))
+    assert sorted((row["trial"], row["state"]) for row in rows) == [("0", "done"), ("1", "done")]
+    assert all(row["seed_1"] and row["seed_2"] for row in rows)
+    assert (folder / "results.png").exists()
+    results = [json.loads(file.read_text()) for file in sorted(folder.glob("trial-*/seed-*/result.json"))]
+    assert [(result["seed"], result["learner_steps"]) for result in results] == [(1, 60), (2, 60)] * 2
+
+
+def test_sweep_whose_runs_all_fail_ends(tmp_path: Path) -> None:
+    """After three, with the folder of their logs."""
+    space = {"env.kwargs": [{"no_such_argument": number} for number in range(5)]}
+    _write(tmp_path, method="grid", space=space)
+    with launched("sweep", "sizes.yaml", "--out", "here", cwd=tmp_path) as sweep:
+        assert sweep.wait() == 1
+    assert "the first 3 runs failed; see here/trial-0000" in sweep.output
+    assert "no_such_argument" in (tmp_path / "here" / "trial-0000" / "seed-1.log").read_text()
+
+
+def test_folder_of_another_sweep_is_left_alone(tmp_path: Path) -> None:
+    """The message says where to look and what to do."""
+    _write(tmp_path, space={"agent.n_step": [1, 2]})
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "sweep.yaml").write_text("base: another\n")
+    with launched("sweep", "sizes.yaml", "--out", "here", cwd=tmp_path) as sweep:
+        assert sweep.wait() == 2
+    assert "here holds another sweep, see here/sweep.yaml; --out FOLDER puts this one elsewhere" in sweep.output
