@@ -56,8 +56,6 @@ def to_document(settings: object) -> Any:  # noqa: ANN401 - a tree of YAML's own
 def _convert(value: Any, kind: Any, default: Any, path: str) -> Any:  # noqa: ANN401
     if dataclasses.is_dataclass(default):
         return overlay(default, value, path)
-    if kind is Any:
-        return value
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return _convert_union(value, arguments, path)
@@ -87,6 +85,8 @@ def _convert_union(value: Any, kinds: tuple[Any, ...], path: str) -> Any:  # noq
 
 
 def _convert_scalar(value: Any, kind: Any, path: str) -> Any:  # noqa: ANN401
+    if kind is Any:
+        return value
     if kind is float and isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
             return float(value)  # YAML reads 1e-4 as text
