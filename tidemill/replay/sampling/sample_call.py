@@ -96,6 +96,10 @@ class SampleCall:
         """End the present call, because the server is silent; another one follows."""
         self._call.cut()
 
+    def stop(self) -> None:
+        """End the present call, with no other to follow; does not wait for the thread."""
+        self._call.stop()
+
     def close(self) -> None:
         """End the call, the thread and the client, within a bounded time. May be called twice."""
         self._call.stop()

@@ -178,6 +178,8 @@ class ShardedSampleStream:
             calls = [shard.call for shard in self._shards.values()]
         self._priorities.close()
         self._thread.join(SILENT_S)
+        for call in calls:  # all at once: silent servers are waited for together
+            call.stop()
         for call in calls:
             call.close()
 
