@@ -42,6 +42,7 @@ class _Link:
     ) -> None:
         self.name, self.owner, self.cuts = name, owner, 0
         self.asked: deque[pb.Draw] = deque()
+        self.is_stopped = False
         self.links[name] = self
 
     def start(self) -> None:
@@ -55,8 +56,13 @@ class _Link:
         """Note that the call was given up."""
         self.cuts += 1
 
+    def stop(self) -> None:
+        """Note that the call ends."""
+        self.is_stopped = True
+
     def close(self) -> None:
-        """Nothing is held."""
+        """Here a silent server would be waited for: by now all calls have ended."""
+        assert all(link.is_stopped for link in self.links.values())
 
     def answer(self, items: int = 8, total_weight: float = 8.0) -> None:
         """Answer everything that is asked, with the state of the table."""
