@@ -80,6 +80,12 @@ def _configs() -> Command:
     return configs
 
 
+def _completion() -> Command:
+    from tidemill.services.launcher.commands.completion import completion
+
+    return completion
+
+
 def _certs() -> Command:
     from tidemill.services.launcher.commands.certs import certs
 
@@ -140,6 +146,7 @@ COMMANDS: dict[str, Entry] = {
     "configs": Entry("list the presets that --config takes by name", _configs),
     "certs": Entry("make certificates and tokens for a cluster of several machines", _certs),
     "plan": Entry("compute how many processes of each kind fill a machine", _plan),
+    "completion": Entry("print what completes this command in bash, zsh or fish", _completion),
     "doctor": Entry("check the installation and report what to fix", _doctor),
 }
 

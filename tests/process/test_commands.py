@@ -28,6 +28,7 @@ _TRIED_BELOW = {
     "plot",
     "log",
     "sweep",
+    "completion",
     "status",
     "ctl",
     "plan",
