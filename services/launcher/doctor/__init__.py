@@ -1,0 +1,1 @@
+"""The checks of `tidemill doctor`: what is installed, and what the machine allows."""

@@ -1,0 +1,40 @@
+"""What a check of `tidemill doctor` has found, and how checks ask other programs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+
+_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of one check.
+
+    Attributes:
+        mark: `ok`, `note` (something is missing that not every run needs) or `FAIL`.
+        text: What was found.
+        advice: What to do; empty if nothing.
+    """
+
+    mark: str
+    text: str
+    advice: str = ""
+
+
+def says(*command: str) -> str | None:
+    """Return what a command prints, without blanks around it; None if it is not there, fails or takes two minutes."""
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True, stdin=subprocess.DEVNULL
+        )
+    except (subprocess.SubprocessError, OSError):
+        return None
+    return answer.stdout.strip()
+
+
+def python_says(code: str) -> str | None:
+    """Return what code prints in a separate process: the launcher itself never imports torch."""
+    return says(sys.executable, "-c", code)

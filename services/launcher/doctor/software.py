@@ -1,0 +1,100 @@
+"""What is installed: Python, packages, the kernel, drivers, games, containers."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+
+from tidemill import kernel
+from tidemill.services.launcher.doctor.finding import Finding, python_says, says
+from tidemill.services.launcher.installation import activation, command_name, versions
+
+_NEEDED = ("torch", "gymnasium", "safetensors", "tensorboard", "matplotlib", "imageio_ffmpeg")
+_OPTIONAL = {"ale_py": "atari", "Box2D": "box2d", "pygame": "box2d"}
+
+
+def python() -> list[Finding]:
+    """Return the interpreter and the machine."""
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    text = f"Python {platform.python_version()} on {machine}"
+    if sys.version_info[:2] in ((3, 11), (3, 12), (3, 13)):
+        return [Finding("ok", text)]
+    return [Finding("note", text, "not tested with this Python; 3.11 to 3.13 are")]
+
+
+def command() -> list[Finding]:
+    """Return whether the shell finds `tidemill`, and this one."""
+    name = command_name()
+    if name == "tidemill":
+        return [Finding("ok", "`tidemill` is on the PATH")]
+    advice = f"`{activation()}` puts it there for this shell; " if activation() else ""
+    return [Finding("note", "`tidemill` is not on the PATH, or another one is", f"{advice}or call it as `{name}`")]
+
+
+def packages() -> list[Finding]:
+    """Return versions, and what is not installed."""
+    known = versions()
+    found = [Finding("ok", ", ".join(f"{name} {version}" for name, version in known.items()))]
+    for module in (*_NEEDED, *_OPTIONAL):
+        if importlib.util.find_spec(module) is None:
+            mark, extra = ("FAIL", "learn") if module in _NEEDED else ("note", _OPTIONAL[module])
+            found.append(Finding(mark, f"{module} is not installed", f"pip install 'tidemill[{extra}]'"))
+    return found
+
+
+def compiled_kernel() -> list[Finding]:
+    """Return whether tidemill/kernel was built."""
+    if kernel.available:
+        return [Finding("ok", "the compiled kernel is in use")]
+    advice = "batches decode more slowly on several threads; install a C compiler and then Tidemill again"
+    return [Finding("note", f"the compiled kernel is not in use: {kernel.reason}", advice)]
+
+
+def gpu() -> list[Finding]:
+    """Return what torch sees of GPUs, and what the driver sees that torch does not."""
+    code = "import torch; print([torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())])"
+    answer = python_says(code)
+    if answer is None:
+        return [Finding("FAIL", "torch cannot be imported", "pip install 'tidemill[learn]'")]
+    driver = says("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    if answer != "[]":
+        return [Finding("ok", f"GPU: {answer}, driver {(driver or 'unknown').rpartition(', ')[2]}")]
+    if driver:
+        seen = driver.replace("\n", "; ")
+        advice = (
+            "torch is a build for CPUs, or too new for this driver: install the CUDA build that the driver supports"
+        )
+        return [Finding("note", f"the driver sees a GPU ({seen}), torch does not", advice)]
+    return [
+        Finding("note", "no GPU: learning runs on the CPU", "fast enough for vector observations; Atari takes long")
+    ]
+
+
+def roms() -> list[Finding]:
+    """Return how many Atari games there are; nothing without the emulator."""
+    if importlib.util.find_spec("ale_py") is None:
+        return []
+    answer = python_says("from ale_py.roms import get_all_rom_ids; print(len(get_all_rom_ids()))")
+    if answer and int(answer):
+        return [Finding("ok", f"Atari: {answer} games")]
+    return [Finding("note", "Atari: ale-py has no ROMs", "pip install --force-reinstall ale-py")]
+
+
+def docker() -> list[Finding]:
+    """Return whether `docker compose up` would find its client, its plugin and an engine."""
+    if shutil.which("docker") is None:
+        return [
+            Finding(
+                "note", "no Docker: only `docker compose up` needs it", "install Docker Engine and its compose plugin"
+            )
+        ]
+    if says("docker", "compose", "version") is None and says("docker-compose", "version") is None:
+        return [Finding("note", "Docker has no compose plugin", "install docker-compose-plugin, version 2")]
+    engine = says("docker", "version", "--format", "{{.Server.Version}}")
+    if not engine:
+        advice = "start it, or have this user join the group docker; only `docker compose up` needs it"
+        return [Finding("note", "no Docker engine answers", advice)]
+    return [Finding("ok", f"Docker engine {engine} with compose")]
