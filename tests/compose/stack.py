@@ -69,6 +69,10 @@ class Stack:
         self._folder = tempfile.TemporaryDirectory(prefix="tidemill-stack-")
         self._compose = (*compose, "-f", str(ROOT / "docker-compose.yml"), "-f", str(self._with_less_patience()))
 
+    def add_file(self, name: str) -> None:
+        """Put another compose file of the repository on top, for the commands to come."""
+        self._compose += ("-f", str(ROOT / name))
+
     def _with_less_patience(self) -> Path:
         """Write a compose file that gives Prometheus the shipped rules with a third of their `for`; return its path.
 
@@ -130,9 +134,11 @@ class Stack:
         return inspected
 
     def states(self) -> dict[str, str]:
-        """Return the health of each container, or its status if it has none, by name."""
+        """Return the health of each container that is to stay, or its status if it has none, by name."""
         found = {}
         for container in self.containers():
+            if container["Config"]["Labels"]["com.docker.compose.service"] in ("certs", "operator"):
+                continue
             state = container["State"]
             is_running = state["Status"] == "running"
             found[container["Name"].strip("/")] = state["Health"]["Status"] if is_running else state["Status"]
@@ -162,6 +168,27 @@ class Stack:
         networks = self.containers(service)[0]["NetworkSettings"]["Networks"]
         address: str = networks[f"{self.project}_cluster"]["IPAddress"]
         return address
+
+    def operator(self, *arguments: str) -> str:
+        """Run `tidemill ARGUMENTS` as an operator, by the command of the operations guide; return what it printed."""
+        return self.compose("run", "--rm", "-T", "operator", *arguments)
+
+    def as_operator(self, code: str) -> str:
+        """Run a program with the operator's token on the network of the cluster; return what it printed."""
+        return self.compose("run", "--rm", "-T", "--entrypoint", "python", "operator", "-c", code)
+
+    @contextmanager
+    def reached_by_this_machine(self) -> Iterator[None]:
+        """Give this machine an address on the network of the cluster, as engines do that do not know `inhibit_ipv4`."""
+        (network,) = json.loads(self.engine.docker("network", "inspect", f"{self.project}_cluster"))
+        (pool,) = network["IPAM"]["Config"]
+        address = f"{pool['Gateway'].partition('/')[0]}/{pool['Subnet'].partition('/')[2]}"
+        bridge = f"br-{network['Id'][:12]}"
+        self.engine.run("ip", "address", "add", address, "dev", bridge)
+        try:
+            yield
+        finally:
+            self.engine.run("ip", "address", "del", address, "dev", bridge)
 
     @contextmanager
     def crash_loop(self, *names: str) -> Iterator[None]:

@@ -49,7 +49,7 @@ def stack() -> Iterator[Stack]:
                 raise
             pytest.skip(str(reason))
         resources.callback(cluster.remove)
-        for service in OURS:
+        for service in (*OURS, "certs"):
             cluster.compose("build", service, bound_s=600)
         cluster.up(actors=3)
         yield cluster
