@@ -90,6 +90,15 @@ class Stack:
         """Set variables of .env.example for the commands to come."""
         self._variables |= variables
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of every compose command."""
+        return dict(self._variables)
+
+    def command(self, *arguments: str) -> tuple[str, ...]:
+        """Return a compose command on the shipped file."""
+        return (*self._compose, *arguments)
+
     def compose(self, *arguments: str, bound_s: float = BOUND_S) -> str:
         """Run a compose command on the shipped file; return what it printed."""
         return self.engine.run(*self._compose, *arguments, bound_s=bound_s, variables=self._variables)
@@ -289,6 +298,20 @@ class Stack:
         except urllib.error.HTTPError as error:  # a query that is not valid is explained in the body
             document = json.load(error)
         return document
+
+
+def stored_steps(stack: Stack, shard: str) -> float:
+    """Return how many steps a replay shard holds, by its own word."""
+    lines = [
+        line for line in metrics_of(stack, shard).splitlines() if line.startswith("tidemill_replay_env_steps_total")
+    ]
+    return float(lines[0].split()[-1])
+
+
+def metrics_of(stack: Stack, service: str) -> str:
+    """Return what a service shows on /metrics."""
+    ask = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9400/metrics').read().decode())"
+    return stack.compose("exec", "-T", service, "python", "-c", ask)
 
 
 def until(is_true: Callable[[], bool], what: str, describe: Callable[[], str] = str, bound_s: float = BOUND_S) -> None:

@@ -11,7 +11,9 @@ import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.compose.breakages import (
@@ -21,15 +23,15 @@ from tests.compose.breakages import (
     in_volume,
     publish_as_another,
 )
+from tests.compose.callers import CALLS, fingerprint, outcome, take_secrets, take_token
 from tests.compose.dashboards import panel_queries, rule_queries, rules
 from tests.compose.engine import NoEngine, running_engine
-from tests.compose.stack import OURS, SERVICES, Stack, until
+from tests.compose.stack import OURS, SERVICES, Stack, metrics_of, stored_steps, until
 from tests.compose.stand_ins import image_settings
 
 pytestmark = pytest.mark.timeout(900)  # the first test builds the images
 
 _BUILT = ("replay", "paramserver", "learner", "actor", "evaluator")
-_METRICS = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9400/metrics').read().decode())"
 _STEPS, _UPDATES = "sum(tidemill_replay_env_steps_total)", "max(tidemill_learner_steps_total)"
 _VERSION = "max(tidemill_paramserver_latest_version)"
 
@@ -85,11 +87,73 @@ def test_actors_share_out_the_ladder(stack: Stack) -> None:
 
 
 def test_services_cannot_be_reached_from_this_machine(stack: Stack) -> None:
-    """Without a credential only containers of the network may talk to a service; this machine has no way there."""
+    """Metrics and health need no credential, but only containers of the network have a way there."""
     for service in OURS:
         assert not can_read_metrics(stack.address(service)), service
     fetch = f"import urllib.request as r; r.urlopen('http://{stack.address('replay-0')}:9400/metrics', timeout=10)"
     stack.compose("exec", "-T", "paramserver", "python", "-c", fetch)
+
+
+def test_caller_needs_the_token_of_a_role(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where this machine has a way, plaintext, no token, a wrong one and that of another role are refused."""
+    code = grpc.StatusCode
+    own, actors = take_secrets(stack, tmp_path / "certs"), take_token(stack, "actor", tmp_path / "actor.token")
+    wrong = tmp_path / "wrong.token"
+    wrong.touch(0o600)
+    wrong.write_text("w" * 64)
+    ca = own / "ca.pem"
+    with stack.reached_by_this_machine():
+        for wanted in CALLS:
+            assert outcome(stack, wanted, monkeypatch) is code.UNAVAILABLE, wanted
+            assert outcome(stack, wanted, monkeypatch, ca=ca) is code.UNAUTHENTICATED, wanted
+            assert outcome(stack, wanted, monkeypatch, ca=ca, token=wrong) is code.UNAUTHENTICATED, wanted
+        for wanted in ("list tables", "list versions"):
+            assert outcome(stack, wanted, monkeypatch, ca=ca, token=actors) is code.OK, wanted
+            assert outcome(stack, wanted, monkeypatch, ca=ca, token=own / "token") is code.OK, wanted
+        for wanted in ("reset a table", "pause"):
+            assert outcome(stack, wanted, monkeypatch, ca=ca, token=actors) is code.PERMISSION_DENIED, wanted
+        assert outcome(stack, "reset a table", monkeypatch, ca=ca, token=own / "token") is code.NOT_FOUND
+
+
+def test_operator_steers_and_services_do_not(stack: Stack) -> None:
+    """`run operator` has the operator's token; the learner's own lets it look, no more."""
+    assert "table items" in stack.operator("status")
+    assert "paused" in stack.operator("ctl", "pause")
+    assert "continues" in stack.operator("ctl", "resume")
+    inside = ("exec", "-T", "learner", "tidemill")
+    assert "table items" in stack.compose(*inside, "status", "--learner", "127.0.0.1:7403")
+    with pytest.raises(AssertionError, match="is not for the role learner: use a token of operator"):
+        stack.compose(*inside, "ctl", "pause", "--learner", "127.0.0.1:7403")
+
+
+def test_services_see_their_own_secrets_alone(stack: Stack) -> None:
+    """To read, as files of their user that no other user reads; an actor has a token and a CA."""
+    look = "import os; print(*sorted(f'{os.stat(e).st_mode & 0o777:o}:{e.name}' for e in os.scandir('/certs')))"
+    server, client = ["600:server.key", "600:server.pem", "600:tokens.txt"], ["600:ca.pem", "600:token"]
+    seen = {service: stack.compose("exec", "-T", service, "python", "-c", look).split() for service in OURS}
+    assert seen["actor"] == seen["evaluator"] == client
+    assert seen["replay-0"] == seen["replay-1"] == seen["paramserver"] == server
+    assert seen["learner"] == sorted(client + server)
+    with pytest.raises(AssertionError, match="Read-only file system"):
+        stack.compose("exec", "-T", "actor", "python", "-c", "open('/certs/token', 'w')")
+
+
+def test_certificates_are_renewed_while_training_continues(stack: Stack) -> None:
+    """By the command of the operations guide; who connects after that is shown the new one. Another `up` keeps it."""
+    with stack.reached_by_this_machine():
+        addresses = [(stack.address("replay-0"), 7401), (stack.address("paramserver"), 7402)]
+        before = [fingerprint(*address) for address in addresses]
+        stack.compose("run", "--rm", "-T", "certs", "certs", "/certs", "--services", "--shards", "2")
+        renewed = [fingerprint(*address) for address in addresses]
+        assert not set(before) & set(renewed)
+        stack.until_above(_UPDATES, stack.value(_UPDATES))
+        stack.crash("learner")
+        stack.crash("actor")
+        stack.until_above(_VERSION, stack.value(_VERSION))
+        stack.until_above(_STEPS, stack.value(_STEPS))
+        stack.up(actors=3)
+        assert [fingerprint(*address) for address in addresses] == renewed
+    stack.until_healthy()
 
 
 def test_health_is_asked_without_starting_pythons_packages(stack: Stack) -> None:
@@ -146,7 +210,7 @@ def test_images_are_labelled_and_replay_holds_no_torch(stack: Stack) -> None:
 @pytest.mark.parametrize("service", OURS)
 def test_metrics_pass_promtool(stack: Stack, service: str) -> None:
     """Names, units and help of everything on /metrics are as Prometheus wants them."""
-    metrics = stack.compose("exec", "-T", service, "python", "-c", _METRICS)
+    metrics = metrics_of(stack, service)
     assert "tidemill_" in metrics
     checked = subprocess.run(
         ["promtool", "check", "metrics"], input=metrics, capture_output=True, text=True, check=False
@@ -198,12 +262,12 @@ def test_actor_that_crashes_comes_back(stack: Stack) -> None:
 def test_replay_shard_that_crashes_has_everything_acknowledged(stack: Stack) -> None:
     """A killed shard brings back from its log every step it had acknowledged; actors and learner continue with it."""
     # the names of all actors may prefer one shard
-    shard = max(("replay-0", "replay-1"), key=lambda name: _stored_steps(stack, name))
-    stored = _stored_steps(stack, shard)
-    until(lambda: _stored_steps(stack, shard) > stored, "the shard stores more steps", stack.describe)
+    shard = max(("replay-0", "replay-1"), key=lambda name: stored_steps(stack, name))
+    stored = stored_steps(stack, shard)
+    until(lambda: stored_steps(stack, shard) > stored, "the shard stores more steps", stack.describe)
     stack.crash(shard)
     until(lambda: stack.states()[stack.containers(shard)[0]["Name"].strip("/")] == "healthy", "healthy again")
-    assert _stored_steps(stack, shard) >= stored
+    assert stored_steps(stack, shard) >= stored
     until(lambda: stack.targets("replay") == 2, "both shards answer", stack.describe)
     updates = stack.value(_UPDATES)
     stack.until_above(_UPDATES, updates)
@@ -338,11 +402,17 @@ def test_run_ends_by_itself_and_stays_ended(stack: Stack) -> None:
     stack.until_above(_VERSION, version)
 
 
-def _stored_steps(stack: Stack, shard: str) -> float:
-    """Return how many steps a replay shard holds, by its own word."""
-    metrics = stack.compose("exec", "-T", shard, "python", "-c", _METRICS)
-    lines = [line for line in metrics.splitlines() if line.startswith("tidemill_replay_env_steps_total")]
-    return float(lines[0].split()[-1])
+def test_tls_can_be_turned_off(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the file that says so experience and parameters are in plaintext; the learner's controls are not."""
+    version = stack.value(_VERSION)
+    stack.add_file("docker-compose.insecure.yml")
+    stack.up(actors=2)
+    stack.until_healthy()
+    stack.until_above(_VERSION, version)
+    with stack.reached_by_this_machine():
+        assert outcome(stack, "list tables", monkeypatch) is grpc.StatusCode.OK
+        assert outcome(stack, "pause", monkeypatch) is grpc.StatusCode.UNAVAILABLE
+    assert "table items" in stack.operator("status")
 
 
 def _newest_version(stack: Stack) -> int:
