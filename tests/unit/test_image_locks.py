@@ -34,7 +34,7 @@ def test_lock_of_an_image_has_the_versions_to_test(name: str) -> None:
 
 
 def test_locks_together_hold_everything_a_run_needs() -> None:
-    """Base, security, learn and torch are runtime.txt and torch.txt of requirements/, the CUDA lock is cuda.txt besides."""
+    """Those without CUDA are runtime.txt and torch.txt of requirements/; the CUDA lock is cuda.txt besides."""
     held = {package for name in ("base", "security", "learn", "torch-cpu") for package in lock(name)}
     assert held == pinned("runtime.txt", "torch.txt").keys()
     assert lock("torch-cuda").keys() == pinned("cuda.txt").keys() | {"torch"}
