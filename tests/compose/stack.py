@@ -300,20 +300,6 @@ class Stack:
         return document
 
 
-def stored_steps(stack: Stack, shard: str) -> float:
-    """Return how many steps a replay shard holds, by its own word."""
-    lines = [
-        line for line in metrics_of(stack, shard).splitlines() if line.startswith("tidemill_replay_env_steps_total")
-    ]
-    return float(lines[0].split()[-1])
-
-
-def metrics_of(stack: Stack, service: str) -> str:
-    """Return what a service shows on /metrics."""
-    ask = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9400/metrics').read().decode())"
-    return stack.compose("exec", "-T", service, "python", "-c", ask)
-
-
 def until(is_true: Callable[[], bool], what: str, describe: Callable[[], str] = str, bound_s: float = BOUND_S) -> None:
     """Wait until something outside of this process holds; there is no event to wait on."""
     wait_until(is_true, what, bound_s, longest_pause_s=_POLL_S, describe=describe)

@@ -5,17 +5,14 @@ The tests are the chapters of that life, in this order; each leaves the cluster 
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
 import pytest
 
+from tests.compose.answers import metrics_of, newest_version, result_of, scores, stored_steps
 from tests.compose.breakages import (
     append_nonsense,
     can_read_metrics,
@@ -25,36 +22,13 @@ from tests.compose.breakages import (
 )
 from tests.compose.callers import CALLS, fingerprint, outcome, take_secrets, take_token
 from tests.compose.dashboards import panel_queries, rule_queries, rules
-from tests.compose.engine import NoEngine, running_engine
-from tests.compose.stack import OURS, SERVICES, Stack, metrics_of, stored_steps, until
-from tests.compose.stand_ins import image_settings
+from tests.compose.stack import OURS, SERVICES, Stack, until
 
 pytestmark = pytest.mark.timeout(900)  # the first test builds the images
 
 _BUILT = ("replay", "paramserver", "learner", "actor", "evaluator")
 _STEPS, _UPDATES = "sum(tidemill_replay_env_steps_total)", "max(tidemill_learner_steps_total)"
 _VERSION = "max(tidemill_paramserver_latest_version)"
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    """The cluster of the shipped files, built and started with three actors; nothing of it is left afterwards.
-
-    Where there is no Docker engine the tests are skipped and say why, unless TIDEMILL_REQUIRE_ENGINE is set.
-    """
-    with ExitStack() as resources:
-        try:
-            engine = resources.enter_context(running_engine())
-            cluster = Stack(engine, image_settings(engine))
-        except NoEngine as reason:
-            if os.environ.get("TIDEMILL_REQUIRE_ENGINE"):
-                raise
-            pytest.skip(str(reason))
-        resources.callback(cluster.remove)
-        for service in (*OURS, "certs"):
-            cluster.compose("build", service, bound_s=600)
-        cluster.up(actors=3)
-        yield cluster
 
 
 def test_every_container_becomes_healthy(stack: Stack) -> None:
@@ -357,24 +331,24 @@ def test_termination_ends_every_service_with_zero(stack: Stack) -> None:
 def test_run_resumes_from_its_volumes(stack: Stack) -> None:
     """After `down` and `up` the run continues: checkpoint, parameter versions and scores are those of before."""
     stack.compose("down", bound_s=180)
-    version, rows = _newest_version(stack), _scores(stack)
+    version, rows = newest_version(stack), scores(stack)
     assert version > 0
     stack.up(actors=2)
     stack.until_healthy()
     stack.until_above(_VERSION, version)
     assert "restored" in stack.compose("logs", "learner")
-    assert _scores(stack) >= rows
+    assert scores(stack) >= rows
 
 
 def test_run_moves_to_another_box(stack: Stack) -> None:
     """Backed up and restored as the operations guide says, into volumes that are new, the run continues."""
     stack.compose("stop", *OURS, bound_s=180)
     archives = {service: stack.archive(service) for service in ("learner", "replay-0", "replay-1")}
-    version, rows = _newest_version(stack), _scores(stack)
+    version, rows = newest_version(stack), scores(stack)
     stack.compose("down", "--volumes", bound_s=180)
     for service, archive in archives.items():
         stack.restore(service, archive)
-    assert (_newest_version(stack), _scores(stack)) == (version, rows)
+    assert (newest_version(stack), scores(stack)) == (version, rows)
     stack.up(actors=2)
     stack.until_healthy()
     stack.until_above(_VERSION, version)
@@ -386,17 +360,17 @@ def test_run_ends_by_itself_and_stays_ended(stack: Stack) -> None:
     stack.configure(TIDEMILL_RUN_ARGS="--run.target-return -2000")  # any policy has more
     stack.up(actors=2)
     stack.until_above('sum(tidemill_resting{job=~"learner|evaluator"})', 1.0)
-    result = json.loads(_on_volume(stack, "print(open('/runs/short/result.json').read())"))
+    result = result_of(stack)
     assert result["solved"], result
-    version = _newest_version(stack)
+    version = newest_version(stack)
     if stack.engine.daemon is not None:
         stack.engine.daemon.restart()
     else:
         stack.compose("restart", "learner", "evaluator")
     stack.until_healthy()
     stack.until_above('sum(tidemill_resting{job=~"learner|evaluator"})', 1.0)
-    assert _newest_version(stack) == version
-    assert json.loads(_on_volume(stack, "print(open('/runs/short/result.json').read())")) == result
+    assert newest_version(stack) == version
+    assert result_of(stack) == result
     stack.configure(TIDEMILL_RUN_ARGS="--run.target-return 0")  # which no pendulum has: the run continues
     stack.up(actors=2)
     stack.until_above(_VERSION, version)
@@ -413,22 +387,6 @@ def test_tls_can_be_turned_off(stack: Stack, monkeypatch: pytest.MonkeyPatch) ->
         assert outcome(stack, "list tables", monkeypatch) is grpc.StatusCode.OK
         assert outcome(stack, "pause", monkeypatch) is grpc.StatusCode.UNAVAILABLE
     assert "table items" in stack.operator("status")
-
-
-def _newest_version(stack: Stack) -> int:
-    """Return the newest parameter version on the disk."""
-    find = "import os, re; print(max(int(n) for f in os.listdir('/runs/short/params') for n in re.findall(r'\\d+', f)))"
-    return int(_on_volume(stack, find))
-
-
-def _scores(stack: Stack) -> int:
-    """Return the rows of scores.csv."""
-    return int(_on_volume(stack, "print(sum(1 for _ in open('/runs/short/scores.csv')) - 1)"))
-
-
-def _on_volume(stack: Stack, code: str) -> str:
-    mounted = ["--rm", "--network", "none", "--entrypoint", "python", "--volume", f"{stack.project}_runs:/runs"]
-    return stack.engine.docker("run", *mounted, stack.image("evaluator"), "-c", code)
 
 
 def _size(stack: Stack, image: str) -> int:
