@@ -38,6 +38,12 @@ try:
 except TidemillError as error:
     print(error)
 """
+_EXPIRY = """
+import pathlib
+from tidemill.services.launcher.commands import certs
+certs.CERTIFICATE_DAYS = 0
+certs.make_services(pathlib.Path("/certs"))
+"""
 
 
 def can_read_metrics(address: str) -> bool:
@@ -68,3 +74,8 @@ def in_volume(stack: Stack, *command: str) -> None:
     """Run a command as root on the volume of the run."""
     mounted = ["--rm", "--user", "0", "--network", "none", "--volume", f"{stack.project}_runs:/runs"]
     stack.engine.docker("run", *mounted, "--entrypoint", command[0], stack.image("evaluator"), *command[1:])
+
+
+def expire_certificates(stack: Stack) -> None:
+    """Give every server a certificate that expires as it is made."""
+    stack.compose("run", "--rm", "-T", "--entrypoint", "python", "certs", "-c", _EXPIRY)

@@ -17,6 +17,7 @@ from tests.compose.breakages import (
     append_nonsense,
     can_read_metrics,
     corrupt_version,
+    expire_certificates,
     in_volume,
     publish_as_another,
 )
@@ -113,7 +114,7 @@ def test_services_see_their_own_secrets_alone(stack: Stack) -> None:
 
 
 def test_certificates_are_renewed_while_training_continues(stack: Stack) -> None:
-    """By the command of the operations guide; who connects after that is shown the new one. Another `up` keeps it."""
+    """By a command, for who connects after that; another `up` keeps them, and renews those that expire soon."""
     with stack.reached_by_this_machine():
         addresses = [(stack.address("replay-0"), 7401), (stack.address("paramserver"), 7402)]
         before = [fingerprint(*address) for address in addresses]
@@ -127,6 +128,10 @@ def test_certificates_are_renewed_while_training_continues(stack: Stack) -> None
         stack.until_above(_STEPS, stack.value(_STEPS))
         stack.up(actors=3)
         assert [fingerprint(*address) for address in addresses] == renewed
+        expire_certificates(stack)
+        expired = [fingerprint(*address) for address in addresses]
+        stack.up(actors=3)
+        assert not set(expired) & {fingerprint(*address) for address in addresses}
     stack.until_healthy()
 
 
