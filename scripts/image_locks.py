@@ -68,7 +68,9 @@ def main() -> int:
         constraints.write("\n".join(run.values()))
         constraints.flush()
         base = hashed(project["dependencies"], "-c", constraints.name)
-        added = hashed([*project["dependencies"], *project["optional-dependencies"]["security"]], "-c", constraints.name)
+        added = hashed(
+            [*project["dependencies"], *project["optional-dependencies"]["security"]], "-c", constraints.name
+        )
     security = {name: line for name, line in added.items() if name not in base}
     learn = hashed([line for name, line in run.items() if name not in base.keys() | security.keys()], "--no-deps")
     write("base", "What every image holds.", base)
