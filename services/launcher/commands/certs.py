@@ -92,8 +92,17 @@ def certs(argv: Sequence[str]) -> int:
         "--keep", action="store_true",
         help=f"renew only certificates that last less than {KEEP_DAYS} days or lack a name",
     )  # fmt: skip
+    parser.add_argument(
+        "--rotate", metavar="ROLE", choices=ROLES, nargs="+", default=[],
+        help="give these roles a new token; those from before are accepted, too, until --retire",
+    )  # fmt: skip
+    parser.add_argument(
+        "--retire", metavar="ROLE", choices=ROLES, nargs="+", default=[],
+        help="accept no token of these roles but the newest",
+    )  # fmt: skip
     options = parser.parse_args(list(argv))
     folder: Path = options.folder.resolve()
+    _change_tokens(folder, options.rotate, options.retire)
     if options.services:
         shards = [f"replay-{number}" for number in range(options.shards)]
         make_services(folder, [*shards, *options.host], keep=options.keep)
@@ -240,6 +249,24 @@ def _write_tokens(folder: Path) -> None:
         if entry not in lines:
             lines.append(entry)
     _write_changed(file, "\n".join([*lines, ""]).encode())
+
+
+def _change_tokens(folder: Path, rotated: Sequence[str], retired: Sequence[str]) -> None:
+    """Add a token to some roles, and take all but the newest from others."""
+    file = folder / "tokens.txt"
+    if not (rotated or retired):
+        return
+    if not file.exists():
+        raise FatalError(f"{file} is not there: make tokens first, without --rotate and --retire")
+    lines = file.read_text(encoding="ascii").splitlines()
+    new = {role: secrets.token_hex(_TOKEN_BYTES) for role in rotated}
+    lines += [f"{role} {token}" for role, token in new.items()]
+    for role in retired:
+        newest = new.get(role) or (folder / f"{role}.token").read_text(encoding="ascii").strip()
+        lines = [line for line in lines if line.split() in ([role, newest], []) or line.split()[0] != role]
+    _write_changed(file, "\n".join([*lines, ""]).encode())
+    for role, token in new.items():  # after the servers' file: nobody has a token that no server knows
+        _write(folder / f"{role}.token", f"{token}\n".encode())
 
 
 def _digests(file: Path) -> bytes:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from tidemill.errors import FatalError
 from tidemill.rpc.access import ROLES, Tokens
 from tidemill.services.launcher.commands import certs as module
 from tidemill.services.launcher.commands.certs import (
@@ -111,3 +112,26 @@ def test_certificate_that_does_not_fit_is_not_kept(tmp_path: Path) -> None:
         make(folder, ["added"] if spoil == "name" else [], keep=True)
         assert (folder / "server.pem").read_bytes() != before, spoil
         _certificate(folder / "server.pem").verify_directly_issued_by(_certificate(folder / "ca.pem"))
+
+
+def test_token_is_rotated_and_retired(tmp_path: Path) -> None:
+    """Old and new are accepted until the old one is retired; other roles keep theirs, certificates theirs."""
+    arguments = [str(tmp_path), "--services", "--keep"]
+    certs(arguments)
+    first = _files(tmp_path)
+    tokens, own = Tokens(str(tmp_path / "replay" / "tokens.txt")), tmp_path / "actor" / "token"
+    old = own.read_text().strip()
+    certs([*arguments, "--rotate", "actor"])
+    new = own.read_text().strip()
+    assert (tokens.role_of(old), tokens.role_of(new)) == ("actor", "actor")
+    certs([*arguments, "--retire", "actor"])
+    assert (tokens.role_of(old), tokens.role_of(new)) == (None, "actor")
+    servers = {f"{name}/tokens.txt" for name, share in SERVICES.items() if share.serves}
+    changed = {name for name, data in _files(tmp_path).items() if data != first[name]}
+    assert changed == servers | {"tokens.txt", "actor.token", "actor/token"}
+
+
+def test_token_cannot_be_rotated_before_it_is_made(tmp_path: Path) -> None:
+    """The message says what to do first."""
+    with pytest.raises(FatalError, match="make tokens first"):
+        certs([str(tmp_path / "none"), "--rotate", "actor"])
