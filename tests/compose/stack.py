@@ -134,9 +134,12 @@ class Stack:
         self._folder.cleanup()
 
     def containers(self, service: str = "") -> list[dict[str, Any]]:
-        """Return what the engine knows of the containers of a service, or of all, stopped ones included."""
+        """Return what the engine knows of the containers of a service, or of all, stopped ones included.
+
+        Those of `compose run` are not among them: they may be gone a moment later.
+        """
         label = "label=com.docker.compose"
-        filters = ["--filter", f"{label}.project={self.project}"]
+        filters = ["--filter", f"{label}.project={self.project}", "--filter", f"{label}.oneoff=False"]
         filters += ["--filter", f"{label}.service={service}"] if service else []
         found = self.engine.docker("ps", "--all", "--quiet", *filters).split()
         inspected: list[dict[str, Any]] = json.loads(self.engine.docker("inspect", *found)) if found else []
@@ -146,7 +149,7 @@ class Stack:
         """Return the health of each container that is to stay, or its status if it has none, by name."""
         found = {}
         for container in self.containers():
-            if container["Config"]["Labels"]["com.docker.compose.service"] in ("certs", "operator"):
+            if container["Config"]["Labels"]["com.docker.compose.service"] == "certs":
                 continue
             state = container["State"]
             is_running = state["Status"] == "running"
