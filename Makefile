@@ -107,6 +107,7 @@ gpu-report: $(VENV)/.dev ## on a machine with a GPU: all that is to be measured 
 .PHONY: bench-replay
 bench-replay: $(VENV)/.dev $(VENV)-reverb/.installed ## the replay service beside Reverb, in turns (2 GB of packages)
 	$(BIN)/python -m benchmarks.replay --peer $(VENV)-reverb/bin/python $(BENCH)
+	$(BIN)/python -m benchmarks.replay_tls
 
 $(VENV)-reverb/.installed: requirements/reverb.txt
 	$(PYTHON) -m venv $(VENV)-reverb

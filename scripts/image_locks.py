@@ -68,8 +68,13 @@ def main() -> int:
         constraints.write("\n".join(run.values()))
         constraints.flush()
         base = hashed(project["dependencies"], "-c", constraints.name)
-    learn = hashed([line for name, line in run.items() if name not in base], "--no-deps")
+        added = hashed(
+            [*project["dependencies"], *project["optional-dependencies"]["security"]], "-c", constraints.name
+        )
+    security = {name: line for name, line in added.items() if name not in base}
+    learn = hashed([line for name, line in run.items() if name not in base.keys() | security.keys()], "--no-deps")
     write("base", "What every image holds.", base)
+    write("security", "What `tidemill certs` needs on top.", security)
     write("learn", "What learner, actor and evaluator hold on top, torch aside.", learn)
     atari = hashed([*pins("atari.txt").values()], "--no-deps")
     write("atari", "The Atari emulator and its games, GPL-2.0: installed when asked for.", atari)

@@ -11,8 +11,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tidemill.errors import Unavailable
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.rpc.channel import open_channel
+from tidemill.rpc.client_security import tls_failure
 
 _POLL_S = 0.5
+_ASK_S = 5.0  # its retries included
 _ABSENT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 
 
@@ -34,7 +36,7 @@ def wait_for_service(setting: str, address: str, timeout_s: float, stop: threadi
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
                 reason = f"nothing answers at {setting} ({address}) after {timeout_s:g} s"
-                raise Unavailable(f"{reason}: is the service running?")
+                raise Unavailable(f"{reason}: {_why_not(channel) or 'is the service running?'}")
             if _answers(channel, min(_POLL_S, remaining_s)):
                 return True
     return False
@@ -48,15 +50,27 @@ def wait_for_any_shard(setting: str, directory: ShardDirectory, timeout_s: float
     """
     deadline = time.monotonic() + timeout_s
     while not stop.is_set():
+        why = ""
         for address in directory.current.values():
             with open_channel(address) as channel:
                 if _answers(channel, _POLL_S):
                     return True
+                why = why or (_why_not(channel) if time.monotonic() > deadline else "")
         if time.monotonic() > deadline:
             addresses = ", ".join(directory.current.values()) or "a name that cannot be resolved"
-            raise Unavailable(f"no shard answers at {setting} ({addresses}) after {timeout_s:g} s: is one running?")
+            reason = f"no shard answers at {setting} ({addresses}) after {timeout_s:g} s"
+            raise Unavailable(f"{reason}: {why or 'is one running?'}")
         stop.wait(_POLL_S)
     return False
+
+
+def _why_not(channel: grpc.Channel) -> str:
+    """Return why TLS does not let a channel connect; empty if that is not what fails."""
+    try:
+        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_ASK_S)
+    except grpc.RpcError as error:
+        return tls_failure(error.details() or "")
+    return ""
 
 
 def _answers(channel: grpc.Channel, timeout_s: float) -> bool:

@@ -8,12 +8,13 @@ from tests.compose.stack import Stack
 
 _SECOND_PUBLISHER = """
 from tidemill.params.client import ParamsClient
-ParamsClient("127.0.0.1:7402").acquire_fencing_token("another learner")
+ParamsClient("paramserver:7402").acquire_fencing_token("another learner")
 """
 _NONSENSE = """
 import grpc
 from tidemill.replay.v1 import replay_pb2 as pb, replay_pb2_grpc
-stub = replay_pb2_grpc.ReplayServiceStub(grpc.insecure_channel("127.0.0.1:7401"))
+from tidemill.rpc.channel import open_channel
+stub = replay_pb2_grpc.ReplayServiceStub(open_channel("replay-0:7401"))
 try:
     list(stub.Append(iter([pb.AppendRequest()]), timeout=10))
     raise SystemExit("nonsense was accepted")
@@ -24,7 +25,7 @@ _CORRUPTION = """
 import pathlib
 from tidemill.errors import TidemillError
 from tidemill.params.client import ParamsClient
-client = ParamsClient("127.0.0.1:7402")
+client = ParamsClient("paramserver:7402")
 number = client.list_versions().versions[-3].version  # the newest may be in memory
 client.set_tag("corrupt", number)  # so that it is kept
 (file,) = pathlib.Path("/runs/short/params").rglob(f"{number:010d}.full.safetensors")
@@ -36,6 +37,12 @@ try:
     raise SystemExit("the corruption was not noticed")
 except TidemillError as error:
     print(error)
+"""
+_EXPIRY = """
+import pathlib
+from tidemill.services.launcher.commands import certs
+certs.CERTIFICATE_DAYS = 0
+certs.make_services(pathlib.Path("/certs"))
 """
 
 
@@ -50,17 +57,17 @@ def can_read_metrics(address: str) -> bool:
 
 def publish_as_another(stack: Stack) -> None:
     """Take the parameter server over from the learner, as a second one would."""
-    _execute(stack, "paramserver", _SECOND_PUBLISHER)
+    stack.as_operator(_SECOND_PUBLISHER)
 
 
 def append_nonsense(stack: Stack) -> None:
     """Send a replay shard a message that it must refuse, as an actor of another version might."""
-    _execute(stack, "replay-0", _NONSENSE)
+    stack.as_operator(_NONSENSE)
 
 
 def corrupt_version(stack: Stack) -> None:
     """Flip a bit of stored parameters on the disk, and have them read."""
-    _execute(stack, "paramserver", _CORRUPTION)
+    stack.compose("exec", "-T", "learner", "python", "-c", _CORRUPTION)
 
 
 def in_volume(stack: Stack, *command: str) -> None:
@@ -69,5 +76,6 @@ def in_volume(stack: Stack, *command: str) -> None:
     stack.engine.docker("run", *mounted, "--entrypoint", command[0], stack.image("evaluator"), *command[1:])
 
 
-def _execute(stack: Stack, service: str, code: str) -> None:
-    stack.compose("exec", "-T", service, "python", "-c", code)
+def expire_certificates(stack: Stack) -> None:
+    """Give every server a certificate that expires as it is made."""
+    stack.compose("run", "--rm", "-T", "--entrypoint", "python", "certs", "-c", _EXPIRY)

@@ -69,6 +69,10 @@ class Stack:
         self._folder = tempfile.TemporaryDirectory(prefix="tidemill-stack-")
         self._compose = (*compose, "-f", str(ROOT / "docker-compose.yml"), "-f", str(self._with_less_patience()))
 
+    def add_file(self, name: str) -> None:
+        """Put another compose file of the repository on top, for the commands to come."""
+        self._compose += ("-f", str(ROOT / name))
+
     def _with_less_patience(self) -> Path:
         """Write a compose file that gives Prometheus the shipped rules with a third of their `for`; return its path.
 
@@ -85,6 +89,15 @@ class Stack:
     def configure(self, **variables: str) -> None:
         """Set variables of .env.example for the commands to come."""
         self._variables |= variables
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of every compose command."""
+        return dict(self._variables)
+
+    def command(self, *arguments: str) -> tuple[str, ...]:
+        """Return a compose command on the shipped file."""
+        return (*self._compose, *arguments)
 
     def compose(self, *arguments: str, bound_s: float = BOUND_S) -> str:
         """Run a compose command on the shipped file; return what it printed."""
@@ -121,18 +134,23 @@ class Stack:
         self._folder.cleanup()
 
     def containers(self, service: str = "") -> list[dict[str, Any]]:
-        """Return what the engine knows of the containers of a service, or of all, stopped ones included."""
+        """Return what the engine knows of the containers of a service, or of all, stopped ones included.
+
+        Those of `compose run` are not among them: they may be gone a moment later.
+        """
         label = "label=com.docker.compose"
-        filters = ["--filter", f"{label}.project={self.project}"]
+        filters = ["--filter", f"{label}.project={self.project}", "--filter", f"{label}.oneoff=False"]
         filters += ["--filter", f"{label}.service={service}"] if service else []
         found = self.engine.docker("ps", "--all", "--quiet", *filters).split()
         inspected: list[dict[str, Any]] = json.loads(self.engine.docker("inspect", *found)) if found else []
         return inspected
 
     def states(self) -> dict[str, str]:
-        """Return the health of each container, or its status if it has none, by name."""
+        """Return the health of each container that is to stay, or its status if it has none, by name."""
         found = {}
         for container in self.containers():
+            if container["Config"]["Labels"]["com.docker.compose.service"] == "certs":
+                continue
             state = container["State"]
             is_running = state["Status"] == "running"
             found[container["Name"].strip("/")] = state["Health"]["Status"] if is_running else state["Status"]
@@ -162,6 +180,27 @@ class Stack:
         networks = self.containers(service)[0]["NetworkSettings"]["Networks"]
         address: str = networks[f"{self.project}_cluster"]["IPAddress"]
         return address
+
+    def operator(self, *arguments: str) -> str:
+        """Run `tidemill ARGUMENTS` as an operator, by the command of the operations guide; return what it printed."""
+        return self.compose("run", "--rm", "-T", "operator", *arguments)
+
+    def as_operator(self, code: str) -> str:
+        """Run a program with the operator's token on the network of the cluster; return what it printed."""
+        return self.compose("run", "--rm", "-T", "--entrypoint", "python", "operator", "-c", code)
+
+    @contextmanager
+    def reached_by_this_machine(self) -> Iterator[None]:
+        """Give this machine an address on the network of the cluster, as engines do that do not know `inhibit_ipv4`."""
+        (network,) = json.loads(self.engine.docker("network", "inspect", f"{self.project}_cluster"))
+        (pool,) = network["IPAM"]["Config"]
+        address = f"{pool['Gateway'].partition('/')[0]}/{pool['Subnet'].partition('/')[2]}"
+        bridge = f"br-{network['Id'][:12]}"
+        self.engine.run("ip", "address", "add", address, "dev", bridge)
+        try:
+            yield
+        finally:
+            self.engine.run("ip", "address", "del", address, "dev", bridge)
 
     @contextmanager
     def crash_loop(self, *names: str) -> Iterator[None]:

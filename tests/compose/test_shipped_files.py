@@ -1,54 +1,28 @@
-"""The files for containers as they lie in the repository: nothing is started."""
+"""The files for containers as they lie in the repository, but for those of Kubernetes: nothing is started."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
+from cryptography import x509
 
-from scripts.kubernetes_rules import prometheus_rule
 from tests.compose.dashboards import DASHBOARDS, RULES, load, rules
-from tidemill.config.load import load as load_settings
-from tidemill.config.sections import ActorConfig, EvaluatorConfig, LearnerConfig, ParamServerConfig, ReplayConfig
+from tests.compose.shipped import HEALTH_PATH, ROOT, check_secured, load_as, run
+from tidemill.services.launcher.commands.certs import SERVICES, certs
 
-ROOT = Path(__file__).resolve().parents[2]
-COMPOSE = (ROOT / "docker-compose.yml", ROOT / "docker-compose.gpu.yml")
+COMPOSE = (ROOT / "docker-compose.yml", ROOT / "docker-compose.gpu.yml", ROOT / "docker-compose.insecure.yml")
 VARIABLE = re.compile(r"\$\{(TIDEMILL_[A-Z_]+):-((?:[^{}]|\$\{[^}]*\})*)\}")
 KNOB = re.compile(r"^#((?:TIDEMILL|COMPOSE)_[A-Z_]+)=(.*)$", re.MULTILINE)
-KUBERNETES = ROOT / "deploy/kubernetes"
-HEALTH_PATH = "/healthz"
-KUSTOMIZATIONS = ("base", "overlays/single-node", "overlays/multi-node")
-CONFIGS: dict[str, type[Any]] = {
-    "replay": ReplayConfig,
-    "paramserver": ParamServerConfig,
-    "learner": LearnerConfig,
-    "actor": ActorConfig,
-    "evaluator": EvaluatorConfig,
-}
-CUSTOM_KINDS = {
-    "PodMonitor": "monitoring.coreos.com/v1",
-    "PrometheusRule": "monitoring.coreos.com/v1",
-    "ScaledObject": "keda.sh/v1alpha1",
-}
-
-
-def run(*command: str) -> str:
-    """Run a command in the repository; return what it printed. The test is skipped where there is no such command."""
-    if not shutil.which(command[0]):
-        pytest.skip(f"there is no {command[0]}")
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
+OURS = ("replay-0", "replay-1", "paramserver", "learner", "actor", "evaluator")
 
 
 def compose_command() -> list[str]:
@@ -73,21 +47,21 @@ def with_defaults(text: str) -> str:
     return VARIABLE.sub(lambda match: match.group(2), text)
 
 
-def load_as(service: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401 - each has a class of its own
-    """Return the settings a service would read from its command line, in the image's working folder."""
-    monkeypatch.chdir(ROOT)
-    return load_settings(CONFIGS[service], arguments, prog=service, description="")
+def words_of(service: dict[str, Any]) -> list[str]:
+    """Return the command line of a service of ours, after the module's name."""
+    return [*service.get("entrypoint", [])[3:], *shlex.split(with_defaults(service["command"]))]
 
 
-def objects(kustomization: str) -> Iterator[dict[str, Any]]:
-    """Yield what a kustomization builds."""
-    built = run("kubectl", "kustomize", str(KUBERNETES / kustomization))
-    yield from (item for item in yaml.safe_load_all(built) if item)
+def server_names(certificate: Path) -> list[str]:
+    """Return the DNS names of a certificate."""
+    loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
+    held = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return held.get_values_for_type(x509.DNSName)
 
 
-@pytest.mark.parametrize("files", [COMPOSE[:1], COMPOSE], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("files", [COMPOSE[:1], COMPOSE[:2], COMPOSE[::2], COMPOSE], ids=["cpu", "gpu", "plain", "all"])
 def test_compose_file_is_valid(files: tuple[Path, ...]) -> None:
-    """Compose accepts the file alone and with the one for GPUs on top."""
+    """Compose accepts the file alone, and with those for GPUs and for no TLS on top."""
     run(*compose_command(), *(word for file in files for word in ("-f", str(file))), "config", "-q")
 
 
@@ -110,8 +84,9 @@ def test_only_what_a_person_opens_is_published() -> None:
         "internal": True,
         "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"},
     }
-    for name in ("replay-0", "replay-1", "paramserver", "learner", "actor", "evaluator"):
+    for name in (*OURS, "operator"):
         assert list(services()[name]["networks"]) == ["cluster"], name
+    assert services()["certs"]["network_mode"] == "none"
 
 
 def test_every_service_is_confined() -> None:
@@ -122,16 +97,15 @@ def test_every_service_is_confined() -> None:
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert service["mem_limit"], name
         # `on-failure` forgets what ended well because the engine did, and starts what a person has stopped
-        assert service["restart"] == "unless-stopped", name
+        assert service["restart"] == ("no" if name in ("certs", "operator") else "unless-stopped"), name
         assert "container_name" not in service, name
 
 
-@pytest.mark.parametrize("name", ["replay-0", "replay-1", "paramserver", "learner", "actor", "evaluator"])
+@pytest.mark.parametrize("name", OURS)
 def test_compose_command_is_understood(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each service accepts its command line, keeps the run in its volume and finds the others by their names."""
     service = services()[name]
-    own = service.get("entrypoint", [])[3:]
-    config = load_as(name.partition("-")[0], [*own, *shlex.split(with_defaults(service["command"]))], monkeypatch)
+    config = load_as(name.partition("-")[0], words_of(service), monkeypatch)
     assert config.run.root == "/runs"
     if name in ("learner", "evaluator"):
         assert config.run.supervisor == "engine"
@@ -144,6 +118,69 @@ def test_compose_command_is_understood(name: str, monkeypatch: pytest.MonkeyPatc
     elif name != "paramserver":
         assert config.cluster.params == "paramserver:7402"
         assert name == "evaluator" or config.cluster.replay == ("replay-0:7401", "replay-1:7401")
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_compose_service_is_secured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others reach has TLS and tokens, who calls others has a CA and a token, and only metrics are plain."""
+    service = services()[name]
+    kind = name.partition("-")[0]
+    config = load_as(kind, words_of(service), monkeypatch)
+    check_secured(kind, getattr(config, kind).server, service.get("environment", {}))
+    assert service["depends_on"]["certs"] == {"condition": "service_completed_successfully"}
+
+
+def test_compose_service_has_its_own_secrets_alone() -> None:
+    """Each mounts one volume of certificates, to read, at the path that all use; `certs` alone writes them."""
+    mounts = {
+        name: [mount for mount in service.get("volumes", []) if mount.startswith("certs")]
+        for name, service in services().items()
+    }
+    shares = {f"certs-{name}" for name in SERVICES}
+    assert set(mounts.pop("certs")) == {"certs:/certs"} | {f"{share}:/certs/{share[6:]}" for share in shares}
+    for name in (*OURS, "operator"):
+        kind = name.partition("-")[0]
+        assert mounts.pop(name) == [f"certs-{kind}:/certs:ro"], name
+    assert not any(mounts.values())
+    assert shares | {"certs"} == {
+        name for name in yaml.safe_load(COMPOSE[0].read_text())["volumes"] if name.startswith("certs")
+    }
+
+
+def test_certificates_are_made_for_the_names_that_services_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the command of the service `certs`; the operator's address of the learner is one of them, too."""
+    words = shlex.split(with_defaults(services()["certs"]["command"]))
+    monkeypatch.chdir(ROOT)
+    assert words[:2] == ["certs", "/certs"]
+    assert certs([str(tmp_path), *words[2:]]) == 0
+    names = {kind: server_names(tmp_path / kind / "server.pem") for kind in ("replay", "paramserver", "learner")}
+    learner = load_as("learner", words_of(services()["learner"]), monkeypatch)
+    called = [
+        *learner.cluster.replay,
+        learner.cluster.params,
+        services()["operator"]["environment"]["TIDEMILL_LEARNER"],
+    ]
+    for address in called:
+        host = address.partition(":")[0]
+        assert host in names[host.partition("-")[0]]
+
+
+def test_file_without_tls_takes_nothing_else_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It replaces where experience and parameters are served and read, and leaves the rest as it is."""
+    plain = yaml.safe_load(COMPOSE[2].read_text())["services"]
+    assert plain.keys() == set(OURS)
+    for name, changes in plain.items():
+        kind, base = name.partition("-")[0], services()[name]
+        changed = load_as(kind, words_of(base | changes), monkeypatch)
+        secured = load_as(kind, words_of(base), monkeypatch)
+        if "entrypoint" in changes:
+            own = replace(getattr(secured, kind).server, tls_cert="", tls_key="", tokens="", insecure=True)
+            section = replace(getattr(secured, kind), server=own)
+            assert changed == replace(secured, **{kind: section}), name
+        else:
+            assert changes == {"environment": {"TIDEMILL_TLS_CA": "", "TIDEMILL_TOKEN_FILE": ""}}, name
 
 
 def test_images_are_asked_for_their_health_cheaply_and_alike() -> None:
@@ -195,136 +232,3 @@ def test_every_alert_is_explained_and_tested() -> None:
         chapter = f"{{{{ $externalLabels.docs }}}}/operations.md#{rule['alert'].lower()}"
         assert rule["annotations"]["runbook_url"] == chapter
     assert fired == {rule["alert"] for rule in alerts}
-
-
-@pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)
-def test_kubernetes_objects_are_valid(kustomization: str) -> None:
-    """Each object has exactly the fields its kind has; those of an operator's kinds are known by name."""
-    kinds = set()
-    for item in objects(kustomization):
-        kinds.add(item["kind"])
-        if item["kind"] in CUSTOM_KINDS:
-            assert item["apiVersion"] == CUSTOM_KINDS[item["kind"]]
-        else:
-            kubernetes_validate.validate(item, "1.31", strict=True)
-    assert {"StatefulSet", "Job", "PodDisruptionBudget", "NetworkPolicy"} <= kinds
-
-
-COMPONENTS = [("podmonitor", "PodMonitor"), ("prometheusrule", "PrometheusRule"), ("keda", "Scaled"), ("hpa", "Horiz")]
-
-
-@pytest.mark.parametrize("component, kind", COMPONENTS)
-def test_kubernetes_component_adds_to_any_overlay(component: str, kind: str, tmp_path: Path) -> None:
-    """A component is added by one line; what scales actors names their Deployment."""
-    base, added = (os.path.relpath(KUBERNETES / part, tmp_path) for part in ("base", f"components/{component}"))
-    overlay = {"namespace": "tidemill", "resources": [base], "components": [added]}
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
-    found = [item for item in objects(str(tmp_path)) if item["kind"].startswith(kind)]
-    assert [item["metadata"]["namespace"] for item in found] == ["tidemill"]
-    if target := found[0]["spec"].get("scaleTargetRef"):
-        assert (target["kind"], target["name"]) == ("StatefulSet", "actor")
-        told = next(item for item in objects("base") if item["kind"] == "ConfigMap")["data"]
-        spec = found[0]["spec"]
-        assert (spec.get("minReplicas") or spec.get("minReplicaCount")) == int(told["ACTORS"])
-
-
-def test_kubernetes_has_the_rules_of_prometheus() -> None:
-    """The operator's object holds every recording rule and alert as the files for Prometheus itself have them."""
-    written = yaml.safe_load((KUBERNETES / "components/prometheusrule/prometheusrule.yaml").read_text())
-    assert written == prometheus_rule(), "python -m scripts.kubernetes_rules rewrites it"
-
-
-def test_adapter_serves_what_the_autoscaler_asks_for() -> None:
-    """The adapter's rule has the autoscaler's name for a recording rule that exists, with the label it selects by."""
-    (config_map,) = objects("adapter")
-    kubernetes_validate.validate(config_map, "1.31", strict=True)
-    (rule,) = yaml.safe_load(config_map["data"]["config.yaml"])["externalRules"]
-    autoscaler = yaml.safe_load((KUBERNETES / "components/hpa/hpa.yaml").read_text())
-    wanted = autoscaler["spec"]["metrics"][0]["external"]["metric"]
-    assert rule["name"]["as"] == wanted["name"]
-    recorded = {recording["record"]: recording["expr"] for recording in rules() if "record" in recording}
-    assert "by (what)" in recorded[rule["seriesQuery"]]
-    assert wanted["selector"]["matchLabels"].keys() == {"what"}
-    query = (
-        rule["metricsQuery"].replace("<<.Series>>", rule["seriesQuery"]).replace("<<.LabelMatchers>>", 'what="data"')
-    )
-    assert query == 'max(what:tidemill_learner_wait:ratio_rate1m{what="data"})'
-    keda = yaml.safe_load((KUBERNETES / "components/keda/scaledobject.yaml").read_text())
-    assert keda["spec"]["triggers"][0]["metadata"]["query"] == query
-
-
-@pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)
-def test_kubernetes_pods_are_confined_and_probed(kustomization: str) -> None:
-    """Every pod runs as a user, on a read-only root, with a memory limit; every process is asked as Docker asks it."""
-    found = [item for item in objects(kustomization) if "template" in item.get("spec", {})]
-    assert len(found) == 5
-    for item in found:
-        pod = item["spec"]["template"]["spec"]
-        assert pod["securityContext"]["runAsNonRoot"], item["metadata"]["name"]
-        assert pod["automountServiceAccountToken"] is False
-        for container in pod["containers"]:
-            confined = container["securityContext"]
-            assert confined["readOnlyRootFilesystem"]
-            assert confined["capabilities"] == {"drop": ["ALL"]}
-            assert container["resources"]["limits"]["memory"]
-            if container["name"] != "learner":  # torchrun starts it again itself, and a pod has several
-                health = {"path": HEALTH_PATH, "port": "metrics"}
-                assert container["startupProbe"]["httpGet"] == container["readinessProbe"]["httpGet"] == health
-                assert {"name": "metrics", "containerPort": 9400} in container["ports"]
-
-
-@pytest.mark.parametrize("kustomization, learners", list(zip(KUSTOMIZATIONS, (1, 4, 16), strict=True)))
-def test_kubernetes_counts_agree(kustomization: str, learners: int) -> None:
-    """The numbers of shards, nodes and GPUs in the settings are those started; each learner has 2 cores and 16 GiB."""
-    found = {(item["kind"], item["metadata"]["name"].partition("run-")[0]): item for item in objects(kustomization)}
-    told = {name: int(value) for name, value in found["ConfigMap", "tidemill-"]["data"].items() if value.isdigit()}
-    assert found["StatefulSet", "replay"]["spec"]["replicas"] == told["REPLAY_SHARDS"]
-    assert found["StatefulSet", "actor"]["spec"].get("replicas", told["ACTORS"]) == told["ACTORS"]
-    job = found["Job", "learner"]["spec"]
-    assert job["completions"] == job["parallelism"] == told["LEARNER_NODES"]
-    container = job["template"]["spec"]["containers"][0]
-    here = told["LEARNERS_PER_NODE"]
-    requests, limits = container["resources"]["requests"], container["resources"]["limits"]
-    assert int(limits.get("nvidia.com/gpu", 1)) == here
-    assert (int(requests["cpu"]), requests["memory"], limits["memory"]) == (
-        2 * here,
-        f"{16 * here}Gi",
-        f"{16 * here}Gi",
-    )
-    assert told["LEARNER_NODES"] * here == learners
-
-
-@pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)
-def test_every_learner_of_a_pod_is_scraped(kustomization: str) -> None:
-    """Each has the port after the one before it, which the monitor asks and the network lets through."""
-    found = list(objects(kustomization))
-    told = next(item["data"] for item in found if item["kind"] == "ConfigMap")
-    (job,) = (item for item in found if (item["kind"], item["metadata"]["name"]) == ("Job", "learner"))
-    named = {port["name"]: port["containerPort"] for port in job["spec"]["template"]["spec"]["containers"][0]["ports"]}
-    names = ["metrics", *(f"metrics-{place}" for place in range(1, int(told["LEARNERS_PER_NODE"])))]
-    assert [named.pop(name) for name in names] == list(range(9400, 9400 + len(names)))
-    assert not any(name.startswith("metrics") for name in named)
-    (monitor,) = yaml.safe_load_all((KUBERNETES / "components/podmonitor/podmonitor.yaml").read_text())
-    assert set(names) <= {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
-    policy = next(item for item in found if (item["kind"], item["metadata"]["name"]) == ("NetworkPolicy", "metrics"))
-    assert set(names) <= {port["port"] for port in policy["spec"]["ingress"][0]["ports"]}
-
-
-@pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)
-def test_kubernetes_command_is_understood(kustomization: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each service accepts its command line, with the values of the ConfigMap in their places."""
-    found = list(objects(kustomization))
-    values = next(item["data"] for item in found if item["kind"] == "ConfigMap") | {"SHARD": "0", "INDEX": "3"}
-    pods = [item for item in found if "template" in item.get("spec", {})]
-    for item in pods:
-        container = item["spec"]["template"]["spec"]["containers"][0]
-        words = [re.sub(r"\$\((\w+)\)", lambda match: values.get(match[1], "0"), word) for word in container["args"]]
-        words = words[words.index("tidemill.services.learner") + 1 :] if "tidemill.services.learner" in words else words
-        config = load_as(container["name"], words, monkeypatch)
-        if container["name"] in ("learner", "evaluator"):
-            assert config.run.supervisor == "job"
-        if container["name"] == "actor":
-            assert (config.actor.index, config.actor.count) == (3, int(values["ACTORS"]))
-        if container["name"] in ("learner", "actor"):
-            assert config.cluster.replay == ("dns:///replay:7401",)
-            assert config.cluster.replay_shards == int(values["REPLAY_SHARDS"])

@@ -5,54 +5,31 @@ The tests are the chapters of that life, in this order; each leaves the cluster 
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack
+from pathlib import Path
 
+import grpc
 import pytest
 
+from tests.compose.answers import metrics_of, newest_version, result_of, scores, stored_steps
 from tests.compose.breakages import (
     append_nonsense,
     can_read_metrics,
     corrupt_version,
+    expire_certificates,
     in_volume,
     publish_as_another,
 )
+from tests.compose.callers import CALLS, fingerprint, outcome, take_secrets, take_token
 from tests.compose.dashboards import panel_queries, rule_queries, rules
-from tests.compose.engine import NoEngine, running_engine
 from tests.compose.stack import OURS, SERVICES, Stack, until
-from tests.compose.stand_ins import image_settings
 
 pytestmark = pytest.mark.timeout(900)  # the first test builds the images
 
 _BUILT = ("replay", "paramserver", "learner", "actor", "evaluator")
-_METRICS = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9400/metrics').read().decode())"
 _STEPS, _UPDATES = "sum(tidemill_replay_env_steps_total)", "max(tidemill_learner_steps_total)"
 _VERSION = "max(tidemill_paramserver_latest_version)"
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    """The cluster of the shipped files, built and started with three actors; nothing of it is left afterwards.
-
-    Where there is no Docker engine the tests are skipped and say why, unless TIDEMILL_REQUIRE_ENGINE is set.
-    """
-    with ExitStack() as resources:
-        try:
-            engine = resources.enter_context(running_engine())
-            cluster = Stack(engine, image_settings(engine))
-        except NoEngine as reason:
-            if os.environ.get("TIDEMILL_REQUIRE_ENGINE"):
-                raise
-            pytest.skip(str(reason))
-        resources.callback(cluster.remove)
-        for service in OURS:
-            cluster.compose("build", service, bound_s=600)
-        cluster.up(actors=3)
-        yield cluster
 
 
 def test_every_container_becomes_healthy(stack: Stack) -> None:
@@ -85,11 +62,77 @@ def test_actors_share_out_the_ladder(stack: Stack) -> None:
 
 
 def test_services_cannot_be_reached_from_this_machine(stack: Stack) -> None:
-    """Without a credential only containers of the network may talk to a service; this machine has no way there."""
+    """Metrics and health need no credential, but only containers of the network have a way there."""
     for service in OURS:
         assert not can_read_metrics(stack.address(service)), service
     fetch = f"import urllib.request as r; r.urlopen('http://{stack.address('replay-0')}:9400/metrics', timeout=10)"
     stack.compose("exec", "-T", "paramserver", "python", "-c", fetch)
+
+
+def test_caller_needs_the_token_of_a_role(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where this machine has a way, plaintext, no token, a wrong one and that of another role are refused."""
+    code = grpc.StatusCode
+    own, actors = take_secrets(stack, tmp_path / "certs"), take_token(stack, "actor", tmp_path / "actor.token")
+    wrong = tmp_path / "wrong.token"
+    wrong.touch(0o600)
+    wrong.write_text("w" * 64)
+    ca = own / "ca.pem"
+    with stack.reached_by_this_machine():
+        for wanted in CALLS:
+            assert outcome(stack, wanted, monkeypatch) is code.UNAVAILABLE, wanted
+            assert outcome(stack, wanted, monkeypatch, ca=ca) is code.UNAUTHENTICATED, wanted
+            assert outcome(stack, wanted, monkeypatch, ca=ca, token=wrong) is code.UNAUTHENTICATED, wanted
+        for wanted in ("list tables", "list versions"):
+            assert outcome(stack, wanted, monkeypatch, ca=ca, token=actors) is code.OK, wanted
+            assert outcome(stack, wanted, monkeypatch, ca=ca, token=own / "token") is code.OK, wanted
+        for wanted in ("reset a table", "pause"):
+            assert outcome(stack, wanted, monkeypatch, ca=ca, token=actors) is code.PERMISSION_DENIED, wanted
+        assert outcome(stack, "reset a table", monkeypatch, ca=ca, token=own / "token") is code.NOT_FOUND
+
+
+def test_operator_steers_and_services_do_not(stack: Stack) -> None:
+    """`run operator` has the operator's token; the learner's own lets it look, no more."""
+    assert "table items" in stack.operator("status")
+    assert "paused" in stack.operator("ctl", "pause")
+    assert "continues" in stack.operator("ctl", "resume")
+    inside = ("exec", "-T", "learner", "tidemill")
+    assert "table items" in stack.compose(*inside, "status", "--learner", "127.0.0.1:7403")
+    with pytest.raises(AssertionError, match="is not for the role learner: use a token of operator"):
+        stack.compose(*inside, "ctl", "pause", "--learner", "127.0.0.1:7403")
+
+
+def test_services_see_their_own_secrets_alone(stack: Stack) -> None:
+    """To read, as files of their user that no other user reads; an actor has a token and a CA."""
+    look = "import os; print(*sorted(f'{os.stat(e).st_mode & 0o777:o}:{e.name}' for e in os.scandir('/certs')))"
+    server, client = ["600:server.key", "600:server.pem", "600:tokens.txt"], ["600:ca.pem", "600:token"]
+    seen = {service: stack.compose("exec", "-T", service, "python", "-c", look).split() for service in OURS}
+    assert seen["actor"] == seen["evaluator"] == client
+    assert seen["replay-0"] == seen["replay-1"] == seen["paramserver"] == server
+    assert seen["learner"] == sorted(client + server)
+    with pytest.raises(AssertionError, match="Read-only file system"):
+        stack.compose("exec", "-T", "actor", "python", "-c", "open('/certs/token', 'w')")
+
+
+def test_certificates_are_renewed_while_training_continues(stack: Stack) -> None:
+    """By a command, for who connects after that; another `up` keeps them, and renews those that expire soon."""
+    with stack.reached_by_this_machine():
+        addresses = [(stack.address("replay-0"), 7401), (stack.address("paramserver"), 7402)]
+        before = [fingerprint(*address) for address in addresses]
+        stack.compose("run", "--rm", "-T", "certs", "certs", "/certs", "--services", "--shards", "2")
+        renewed = [fingerprint(*address) for address in addresses]
+        assert not set(before) & set(renewed)
+        stack.until_above(_UPDATES, stack.value(_UPDATES))
+        stack.crash("learner")
+        stack.crash("actor")
+        stack.until_above(_VERSION, stack.value(_VERSION))
+        stack.until_above(_STEPS, stack.value(_STEPS))
+        stack.up(actors=3)
+        assert [fingerprint(*address) for address in addresses] == renewed
+        expire_certificates(stack)
+        expired = [fingerprint(*address) for address in addresses]
+        stack.up(actors=3)
+        assert not set(expired) & {fingerprint(*address) for address in addresses}
+    stack.until_healthy()
 
 
 def test_health_is_asked_without_starting_pythons_packages(stack: Stack) -> None:
@@ -146,7 +189,7 @@ def test_images_are_labelled_and_replay_holds_no_torch(stack: Stack) -> None:
 @pytest.mark.parametrize("service", OURS)
 def test_metrics_pass_promtool(stack: Stack, service: str) -> None:
     """Names, units and help of everything on /metrics are as Prometheus wants them."""
-    metrics = stack.compose("exec", "-T", service, "python", "-c", _METRICS)
+    metrics = metrics_of(stack, service)
     assert "tidemill_" in metrics
     checked = subprocess.run(
         ["promtool", "check", "metrics"], input=metrics, capture_output=True, text=True, check=False
@@ -198,12 +241,12 @@ def test_actor_that_crashes_comes_back(stack: Stack) -> None:
 def test_replay_shard_that_crashes_has_everything_acknowledged(stack: Stack) -> None:
     """A killed shard brings back from its log every step it had acknowledged; actors and learner continue with it."""
     # the names of all actors may prefer one shard
-    shard = max(("replay-0", "replay-1"), key=lambda name: _stored_steps(stack, name))
-    stored = _stored_steps(stack, shard)
-    until(lambda: _stored_steps(stack, shard) > stored, "the shard stores more steps", stack.describe)
+    shard = max(("replay-0", "replay-1"), key=lambda name: stored_steps(stack, name))
+    stored = stored_steps(stack, shard)
+    until(lambda: stored_steps(stack, shard) > stored, "the shard stores more steps", stack.describe)
     stack.crash(shard)
     until(lambda: stack.states()[stack.containers(shard)[0]["Name"].strip("/")] == "healthy", "healthy again")
-    assert _stored_steps(stack, shard) >= stored
+    assert stored_steps(stack, shard) >= stored
     until(lambda: stack.targets("replay") == 2, "both shards answer", stack.describe)
     updates = stack.value(_UPDATES)
     stack.until_above(_UPDATES, updates)
@@ -293,24 +336,24 @@ def test_termination_ends_every_service_with_zero(stack: Stack) -> None:
 def test_run_resumes_from_its_volumes(stack: Stack) -> None:
     """After `down` and `up` the run continues: checkpoint, parameter versions and scores are those of before."""
     stack.compose("down", bound_s=180)
-    version, rows = _newest_version(stack), _scores(stack)
+    version, rows = newest_version(stack), scores(stack)
     assert version > 0
     stack.up(actors=2)
     stack.until_healthy()
     stack.until_above(_VERSION, version)
     assert "restored" in stack.compose("logs", "learner")
-    assert _scores(stack) >= rows
+    assert scores(stack) >= rows
 
 
 def test_run_moves_to_another_box(stack: Stack) -> None:
     """Backed up and restored as the operations guide says, into volumes that are new, the run continues."""
     stack.compose("stop", *OURS, bound_s=180)
     archives = {service: stack.archive(service) for service in ("learner", "replay-0", "replay-1")}
-    version, rows = _newest_version(stack), _scores(stack)
+    version, rows = newest_version(stack), scores(stack)
     stack.compose("down", "--volumes", bound_s=180)
     for service, archive in archives.items():
         stack.restore(service, archive)
-    assert (_newest_version(stack), _scores(stack)) == (version, rows)
+    assert (newest_version(stack), scores(stack)) == (version, rows)
     stack.up(actors=2)
     stack.until_healthy()
     stack.until_above(_VERSION, version)
@@ -322,43 +365,33 @@ def test_run_ends_by_itself_and_stays_ended(stack: Stack) -> None:
     stack.configure(TIDEMILL_RUN_ARGS="--run.target-return -2000")  # any policy has more
     stack.up(actors=2)
     stack.until_above('sum(tidemill_resting{job=~"learner|evaluator"})', 1.0)
-    result = json.loads(_on_volume(stack, "print(open('/runs/short/result.json').read())"))
+    result = result_of(stack)
     assert result["solved"], result
-    version = _newest_version(stack)
+    version = newest_version(stack)
     if stack.engine.daemon is not None:
         stack.engine.daemon.restart()
     else:
         stack.compose("restart", "learner", "evaluator")
     stack.until_healthy()
     stack.until_above('sum(tidemill_resting{job=~"learner|evaluator"})', 1.0)
-    assert _newest_version(stack) == version
-    assert json.loads(_on_volume(stack, "print(open('/runs/short/result.json').read())")) == result
+    assert newest_version(stack) == version
+    assert result_of(stack) == result
     stack.configure(TIDEMILL_RUN_ARGS="--run.target-return 0")  # which no pendulum has: the run continues
     stack.up(actors=2)
     stack.until_above(_VERSION, version)
 
 
-def _stored_steps(stack: Stack, shard: str) -> float:
-    """Return how many steps a replay shard holds, by its own word."""
-    metrics = stack.compose("exec", "-T", shard, "python", "-c", _METRICS)
-    lines = [line for line in metrics.splitlines() if line.startswith("tidemill_replay_env_steps_total")]
-    return float(lines[0].split()[-1])
-
-
-def _newest_version(stack: Stack) -> int:
-    """Return the newest parameter version on the disk."""
-    find = "import os, re; print(max(int(n) for f in os.listdir('/runs/short/params') for n in re.findall(r'\\d+', f)))"
-    return int(_on_volume(stack, find))
-
-
-def _scores(stack: Stack) -> int:
-    """Return the rows of scores.csv."""
-    return int(_on_volume(stack, "print(sum(1 for _ in open('/runs/short/scores.csv')) - 1)"))
-
-
-def _on_volume(stack: Stack, code: str) -> str:
-    mounted = ["--rm", "--network", "none", "--entrypoint", "python", "--volume", f"{stack.project}_runs:/runs"]
-    return stack.engine.docker("run", *mounted, stack.image("evaluator"), "-c", code)
+def test_tls_can_be_turned_off(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the file that says so experience and parameters are in plaintext; the learner's controls are not."""
+    version = stack.value(_VERSION)
+    stack.add_file("docker-compose.insecure.yml")
+    stack.up(actors=2)
+    stack.until_healthy()
+    stack.until_above(_VERSION, version)
+    with stack.reached_by_this_machine():
+        assert outcome(stack, "list tables", monkeypatch) is grpc.StatusCode.OK
+        assert outcome(stack, "pause", monkeypatch) is grpc.StatusCode.UNAVAILABLE
+    assert "table items" in stack.operator("status")
 
 
 def _size(stack: Stack, image: str) -> int:

@@ -10,11 +10,14 @@ import pytest
 
 from tests.support.feeder import TABLE
 from tests.support.learner_cluster import LearnerCluster, is_serving, learner_cluster
+from tests.support.security import become, guarded
 from tests.support.waiting import wait_until
 from tidemill.errors import FailedPrecondition, FatalError
 from tidemill.learner.status import LearnerState
 from tidemill.params.blob import unpack
 from tidemill.params.version import LATEST
+from tidemill.rpc.background import BackgroundServer
+from tidemill.services.launcher.commands.certs import make
 
 
 @pytest.fixture
@@ -225,6 +228,18 @@ def test_absent_service_is_told_in_one_line(tmp_path: Path) -> None:
         process = cluster.start_learner_process("--cluster.connect-timeout-s", "1")
         assert process.wait() == 1
         assert "nothing answers at cluster.replay" in process.text().splitlines()[-1]
+
+
+def test_service_that_tls_does_not_let_in_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner with the CA of another cluster says so, not that nothing answers alone."""
+    make(tmp_path / "own")
+    make(tmp_path / "other")
+    with BackgroundServer("replay", guarded(tmp_path / "own")) as server, learner_cluster(tmp_path) as cluster:
+        become(monkeypatch, ca=tmp_path / "other" / "ca.pem")
+        options = ["--cluster.replay", server.start(), "--cluster.connect-timeout-s", "1"]
+        process = cluster.start_learner_process(*options)
+        assert process.wait() == 1
+        assert "TLS failed: the server's certificate is not of the CA" in process.text().splitlines()[-1]
 
 
 def test_health_follows_the_learner(cluster: LearnerCluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import REGISTRY
 
 from tests.support.security import become, guarded
-from tidemill.errors import ConfigError, PermissionDenied, Unauthenticated
+from tests.support.waiting import wait_until
+from tidemill.errors import ConfigError, PermissionDenied, Unauthenticated, Unavailable
 from tidemill.learner.client import LearnerClient
 from tidemill.learner.v1 import learner_pb2, learner_pb2_grpc
 from tidemill.params.v1 import params_pb2, params_pb2_grpc
@@ -24,6 +27,8 @@ from tidemill.rpc import client_security
 from tidemill.rpc.access import ALLOWED, ROLES
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.channel import open_channel
+from tidemill.rpc.settings import ServerSettings
+from tidemill.services.launcher.commands import certs
 from tidemill.services.launcher.commands.certs import make
 
 _FILES = (replay_pb2, params_pb2, learner_pb2)
@@ -69,11 +74,31 @@ def _serve(folder: Path, *, client_ca: bool = False) -> BackgroundServer:
     return background
 
 
+_REMOVED = "r" * 64
+
+
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
-    """A server with TLS and tokens."""
-    with _serve(folder) as background:
-        yield background.start()
+    """A server with TLS and tokens, one of an operator among them that was good and has been removed."""
+    tokens = folder / "tokens.txt"
+    kept = tokens.read_text()
+    tokens.write_text(f"{kept}operator {_REMOVED}\n")
+    path = "/tidemill.replay.v1.ReplayService/ListTables"
+    with _serve(folder) as background, pytest.MonkeyPatch.context() as patch:
+        address = background.start()
+        become(patch, ca=folder / "ca.pem")
+        assert _code(address, path, metadata=[("authorization", f"Bearer {_REMOVED}")]) is grpc.StatusCode.OK
+        tokens.write_text(kept)
+        yield address
+
+
+def _expired(folder: Path, original: Path) -> Path:
+    """Copy a folder of certificates, with new ones of the same CA that have expired."""
+    shutil.copytree(original, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certs, "CERTIFICATE_DAYS", 0)
+        make(folder, ["replay"])
+    return folder
 
 
 def _code(address: str, path: str, **options: Any) -> grpc.StatusCode:  # noqa: ANN401
@@ -122,10 +147,10 @@ def test_role_makes_its_calls_and_no_others(
 def test_stranger_makes_no_call(
     path: str, address: str, folder: Path, strangers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No token, a wrong one, and the token of another cluster."""
+    """No token, a wrong one, one that was removed, and the token of another cluster."""
     become(monkeypatch, ca=folder / "ca.pem")
     assert _code(address, path) is grpc.StatusCode.UNAUTHENTICATED
-    for odd in ("", "Bearer ", "Bearer x", (folder / "operator.token").read_text().strip()):
+    for odd in ("", "Bearer ", "Bearer x", f"Bearer {_REMOVED}", (folder / "operator.token").read_text().strip()):
         assert _code(address, path, metadata=[("authorization", odd)]) is grpc.StatusCode.UNAUTHENTICATED
     become(monkeypatch, ca=folder / "ca.pem", token=strangers / "operator.token")
     assert _code(address, path) is grpc.StatusCode.UNAUTHENTICATED
@@ -150,6 +175,61 @@ def test_connection_that_is_not_trusted_makes_no_call(
     with open_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
         replay_pb2_grpc.ReplayServiceStub(channel).ListTables(replay_pb2.ListTablesRequest(), timeout=10)
     assert ca is None or "unable to get local issuer certificate" in str(caught.value.details())
+
+
+@pytest.mark.parametrize("whose", ["server", "client"])
+def test_expired_certificate_makes_no_call(
+    whose: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's or, where it asks for one, the client's; with the best of tokens. The message says so."""
+    old = _expired(tmp_path / "expired", folder)
+    become(monkeypatch, ca=folder / "ca.pem", token=folder / "operator.token")
+    own = old if whose == "client" else folder
+    monkeypatch.setenv(client_security.CERT, str(own / "client.pem"))
+    monkeypatch.setenv(client_security.KEY, str(own / "client.key"))
+    with _serve(old if whose == "server" else folder, client_ca=whose == "client") as background:
+        address = background.start()
+        credentials = client_security.channel_credentials(address)
+        assert credentials is not None
+        with grpc.secure_channel(address, credentials, [("grpc.enable_retries", 0)]) as channel:
+            for path in _METHODS:
+                with pytest.raises(grpc.RpcError) as caught:
+                    list(_stream(channel, path))
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        with ReplayClient(address) as client, pytest.raises(Unavailable, match=r"TLS failed: .* expired"):
+            client.list_tables()
+
+
+def test_failed_handshake_says_why(
+    address: str, folder: Path, strangers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what to do: for each of the mistakes that a setup has."""
+
+    def why(at: str, *, ca: Path | None, name: str = "") -> str:
+        become(monkeypatch, ca=ca)
+        monkeypatch.setenv(client_security.NAME, name)
+        with ReplayClient(at) as client, pytest.raises(Unavailable) as caught:
+            client.list_tables()
+        return str(caught.value)
+
+    assert "is not of the CA that TIDEMILL_TLS_CA names" in why(address, ca=strangers / "ca.pem")
+    assert "does not hold its name; `tidemill certs --host NAME`" in why(
+        address, ca=folder / "ca.pem", name="elsewhere"
+    )
+    assert "if it speaks TLS, set TIDEMILL_TLS_CA" in why(address, ca=None)
+    with BackgroundServer("test", ServerSettings(grace_s=0.2)) as plain:
+        assert "the server speaks plaintext; unset TIDEMILL_TLS_CA" in why(plain.start(), ca=folder / "ca.pem")
+    assert "TLS" not in why("127.0.0.1:1", ca=folder / "ca.pem")
+
+
+def test_refused_call_is_counted_as_refused(address: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under its method and its code, whatever kind of call it was."""
+    labels = {"grpc_service": "tidemill.replay.v1.ReplayService", "grpc_method": "Sample", "grpc_type": "refused"}
+    name, code = "grpc_server_handled_total", {"grpc_code": "PERMISSION_DENIED"}
+    before = REGISTRY.get_sample_value(name, labels | code) or 0.0
+    become(monkeypatch, ca=folder / "ca.pem", token=folder / "actor.token")
+    assert _code(address, f"/{labels['grpc_service']}/Sample") is grpc.StatusCode.PERMISSION_DENIED
+    wait_until(lambda: REGISTRY.get_sample_value(name, labels | code) == before + 1, "the call is counted")
 
 
 def test_refusal_says_what_to_do_and_shows_no_token(

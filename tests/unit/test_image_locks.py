@@ -34,14 +34,14 @@ def test_lock_of_an_image_has_the_versions_to_test(name: str) -> None:
 
 
 def test_locks_together_hold_everything_a_run_needs() -> None:
-    """Base, learn and torch are runtime.txt and torch.txt of requirements/, the CUDA lock is cuda.txt besides."""
-    held = lock("base").keys() | lock("learn").keys() | lock("torch-cpu").keys()
+    """Those without CUDA are runtime.txt and torch.txt of requirements/; the CUDA lock is cuda.txt besides."""
+    held = {package for name in ("base", "security", "learn", "torch-cpu") for package in lock(name)}
     assert held == pinned("runtime.txt", "torch.txt").keys()
     assert lock("torch-cuda").keys() == pinned("cuda.txt").keys() | {"torch"}
     assert lock("atari").keys() == pinned("atari.txt").keys()
 
 
-@pytest.mark.parametrize("name", ["base", "learn", "atari", "build"])
+@pytest.mark.parametrize("name", ["base", "security", "learn", "atari", "build"])
 def test_files_of_an_image_are_among_those_that_are_tested(name: str) -> None:
     """Where both pin a package by hash, an image holds a file that `make` installs too."""
     tested = "".join((ROOT / "requirements" / lock).read_text() for lock in ("runtime.txt", "atari.txt"))
@@ -51,6 +51,7 @@ def test_files_of_an_image_are_among_those_that_are_tested(name: str) -> None:
 
 
 def test_images_without_torch_hold_nothing_of_it() -> None:
-    """Replay and the parameter server install the base lock alone."""
-    heavy = {"torch", "gymnasium", "matplotlib", "tensorboard", "triton"}
+    """Replay and the parameter server install the base lock alone; what makes certificates is in no server's image."""
+    heavy = {"torch", "gymnasium", "matplotlib", "tensorboard", "triton", "cryptography"}
     assert not heavy & {normalised(package) for package in lock("base")}
+    assert "cryptography" not in lock("learn")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 import stat
 import time
 from collections.abc import Awaitable, Callable
@@ -26,10 +27,15 @@ SCHEME = "Bearer "
 MIN_TOKEN_LENGTH = 32
 """Fewest characters of a token; `tidemill certs` writes 64, which hold 256 random bits."""
 
+DIGEST = "sha256:"
+"""What the SHA-256 of a token begins with, in the place of the token, in a server's file."""
+
 LOG_EVERY_S = 10.0
 """Least time between two lines about refused calls, in seconds."""
 
 Stamp = tuple[int, int, int]
+
+_HEX_DIGEST = re.compile(DIGEST + "[0-9a-f]{64}")
 
 _REPLAY, _PARAMS = "/tidemill.replay.v1.ReplayService/", "/tidemill.params.v1.ParamService/"
 _LEARNER, _HEALTH = "/tidemill.learner.v1.LearnerService/", "/grpc.health.v1.Health/"
@@ -100,7 +106,8 @@ def read_secret(path: str, setting: str) -> str:
 class Tokens:
     """The tokens of a file with a line `ROLE TOKEN` each, read again when the file changes.
 
-    A role may have several, so that clients change to a new one before the old one is removed. Only digests are kept.
+    A role may have several, so that clients change to a new one before the old one is removed. Only digests are kept,
+    and the file may hold them in the tokens' place: `ROLE sha256:HEX`.
     """
 
     def __init__(self, path: str) -> None:
@@ -143,12 +150,13 @@ class Tokens:
             words = line.partition("#")[0].split()
             if not words:
                 continue
-            if len(words) != 2 or words[0] not in ROLES or len(words[1]) < MIN_TOKEN_LENGTH:
+            digest = _digest_of_line(words[1]) if len(words) == 2 and words[0] in ROLES else None
+            if digest is None:
                 raise ConfigError(
                     f"{self._path}, line {number}: must be `ROLE TOKEN`, ROLE one of {', '.join(ROLES)}, "
-                    f"TOKEN of at least {MIN_TOKEN_LENGTH} characters"
+                    f"TOKEN of at least {MIN_TOKEN_LENGTH} characters or {DIGEST} and the 64 digits of its SHA-256"
                 )
-            if entries.setdefault(_digest(words[1]), words[0]) != words[0]:
+            if entries.setdefault(digest, words[0]) != words[0]:
                 raise ConfigError(f"{self._path}, line {number}: the token already stands for another role")
         if not entries:
             raise ConfigError(f"server.tokens: {self._path} holds no token; `tidemill certs` writes one per role")
@@ -178,7 +186,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         try:
             self._check(handler_call_details.method, dict(handler_call_details.invocation_metadata or ()))
         except (Unauthenticated, PermissionDenied) as error:
-            return _refusal(type(error), str(error), self._tell)
+            # As a stream, whatever the method is: gRPC would wait for the request of a unary call, and hold it.
+            return grpc.stream_unary_rpc_method_handler(Refusal(error.with_traceback(None), self._tell))
         return handler
 
     def _check(self, method: str, metadata: dict[str, Any]) -> None:
@@ -205,13 +214,28 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             self._unlogged, self._quiet_until = 0, now + LOG_EVERY_S
 
 
-def _refusal(kind: type[Exception], message: str, tell: Callable[[str, str], None]) -> Any:  # noqa: ANN401
-    async def refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: ANN401
-        tell(context.peer(), message)
-        raise kind(message)
+class Refusal:
+    """Answers a call with an error alone, before any of its messages is read."""
 
-    # As a stream, whatever the method is: gRPC would wait for the request of a unary call, and hold it.
-    return grpc.stream_unary_rpc_method_handler(refuse)
+    def __init__(self, error: Unauthenticated | PermissionDenied, tell: Callable[[str, str], None]) -> None:
+        """Refuse with an error; `tell` is given the peer and the message."""
+        self._error, self._tell = error, tell
+
+    async def __call__(self, _: object, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: ANN401
+        """Raise the error."""
+        self._tell(context.peer(), str(self._error))
+        raise self._error
+
+
+def digest_line(token: str) -> str:
+    """Return what may stand in a server's file in the place of a token; a digest stays as it is."""
+    return token if token.startswith(DIGEST) else DIGEST + _digest(token).hex()
+
+
+def _digest_of_line(word: str) -> bytes | None:
+    if word.startswith(DIGEST):
+        return bytes.fromhex(word.removeprefix(DIGEST)) if _HEX_DIGEST.fullmatch(word) else None
+    return _digest(word) if len(word) >= MIN_TOKEN_LENGTH else None
 
 
 def _digest(token: str) -> bytes:

@@ -26,7 +26,37 @@ CA, TOKEN_FILE, CERT, KEY, NAME = (
 )
 """The variables: paths of PEM files and of a token, and the name that is looked for in every server's certificate."""
 
+_NOT_CONNECTED = "failed to connect to all addresses"
+_TLS_FAILURES = {
+    "certificate has expired": "the server's certificate has expired; `tidemill certs` renews it",
+    "certificate is not yet valid": "the server's certificate is not yet valid: compare the clocks of the two machines",
+    "Hostname Verification Check failed": (
+        f"the server's certificate does not hold its name; `tidemill certs --host NAME` adds one, {NAME} sets another"
+    ),
+    "CERTIFICATE_VERIFY_FAILED": f"the server's certificate is not of the CA that {CA} names",
+    "WRONG_VERSION_NUMBER": f"the server speaks plaintext; unset {CA}, or give the server a certificate",
+}
+"""What gRPC says of a connection that failed in TLS, and what that means."""
+
 _log = LateLogger()
+
+
+def tls_failure(details: str) -> str:
+    """Return why no connection was made, if that was for want of TLS or in its handshake; else nothing.
+
+    Args:
+        details: Of a call's status.
+    """
+    if _NOT_CONNECTED not in details:
+        return ""
+    if "Socket closed" in details:  # all that a client is told of a handshake that the server has ended
+        if os.environ.get(CA):
+            certificate = os.environ.get(CERT) or "none"
+            return (
+                f"TLS failed: the server refused this client's certificate ({CERT} is {certificate}); has it expired?"
+            )
+        return f"the server closed the connection: if it speaks TLS, set {CA} to the CA of its certificate"
+    return next((f"TLS failed: {why}" for sign, why in _TLS_FAILURES.items() if sign in details), "")
 
 
 def channel_credentials(address: str) -> grpc.ChannelCredentials | None:

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from prometheus_client import Counter, Histogram
 
 from tidemill.errors import InvalidArgument, TidemillError
+from tidemill.rpc.access import Refusal
 from tidemill.rpc.status import shortened, to_status
 
 Decode = Callable[[bytes], Any]
@@ -23,6 +24,9 @@ Decode = Callable[[bytes], Any]
 
 LOG_EVERY_S = 10.0
 """Least time between two lines about requests that cannot be decoded, in seconds."""
+
+REFUSED = "refused"
+"""The `grpc_type` of a call that its token does not allow: of which kind its method is was not looked at."""
 
 _LABELS = ("grpc_type", "grpc_service", "grpc_method")
 _STARTED = Counter("grpc_server_started_total", "Calls started on the server.", _LABELS)
@@ -149,7 +153,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return None
         _, service, method = handler_call_details.method.split("/", 2)
         kind = _kind(handler.request_streaming, handler.response_streaming)
-        return _wrap(handler, (kind, service, method), self._requests)
+        label = REFUSED if isinstance(handler.stream_unary, Refusal) else kind
+        return _wrap(handler, kind, (label, service, method), self._requests)
 
 
 def _kind(request_streaming: bool, response_streaming: bool) -> str:
@@ -157,7 +162,7 @@ def _kind(request_streaming: bool, response_streaming: bool) -> str:
     return names.get((request_streaming, response_streaming), "bidi_stream")
 
 
-def _wrap(handler: Any, labels: tuple[str, str, str], requests: Requests) -> Any:  # noqa: ANN401
+def _wrap(handler: Any, kind: str, labels: tuple[str, str, str], requests: Requests) -> Any:  # noqa: ANN401
     method = handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
     decode, (_, *name) = handler.request_deserializer, labels
 
@@ -195,4 +200,4 @@ def _wrap(handler: Any, labels: tuple[str, str, str], requests: Requests) -> Any
 
     # A streaming handler may also be a coroutine that writes to its context, as the health service's Watch is.
     behaviour = stream if inspect.isasyncgenfunction(method) else answer
-    return _MAKE_HANDLER[labels[0]](behaviour, None, handler.response_serializer)
+    return _MAKE_HANDLER[kind](behaviour, None, handler.response_serializer)

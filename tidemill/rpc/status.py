@@ -20,6 +20,7 @@ from tidemill.errors import (
     Unavailable,
     Unimplemented,
 )
+from tidemill.rpc.client_security import tls_failure
 
 MAX_DETAILS_BYTES = 2000
 """Longest message of a status: in the trailers it may take three times as much, and a client takes 8 KiB of them."""
@@ -51,6 +52,8 @@ def from_rpc_error(error: grpc.RpcError) -> TidemillError:
     """Return the exception a client raises for a failed call, with the server's message."""
     code, details = error.code(), error.details()
     kind = _ERROR.get(code, TidemillError)
+    if kind is Unavailable and details and (reason := tls_failure(details)):
+        return Unavailable(f"{reason} ({details})")
     return kind(details if kind in dict(_STATUS) and details else f"{code.name}: {details}")
 
 

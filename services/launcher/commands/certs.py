@@ -1,4 +1,4 @@
-"""`tidemill certs`: a CA, a server's certificate, and a token for each role."""
+"""`tidemill certs`: a CA, certificates of servers, and a token for each role; together or in a folder per service."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import ipaddress
 import os
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemill.atomic_files import replacing
 from tidemill.errors import FatalError
-from tidemill.rpc.access import ROLES
+from tidemill.rpc.access import ACTOR, EVALUATOR, LEARNER, OPERATOR, ROLES, digest_line
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -22,15 +23,57 @@ if TYPE_CHECKING:
 CA_DAYS = 3650
 CERTIFICATE_DAYS = 365
 
+KEEP_DAYS = 30
+"""With `--keep` a certificate is renewed when it lasts less than this."""
+
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 """Names that every server certificate holds."""
 
+COMMON_HOST = "tidemill"
+"""Name that every server of `--services` holds: TIDEMILL_TLS_NAME of clients that reach some by their addresses."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one service needs.
+
+    Attributes:
+        role: Of the token that it brings to servers; empty if it calls none.
+        serves: Whether others call it: it has a certificate, its key, and digests of tokens to compare with.
+    """
+
+    role: str = ""
+    serves: bool = False
+
+
+SERVICES = {
+    "replay": Share(serves=True),
+    "paramserver": Share(serves=True),
+    "learner": Share(LEARNER, serves=True),
+    "actor": Share(ACTOR),
+    "evaluator": Share(EVALUATOR),
+    "operator": Share(OPERATOR),
+}
+"""The services of a cluster in containers, and the person who steers it."""
+
 _TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True)
+class _Authority:
+    """A CA: its key, and the certificate that clients know."""
+
+    key: Key
+    certificate: x509.Certificate
+
 
 _ABOUT = """Make what a cluster beyond one machine needs: ca.pem, server.pem and server.key for TLS, tokens.txt for
 servers, a file ROLE.token for the clients of each role, and client.pem and client.key for servers that ask for a
 certificate, too. Run it again to renew the certificates: the CA and the tokens stay, and servers that run take the new
 one by themselves. ca.key signs certificates: keep it off the cluster's machines."""
+
+_ABOUT_SERVICES = """for containers: instead of server.* and client.*, write a folder for each service with the files it
+needs and no others: server.pem, server.key and the digests of all tokens for a server, ca.pem and token for a client"""
 
 
 def certs(argv: Sequence[str]) -> int:
@@ -41,35 +84,87 @@ def certs(argv: Sequence[str]) -> int:
         "--host", metavar="NAME", nargs="+", action="extend", default=[],
         help=f"name or address that clients reach servers by, besides {', '.join(LOCAL_HOSTS)}",
     )  # fmt: skip
+    parser.add_argument("--services", action="store_true", help=_ABOUT_SERVICES)
+    parser.add_argument(
+        "--shards", metavar="N", type=int, default=0, help="with --services: the names replay-0 to replay-(N-1), too"
+    )
+    parser.add_argument(
+        "--keep", action="store_true",
+        help=f"renew only certificates that last less than {KEEP_DAYS} days or lack a name",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rotate", metavar="ROLE", choices=ROLES, nargs="+", default=[],
+        help="give these roles a new token; those from before are accepted, too, until --retire",
+    )  # fmt: skip
+    parser.add_argument(
+        "--retire", metavar="ROLE", choices=ROLES, nargs="+", default=[],
+        help="accept no token of these roles but the newest",
+    )  # fmt: skip
     options = parser.parse_args(list(argv))
     folder: Path = options.folder.resolve()
-    make(folder, options.host)
-    print(_advice(folder))
+    _change_tokens(folder, options.rotate, options.retire)
+    if options.services:
+        shards = [f"replay-{number}" for number in range(options.shards)]
+        make_services(folder, [*shards, *options.host], keep=options.keep)
+        print(f"Wrote {folder}: a CA, tokens, and a folder each for {', '.join(SERVICES)}.")
+    else:
+        make(folder, options.host, keep=options.keep)
+        print(_advice(folder))
     return 0
 
 
-def make(folder: Path, hosts: Sequence[str] = ()) -> None:
+def make(folder: Path, hosts: Sequence[str] = (), *, keep: bool = False) -> None:
     """Write the CA and the tokens that are missing, and new certificates of servers and clients.
 
     Args:
         folder: Where to; created if it is not there.
         hosts: Names and addresses of servers, besides those of this machine.
+        keep: Whether certificates stay that hold these names and do not expire soon.
 
     Raises:
         FatalError: The package `cryptography` is not installed, or half of a CA is there.
     """
+    authority = _prepare(folder)
+    _write_certificate(folder, "server", authority, [*LOCAL_HOSTS, *hosts], keep=keep)
+    _write_certificate(folder, "client", authority, keep=keep)
+
+
+def make_services(folder: Path, hosts: Sequence[str] = (), *, keep: bool = False) -> None:
+    """Write the CA and the tokens that are missing, and for each service a folder with what it needs.
+
+    Args:
+        folder: Where to; created if it is not there.
+        hosts: Names and addresses of servers, besides those of this machine and of the services.
+        keep: Whether certificates stay that hold these names and do not expire soon.
+
+    Raises:
+        FatalError: As `make`.
+    """
+    authority = _prepare(folder)
+    for name, share in SERVICES.items():
+        own = folder / name
+        own.mkdir(mode=0o700, exist_ok=True)
+        if share.serves:
+            _write_certificate(own, "server", authority, [*LOCAL_HOSTS, name, COMMON_HOST, *hosts], keep=keep)
+            _write_changed(own / "tokens.txt", _digests(folder / "tokens.txt"))
+        if share.role:
+            _write_changed(own / "ca.pem", (folder / "ca.pem").read_bytes())
+            _write_changed(own / "token", (folder / f"{share.role}.token").read_bytes())
+
+
+def _prepare(folder: Path) -> _Authority:
+    """Make the folder, the CA and the tokens that are missing; return the CA."""
     try:
         import cryptography as _  # noqa: F401
     except ImportError:
         raise FatalError("the package `cryptography` is missing: pip install 'tidemill[security]'") from None
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    ca_key, ca = _authority(folder)
-    _write_certificate(folder, "server", ca_key, ca, [*LOCAL_HOSTS, *hosts])
-    _write_certificate(folder, "client", ca_key, ca)
+    authority = _authority(folder)
     _write_tokens(folder)
+    return authority
 
 
-def _authority(folder: Path) -> tuple[Key, x509.Certificate]:
+def _authority(folder: Path) -> _Authority:
     """Return the CA of a folder, made if there is none."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -82,7 +177,7 @@ def _authority(folder: Path) -> tuple[Key, x509.Certificate]:
         key = serialization.load_pem_private_key(key_file.read_bytes(), None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise FatalError(f"{key_file} is not a key that `tidemill certs` made")
-        return key, x509.load_pem_x509_certificate(ca_file.read_bytes())
+        return _Authority(key, x509.load_pem_x509_certificate(ca_file.read_bytes()))
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name(f"Tidemill CA {secrets.token_hex(4)}")  # told apart from another in messages
     ca = (
@@ -93,20 +188,24 @@ def _authority(folder: Path) -> tuple[Key, x509.Certificate]:
     )
     _write(key_file, _pem_of_key(key))
     _write(ca_file, ca.public_bytes(serialization.Encoding.PEM))
-    return key, ca
+    return _Authority(key, ca)
 
 
-def _write_certificate(folder: Path, kind: str, ca_key: Key, ca: x509.Certificate, hosts: Sequence[str] = ()) -> None:
+def _write_certificate(
+    folder: Path, kind: str, authority: _Authority, hosts: Sequence[str] = (), *, keep: bool = False
+) -> None:
     """Write KIND.key and KIND.pem; a client's holds no host, so that whoever takes it cannot pass for a server."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
+    if keep and _is_good(folder, kind, authority, hosts):
+        return
     key = ec.generate_private_key(ec.SECP256R1())
     usage = ExtendedKeyUsageOID.SERVER_AUTH if kind == "server" else ExtendedKeyUsageOID.CLIENT_AUTH
     builder = (
-        _builder(_name(f"Tidemill {kind}"), ca.subject, key, CERTIFICATE_DAYS)
+        _builder(_name(f"Tidemill {kind}"), authority.certificate.subject, key, CERTIFICATE_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(is_ca=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
@@ -115,7 +214,26 @@ def _write_certificate(folder: Path, kind: str, ca_key: Key, ca: x509.Certificat
         names = [_alternative(host) for host in dict.fromkeys(hosts)]
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     _write(folder / f"{kind}.key", _pem_of_key(key))
-    _write(folder / f"{kind}.pem", builder.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    signed = builder.sign(authority.key, hashes.SHA256())
+    _write(folder / f"{kind}.pem", signed.public_bytes(serialization.Encoding.PEM))
+
+
+def _is_good(folder: Path, kind: str, authority: _Authority, hosts: Sequence[str]) -> bool:
+    """Return whether KIND.pem is of this CA, fits KIND.key, holds these hosts and lasts long enough."""
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import serialization
+
+    try:
+        certificate = x509.load_pem_x509_certificate((folder / f"{kind}.pem").read_bytes())
+        key = serialization.load_pem_private_key((folder / f"{kind}.key").read_bytes(), None)
+        certificate.verify_directly_issued_by(authority.certificate)
+        held = list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value) if hosts else []
+    except (OSError, ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
+        return False
+    rest = certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+    has_names = all(_alternative(host) in held for host in hosts)
+    return has_names and key.public_key() == certificate.public_key() and rest.days >= KEEP_DAYS
 
 
 def _write_tokens(folder: Path) -> None:
@@ -130,7 +248,37 @@ def _write_tokens(folder: Path) -> None:
         entry = f"{role} {own.read_text(encoding='ascii').strip()}"
         if entry not in lines:
             lines.append(entry)
-    _write(file, "\n".join([*lines, ""]).encode())
+    _write_changed(file, "\n".join([*lines, ""]).encode())
+
+
+def _change_tokens(folder: Path, rotated: Sequence[str], retired: Sequence[str]) -> None:
+    """Add a token to some roles, and take all but the newest from others."""
+    file = folder / "tokens.txt"
+    if not (rotated or retired):
+        return
+    if not file.exists():
+        raise FatalError(f"{file} is not there: make tokens first, without --rotate and --retire")
+    lines = file.read_text(encoding="ascii").splitlines()
+    new = {role: secrets.token_hex(_TOKEN_BYTES) for role in rotated}
+    lines += [f"{role} {token}" for role, token in new.items()]
+    for role in retired:
+        newest = new.get(role) or (folder / f"{role}.token").read_text(encoding="ascii").strip()
+        lines = [line for line in lines if line.split() in ([role, newest], []) or line.split()[0] != role]
+    _write_changed(file, "\n".join([*lines, ""]).encode())
+    for role, token in new.items():  # after the servers' file: nobody has a token that no server knows
+        _write(folder / f"{role}.token", f"{token}\n".encode())
+
+
+def _digests(file: Path) -> bytes:
+    """Return a file of tokens with each in the form that tells nobody what it is."""
+    entries = [line.partition("#")[0].split() for line in file.read_text(encoding="ascii").splitlines()]
+    return "".join(f"{words[0]} {digest_line(words[1])}\n" for words in entries if len(words) == 2).encode()
+
+
+def _write_changed(path: Path, data: bytes) -> None:
+    """Make a file, or replace it if it holds something else: servers read again what was replaced."""
+    if not path.exists() or path.read_bytes() != data:
+        _write(path, data)
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: Key, days: int) -> x509.CertificateBuilder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from tidemill.scores import read_scores
 from tidemill.services.launcher.installation import command_name
 from tidemill.services.launcher.run.folder import check_is_run, has_trained, is_running
 from tidemill.services.launcher.view.terminal import describe_shards
+
+LEARNER = "TIDEMILL_LEARNER"
+"""Variable with the learner's address, for where there is no run's folder."""
 
 _WHERE = "RUN is a run's folder, e.g. runs/quickstart; without it, the only run in runs/ that is running."
 
@@ -83,13 +87,13 @@ def _parser(name: str, description: str) -> argparse.ArgumentParser:
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="folder of the run")
-    parser.add_argument("--learner", metavar="ADDRESS", help="the learner's address, instead of RUN")
+    parser.add_argument("--learner", metavar="ADDRESS", help=f"the learner's address, instead of RUN; or ${LEARNER}")
 
 
 def _target(arguments: argparse.Namespace) -> tuple[str, Path | None]:
     """Return the learner's address, and the run's folder if that is known."""
-    if arguments.learner:
-        return arguments.learner, arguments.run
+    if address := arguments.learner or (not arguments.run and os.environ.get(LEARNER)):
+        return address, arguments.run
     folder = arguments.run or _only_running(Path("runs"))
     check_is_run(folder)
     if not is_running(folder):

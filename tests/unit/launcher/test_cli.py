@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from tidemill.errors import ConfigError, Unavailable
 from tidemill.rl.agents.registry import algorithms, config_class
 from tidemill.services.launcher import cli
+from tidemill.services.launcher.commands import control
 
 _ROOT = Path(__file__).resolve().parents[3]
 
@@ -194,3 +196,16 @@ def test_launcher_imports_no_other_service_and_no_torch() -> None:
             for name in names:
                 assert not name.startswith("torch")
                 assert not name.startswith("tidemill.services.") or name.startswith("tidemill.services.launcher")
+
+
+def test_learner_of_status_and_ctl_may_be_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option or a run's folder comes first."""
+    monkeypatch.setenv(control.LEARNER, "learner:7403")
+
+    def target(run: Path | None, learner: str | None) -> tuple[str, Path | None]:
+        return control._target(Namespace(run=run, learner=learner))
+
+    assert target(None, None) == ("learner:7403", None)
+    assert target(None, "127.0.0.1:1") == ("127.0.0.1:1", None)
+    with pytest.raises(ConfigError, match="no-run"):
+        target(tmp_path / "no-run", None)

@@ -77,6 +77,7 @@ def test_half_of_a_pair_is_refused() -> None:
     "text, mode, message",
     [
         ("actor " + "x" * 40, 0o644, "lets other users in; chmod 600"),
+        ("actor sha256:" + "x" * 64, 0o600, "SHA-256"),
         ("actor short", 0o600, "line 1: must be `ROLE TOKEN`"),
         ("nobody " + "x" * 40, 0o600, "ROLE one of actor, learner, evaluator, operator"),
         ("# none\n", 0o600, "holds no token"),

@@ -1,0 +1,34 @@
+"""The one cluster that the tests of containers start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.compose.engine import NoEngine, running_engine
+from tests.compose.stack import OURS, Stack
+from tests.compose.stand_ins import image_settings
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    """The cluster of the shipped files, built and started with three actors; nothing of it is left afterwards.
+
+    Where there is no Docker engine the tests are skipped and say why, unless TIDEMILL_REQUIRE_ENGINE is set.
+    """
+    with ExitStack() as resources:
+        try:
+            engine = resources.enter_context(running_engine())
+            cluster = Stack(engine, image_settings(engine))
+        except NoEngine as reason:
+            if os.environ.get("TIDEMILL_REQUIRE_ENGINE"):
+                raise
+            pytest.skip(str(reason))
+        resources.callback(cluster.remove)
+        for service in (*OURS, "certs"):
+            cluster.compose("build", service, bound_s=600)
+        cluster.up(actors=3)
+        yield cluster
