@@ -17,6 +17,7 @@ from tidemill.replay.table_config import (
     SelectorKind,
     TableConfig,
     TableDescription,
+    TableUpdate,
 )
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.writing.chunk import Chunk, ItemBatch
@@ -112,6 +113,17 @@ def config_from_json(document: dict[str, Any]) -> TableConfig:
         raise InvalidArgument(f"table configuration: {error}") from error
 
 
+def pack_update(name: str, update: TableUpdate) -> pb.UpdateTableRequest:
+    """Return the message of what to change of a table."""
+    return pb.UpdateTableRequest(name=name, **update.values)
+
+
+def unpack_update(message: pb.UpdateTableRequest) -> TableUpdate:
+    """Return what to change of a table. InvalidArgument: nothing, or a value is out of range."""
+    fields = TableUpdate.__dataclass_fields__
+    return TableUpdate(**{name: getattr(message, name) for name in fields if message.HasField(name)})  # type: ignore[arg-type]
+
+
 def pack_description(description: TableDescription) -> pb.TableDescription:
     """Return the message of a table's description."""
     fields = {name: getattr(description, name) for name in _DESCRIPTION_FIELDS}
@@ -123,7 +135,7 @@ def pack_description(description: TableDescription) -> pb.TableDescription:
 def unpack_description(message: pb.TableDescription) -> TableDescription:
     """Return a table's description."""
     fields = {name: getattr(message, name) for name in _DESCRIPTION_FIELDS}
-    fields |= {name: tuple(fields[name]) for name in ("fsync_bounds_s", "fsync_counts")}
+    fields |= {name: tuple(fields[name]) for name in ("fsync_bounds_s", "fsync_counts", "updated_fields")}
     return TableDescription(config=unpack_config(message.config), **fields)
 
 
