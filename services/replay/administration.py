@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tidemill.errors import InvalidArgument
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.table_config import RateLimiterConfig, TableDescription, TableUpdate
+from tidemill.replay.table_config import TableDescription, TableUpdate, describe_limiter
 
 _DEADLINE_S = 30.0
 _SWITCH = {"on": True, "off": False}
@@ -72,24 +72,16 @@ def delete(arguments: Sequence[str]) -> int:
 
 def described(table: TableDescription) -> Iterator[str]:
     """Yield what is said of a table, line by line."""
-    config, limiter = table.config, table.config.rate_limiter
+    config = table.config
     exponent = f" of exponent {config.sampler.priority_exponent:g}" if config.sampler.priority_exponent else ""
     yield f"{config.name}: {table.items:,} of at most {config.max_items:,} items, {table.held_bytes:,} bytes"
     yield f"  {config.sampler.kind.value} sampler{exponent}, {config.remover.kind.value} remover"
     yield f"  {table.inserts:,} inserts, {table.samples:,} samples, {table.evictions:,} evictions"
-    state = "OFF" if table.rate_limiter_off else ", ".join(_numbers_of(limiter))
     waiting = [side for side in ("insert", "sample") if getattr(table, f"{side}_blocked")]
-    yield f"  rate limiter: {state}{f'; holds back {waiting[0]}s' if waiting else ''}"
+    limiter = describe_limiter(config.rate_limiter, is_on=not table.rate_limiter_off)
+    yield f"  {limiter}{f'; holds back {waiting[0]}s' if waiting else ''}"
     if table.updated_fields:
         yield f"  changed in use: {', '.join(table.updated_fields)}"
-
-
-def _numbers_of(limiter: RateLimiterConfig) -> Iterator[str]:
-    yield f"min_size {limiter.min_size:,}"
-    if limiter.samples_per_insert:
-        yield f"samples_per_insert {limiter.samples_per_insert:g}, error_buffer {limiter.error_buffer:g}"
-    if limiter.queue_size:
-        yield f"queue_size {limiter.queue_size:,}"
 
 
 def _parser(name: str, about: str) -> argparse.ArgumentParser:

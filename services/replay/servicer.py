@@ -232,7 +232,8 @@ class ReplayServicer:
                 raise FailedPrecondition(
                     f"a chunk has {int(sample.step_counts.max())} steps, mirror.slot_steps is {opened.slot_steps}"
                 )
-            return pack_sample(sample, StoredSteps(self._replay.store_id, self._env_steps), table.limiter.diff)
+            stored = StoredSteps(self._replay.store_id, self._env_steps)
+            return pack_sample(sample, stored, table.limiter.diff, item_counts=opened.item_counts)
         table.limiter.sampled(wanted.counted_by(table.limiter) or 0)
         self._admission.changed()
         return pb.SampleResponse(
@@ -324,7 +325,10 @@ class ReplayServicer:
             )
         table.check_batch_size(opening.batch_size, opening.without_replacement)
         mirror = _open_mirror(opening, table) if opening.HasField("mirror") else None
-        return _OpenedSample(table, opening.batch_size, opening.without_replacement, mirror, opening.mirror.slot_steps)
+        slot_steps = opening.mirror.slot_steps
+        return _OpenedSample(
+            table, opening.batch_size, opening.without_replacement, mirror, slot_steps, opening.item_counts
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -336,6 +340,7 @@ class _OpenedSample:
     without_replacement: bool
     mirror: ChunkMirror | None
     slot_steps: int
+    item_counts: bool
 
 
 def _open_mirror(opening: pb.SampleOpen, table: Table) -> ChunkMirror:

@@ -100,6 +100,16 @@ class RateLimiterConfig:
             raise InvalidArgument(f"queue_size is {self.queue_size}, must be 0 or at least min_size ({self.min_size})")
 
 
+def describe_limiter(limiter: RateLimiterConfig, *, is_on: bool) -> str:
+    """Return a rate limiter's numbers for a person to read."""
+    numbers = [f"min_size {limiter.min_size:,}"]
+    if limiter.samples_per_insert:
+        numbers.append(f"samples_per_insert {limiter.samples_per_insert:g}, error_buffer {limiter.error_buffer:g}")
+    if limiter.queue_size:
+        numbers.append(f"queue_size {limiter.queue_size:,}")
+    return f"rate limiter: {'' if is_on else 'OFF, '}{', '.join(numbers)}"
+
+
 @dataclass(frozen=True)
 class TableConfig:
     """Everything that defines a table.

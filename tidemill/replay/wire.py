@@ -193,8 +193,21 @@ def unpack_append(message: pb.AppendData) -> tuple[list[Chunk], list[ItemBatch]]
     return chunks, items
 
 
-def pack_sample(batch: SampledBatch, stored: StoredSteps, limiter_diff: float) -> bytes:
-    """Return the bytes of a batch's `SampleResponse`; arrays and blocks are copied into them as they are."""
+def pack_sample(batch: SampledBatch, stored: StoredSteps, limiter_diff: float, *, item_counts: bool = False) -> bytes:
+    """Return the bytes of a batch's `SampleResponse`; arrays and blocks are copied into them as they are.
+
+    Args:
+        batch: The batch.
+        stored: What the server has stored.
+        limiter_diff: How far inserts are ahead, in samples.
+        item_counts: Whether to say how old each item is and how often it was sampled.
+    """
+    counts: tuple[bytes, ...] = ()
+    if item_counts and batch.ages is not None and batch.times_sampled is not None:
+        counts = (
+            *packed.varints(_SAMPLE["ages"], batch.ages),
+            *packed.varints(_SAMPLE["times_sampled"], batch.times_sampled),
+        )
     chunks = [
         *packed.varints(_CHUNKS["step_counts"], batch.step_counts),
         *packed.varints(_CHUNKS["params_versions"], batch.params_versions),
@@ -221,6 +234,7 @@ def pack_sample(batch: SampledBatch, stored: StoredSteps, limiter_diff: float) -
             *(part for payload in batch.payloads for part in packed.field(_SAMPLE["payloads"], payload)),
             *packed.field(_SAMPLE["chunks"], *chunks),
             rest.SerializeToString(),
+            *counts,
         )
     )
 
@@ -243,6 +257,8 @@ def unpack_sample(message: pb.SampleResponse, *, mirrored: bool = False) -> Samp
         limiter_diff=message.limiter_diff,
         slots=np.array(chunks.slots, dtype=np.int64) if mirrored else None,
         sent=np.array(chunks.sent, dtype=np.int64) if mirrored else None,
+        ages=np.array(message.ages, dtype=np.int64) if message.ages else None,
+        times_sampled=np.array(message.times_sampled, dtype=np.int64) if message.times_sampled else None,
     )
 
 

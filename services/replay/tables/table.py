@@ -135,7 +135,7 @@ class Table:
         drawn.acquire(self.store)
         self.limiter.sampled(batch_size if counted is None else counted)
         self.counters.samples += batch_size
-        self.counters.sampled_age += int(self.items.ages(slots).sum())
+        self.counters.sampled_age += int(drawn.ages.sum())
         if len(exhausted):
             self._selectors.remove_from_remover(exhausted)
             self._forget(exhausted)

@@ -1035,12 +1035,15 @@ class SampleOpen(_message.Message):
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     WITHOUT_REPLACEMENT_FIELD_NUMBER: _builtins.int
     MIRROR_FIELD_NUMBER: _builtins.int
+    ITEM_COUNTS_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """Name of the table."""
     batch_size: _builtins.int
     """Items in each batch, 1 .. 65536; times the table's `max_item_steps` at most 4,194,304."""
     without_replacement: _builtins.bool
     """Whether no item may come twice in a batch; the batch then waits until the table has as many items."""
+    item_counts: _builtins.bool
+    """Whether batches say how old each item is and how often it was sampled."""
     @_builtins.property
     def mirror(self) -> Global___Mirror:
         """Set by a caller that keeps chunks: each is sent once for as long as the caller has it. Unset, every batch brings
@@ -1054,10 +1057,11 @@ class SampleOpen(_message.Message):
         batch_size: _builtins.int = ...,
         without_replacement: _builtins.bool = ...,
         mirror: Global___Mirror | None = ...,
+        item_counts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["mirror", b"mirror"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "mirror", b"mirror", "table", b"table", "without_replacement", b"without_replacement"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "item_counts", b"item_counts", "mirror", b"mirror", "table", b"table", "without_replacement", b"without_replacement"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1114,6 +1118,8 @@ class SampleResponse(_message.Message):
     ENV_STEPS_FIELD_NUMBER: _builtins.int
     LIMITER_DIFF_FIELD_NUMBER: _builtins.int
     STORE_ID_FIELD_NUMBER: _builtins.int
+    AGES_FIELD_NUMBER: _builtins.int
+    TIMES_SAMPLED_FIELD_NUMBER: _builtins.int
     table_items: _builtins.int
     """Items in the table when the batch was drawn."""
     total_weight: _builtins.float
@@ -1152,6 +1158,16 @@ class SampleResponse(_message.Message):
     def chunks(self) -> Global___ChunkBatch:
         """Every chunk the batch needs, once."""
 
+    @_builtins.property
+    def ages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """If `item_counts` was set: items inserted into the table after the item, until the batch was drawn."""
+
+    @_builtins.property
+    def times_sampled(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """If `item_counts` was set: how often the item was sampled, all of this batch included. After a server was killed it may
+        be too low, as it is then that of the newest snapshot.
+        """
+
     def __init__(
         self,
         *,
@@ -1166,10 +1182,12 @@ class SampleResponse(_message.Message):
         env_steps: _builtins.int = ...,
         limiter_diff: _builtins.float = ...,
         store_id: _builtins.int = ...,
+        ages: _abc.Iterable[_builtins.int] | None = ...,
+        times_sampled: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "env_steps", b"env_steps", "first_rows", b"first_rows", "keys", b"keys", "lengths", b"lengths", "limiter_diff", b"limiter_diff", "payloads", b"payloads", "probabilities", b"probabilities", "store_id", b"store_id", "table_items", b"table_items", "total_weight", b"total_weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ages", b"ages", "chunks", b"chunks", "env_steps", b"env_steps", "first_rows", b"first_rows", "keys", b"keys", "lengths", b"lengths", "limiter_diff", b"limiter_diff", "payloads", b"payloads", "probabilities", b"probabilities", "store_id", b"store_id", "table_items", b"table_items", "times_sampled", b"times_sampled", "total_weight", b"total_weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
