@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import importlib
 import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,10 +22,8 @@ from tidemill.config.load import load
 from tidemill.config.sections import ReplayConfig
 from tidemill.config.services import ReplaySettings
 from tidemill.rpc.server import RpcServer
-from tidemill.services.replay import administration
 from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.chunks.logged_blocks import LoggedBlocks
-from tidemill.services.replay.log import inspect as inspect_log
 from tidemill.services.replay.log.log import ReplayLog
 from tidemill.services.replay.log.open import OpenedLog, open_replay_log
 from tidemill.services.replay.memory import MemoryBudget, default_budget_bytes
@@ -40,11 +39,11 @@ _SHORT = {  # for replay on its own
     "--listen": "--replay.server.address",
     "--ack": "--replay.storage.ack",
 }
-_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "inspect": inspect_log.main,
-    "tables": administration.tables,
-    "update": administration.update,
-    "delete": administration.delete,
+_COMMANDS = {  # by module and function: a server needs none of them, nor what they import
+    "inspect": ("tidemill.services.replay.log.inspect", "main"),
+    "tables": ("tidemill.services.replay.administration", "tables"),
+    "update": ("tidemill.services.replay.administration", "update"),
+    "delete": ("tidemill.services.replay.administration", "delete"),
 }
 _logger = structlog.get_logger()
 
@@ -52,8 +51,10 @@ _logger = structlog.get_logger()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the replay server until it is asked to stop, inspect its log, or change its tables; return the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
-    if command := _COMMANDS.get("".join(arguments[:1])):
-        return process.run(f"tidemill replay {arguments[0]}", partial(command, arguments[1:]))
+    if (name := "".join(arguments[:1])) in _COMMANDS:
+        module, function = _COMMANDS[name]
+        command = getattr(importlib.import_module(module), function)
+        return process.run(f"tidemill replay {name}", partial(command, arguments[1:]))
     return process.run(_SERVICE, partial(_start, arguments))
 
 
