@@ -27,7 +27,15 @@ SECTIONS = {
     "Replay": (
         *("ReplayClient", "ReplayWriter", "ItemWindow", "signature_like", "ReplayDataset", "ReplayBatch"),
         *("ShardedAppender", "RolloutWriter", "ReplaySampler", "SampledBatch", "TableConfig"),
-        *("TableDescription", "SelectorConfig", "SelectorKind", "RateLimiterConfig", "Signature", "ColumnSpec"),
+        *(
+            "TableDescription",
+            "TableUpdate",
+            "SelectorConfig",
+            "SelectorKind",
+            "RateLimiterConfig",
+            "Signature",
+            "ColumnSpec",
+        ),
         *("Codec", "WindowSpec", "signature_of"),
     ),
     "Parameters": ("ParamsClient", "ParamsWatcher", "Params", "ParamsMetadata", "Precision", "Version"),

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         SelectorKind,
         TableConfig,
         TableDescription,
+        TableUpdate,
     )
     from tidemill.replay.writing.rollout_writer import RolloutWriter
     from tidemill.replay.writing.steps import signature_like
@@ -98,6 +99,7 @@ _HOME = {
     "tidemill.replay.shards.appender": ("ShardedAppender",),
     "tidemill.replay.table_config": (
         *("RateLimiterConfig", "SelectorConfig", "SelectorKind", "TableConfig", "TableDescription"),
+        "TableUpdate",
     ),
     "tidemill.replay.writing.steps": ("signature_like",),
     "tidemill.replay.writing.stream_items": ("ItemWindow",),
@@ -163,6 +165,7 @@ __all__ = [
     "Signature",
     "TableConfig",
     "TableDescription",
+    "TableUpdate",
     "TidemillError",
     "TrainedPolicy",
     "Unauthenticated",

@@ -137,7 +137,7 @@ COMMANDS: dict[str, Entry] = {
     "status": Entry("show the status of a running cluster", _status),
     "ctl": Entry("pause, resume, checkpoint or stop a running cluster", _ctl),
     "replay": Entry(
-        "start one replay service; `replay inspect FOLDER` checks a log", _module("tidemill.services.replay")
+        "start one replay service; look at, change or check its tables", _module("tidemill.services.replay")
     ),
     "paramserver": Entry("start one parameter server", _module("tidemill.services.paramserver")),
     "learner": Entry("start one learner", _module("tidemill.services.learner")),

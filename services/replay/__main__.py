@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import importlib
 import secrets
 import sys
 import time
@@ -23,7 +24,6 @@ from tidemill.config.services import ReplaySettings
 from tidemill.rpc.server import RpcServer
 from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.chunks.logged_blocks import LoggedBlocks
-from tidemill.services.replay.log import inspect as inspect_log
 from tidemill.services.replay.log.log import ReplayLog
 from tidemill.services.replay.log.open import OpenedLog, open_replay_log
 from tidemill.services.replay.memory import MemoryBudget, default_budget_bytes
@@ -39,14 +39,22 @@ _SHORT = {  # for replay on its own
     "--listen": "--replay.server.address",
     "--ack": "--replay.storage.ack",
 }
+_COMMANDS = {  # by module and function: a server needs none of them, nor what they import
+    "inspect": ("tidemill.services.replay.log.inspect", "main"),
+    "tables": ("tidemill.services.replay.administration", "tables"),
+    "update": ("tidemill.services.replay.administration", "update"),
+    "delete": ("tidemill.services.replay.administration", "delete"),
+}
 _logger = structlog.get_logger()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the replay server until it is asked to stop, or inspect its log; return the exit code."""
+    """Run the replay server until it is asked to stop, inspect its log, or change its tables; return the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
-    if arguments[:1] == ["inspect"]:
-        return process.run("tidemill replay inspect", partial(inspect_log.main, arguments[1:]))
+    if (name := "".join(arguments[:1])) in _COMMANDS:
+        module, function = _COMMANDS[name]
+        command = getattr(importlib.import_module(module), function)
+        return process.run(f"tidemill replay {name}", partial(command, arguments[1:]))
     return process.run(_SERVICE, partial(_start, arguments))
 
 
@@ -55,7 +63,8 @@ def _start(arguments: Sequence[str]) -> int:
         "Stores the streams of actors and hands samples of them to learners. For replay on its own, `tidemill replay "
         "--folder data --listen 127.0.0.1:7401 --ack fsync` is short for --replay.storage.folder, "
         "--replay.server.address and --replay.storage.ack (docs/replay.md). "
-        "`tidemill replay inspect FOLDER` says what is in the log of one that is stopped."
+        "`tidemill replay inspect FOLDER` says what is in the log of one that is stopped; of one that runs, "
+        "`tidemill replay tables ADDRESS` lists the tables, `update` changes one and `delete` deletes items."
     )
     config = load(ReplayConfig, _long(arguments), prog=f"tidemill {_SERVICE}", description=description)
     configure_logging(_SERVICE, level=config.log.level, json=config.log.json)

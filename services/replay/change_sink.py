@@ -9,7 +9,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.replay.table_config import TableConfig
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.streams import Epoch
 from tidemill.services.replay.tables.table import Table
@@ -48,7 +47,7 @@ class ChangeSink(Protocol):
         """Note the number of a table, and how many items it has if it was not known before."""
         ...
 
-    def log_table(self, number: int, config: TableConfig) -> None:
+    def log_table(self, number: int, table: Table) -> None:
         """Report a new table, or a new configuration of one."""
         ...
 
@@ -81,7 +80,7 @@ class NoLog:
     def know_table(self, name: str, number: int, size: int = 0) -> None:
         """Do nothing."""
 
-    def log_table(self, number: int, config: TableConfig) -> None:
+    def log_table(self, number: int, table: Table) -> None:
         """Do nothing."""
 
     def log_epoch(self, epoch: Epoch, closed: Sequence[int]) -> None:

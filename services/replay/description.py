@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidemill.replay.table_config import TableDescription
+from tidemill.replay.table_config import TableConfig, TableDescription
 from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.log.log import ReplayLog
 from tidemill.services.replay.log.sync import BOUNDS_S
@@ -36,6 +36,12 @@ def describe(table: Table, replay: ReplayState, admission: AdmissionQueue, log: 
         limiter_diff=table.limiter.diff,
         mean_sampled_age=counters.sampled_age / counters.samples if counters.samples else 0.0,
         corrupt_items=counters.corrupt_items,
+        rate_limiter_off=not table.limiter.is_on,
+        updated_fields=tuple(
+            name
+            for name in TableConfig.__dataclass_fields__
+            if getattr(table.config, name) != getattr(table.declared, name)
+        ),
         **(_log_fields(log) if log is not None else {"memory_bytes": replay.chunk_bytes}),
     )
 

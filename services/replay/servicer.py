@@ -17,7 +17,14 @@ from tidemill.replay.limits import MAX_KEYS, least_slots
 from tidemill.replay.sampling.batch import StoredSteps
 from tidemill.replay.table_config import check_signature
 from tidemill.replay.v1 import replay_pb2 as pb
-from tidemill.replay.wire import pack_description, pack_sample, unpack_append, unpack_config, unpack_signature
+from tidemill.replay.wire import (
+    pack_description,
+    pack_sample,
+    unpack_append,
+    unpack_config,
+    unpack_signature,
+    unpack_update,
+)
 from tidemill.replay.writing.chunk import check_priorities
 from tidemill.rpc.server import RpcServer
 from tidemill.services.replay.active_streams import ActiveStreams
@@ -97,6 +104,17 @@ class ReplayServicer:
         table = self._replay.find(read(pb.DescribeTableRequest, raw).name)
         return pb.DescribeTableResponse(table=self._describe(table))
 
+    async def UpdateTable(self, raw: bytes, context: Context) -> pb.UpdateTableResponse:
+        """Change a table while it is in use."""
+        request = read(pb.UpdateTableRequest, raw)
+        table = self._replay.find(request.name)
+        update = unpack_update(request)
+        self._replay.update_table(table, update)
+        self._admission.changed()
+        _log.info("table changed", table=request.name, **update.values)
+        await self._durable()
+        return pb.UpdateTableResponse(table=self._describe(table))
+
     async def ResetTable(self, raw: bytes, context: Context) -> pb.ResetTableResponse:
         """Remove every item of a table and zero its counters."""
         table = self._replay.find(read(pb.ResetTableRequest, raw).name)
@@ -135,6 +153,16 @@ class ReplayServicer:
             await _pause(part)
         await self._durable()
         return pb.DeleteItemsResponse(deleted=deleted, unknown=len(request.keys) - deleted)
+
+    async def DeleteMatchingItems(self, raw: bytes, context: Context) -> pb.DeleteMatchingItemsResponse:
+        """Remove items by their writer or their age."""
+        request = read(pb.DeleteMatchingItemsRequest, raw)
+        table = self._replay.find(request.table)
+        env_index = request.env_index if request.HasField("env_index") else None
+        deleted = self._replay.delete_matching(table, request.actor_id, env_index, request.min_age)
+        self._admission.changed()
+        await self._durable()
+        return pb.DeleteMatchingItemsResponse(deleted=deleted)
 
     async def Checkpoint(self, raw: bytes, context: Context) -> pb.CheckpointResponse:
         """Take a snapshot."""
@@ -204,7 +232,8 @@ class ReplayServicer:
                 raise FailedPrecondition(
                     f"a chunk has {int(sample.step_counts.max())} steps, mirror.slot_steps is {opened.slot_steps}"
                 )
-            return pack_sample(sample, StoredSteps(self._replay.store_id, self._env_steps), table.limiter.diff)
+            stored = StoredSteps(self._replay.store_id, self._env_steps)
+            return pack_sample(sample, stored, table.limiter.diff, item_counts=opened.item_counts)
         table.limiter.sampled(wanted.counted_by(table.limiter) or 0)
         self._admission.changed()
         return pb.SampleResponse(
@@ -296,7 +325,10 @@ class ReplayServicer:
             )
         table.check_batch_size(opening.batch_size, opening.without_replacement)
         mirror = _open_mirror(opening, table) if opening.HasField("mirror") else None
-        return _OpenedSample(table, opening.batch_size, opening.without_replacement, mirror, opening.mirror.slot_steps)
+        slot_steps = opening.mirror.slot_steps
+        return _OpenedSample(
+            table, opening.batch_size, opening.without_replacement, mirror, slot_steps, opening.item_counts
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -308,6 +340,7 @@ class _OpenedSample:
     without_replacement: bool
     mirror: ChunkMirror | None
     slot_steps: int
+    item_counts: bool
 
 
 def _open_mirror(opening: pb.SampleOpen, table: Table) -> ChunkMirror:

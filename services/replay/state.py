@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from tidemill.replay.limits import MAX_ENV_COUNT
-from tidemill.replay.table_config import TableConfig
+from tidemill.replay.table_config import TableConfig, TableUpdate
 from tidemill.replay.writing.chunk import Chunk, ItemBatch
 from tidemill.services.replay.append import AppendPlan, AppendSession, apply_append, plan_append
 from tidemill.services.replay.append_check import block_sizes
@@ -110,15 +110,50 @@ class ReplayState:
         existing = self._tables.get(config.name)
         if existing is None:
             self._sink.begin()
-            self.add_table(config, self.next_table)
-            self._log_table(config)
+            self._log_table(self.add_table(config, self.next_table))
             return True
-        if existing.config != config:
-            if config.name not in self._unconfirmed or not _may_become(existing.config, config):
-                raise AlreadyExists(f"table {config.name!r} exists with {_difference(existing.config, config)}")
-            self._reconfigure(existing, config)
+        if config not in (existing.config, existing.declared):
+            self._redeclare(existing, config)
         self._unconfirmed.discard(config.name)
         return False
+
+    def update_table(self, table: Table, update: TableUpdate) -> None:
+        """Change a table while it is in use: clients that create it as before find it so, see ADR 0038.
+
+        Raises:
+            InvalidArgument: a value is out of range, by itself or beside the others; nothing was changed.
+            ResourceExhausted: no memory for so many items; nothing was changed.
+        """
+        config = update.applied_to(table.config)
+        is_on = table.limiter.is_on if update.rate_limiter_on is None else update.rate_limiter_on
+        self._reconfigure(table, config, table.declared, limiter_is_on=is_on)
+
+    def delete_matching(self, table: Table, actor_id: str, env_index: int | None, min_age: int) -> int:
+        """Remove the items of a table that meet every condition; return how many there were.
+
+        Args:
+            table: The table.
+            actor_id: Who wrote them; empty for anyone.
+            env_index: In which of its environments; None for any.
+            min_age: How many items, at least, were inserted after them.
+
+        Raises:
+            NotFound: No stream of the actor is known.
+            InvalidArgument: The actor never had such an environment, or there is no condition.
+        """
+        if not actor_id and not min_age:
+            raise InvalidArgument("actor_id is '' and min_age is 0, at least one must be given (or reset the table)")
+        if env_index is not None and not actor_id:
+            raise InvalidArgument(f"env_index is {env_index}, must come with an actor_id")
+        slots = table.items.live()
+        slots = slots[table.items.ages(slots) >= min_age]
+        if actor_id:
+            streams = table.store.streams_of(table.items.first_chunks[slots].astype(np.int64))
+            slots = slots[self.streams.written_by(actor_id, env_index, streams)]
+        self._sink.begin()
+        table.delete_slots(slots)
+        self._sink.log_changes(self.env_steps, None, [(table, _NO_SLOTS)])
+        return len(slots)
 
     def add_table(self, config: TableConfig, number: int) -> Table:
         """Create an empty table under the number a log has for it.
@@ -213,6 +248,7 @@ class ReplayState:
         opened = self.streams.open(actor_id, epoch, env_count, found[0].store, chunk_length, tail_steps)
         if self.streams.next_epoch != next_epoch:
             closed = self.streams.drain_closed()
+            self.streams.tidy(self.stores)
             self._sink.log_epoch(opened, closed)
         opened.connections += 1
         return AppendSession(opened, found, block_sizes(signature))
@@ -251,17 +287,37 @@ class ReplayState:
             self._sink.begin()
             self._sink.log_changes(self.env_steps, None, changed)
 
-    def _log_table(self, config: TableConfig) -> None:
-        number = self._numbers[config.name]
-        self._sink.know_table(config.name, number)
-        self._sink.log_table(number, config)
+    def _log_table(self, table: Table) -> None:
+        number = self.number_of(table)
+        self._sink.know_table(table.config.name, number)
+        self._sink.log_table(number, table)
 
-    def _reconfigure(self, table: Table, config: TableConfig) -> None:
+    def _redeclare(self, table: Table, wanted: TableConfig) -> None:
+        """Take what a client says of a table: what is new in it, if it is the first after a restart.
+
+        Raises:
+            AlreadyExists: It says something new and may not.
+        """
+        new = [name for name in TableConfig.__dataclass_fields__ if getattr(wanted, name) not in _values(table, name)]
+        if new and (wanted.name not in self._unconfirmed or not set(new) <= set(_CHANGEABLE)):
+            raise AlreadyExists(f"table {wanted.name!r} exists with {_difference(table, wanted, new)}")
+        if new:
+            values = {name: getattr(wanted, name) for name in new}
+            config, declared = replace(table.config, **values), replace(table.declared, **values)
+            self._reconfigure(table, config, declared, limiter_is_on=table.limiter.is_on)
+
+    def _reconfigure(self, table: Table, config: TableConfig, declared: TableConfig, *, limiter_is_on: bool) -> None:
         self._sink.begin()
-        table.reconfigure(config)
-        self._log_table(config)
-        for _ in range(2):  # all items in one record: a corrupt one must not cost them all
-            self._sink.log_changes(self.env_steps, None, [(table, table.items.oldest_first())])
+        try:
+            moved = table.reconfigure(config, limiter_is_on=limiter_is_on)
+        except MemoryError as error:
+            raise ResourceExhausted(f"max_items is {config.max_items}, too many for the server's memory") from error
+        table.declared = declared
+        self.memory.count()
+        # The configuration comes last: without it, what is before still fits the old one.
+        for _ in range(2 if len(moved) else 1):  # all that moved is in one record: a corrupt one must not cost it all
+            self._sink.log_changes(self.env_steps, None, [(table, moved)])
+        self._log_table(table)
 
     def _make_store(self, signature: Signature, number: int) -> ChunkStore:
         blocks = self._make_blocks(signature, number) if self._make_blocks is not None else None
@@ -284,13 +340,16 @@ def _check_signature(table: Table, signature: Signature) -> None:
     raise FailedPrecondition(f"signature has {got_column}, table {table.config.name!r} has {column}")
 
 
-def _may_become(existing: TableConfig, wanted: TableConfig) -> bool:
-    """Return whether a restored table may take another configuration: what its items are must stay."""
-    changed = {name: getattr(wanted, name) for name in _CHANGEABLE}
-    return replace(existing, **changed) == wanted
+def _values(table: Table, name: str) -> tuple[object, ...]:
+    """Return what a client may say of a field: its value now, and the one before it was changed in use."""
+    return getattr(table.config, name), getattr(table.declared, name)
 
 
-def _difference(existing: TableConfig, wanted: TableConfig) -> str:
-    """Name the fields in which two configurations differ."""
-    fields = [name for name in TableConfig.__dataclass_fields__ if getattr(existing, name) != getattr(wanted, name)]
-    return "; ".join(f"{name} {getattr(existing, name)}, not {getattr(wanted, name)}" for name in fields)
+def _difference(table: Table, wanted: TableConfig, names: Sequence[str]) -> str:
+    """Name the fields in which a client and a table differ."""
+    parts = []
+    for name in names:
+        now, declared = _values(table, name)
+        before = f" (and {declared} before it was changed in use)" if declared != now else ""
+        parts.append(f"{name} {now}{before}, not {getattr(wanted, name)}")
+    return "; ".join(parts)

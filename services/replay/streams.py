@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tidemill.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from tidemill.services.replay.chunks.store import NONE, ChunkStore
 
 EPOCH_RANDOM_BITS = 20
 """Bits of a server's first epoch that are chance."""
 _STREAM_BYTES = 256  # of a stream's object and numbers, rounded up
 _EPOCH_BYTES = 1024
+_FIRST_TIDY = 64
+_NAMED = 8  # actors that an error names at most
 
 
 @dataclass(slots=True)
@@ -130,8 +133,35 @@ class Epoch:
         return slots
 
 
+@dataclass(frozen=True, slots=True)
+class ClosedStreams:
+    """The streams of an epoch that is closed, of which tables may still have items.
+
+    Attributes:
+        actor_id: Name of the actor.
+        epoch: Number of the epoch.
+        first: Number of its first stream among all streams.
+        count: Number of its streams.
+    """
+
+    actor_id: str
+    epoch: int
+    first: int
+    count: int
+
+
+def places_of(streams: NDArray[np.int64], known: Sequence[ClosedStreams]) -> NDArray[np.int64]:
+    """Return for each of some streams [N] whose it is, by position in `StreamRegistry.known`; -1 if that is unknown."""
+    firsts = np.array([one.first for one in known], dtype=np.int64)
+    counts = np.array([one.count for one in known], dtype=np.int64)
+    if not len(firsts):
+        return np.full(len(streams), -1, dtype=np.int64)
+    places = np.searchsorted(firsts, streams, side="right") - 1
+    return np.where((places >= 0) & (streams - firsts[places] < counts[places]), places, -1)
+
+
 class StreamRegistry:
-    """The newest epoch of every actor."""
+    """The newest epoch of every actor, and whose the streams were that are closed."""
 
     def __init__(self, first_epoch: int, max_streams: int) -> None:
         """Create an empty registry.
@@ -147,6 +177,8 @@ class StreamRegistry:
         self.next_stream = 0
         self._max_streams = max_streams
         self._closed: list[int] = []
+        self.closed: list[ClosedStreams] = []
+        self._tidy_at = _FIRST_TIDY
         self.count = 0
 
     @property
@@ -162,15 +194,56 @@ class StreamRegistry:
     @property
     def memory_bytes(self) -> int:
         """Bytes of memory behind the streams, beside the chunks they hold."""
-        return _STREAM_BYTES * self.count + _EPOCH_BYTES * len(self._epochs)
+        return _STREAM_BYTES * self.count + _EPOCH_BYTES * (len(self._epochs) + len(self.closed))
 
     def drain_closed(self) -> list[int]:
         """Return the numbers of the epochs that were closed since the last call."""
         closed, self._closed = self._closed, []
         return closed
 
-    def restore(self, epochs: Sequence[Epoch], next_epoch: int, next_stream: int) -> None:
+    @property
+    def known(self) -> list[ClosedStreams]:
+        """Whose every stream is or was, in order of their numbers, those of open epochs included."""
+        current = [ClosedStreams(e.actor_id, e.number, e.streams[0].number, len(e.streams)) for e in self.epochs]
+        return sorted([*self.closed, *current], key=lambda streams: streams.first)
+
+    def written_by(self, actor_id: str, env_index: int | None, streams: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which of some streams [N] are or were an actor's, or those of one of its environments.
+
+        Raises:
+            NotFound: No stream of the actor is known.
+            InvalidArgument: It never had such an environment.
+        """
+        known = self.known
+        is_mine = np.array([one.actor_id == actor_id for one in known], dtype=np.bool_)
+        if not is_mine.any():
+            names = sorted({one.actor_id for one in known})
+            listed = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+            raise NotFound(f"no streams of actor_id {actor_id!r}; there are those of: {listed or 'none'}")
+        most = max(one.count for one in known if one.actor_id == actor_id)
+        if env_index is not None and env_index >= most:
+            raise InvalidArgument(f"env_index is {env_index}, must be 0 .. {most - 1} for actor_id {actor_id!r}")
+        places = places_of(streams, known)
+        indices = streams - np.array([one.first for one in known])[places]
+        return (places >= 0) & is_mine[places] & ((indices == env_index) if env_index is not None else True)
+
+    def tidy(self, stores: Sequence[ChunkStore]) -> None:
+        """Forget closed streams without chunks, once there are twice as many as were kept the last time."""
+        if len(self.closed) < self._tidy_at:
+            return
+        firsts = np.array([one.first for one in self.closed])
+        has_chunks = np.zeros(len(firsts), dtype=np.bool_)
+        for store in stores:
+            places = np.searchsorted(firsts, np.unique(store.streams_of(store.held())), side="right") - 1
+            has_chunks[places[places >= 0]] = True
+        self.closed = [one for one, kept in zip(self.closed, has_chunks.tolist(), strict=True) if kept]
+        self._tidy_at = max(2 * len(self.closed), _FIRST_TIDY)
+
+    def restore(
+        self, epochs: Sequence[Epoch], next_epoch: int, next_stream: int, closed: Sequence[ClosedStreams] = ()
+    ) -> None:
         """Restore the epochs from before the restart, the longest idle first; numbering continues as given."""
+        self.closed = sorted(closed, key=lambda streams: streams.first)
         self._epochs = {epoch.actor_id: epoch for epoch in epochs}
         self.next_epoch, self.next_stream = max(self.next_epoch, next_epoch), next_stream
         self.count = sum(len(epoch.streams) for epoch in epochs)
@@ -241,6 +314,10 @@ class StreamRegistry:
     def _close(self, epoch: Epoch) -> None:
         epoch.close()
         self._closed.append(epoch.number)
+        self.closed.append(
+            ClosedStreams(epoch.actor_id, epoch.number, epoch.streams[0].number, len(epoch.streams)),
+        )
+        self.closed.sort(key=lambda streams: streams.first)
         self.count -= len(epoch.streams)
         del self._epochs[epoch.actor_id]
 

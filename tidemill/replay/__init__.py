@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         SelectorKind,
         TableConfig,
         TableDescription,
+        TableUpdate,
     )
     from tidemill.replay.writing.steps import signature_like
     from tidemill.replay.writing.stream_items import ItemWindow
@@ -48,7 +49,7 @@ _HOME = {
     "tidemill.replay.writing.steps": ("signature_like",),
     "tidemill.replay.writing.stream_items": ("ItemWindow",),
     "tidemill.replay.table_config": (
-        *("RateLimiterConfig", "SelectorConfig", "SelectorKind", "TableConfig", "TableDescription"),
+        *("RateLimiterConfig", "SelectorConfig", "SelectorKind", "TableConfig", "TableDescription", "TableUpdate"),
     ),
     "tidemill.replay.writing.writer": ("ReplayWriter",),
     "tidemill.types": ("Codec", "ColumnSpec", "Signature"),
@@ -76,6 +77,7 @@ __all__ = [
     "Signature",
     "TableConfig",
     "TableDescription",
+    "TableUpdate",
     "TidemillError",
     "Unavailable",
     "signature_like",

@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tidemill.errors import InvalidArgument, Unavailable
-from tidemill.replay.table_config import TableConfig, TableDescription
+from tidemill.replay.table_config import TableConfig, TableDescription, TableUpdate
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
-from tidemill.replay.wire import pack_config, unpack_description
+from tidemill.replay.wire import pack_config, pack_update, unpack_description
 from tidemill.rpc.channel import DEADLINE_S, open_channel
 from tidemill.rpc.status import translated
 
 
 class ReplayClient:
-    """Tables of one replay service: create, describe, reset, set priorities, delete.
+    """Tables of one replay service: create, describe, change, reset, set priorities, delete.
 
     Every method raises `Unavailable` when the service cannot be reached or does not answer within `deadline_s`,
     and otherwise the `TidemillError` that the service answered. Safe to call from several threads.
@@ -65,6 +65,17 @@ class ReplayClient:
             response = self._stub.DescribeTable(pb.DescribeTableRequest(name=name), timeout=self._deadline_s)
         return unpack_description(response.table)
 
+    def update_table(self, name: str, update: TableUpdate) -> TableDescription:
+        """Change a table while it is in use, and return it as it is then; clients create it as before.
+
+        Raises:
+            InvalidArgument: a value is out of range, by itself or beside the others; nothing was changed.
+            NotFound: no such table.
+        """
+        with translated():
+            response = self._stub.UpdateTable(pack_update(name, update), timeout=self._deadline_s)
+        return unpack_description(response.table)
+
     def reset_table(self, name: str) -> int:
         """Remove every item; return how many there were. NotFound: no such table."""
         with translated():
@@ -97,6 +108,28 @@ class ReplayClient:
         request = pb.DeleteItemsRequest(table=table, keys=_checked(keys).tolist())
         with translated():
             return self._stub.DeleteItems(request, timeout=self._deadline_s).deleted
+
+    def delete_matching_items(
+        self, table: str, *, actor_id: str = "", env_index: int | None = None, min_age: int = 0
+    ) -> int:
+        """Remove the items that meet every condition given; return how many there were.
+
+        Args:
+            table: Name of the table.
+            actor_id: Who wrote them, in this or an earlier run of the actor; empty for anyone.
+            env_index: In which of the actor's environments; None for any.
+            min_age: How many items, at least, were inserted into the table after them.
+
+        Raises:
+            InvalidArgument: neither `actor_id` nor `min_age` is given, or the actor has no such environment.
+            NotFound: no such table, or no streams of the actor are known.
+        """
+        for field, value, most in (("env_index", env_index, 2**32 - 1), ("min_age", min_age, 2**63 - 1)):
+            if value is not None and not 0 <= value <= most:
+                raise InvalidArgument(f"{field} is {value}, must be 0 .. {most}")
+        request = pb.DeleteMatchingItemsRequest(table=table, actor_id=actor_id, env_index=env_index, min_age=min_age)
+        with translated():
+            return self._stub.DeleteMatchingItems(request, timeout=self._deadline_s).deleted
 
     def checkpoint(self) -> int:
         """Write priorities and counters to disk; return the snapshot's number. An in-memory service refuses."""

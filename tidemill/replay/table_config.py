@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -99,6 +100,16 @@ class RateLimiterConfig:
             raise InvalidArgument(f"queue_size is {self.queue_size}, must be 0 or at least min_size ({self.min_size})")
 
 
+def describe_limiter(limiter: RateLimiterConfig, *, is_on: bool) -> str:
+    """Return a rate limiter's numbers for a person to read."""
+    numbers = [f"min_size {limiter.min_size:,}"]
+    if limiter.samples_per_insert:
+        numbers.append(f"samples_per_insert {limiter.samples_per_insert:g}, error_buffer {limiter.error_buffer:g}")
+    if limiter.queue_size:
+        numbers.append(f"queue_size {limiter.queue_size:,}")
+    return f"rate limiter: {'' if is_on else 'OFF, '}{', '.join(numbers)}"
+
+
 @dataclass(frozen=True)
 class TableConfig:
     """Everything that defines a table.
@@ -140,11 +151,74 @@ class TableConfig:
 
 
 @dataclass(frozen=True)
+class TableUpdate:
+    """What to change of a table while it is in use; None leaves a value as it is.
+
+    Attributes:
+        max_items: Most items the table holds.
+        max_bytes: Most bytes of chunks and payloads; 0 means no such limit.
+        max_times_sampled: How often an item may be sampled; 0 means without limit.
+        priority_exponent: Exponent on the priority, for a PRIORITIZED sampler.
+        min_size: Of the rate limiter, as the three below, see `RateLimiterConfig`.
+        samples_per_insert: Samples for each insert on average.
+        error_buffer: How far either side may be ahead, in samples.
+        queue_size: Inserts wait while this many items are in the table.
+        rate_limiter_on: Whether the rate limiter limits; off, it counts nothing, and its numbers stay.
+    """
+
+    max_items: int | None = None
+    max_bytes: int | None = None
+    max_times_sampled: int | None = None
+    priority_exponent: float | None = None
+    min_size: int | None = None
+    samples_per_insert: float | None = None
+    error_buffer: float | None = None
+    queue_size: int | None = None
+    rate_limiter_on: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise InvalidArgument(f"nothing is to be changed, set at least one of {', '.join(_UPDATED)}")
+        for name, least, most in (
+            ("max_items", 1, MAX_ITEMS),
+            ("max_bytes", 0, 2**63 - 1),
+            ("max_times_sampled", 0, _MAX_UINT32),
+            ("min_size", 1, MAX_ITEMS),
+            ("queue_size", 0, MAX_ITEMS),
+        ):
+            if (value := getattr(self, name)) is not None:
+                _check_range(name, value, least, most)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What is to be changed, by name."""
+        return {name: value for name in _UPDATED if (value := getattr(self, name)) is not None}
+
+    def applied_to(self, config: TableConfig) -> TableConfig:
+        """Return a table's configuration with the changes; InvalidArgument: it would not be a valid one."""
+        values = self.values
+        limiter = {name: values[name] for name in RateLimiterConfig.__dataclass_fields__ if name in values}
+        plain = {name: values[name] for name in TableConfig.__dataclass_fields__ if name in values}
+        sampler = config.sampler
+        if self.priority_exponent is not None:
+            if sampler.kind is not SelectorKind.PRIORITIZED:
+                raise InvalidArgument(
+                    f"priority_exponent is {self.priority_exponent}, must not be set: the sampler of table "
+                    f"{config.name!r} is {sampler.kind.value}"
+                )
+            sampler = replace(sampler, priority_exponent=self.priority_exponent)
+        return replace(config, sampler=sampler, rate_limiter=replace(config.rate_limiter, **limiter), **plain)
+
+
+_UPDATED = tuple(TableUpdate.__dataclass_fields__)
+
+
+@dataclass(frozen=True)
 class TableDescription:
     """Sizes, counters and limiter state of a table at one moment; the fields are those of the wire contract.
 
     Attributes:
-        config: The configuration it was created with.
+        config: Its configuration now.
         items: Items in the table now.
         chunk_bytes: Bytes of chunks as stored, of all tables of the server.
         chunks: Chunks, of all tables of the server.
@@ -173,6 +247,8 @@ class TableDescription:
         fsync_bounds_s: Upper bounds of the buckets of `fsync_counts` but the last, in seconds.
         fsync_counts: How often the disk took how long to confirm, by bucket.
         fsync_sum_s: Time it took altogether, in seconds.
+        rate_limiter_off: Whether its rate limiter is switched off.
+        updated_fields: Fields of `config` that have another value than the table was created with.
     """
 
     config: TableConfig
@@ -204,6 +280,8 @@ class TableDescription:
     fsync_bounds_s: tuple[float, ...] = ()
     fsync_counts: tuple[int, ...] = ()
     fsync_sum_s: float = 0.0
+    rate_limiter_off: bool = False
+    updated_fields: tuple[str, ...] = ()
 
     @property
     def samples_per_insert(self) -> float:

@@ -17,6 +17,7 @@ from tidemill.replay.table_config import (
     SelectorKind,
     TableConfig,
     TableDescription,
+    TableUpdate,
 )
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.writing.chunk import Chunk, ItemBatch
@@ -112,6 +113,17 @@ def config_from_json(document: dict[str, Any]) -> TableConfig:
         raise InvalidArgument(f"table configuration: {error}") from error
 
 
+def pack_update(name: str, update: TableUpdate) -> pb.UpdateTableRequest:
+    """Return the message of what to change of a table."""
+    return pb.UpdateTableRequest(name=name, **update.values)
+
+
+def unpack_update(message: pb.UpdateTableRequest) -> TableUpdate:
+    """Return what to change of a table. InvalidArgument: nothing, or a value is out of range."""
+    fields = TableUpdate.__dataclass_fields__
+    return TableUpdate(**{name: getattr(message, name) for name in fields if message.HasField(name)})  # type: ignore[arg-type]
+
+
 def pack_description(description: TableDescription) -> pb.TableDescription:
     """Return the message of a table's description."""
     fields = {name: getattr(description, name) for name in _DESCRIPTION_FIELDS}
@@ -123,7 +135,7 @@ def pack_description(description: TableDescription) -> pb.TableDescription:
 def unpack_description(message: pb.TableDescription) -> TableDescription:
     """Return a table's description."""
     fields = {name: getattr(message, name) for name in _DESCRIPTION_FIELDS}
-    fields |= {name: tuple(fields[name]) for name in ("fsync_bounds_s", "fsync_counts")}
+    fields |= {name: tuple(fields[name]) for name in ("fsync_bounds_s", "fsync_counts", "updated_fields")}
     return TableDescription(config=unpack_config(message.config), **fields)
 
 
@@ -181,8 +193,21 @@ def unpack_append(message: pb.AppendData) -> tuple[list[Chunk], list[ItemBatch]]
     return chunks, items
 
 
-def pack_sample(batch: SampledBatch, stored: StoredSteps, limiter_diff: float) -> bytes:
-    """Return the bytes of a batch's `SampleResponse`; arrays and blocks are copied into them as they are."""
+def pack_sample(batch: SampledBatch, stored: StoredSteps, limiter_diff: float, *, item_counts: bool = False) -> bytes:
+    """Return the bytes of a batch's `SampleResponse`; arrays and blocks are copied into them as they are.
+
+    Args:
+        batch: The batch.
+        stored: What the server has stored.
+        limiter_diff: How far inserts are ahead, in samples.
+        item_counts: Whether to say how old each item is and how often it was sampled.
+    """
+    counts: tuple[bytes, ...] = ()
+    if item_counts and batch.ages is not None and batch.times_sampled is not None:
+        counts = (
+            *packed.varints(_SAMPLE["ages"], batch.ages),
+            *packed.varints(_SAMPLE["times_sampled"], batch.times_sampled),
+        )
     chunks = [
         *packed.varints(_CHUNKS["step_counts"], batch.step_counts),
         *packed.varints(_CHUNKS["params_versions"], batch.params_versions),
@@ -209,6 +234,7 @@ def pack_sample(batch: SampledBatch, stored: StoredSteps, limiter_diff: float) -
             *(part for payload in batch.payloads for part in packed.field(_SAMPLE["payloads"], payload)),
             *packed.field(_SAMPLE["chunks"], *chunks),
             rest.SerializeToString(),
+            *counts,
         )
     )
 
@@ -231,6 +257,8 @@ def unpack_sample(message: pb.SampleResponse, *, mirrored: bool = False) -> Samp
         limiter_diff=message.limiter_diff,
         slots=np.array(chunks.slots, dtype=np.int64) if mirrored else None,
         sent=np.array(chunks.sent, dtype=np.int64) if mirrored else None,
+        ages=np.array(message.ages, dtype=np.int64) if message.ages else None,
+        times_sampled=np.array(message.times_sampled, dtype=np.int64) if message.times_sampled else None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from tidemill.services.replay.chunks.blob_reader import BlobFiles
 from tidemill.services.replay.chunks.logged_blocks import LoggedBlocks, logged
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.log.frame import FORMAT
+from tidemill.services.replay.log.inspect_table import describe_table
 from tidemill.services.replay.log.open import FolderContents, read_folder
 from tidemill.services.replay.log.rebuild import rebuild
 from tidemill.services.replay.log.segments import LogFolder
@@ -24,9 +26,9 @@ from tidemill.services.replay.state import ReplayState
 _BATCH = 1024
 _UNLIMITED = 2**31 - 1
 _ABOUT = """Reads the log of a replay service that is stopped, checks every byte that a start would need, and says what
-is in it: its tables and their items, its segments and the chunks and items in use in each, and what is corrupt, missing
-or lost. Nothing is changed. The exit code is 0 for an intact log, 1 for a corrupt one; an unfinished record at the end,
-as a killed service leaves it, is no corruption."""
+is in it: its tables, their items by priority, age, times sampled and writer, and one of them decoded; its segments and
+the chunks and items in use in each; what is corrupt, missing or lost. Nothing is changed. The exit code is 0 for an
+intact log, 1 for a corrupt one; an unfinished record at the end, as a killed service leaves it, is no corruption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,9 @@ def main(arguments: Sequence[str]) -> int:
         if not folder.has_log:
             raise FatalError(f"no replay log is in {path}; give the folder that holds NNNNNNNN.log files")
         inspection = inspect(folder)
+        with closing(BlobFiles(folder)) as files:
+            for table in inspection.replay.tables:
+                print("\n".join(describe_table(table, inspection.replay.streams, files)), end="\n\n")
         print("\n".join(report(inspection, path)))
     finally:
         folder.close()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.replay.table_config import TableConfig
 from tidemill.replay.wire import config_to_json
 from tidemill.services.replay.change_sink import NewChunks
 from tidemill.services.replay.chunks.logged_blocks import Locations, logged
@@ -115,9 +114,9 @@ class Journal:
         document = {**self._describe(), "segment": position.segment, "next_chunk": self.next_chunk, "told": reported}
         self._log(Kind.SEGMENT, document)
 
-    def log_table(self, number: int, config: TableConfig) -> None:
+    def log_table(self, number: int, table: Table) -> None:
         """Write a new table, or a new configuration of one."""
-        self._log(Kind.TABLE, {"number": number, "config": config_to_json(config)})
+        self._log(Kind.TABLE, describe_table(number, table))
 
     def log_epoch(self, epoch: Epoch, closed: Sequence[int]) -> None:
         """Write a new epoch, and the numbers of those it has closed."""
@@ -239,15 +238,23 @@ def describe_state(replay: ReplayState) -> dict[str, Any]:
         "next_epoch": replay.streams.next_epoch,
         "next_stream": replay.streams.next_stream,
         "tables": [
-            {
-                "number": replay.number_of(table),
-                "config": config_to_json(table.config),
-                "stats": table.stats.to_array().tolist(),
-            }
+            {**describe_table(replay.number_of(table), table), "stats": table.stats.to_array().tolist()}
             for table in replay.tables
         ],
         "epochs": [describe_epoch(epoch) for epoch in replay.streams.epochs],
+        **({"closed": [list(astuple(streams)) for streams in closed]} if (closed := replay.streams.closed) else {}),
     }
+
+
+def describe_table(number: int, table: Table) -> dict[str, Any]:
+    """Return a table's configuration and, if it was changed while in use, what its clients know of it."""
+    document: dict[str, Any] = {"number": number, "config": config_to_json(table.config)}
+    if table.declared != table.config or not table.limiter.is_on:
+        document["live"] = {
+            "declared": config_to_json(table.declared),
+            "rate_limiter_off": not table.limiter.is_on,
+        }
+    return document
 
 
 def describe_epoch(epoch: Epoch) -> dict[str, Any]:

@@ -74,9 +74,11 @@ class LogContents:
 
     Attributes:
         configs: Configuration of each table, by its number.
+        live: What was changed of a table while it was in use, see `describe_table`; by its number.
         stats: Newest numbers of each table, int64, by its number.
         stats_sequences: The record that reported them.
         epochs: Streams of each actor, by the epoch's number, in the order they were opened.
+        closed: The columns of `ClosedStreams`, one row for each epoch that was closed.
         chunks: By number of a table with their signature.
         tables: By number.
         store_id: Names what `env_steps` counts; 0 if no record names it.
@@ -95,9 +97,11 @@ class LogContents:
     """
 
     configs: dict[int, Json] = field(default_factory=dict)
+    live: dict[int, Json] = field(default_factory=dict)
     stats: dict[int, NDArray[np.int64]] = field(default_factory=dict)
     stats_sequences: dict[int, int] = field(default_factory=dict)
     epochs: dict[int, Json] = field(default_factory=dict)
+    closed: list[list[Any]] = field(default_factory=list)
     chunks: dict[int, ChunkPieces] = field(default_factory=dict)
     tables: dict[int, TablePieces] = field(default_factory=dict)
     store_id: int = 0
@@ -257,12 +261,13 @@ def _take(contents: LogContents, frame: Frame, segment: int) -> None:
     if frame.kind is Kind.SEGMENT:
         _take_state(contents, document, frame.sequence)
     elif frame.kind is Kind.TABLE:
-        contents.configs[document["number"]] = document["config"]
+        _take_table(contents, document)
         if document["number"] not in contents.chain.reports:
             contents.chain.report(document["number"], 0, 0, 0)
     elif frame.kind is Kind.EPOCH:
-        for closed in document["closed"]:
-            contents.epochs.pop(closed, None)
+        for number in document["closed"]:
+            if (epoch := contents.epochs.pop(number, None)) is not None:
+                contents.closed.append([epoch["actor_id"], number, epoch["first_stream"], len(epoch["next_steps"])])
         _take_epochs(contents, [document["epoch"]])
 
 
@@ -271,13 +276,19 @@ def _take_state(contents: LogContents, document: Json, sequence: int) -> None:
         setattr(contents, name, max(getattr(contents, name), document[name]))
     contents.store_id = document["store_id"]
     for table in document["tables"]:
-        contents.configs[table["number"]] = table["config"]
+        _take_table(contents, table)
         contents.stats[table["number"]] = np.array(table["stats"], dtype=np.int64)
         contents.stats_sequences[table["number"]] = sequence
     for number, size, removed in document["told"]:
         contents.chain.report(number, size, removed, removed)
     contents.epochs.clear()
+    contents.closed = document.get("closed", [])
     _take_epochs(contents, document["epochs"])
+
+
+def _take_table(contents: LogContents, document: Json) -> None:
+    contents.configs[document["number"]] = document["config"]
+    contents.live[document["number"]] = document.get("live", {})
 
 
 def _take_epochs(contents: LogContents, epochs: Sequence[Json]) -> None:

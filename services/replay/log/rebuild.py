@@ -17,8 +17,9 @@ from tidemill.services.replay.log.frame import CRC_BYTES
 from tidemill.services.replay.log.reader import ChunkPieces, LogContents, TablePieces, join_sizes
 from tidemill.services.replay.log.snapshot import Snapshot, TableSnapshot
 from tidemill.services.replay.state import ReplayState
-from tidemill.services.replay.streams import Epoch, Stream
+from tidemill.services.replay.streams import ClosedStreams, Epoch, Stream
 from tidemill.services.replay.tables.items import NewItems, RestoredItems
+from tidemill.services.replay.tables.rate_limiter import RateLimiter
 from tidemill.services.replay.tables.stats import STATS_FIELDS, TableStats
 from tidemill.services.replay.tables.table import Table
 
@@ -128,10 +129,7 @@ def rebuild(replay: ReplayState, contents: LogContents, snapshot: Snapshot | Non
     """
     for table in snapshot.tables if snapshot is not None else ():
         contents.configs.setdefault(table.number, table.config)
-    tables = {
-        number: replay.add_table(config_from_json(contents.configs[number]), number)
-        for number in sorted(contents.configs)
-    }
+    tables = {number: _restore_empty(replay, contents, number) for number in sorted(contents.configs)}
     known = {number: surviving_chunks(pieces) for number, pieces in contents.chunks.items()}
     chunks = {number: found for number, found in known.items() if number in tables}
     for number, found in chunks.items():
@@ -148,13 +146,22 @@ def rebuild(replay: ReplayState, contents: LogContents, snapshot: Snapshot | Non
         _hold_tails(epoch)
     # numbers that only chunks and items name must not be reused: the record that named them may be corrupt
     next_stream = max([contents.next_stream, *(int(found.columns["stream"].max()) + 1 for found in known.values())])
-    replay.streams.restore(epochs, contents.next_epoch, next_stream)
+    replay.streams.restore(epochs, contents.next_epoch, next_stream, [ClosedStreams(*row) for row in contents.closed])
     replay.next_table = max([replay.next_table, *(number + 1 for number in (*contents.tables, *contents.chunks))])
     for store in {id(table.store): table.store for table in tables.values()}.values():
         store.remove_unheld()
     replay.env_steps = contents.env_steps
     replay.store_id = contents.store_id or replay.store_id
     return max([contents.next_chunk, *(int(found.where.ids.max()) + 1 for found in known.values())]), lost
+
+
+def _restore_empty(replay: ReplayState, contents: LogContents, number: int) -> Table:
+    """Return a table without items, as live changes have left it."""
+    table = replay.add_table(config_from_json(contents.configs[number]), number)
+    if live := contents.live.get(number):
+        table.declared = config_from_json(live["declared"])
+        table.limiter = RateLimiter(table.config.rate_limiter, is_on=not live["rate_limiter_off"])
+    return table
 
 
 def _restore_chunks(store: ChunkStore, found: SurvivingChunks) -> None:
@@ -291,7 +298,7 @@ def _restore_table(
     )
     segments = found.segments[order].astype(np.int32)
     restored = RestoredItems(new, slots[order], columns["number"][order], times[order], segments)
-    table.restore(stats, restored, same_limiter=True)
+    table.restore(stats, restored)
     table.note_removed(slots[~whole])
     return len(order)
 

@@ -72,13 +72,12 @@ class Items:
     mistaken for the slot's next one.
     """
 
-    def __init__(self, capacity: int, *, first_number: int = 0, durable: bool = False) -> None:
+    def __init__(self, capacity: int, *, first_number: int = 0) -> None:
         """Create empty columns; memory is taken only as slots are used.
 
         Args:
             capacity: Number of slots.
             first_number: Insertion number of the first item.
-            durable: Whether items also remember what a log needs to know of them.
         """
         self.count = 0
         self.capacity = capacity
@@ -88,9 +87,8 @@ class Items:
         self.times_sampled = np.zeros(capacity, dtype=np.uint32)
         self._numbers = np.zeros(capacity, dtype=np.uint32)  # insertion number modulo 2^32
         self.inserted = first_number
-        self.priorities = np.zeros(capacity if durable else 0)  # as given, before any exponent
-        self.segments = np.zeros(capacity if durable else 0, dtype=np.int32)  # where the log has the item
-        self._durable = durable
+        self.priorities = np.zeros(capacity)  # as given, before any exponent
+        self.segments = np.zeros(capacity, dtype=np.int32)  # where the log has the item, if there is a log
         self._payloads: dict[int, bytes] = {}
         self.payload_bytes = 0
         self._free = np.zeros(capacity, dtype=np.int32)  # a stack of slots used before
@@ -107,8 +105,7 @@ class Items:
         self.times_sampled[slots] = 0
         self._numbers[slots] = (np.arange(count) + self.inserted) & 0xFFFFFFFF
         self.inserted += count
-        if self._durable:
-            self.priorities[slots] = new.priorities
+        self.priorities[slots] = new.priorities
         self._keep_payloads(slots, new.payloads)
         self.count += count
         return slots
@@ -179,7 +176,7 @@ class Items:
         return self.offsets[slots].astype(np.int64) + self.lengths[slots]
 
     def export(self, slots: Ints) -> RestoredItems:
-        """Return the items at slots [N], which must be those of durable columns."""
+        """Return the items at slots [N]."""
         new = NewItems(
             first_chunks=self.first_chunks[slots].astype(np.int64),
             offsets=self.offsets[slots].astype(np.int64),

@@ -17,11 +17,17 @@ class RateLimiter:
 
     An insert is admitted while diff <= error_buffer, a sample while diff >= -error_buffer. As the buffer is
     positive, one of the two always holds, so that the sides cannot wait for each other.
+
+    One that is off counts nothing and holds nobody back but a sample of an empty table.
+
+    Attributes:
+        is_on: Whether it limits.
     """
 
-    def __init__(self, config: RateLimiterConfig) -> None:
+    def __init__(self, config: RateLimiterConfig, *, is_on: bool = True) -> None:
         """Create a limiter of an empty table."""
-        self._config = config
+        self.is_on = is_on
+        self._config = config if is_on else RateLimiterConfig()
         self.reset()
 
     def reset(self) -> None:

@@ -14,7 +14,7 @@ from tidemill.services.replay.tables.items import Items
 
 Ints = NDArray[np.int64]
 
-_ITEM_BYTES = 32  # of the numbers of an item
+_ITEM_BYTES = 40  # of the numbers of an item
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +32,8 @@ class SampledItems:
         params_versions: uint64 [C].
         table_items: Items in the table at the draw.
         total_weight: Sum of sampler weights at the draw.
+        ages: Items inserted after each, int64 [B].
+        times_sampled: How often each was sampled, this draw included, uint32 [B].
     """
 
     keys: NDArray[np.uint64]
@@ -44,6 +46,8 @@ class SampledItems:
     params_versions: NDArray[np.uint64]
     table_items: int
     total_weight: float
+    ages: Ints
+    times_sampled: NDArray[np.uint32]
 
     def size_bytes(self, store: ChunkStore, mirror: ChunkMirror | None = None) -> int:
         """Return about how many bytes the batch has with the blocks that its caller lacks, as a message."""
@@ -82,6 +86,8 @@ class SampledItems:
             stored={},
             slots=slots,
             sent=sent,
+            ages=self.ages,
+            times_sampled=self.times_sampled.astype(np.int64),
         )
 
     def overlapping(self, chunks: Ints) -> NDArray[np.bool_]:
@@ -106,6 +112,8 @@ class SampledItems:
             probabilities=self.probabilities[items],
             first_rows=(self.first_rows - gone_rows[places])[items],
             lengths=self.lengths[items],
+            ages=self.ages[items],
+            times_sampled=self.times_sampled[items],
             payloads=payloads,
             chunks=self.chunks[stays],
             step_counts=self.step_counts[stays],
@@ -123,6 +131,8 @@ class SampledItems:
             probabilities=np.concatenate((self.probabilities, other.probabilities)),
             first_rows=np.concatenate((self.first_rows, other.first_rows + int(self.step_counts.sum()))),
             lengths=np.concatenate((self.lengths, other.lengths)),
+            ages=np.concatenate((self.ages, other.ages)),
+            times_sampled=np.concatenate((self.times_sampled, other.times_sampled)),
             payloads=payloads,
             chunks=np.concatenate((self.chunks, other.chunks)),
             step_counts=np.concatenate((self.step_counts, other.step_counts)),
@@ -157,4 +167,6 @@ def locate(
         params_versions=store.params_versions(chunks),
         table_items=table[0],
         total_weight=table[1],
+        ages=items.ages(slots),
+        times_sampled=items.times_sampled[slots],
     )

@@ -26,7 +26,12 @@ class Table:
     """Items over the chunks of a store, picked by a sampler and evicted by a remover."""
 
     def __init__(
-        self, config: TableConfig, store: ChunkStore, rng: np.random.Generator, *, durable: bool = False
+        self,
+        config: TableConfig,
+        store: ChunkStore,
+        rng: np.random.Generator,
+        *,
+        durable: bool = False,
     ) -> None:
         """Create an empty table.
 
@@ -36,7 +41,7 @@ class Table:
             rng: Source of all its random picks.
             durable: Whether it notes for a log which items leave.
         """
-        self.config = config
+        self.config = self.declared = config  # as it is now, and as its clients create it: see ADR 0038
         self.store = store
         self.durable = durable
         self._rng = rng
@@ -130,7 +135,7 @@ class Table:
         drawn.acquire(self.store)
         self.limiter.sampled(batch_size if counted is None else counted)
         self.counters.samples += batch_size
-        self.counters.sampled_age += int(self.items.ages(slots).sum())
+        self.counters.sampled_age += int(drawn.ages.sum())
         if len(exhausted):
             self._selectors.remove_from_remover(exhausted)
             self._forget(exhausted)
@@ -149,8 +154,7 @@ class Table:
         self._sampler.discard(unique)
         newest = priorities[found][::-1][last]
         self._selectors.update(unique, newest)
-        if self.durable:
-            self.items.priorities[unique] = newest
+        self.items.priorities[unique] = newest
         self._sampler.add(unique)
         self.counters.priority_updates += len(slots)
         self.counters.unknown_keys += len(keys) - len(slots)
@@ -161,8 +165,12 @@ class Table:
         slots, _ = self.items.find(keys)
         slots = np.unique(slots)
         self.counters.unknown_keys += len(keys) - len(slots)
-        self._remove(slots)
+        self.delete_slots(slots)
         return len(slots)
+
+    def delete_slots(self, slots: Ints) -> None:
+        """Remove the items at slots [N], all different and in use."""
+        self._remove(slots)
 
     def reset(self) -> int:
         """Remove every item and zero the counters; return how many items there were."""
@@ -208,58 +216,80 @@ class Table:
         """Every number of the table beside its items."""
         return TableStats(self.counters, self.items.inserted, self.limiter.state)
 
-    def restore(self, stats: TableStats, items: RestoredItems, *, same_limiter: bool) -> None:
+    def restore(self, stats: TableStats, items: RestoredItems) -> None:
         """Fill an empty table with the items from before the restart, whose chunks are in the store.
 
         Args:
             stats: Its numbers.
             items: Its items, in the order of their insertion.
-            same_limiter: Whether the rate limiter is configured as it was; if not, it starts from zero.
         """
         self._clear(stats.inserted)
         self.counters = replace(stats.counters)
-        self.items.restore(items)
-        slots = items.slots
-        self._selectors.insert(slots, items.new.priorities)
-        self._sampler.add(slots)
-        self._ref_counts.acquire(self._spans(slots))
-        if same_limiter:
-            self.limiter.restore(stats.limiter)
-        else:
-            self.limiter.begin(self.size)
-        limit = self.config.max_times_sampled
-        self._remove(slots[self.items.times_sampled[slots] >= limit] if limit else _NO_SLOTS)
+        self._fill(items)
+        self._ref_counts.acquire(self._spans(items.slots))
+        self.limiter.restore(stats.limiter)
+        self._remove_exhausted(items.slots)
         self._shrink_to_bytes()
 
-    def reconfigure(self, config: TableConfig) -> None:
-        """Take another capacity, rate limiter or `max_times_sampled`; items beyond the capacity are evicted.
+    def reconfigure(self, config: TableConfig, *, limiter_is_on: bool) -> Ints:
+        """Take another capacity, rate limiter, `max_times_sampled` or priority exponent; excess items are evicted.
 
-        All items are noted as removed, so that a log writes them again.
+        A rate limiter that differs, or is switched on or off, begins with neither side ahead.
+
+        Returns:
+            The slots of items that have moved, which a log must be told of again, [M].
+
+        Raises:
+            MemoryError: There is no memory for so many items; nothing was changed.
         """
+        same_limiter = (config.rate_limiter, limiter_is_on) == (self.config.rate_limiter, self.limiter.is_on)
+        moved = self._rebuild(config) if _places_items(config) != _places_items(self.config) else _NO_SLOTS
+        self.config = config
+        if not same_limiter:
+            self.limiter = RateLimiter(config.rate_limiter, is_on=limiter_is_on)
+            self.limiter.begin(self.size)
+        self._remove_exhausted(self.items.live())
+        self._shrink_to_bytes()
+        return moved[self.items.lengths[moved] > 0]
+
+    def _rebuild(self, config: TableConfig) -> Ints:
+        """Lay the items out anew; return the slots of those whose slot was beyond the capacity, [M]."""
+        items = Items(config.max_items, first_number=self.items.inserted)
+        selectors = SelectorPair.make(config.sampler, config.remover, config.max_items)
         self._evict(max(self.size - config.max_items, 0))
-        slots = self.items.oldest_first()
-        items, stats, same_limiter = (
-            self.items.export(slots),
-            self.stats,
-            config.rate_limiter == self.config.rate_limiter,
-        )
-        if slots.max(initial=-1) >= config.max_items:
-            items = replace(items, slots=np.arange(len(slots)))
-        leaving, chunks = [*self._removed, slots], self.chunks()
-        self.store.acquire(chunks)  # before the removal below releases the last holder
-        self._ref_counts.clear()
-        self.config, self.limiter = config, RateLimiter(config.rate_limiter)
-        self.restore(stats, items, same_limiter=same_limiter)
-        self._removed = leaving + self._removed
-        self.store.release(chunks)
+        kept = self.items.export(self.items.oldest_first())
+        slots, beyond = kept.slots.copy(), kept.slots >= config.max_items
+        if beyond.any():
+            slots[beyond] = np.flatnonzero(self.items.lengths[: config.max_items] == 0)[: np.count_nonzero(beyond)]
+            self.note_removed(kept.slots[beyond])
+        self._take(items, selectors, config)
+        self._fill(replace(kept, slots=slots))
+        return slots[beyond]
 
     def _clear(self, first_number: int) -> None:
         config = self.config
         self.counters = Counters()
         self._removed = []
-        self.items = Items(config.max_items, first_number=first_number, durable=self.durable)
-        self._selectors = SelectorPair.make(config.sampler, config.remover, config.max_items)
-        self._sampler = ItemSampler(self.items, self._selectors.sampler, config.max_times_sampled, self._rng)
+        self._take(
+            Items(config.max_items, first_number=first_number),
+            SelectorPair.make(config.sampler, config.remover, config.max_items),
+            config,
+        )
+
+    def _take(self, items: Items, selectors: SelectorPair, config: TableConfig) -> None:
+        """Continue with other columns and selectors, which are empty."""
+        self.items, self._selectors = items, selectors
+        self._sampler = ItemSampler(items, selectors.sampler, config.max_times_sampled, self._rng)
+
+    def _fill(self, items: RestoredItems) -> None:
+        self.items.restore(items)
+        self._selectors.insert(items.slots, items.new.priorities)
+        self._sampler.add(items.slots)
+
+    def _remove_exhausted(self, slots: Ints) -> None:
+        """Remove which of slots [N] were sampled as often as they may be."""
+        if limit := self.config.max_times_sampled:
+            self._remove(slots[self.items.times_sampled[slots] >= limit])
 
     def _add(self, new: NewItems) -> Ints:
         slots = self.items.add(new)
@@ -299,6 +329,11 @@ class Table:
     def _spans(self, slots: Ints) -> Ints:
         items = self.items
         return self.store.spans(items.first_chunks[slots].astype(np.int64), items.ends(slots))
+
+
+def _places_items(config: TableConfig) -> tuple[object, ...]:
+    """Return what decides where a table has its items and how it picks them."""
+    return config.max_items, config.max_times_sampled, config.sampler, config.remover
 
 
 _NO_SLOTS: Ints = np.empty(0, dtype=np.int64)

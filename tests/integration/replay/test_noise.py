@@ -19,7 +19,16 @@ from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.replay.wire import pack_config
 
-METHODS = ["CreateTable", "DescribeTable", "UpdatePriorities", "DeleteItems", "Append", "Sample"]
+METHODS = [
+    "CreateTable",
+    "DescribeTable",
+    "UpdatePriorities",
+    "DeleteItems",
+    "UpdateTable",
+    "DeleteMatchingItems",
+    "Append",
+    "Sample",
+]
 
 
 @pytest.fixture(scope="module")

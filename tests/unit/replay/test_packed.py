@@ -63,6 +63,8 @@ def batches(draw: st.DrawFn) -> tuple[SampledBatch, pb.SampleResponse]:
         stored={},
         slots=signed(slots) if is_mirrored else None,
         sent=signed(sent) if is_mirrored else None,
+        ages=signed(slots),
+        times_sampled=signed(sent),
     )
     message = pb.SampleResponse(
         keys=keys,
@@ -88,7 +90,12 @@ def batches(draw: st.DrawFn) -> tuple[SampledBatch, pb.SampleResponse]:
 
 @given(batches())
 def test_batch_has_the_bytes_of_its_message(case: tuple[SampledBatch, pb.SampleResponse]) -> None:
-    """Every field, with and without a mirror, empty ones too."""
+    """Every field, with and without a mirror, empty ones too; counts of items only where they were asked for."""
     batch, message = case
-    found = wire.pack_sample(batch, StoredSteps(message.store_id, message.env_steps), message.limiter_diff)
-    assert found == message.SerializeToString()
+    stored = StoredSteps(message.store_id, message.env_steps)
+    assert wire.pack_sample(batch, stored, message.limiter_diff) == message.SerializeToString()
+    assert batch.ages is not None
+    assert batch.times_sampled is not None
+    message.ages.extend(batch.ages.tolist())
+    message.times_sampled.extend(batch.times_sampled.tolist())
+    assert wire.pack_sample(batch, stored, message.limiter_diff, item_counts=True) == message.SerializeToString()

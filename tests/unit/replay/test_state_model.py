@@ -1,4 +1,4 @@
-"""The whole state against a naive model, through random appends, samples, updates and deletions."""
+"""The whole state against a naive model, through random appends, samples, updates, deletions and changes of tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.replay_streams import (
     steps_of,
 )
 from tidemill.replay.sampling.batch import SampledBatch
-from tidemill.replay.table_config import SelectorConfig, SelectorKind
+from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableUpdate
 from tidemill.services.replay.append import AppendSession
 from tidemill.services.replay.chunks.store import NONE
 from tidemill.services.replay.state import ReplayState
@@ -79,6 +79,8 @@ class ReplayMachine(RuleBasedStateMachine):
         self.items: dict[str, list[ModelItem]] = {name: [] for name in TABLES}
         self.actors: dict[str, ModelActor] = {}
         self.inserted = dict.fromkeys(TABLES, 0)
+        self.max_items, self.exponent = dict(MAX_ITEMS), 1.0
+        self.writers: dict[int, str] = {}  # of each stream
         self.streams = 0
         self.env_steps = 0
 
@@ -100,6 +102,7 @@ class ReplayMachine(RuleBasedStateMachine):
         """Open a new epoch; the old one of the same actor lets go of its tail."""
         session = open_streams(self.replay, actor_id, 0, envs, TABLES, chunk_length)
         names = list(range(self.streams, self.streams + envs))
+        self.writers |= dict.fromkeys(names, actor_id)
         self.streams += envs
         self.actors[actor_id] = ModelActor(session, actor_id, names, [0] * envs, [False] * envs, chunk_length)
 
@@ -137,7 +140,7 @@ class ReplayMachine(RuleBasedStateMachine):
                 )
             if picked:
                 batches.append(make_items(index, picked, priorities))
-            self.items[name] = self.items[name][-MAX_ITEMS[name] :]
+            self.items[name] = self.items[name][-self.max_items[name] :]
         append(self.replay, actor.session, chunks, batches)
 
     @precondition(lambda self: any(self.items.values()))
@@ -162,6 +165,34 @@ class ReplayMachine(RuleBasedStateMachine):
         else:
             self.items[name] = [item for item in model if item.number not in touched]
 
+    @rule(name=st.sampled_from(TABLES), max_items=st.integers(1, 40))
+    def resize(self, name: str, max_items: int) -> None:
+        """Change the capacity: the oldest items leave, and clients that declare the table as before find it so."""
+        self.replay.update_table(self.replay.find(name), TableUpdate(max_items=max_items))
+        self.max_items[name] = max_items
+        self.items[name] = self.items[name][-max_items:]
+        assert [self.replay.create_table(config) for config in CONFIGS] == [False] * len(CONFIGS)
+
+    @rule(exponent=st.sampled_from([0.5, 1.0, 2.0]))
+    def reweigh(self, exponent: float) -> None:
+        """Change the priority exponent."""
+        self.replay.update_table(self.replay.find("ranked"), TableUpdate(priority_exponent=exponent))
+        self.exponent = exponent
+
+    @precondition(lambda self: self.actors)
+    @rule(data=st.data(), name=st.sampled_from(TABLES), min_age=st.integers(0, 6))
+    def delete_matching(self, data: st.DataObject, name: str, min_age: int) -> None:
+        """Delete items of one writer, whatever epoch they are of, or old ones, or its old ones."""
+        writer = data.draw(st.sampled_from(["", *sorted(self.actors)] if min_age else sorted(self.actors)))
+        stays = [
+            item
+            for item in self.items[name]
+            if (writer and self.writers[item.stream] != writer) or self.inserted[name] - 1 - item.number < min_age
+        ]
+        deleted = self.replay.delete_matching(self.replay.find(name), writer, None, min_age)
+        assert deleted == len(self.items[name]) - len(stays)
+        self.items[name] = stays
+
     @rule(name=st.sampled_from(TABLES))
     def reset(self, name: str) -> None:
         """Remove every item of a table."""
@@ -181,7 +212,7 @@ class ReplayMachine(RuleBasedStateMachine):
             items = [by_number[number] for number in (sample.keys >> np.uint64(32)).tolist()]
             assert len({item.number for item in items}) == len(model)
             assert steps_of(sample) == [item.steps for item in items]
-            weights = np.array([item.priority if name == "ranked" else 1.0 for item in items])
+            weights = np.array([item.priority**self.exponent if name == "ranked" else 1.0 for item in items])
             np.testing.assert_allclose(sample.probabilities, weights / weights.sum())
 
     @invariant()

@@ -55,6 +55,8 @@ class SampledBatch:
         slots: With a mirror, the slot of each chunk, int64 [C]; None without one.
         sent: With a mirror, which of the chunks came with blocks, by position, int64; None without one.
         writes: Once its chunks are kept in a `TableMirror`, how often each one's slot was filled by then, int64 [C].
+        ages: If asked for, items inserted into the table after each item, until the batch was drawn, int64 [B].
+        times_sampled: If asked for, how often each item was sampled, all of this batch included, int64 [B].
         limiter_diff: How far inserts were ahead of samples by the rate limiter's count, in samples; 0 without a ratio.
     """
 
@@ -73,6 +75,8 @@ class SampledBatch:
     slots: NDArray[np.int64] | None = None
     sent: NDArray[np.int64] | None = None
     writes: NDArray[np.int64] | None = None
+    ages: NDArray[np.int64] | None = None
+    times_sampled: NDArray[np.int64] | None = None
 
     def needing(self, chunks: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which items [B] have steps of some chunks [N]."""
@@ -92,6 +96,8 @@ class SampledBatch:
             first_rows=self.first_rows[places],
             lengths=self.lengths[places],
             payloads=tuple(self.payloads[i] for i in places.tolist()) if self.payloads else (),
+            ages=self.ages[places] if self.ages is not None else None,
+            times_sampled=self.times_sampled[places] if self.times_sampled is not None else None,
         )
 
     @property

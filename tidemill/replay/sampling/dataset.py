@@ -31,6 +31,8 @@ Array = NDArray[Any]
 _POLL_S = 0.2
 _EXPLAIN_S = 0.5
 _MAX_SLOTS = 2**21
+_JOINED = ("lengths", "weights", "probabilities", "params_versions", "keys", "tables")
+_COUNTS = ("ages", "times_sampled")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +49,8 @@ class ReplayBatch:
         payloads: Payload of each item; empty when none has one.
         keys: Keys of the items, uint64 [B], or [B, 2] from several servers.
         tables: Which of the dataset's tables each item comes from, int64 [B].
+        ages: With `item_counts`, items inserted into the table after each item, int64 [B].
+        times_sampled: With `item_counts`, how often each item was sampled, all of its sample included, int64 [B].
     """
 
     columns: dict[str, Array]
@@ -58,6 +62,8 @@ class ReplayBatch:
     payloads: tuple[bytes, ...]
     keys: NDArray[np.uint64]
     tables: NDArray[np.int64]
+    ages: NDArray[np.int64] | None = None
+    times_sampled: NDArray[np.int64] | None = None
 
     def __getitem__(self, column: str) -> Array:
         """Return a column, [B, L, ...]."""
@@ -118,6 +124,7 @@ class ReplayDataset(Iterator[ReplayBatch]):
         without_replacement: bool = False,
         mirror_mib: int = 0,
         chunk_length: int = 16,
+        item_counts: bool = False,
         stop: threading.Event | None = None,
     ) -> None:
         """Start connecting in the background; tables are created where they do not exist.
@@ -135,6 +142,7 @@ class ReplayDataset(Iterator[ReplayBatch]):
             mirror_mib: Memory for steps of each table, uncompressed, in MiB: each step that has room crosses the wire
                 and is decoded once, not in every batch, which pays for images. 0: none.
             chunk_length: With a mirror, the greatest `chunk_length` of the writers.
+            item_counts: Whether batches have `ages` and `times_sampled`.
             stop: Ends every wait when set.
 
         Raises:
@@ -154,7 +162,9 @@ class ReplayDataset(Iterator[ReplayBatch]):
             _mirror(table, size, mirror_mib, chunk_length, prefetch, len(self._addresses))
             for table, size in zip(self._tables, sizes, strict=True)
         ]
-        connect = partial(ReplaySampler, self._addresses, max_in_flight_batches=prefetch, stop=self._stop)
+        connect = partial(
+            ReplaySampler, self._addresses, max_in_flight_batches=prefetch, item_counts=item_counts, stop=self._stop
+        )
         with ExitStack() as stack:
             self._samplers = [
                 stack.enter_context(connect(table, size, mirror=mirror, without_replacement=without_replacement))
@@ -270,6 +280,8 @@ class ReplayDataset(Iterator[ReplayBatch]):
             payloads=sample.payloads[part],
             keys=sample.keys[part],
             tables=np.full(len(last_rows), table),
+            ages=sample.ages[part] if sample.ages is not None else None,
+            times_sampled=sample.times_sampled[part] if sample.times_sampled is not None else None,
         )
 
     def __enter__(self) -> Self:
@@ -334,7 +346,7 @@ def _joined(parts: Sequence[ReplayBatch]) -> ReplayBatch:
         payloads = tuple(payload for part in parts for payload in part.payloads or (b"",) * len(part))
     join = {
         name: np.concatenate([getattr(part, name) for part in parts])
-        for name in ("lengths", "weights", "probabilities", "params_versions", "keys", "tables")
+        for name in (*_JOINED, *(_COUNTS if parts[0].ages is not None else ()))
     }
     return ReplayBatch(
         columns={name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns},

@@ -38,7 +38,7 @@ class SampleCall:
         client: Of the same server; closed with the call.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one decision of the caller
         self,
         name: str,
         address: str,
@@ -48,6 +48,8 @@ class SampleCall:
         owner: SampleCallOwner,
         mirror: MirrorSize | None,
         deadline_s: float = DEADLINE_S,
+        *,
+        item_counts: bool = False,
     ) -> None:
         """Prepare; `start` starts the thread.
 
@@ -60,6 +62,7 @@ class SampleCall:
             owner: Who sends and takes the answers.
             mirror: What of the table the owner keeps; None if nothing.
             deadline_s: Of the client's calls, in seconds.
+            item_counts: Whether batches say how old each item is and how often it was sampled.
         """
         self.name, self._table, self._owner = name, table, owner
         self._opening = pb.SampleOpen(
@@ -67,6 +70,7 @@ class SampleCall:
             batch_size=batch_size,
             without_replacement=without_replacement,
             mirror=mirror.to_message() if mirror is not None else None,
+            item_counts=item_counts,
         )
         self._created = self._is_first = False
         self.client = ReplayClient(address, deadline_s=deadline_s)

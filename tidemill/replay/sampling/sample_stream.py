@@ -36,6 +36,7 @@ class SampleStream:
         max_in_flight_batches: int = 4,
         without_replacement: bool = False,
         mirror: TableMirror | None = None,
+        item_counts: bool = False,
     ) -> None:
         """Start connecting in the background; the arguments are those of `ReplaySampler`."""
         self._table, self._max_in_flight, self._mirror = table.name, max_in_flight_batches, mirror
@@ -45,7 +46,9 @@ class SampleStream:
         self._calls = 0  # opened so far
         self._error: BaseException | None = None
         size = mirror.size if mirror is not None else None
-        self._call = SampleCall(table.name, address, table, batch_size, without_replacement, self, size)
+        self._call = SampleCall(
+            table.name, address, table, batch_size, without_replacement, self, size, item_counts=item_counts
+        )
         self._call.start()
 
     def take(self, timeout_s: float) -> SampledBatch | None:

@@ -58,6 +58,7 @@ class ReplaySampler(Iterator[SampledBatch]):
         max_in_flight_batches: int = 4,
         without_replacement: bool = False,
         mirror: TableMirror | None = None,
+        item_counts: bool = False,
         stop: threading.Event | None = None,
     ) -> None:
         """Start connecting in the background; the table is created where it does not exist.
@@ -71,6 +72,7 @@ class ReplaySampler(Iterator[SampledBatch]):
             max_in_flight_batches: Batches that may be under way or waiting to be taken, at least 1.
             without_replacement: Whether no item may come twice in a batch.
             mirror: Keeps the rows that come, so that each step crosses the wire once; batches are then without blocks.
+            item_counts: Whether batches say how old each item is and how often it was sampled.
             stop: Ends every wait when set.
 
         Raises:
@@ -89,6 +91,7 @@ class ReplaySampler(Iterator[SampledBatch]):
                     max_in_flight_batches=max_in_flight_batches,
                     without_replacement=without_replacement,
                     mirror=mirror,
+                    item_counts=item_counts,
                 )
             else:
                 self._stream = ShardedSampleStream(
@@ -100,6 +103,7 @@ class ReplaySampler(Iterator[SampledBatch]):
                     max_in_flight_batches=max_in_flight_batches,
                     without_replacement=without_replacement,
                     mirror=mirror,
+                    item_counts=item_counts,
                 )
             stack.enter_context(closing(self._stream))
             self._resources = stack.pop_all()

@@ -64,12 +64,18 @@ def merge(
         stored=stored,
         slots=_joined_arrays([sample.slots for sample in samples]),
         writes=_joined_arrays([sample.writes for sample in samples]),
+        ages=_rolled(_joined_arrays([sample.ages for sample in samples]), rotation),
+        times_sampled=_rolled(_joined_arrays([sample.times_sampled for sample in samples]), rotation),
     )
 
 
 def _joined_arrays(arrays: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:
     given = [array for array in arrays if array is not None]
-    return np.concatenate(given) if given else None
+    return np.concatenate(given) if given and len(given) == len(arrays) else None
+
+
+def _rolled(values: NDArray[np.int64] | None, rotation: int) -> NDArray[np.int64] | None:
+    return np.roll(values, rotation) if values is not None else None
 
 
 def _joined(column: Sequence[Blocks]) -> Blocks:

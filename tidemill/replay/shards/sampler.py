@@ -58,6 +58,7 @@ class ShardedSampleStream:
         max_in_flight_batches: int = 4,
         without_replacement: bool = False,
         mirror: TableMirror | None = None,
+        item_counts: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start connecting in the background.
@@ -71,6 +72,7 @@ class ShardedSampleStream:
             max_in_flight_batches: See `ReplaySampler`.
             without_replacement: See `ReplaySampler`.
             mirror: See `ReplaySampler`; has a part for each shard.
+            item_counts: See `ReplaySampler`.
             clock: Monotonic time in seconds.
         """
         self._directory, self._part = directory, shard_config(table, shard_count)
@@ -84,7 +86,7 @@ class ShardedSampleStream:
         self._changed = threading.Condition()  # guards everything below
         self._table_state = ShardedTable(table, shard_count, rng, without_replacement=without_replacement)
         self._shards: dict[str, Shard] = {}
-        self._mirror = mirror
+        self._mirror, self._item_counts = mirror, item_counts
         self._free_parts = list(range(mirror.parts)) if mirror is not None else []
         self._incarnations: list[str] = []  # shard of each incarnation number
         self._underway: list[PendingBatch] = []
@@ -317,7 +319,15 @@ class ShardedSampleStream:
             if name not in self._shards and (self._mirror is None or self._free_parts):
                 size = self._mirror.size if self._mirror is not None else None
                 call = SampleCall(
-                    name, address, self._part, self._most, self._without_replacement, self, size, _DEADLINE_S
+                    name,
+                    address,
+                    self._part,
+                    self._most,
+                    self._without_replacement,
+                    self,
+                    size,
+                    _DEADLINE_S,
+                    item_counts=self._item_counts,
                 )
                 part = self._free_parts.pop(0) if self._mirror is not None else 0  # none: until another shard has gone
                 self._shards[name] = Shard(address, call, self._new_incarnation(name), mirror_part=part)

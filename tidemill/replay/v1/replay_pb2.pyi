@@ -434,6 +434,8 @@ class TableDescription(_message.Message):
     FSYNC_BOUNDS_S_FIELD_NUMBER: _builtins.int
     FSYNC_COUNTS_FIELD_NUMBER: _builtins.int
     FSYNC_SUM_S_FIELD_NUMBER: _builtins.int
+    RATE_LIMITER_OFF_FIELD_NUMBER: _builtins.int
+    UPDATED_FIELDS_FIELD_NUMBER: _builtins.int
     items: _builtins.int
     """Items in the table now."""
     chunk_bytes: _builtins.int
@@ -488,9 +490,11 @@ class TableDescription(_message.Message):
     """Number of its newest snapshot; 0 for none."""
     fsync_sum_s: _builtins.float
     """Total duration of all fsyncs, in seconds."""
+    rate_limiter_off: _builtins.bool
+    """Whether its rate limiter is switched off, see UpdateTable."""
     @_builtins.property
     def config(self) -> Global___TableConfig:
-        """The configuration it was created with."""
+        """Its configuration now."""
 
     @_builtins.property
     def fsync_bounds_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
@@ -499,6 +503,10 @@ class TableDescription(_message.Message):
     @_builtins.property
     def fsync_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Number of fsyncs by duration, one entry per bucket."""
+
+    @_builtins.property
+    def updated_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Fields of `config` that UpdateTable has given another value than the table was created with."""
 
     def __init__(
         self,
@@ -533,14 +541,135 @@ class TableDescription(_message.Message):
         fsync_bounds_s: _abc.Iterable[_builtins.float] | None = ...,
         fsync_counts: _abc.Iterable[_builtins.int] | None = ...,
         fsync_sum_s: _builtins.float = ...,
+        rate_limiter_off: _builtins.bool = ...,
+        updated_fields: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "chunks", b"chunks", "config", b"config", "corrupt_items", b"corrupt_items", "corrupt_records", b"corrupt_records", "env_steps", b"env_steps", "evictions", b"evictions", "fsync_bounds_s", b"fsync_bounds_s", "fsync_counts", b"fsync_counts", "fsync_sum_s", b"fsync_sum_s", "held_bytes", b"held_bytes", "insert_blocked", b"insert_blocked", "insert_blocked_s", b"insert_blocked_s", "inserts", b"inserts", "items", b"items", "limiter_diff", b"limiter_diff", "log_bytes", b"log_bytes", "log_full", b"log_full", "log_segments", b"log_segments", "mean_sampled_age", b"mean_sampled_age", "memory_bytes", b"memory_bytes", "priority_updates", b"priority_updates", "sample_blocked", b"sample_blocked", "sample_blocked_s", b"sample_blocked_s", "samples", b"samples", "samples_per_insert", b"samples_per_insert", "snapshot", b"snapshot", "streams", b"streams", "total_weight", b"total_weight", "unknown_keys", b"unknown_keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "chunks", b"chunks", "config", b"config", "corrupt_items", b"corrupt_items", "corrupt_records", b"corrupt_records", "env_steps", b"env_steps", "evictions", b"evictions", "fsync_bounds_s", b"fsync_bounds_s", "fsync_counts", b"fsync_counts", "fsync_sum_s", b"fsync_sum_s", "held_bytes", b"held_bytes", "insert_blocked", b"insert_blocked", "insert_blocked_s", b"insert_blocked_s", "inserts", b"inserts", "items", b"items", "limiter_diff", b"limiter_diff", "log_bytes", b"log_bytes", "log_full", b"log_full", "log_segments", b"log_segments", "mean_sampled_age", b"mean_sampled_age", "memory_bytes", b"memory_bytes", "priority_updates", b"priority_updates", "rate_limiter_off", b"rate_limiter_off", "sample_blocked", b"sample_blocked", "sample_blocked_s", b"sample_blocked_s", "samples", b"samples", "samples_per_insert", b"samples_per_insert", "snapshot", b"snapshot", "streams", b"streams", "total_weight", b"total_weight", "unknown_keys", b"unknown_keys", "updated_fields", b"updated_fields"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TableDescription: _TypeAlias = TableDescription  # noqa: Y015
+
+@_typing.final
+class UpdateTableRequest(_message.Message):
+    """What to change of a table; see TableConfig and RateLimiter for what the fields mean."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MAX_ITEMS_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_TIMES_SAMPLED_FIELD_NUMBER: _builtins.int
+    PRIORITY_EXPONENT_FIELD_NUMBER: _builtins.int
+    MIN_SIZE_FIELD_NUMBER: _builtins.int
+    SAMPLES_PER_INSERT_FIELD_NUMBER: _builtins.int
+    ERROR_BUFFER_FIELD_NUMBER: _builtins.int
+    QUEUE_SIZE_FIELD_NUMBER: _builtins.int
+    RATE_LIMITER_ON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the table."""
+    max_items: _builtins.int
+    """Most items."""
+    max_bytes: _builtins.int
+    """Most bytes of chunks and payloads; 0 means no such limit."""
+    max_times_sampled: _builtins.int
+    """How often an item may be sampled; 0 means without limit."""
+    priority_exponent: _builtins.float
+    """Exponent on the priority, for a prioritized sampler."""
+    min_size: _builtins.int
+    """Of the rate limiter: samples wait until the table has held this many items, at least 1."""
+    samples_per_insert: _builtins.float
+    """Of the rate limiter: samples for each insert on average; 0 means not held to a ratio."""
+    error_buffer: _builtins.float
+    """Of the rate limiter: how far either side may be ahead, in samples."""
+    queue_size: _builtins.int
+    """Of the rate limiter: inserts wait while this many items are in the table; 0 means not a queue."""
+    rate_limiter_on: _builtins.bool
+    """Whether the rate limiter limits: false lets inserts and samples pass uncounted, as for filling a table beforehand,
+    until it is set to true again. Its numbers stay.
+    """
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        max_items: _builtins.int | None = ...,
+        max_bytes: _builtins.int | None = ...,
+        max_times_sampled: _builtins.int | None = ...,
+        priority_exponent: _builtins.float | None = ...,
+        min_size: _builtins.int | None = ...,
+        samples_per_insert: _builtins.float | None = ...,
+        error_buffer: _builtins.float | None = ...,
+        queue_size: _builtins.int | None = ...,
+        rate_limiter_on: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_error_buffer", b"_error_buffer", "_max_bytes", b"_max_bytes", "_max_items", b"_max_items", "_max_times_sampled", b"_max_times_sampled", "_min_size", b"_min_size", "_priority_exponent", b"_priority_exponent", "_queue_size", b"_queue_size", "_rate_limiter_on", b"_rate_limiter_on", "_samples_per_insert", b"_samples_per_insert", "error_buffer", b"error_buffer", "max_bytes", b"max_bytes", "max_items", b"max_items", "max_times_sampled", b"max_times_sampled", "min_size", b"min_size", "priority_exponent", b"priority_exponent", "queue_size", b"queue_size", "rate_limiter_on", b"rate_limiter_on", "samples_per_insert", b"samples_per_insert"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error_buffer", b"_error_buffer", "_max_bytes", b"_max_bytes", "_max_items", b"_max_items", "_max_times_sampled", b"_max_times_sampled", "_min_size", b"_min_size", "_priority_exponent", b"_priority_exponent", "_queue_size", b"_queue_size", "_rate_limiter_on", b"_rate_limiter_on", "_samples_per_insert", b"_samples_per_insert", "error_buffer", b"error_buffer", "max_bytes", b"max_bytes", "max_items", b"max_items", "max_times_sampled", b"max_times_sampled", "min_size", b"min_size", "name", b"name", "priority_exponent", b"priority_exponent", "queue_size", b"queue_size", "rate_limiter_on", b"rate_limiter_on", "samples_per_insert", b"samples_per_insert"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__error_buffer: _TypeAlias = _typing.Literal["error_buffer"]  # noqa: Y015
+    _WhichOneofArgType__error_buffer: _TypeAlias = _typing.Literal["_error_buffer", b"_error_buffer"]  # noqa: Y015
+    _WhichOneofReturnType__max_bytes: _TypeAlias = _typing.Literal["max_bytes"]  # noqa: Y015
+    _WhichOneofArgType__max_bytes: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__max_items: _TypeAlias = _typing.Literal["max_items"]  # noqa: Y015
+    _WhichOneofArgType__max_items: _TypeAlias = _typing.Literal["_max_items", b"_max_items"]  # noqa: Y015
+    _WhichOneofReturnType__max_times_sampled: _TypeAlias = _typing.Literal["max_times_sampled"]  # noqa: Y015
+    _WhichOneofArgType__max_times_sampled: _TypeAlias = _typing.Literal["_max_times_sampled", b"_max_times_sampled"]  # noqa: Y015
+    _WhichOneofReturnType__min_size: _TypeAlias = _typing.Literal["min_size"]  # noqa: Y015
+    _WhichOneofArgType__min_size: _TypeAlias = _typing.Literal["_min_size", b"_min_size"]  # noqa: Y015
+    _WhichOneofReturnType__priority_exponent: _TypeAlias = _typing.Literal["priority_exponent"]  # noqa: Y015
+    _WhichOneofArgType__priority_exponent: _TypeAlias = _typing.Literal["_priority_exponent", b"_priority_exponent"]  # noqa: Y015
+    _WhichOneofReturnType__queue_size: _TypeAlias = _typing.Literal["queue_size"]  # noqa: Y015
+    _WhichOneofArgType__queue_size: _TypeAlias = _typing.Literal["_queue_size", b"_queue_size"]  # noqa: Y015
+    _WhichOneofReturnType__rate_limiter_on: _TypeAlias = _typing.Literal["rate_limiter_on"]  # noqa: Y015
+    _WhichOneofArgType__rate_limiter_on: _TypeAlias = _typing.Literal["_rate_limiter_on", b"_rate_limiter_on"]  # noqa: Y015
+    _WhichOneofReturnType__samples_per_insert: _TypeAlias = _typing.Literal["samples_per_insert"]  # noqa: Y015
+    _WhichOneofArgType__samples_per_insert: _TypeAlias = _typing.Literal["_samples_per_insert", b"_samples_per_insert"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__error_buffer) -> _WhichOneofReturnType__error_buffer | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_bytes) -> _WhichOneofReturnType__max_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_items) -> _WhichOneofReturnType__max_items | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_times_sampled) -> _WhichOneofReturnType__max_times_sampled | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_size) -> _WhichOneofReturnType__min_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority_exponent) -> _WhichOneofReturnType__priority_exponent | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_size) -> _WhichOneofReturnType__queue_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rate_limiter_on) -> _WhichOneofReturnType__rate_limiter_on | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__samples_per_insert) -> _WhichOneofReturnType__samples_per_insert | None: ...
+
+Global___UpdateTableRequest: _TypeAlias = UpdateTableRequest  # noqa: Y015
+
+@_typing.final
+class UpdateTableResponse(_message.Message):
+    """Answer to UpdateTable."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def table(self) -> Global___TableDescription:
+        """The table afterwards."""
+
+    def __init__(
+        self,
+        *,
+        table: Global___TableDescription | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateTableResponse: _TypeAlias = UpdateTableResponse  # noqa: Y015
 
 @_typing.final
 class ResetTableRequest(_message.Message):
@@ -906,12 +1035,15 @@ class SampleOpen(_message.Message):
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     WITHOUT_REPLACEMENT_FIELD_NUMBER: _builtins.int
     MIRROR_FIELD_NUMBER: _builtins.int
+    ITEM_COUNTS_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """Name of the table."""
     batch_size: _builtins.int
     """Items in each batch, 1 .. 65536; times the table's `max_item_steps` at most 4,194,304."""
     without_replacement: _builtins.bool
     """Whether no item may come twice in a batch; the batch then waits until the table has as many items."""
+    item_counts: _builtins.bool
+    """Whether batches say how old each item is and how often it was sampled."""
     @_builtins.property
     def mirror(self) -> Global___Mirror:
         """Set by a caller that keeps chunks: each is sent once for as long as the caller has it. Unset, every batch brings
@@ -925,10 +1057,11 @@ class SampleOpen(_message.Message):
         batch_size: _builtins.int = ...,
         without_replacement: _builtins.bool = ...,
         mirror: Global___Mirror | None = ...,
+        item_counts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["mirror", b"mirror"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "mirror", b"mirror", "table", b"table", "without_replacement", b"without_replacement"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "item_counts", b"item_counts", "mirror", b"mirror", "table", b"table", "without_replacement", b"without_replacement"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -985,6 +1118,8 @@ class SampleResponse(_message.Message):
     ENV_STEPS_FIELD_NUMBER: _builtins.int
     LIMITER_DIFF_FIELD_NUMBER: _builtins.int
     STORE_ID_FIELD_NUMBER: _builtins.int
+    AGES_FIELD_NUMBER: _builtins.int
+    TIMES_SAMPLED_FIELD_NUMBER: _builtins.int
     table_items: _builtins.int
     """Items in the table when the batch was drawn."""
     total_weight: _builtins.float
@@ -1023,6 +1158,16 @@ class SampleResponse(_message.Message):
     def chunks(self) -> Global___ChunkBatch:
         """Every chunk the batch needs, once."""
 
+    @_builtins.property
+    def ages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """If `item_counts` was set: items inserted into the table after the item, until the batch was drawn."""
+
+    @_builtins.property
+    def times_sampled(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """If `item_counts` was set: how often the item was sampled, all of this batch included. After a server was killed it may
+        be too low, as it is then that of the newest snapshot.
+        """
+
     def __init__(
         self,
         *,
@@ -1037,10 +1182,12 @@ class SampleResponse(_message.Message):
         env_steps: _builtins.int = ...,
         limiter_diff: _builtins.float = ...,
         store_id: _builtins.int = ...,
+        ages: _abc.Iterable[_builtins.int] | None = ...,
+        times_sampled: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "env_steps", b"env_steps", "first_rows", b"first_rows", "keys", b"keys", "lengths", b"lengths", "limiter_diff", b"limiter_diff", "payloads", b"payloads", "probabilities", b"probabilities", "store_id", b"store_id", "table_items", b"table_items", "total_weight", b"total_weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ages", b"ages", "chunks", b"chunks", "env_steps", b"env_steps", "first_rows", b"first_rows", "keys", b"keys", "lengths", b"lengths", "limiter_diff", b"limiter_diff", "payloads", b"payloads", "probabilities", b"probabilities", "store_id", b"store_id", "table_items", b"table_items", "times_sampled", b"times_sampled", "total_weight", b"total_weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1235,6 +1382,64 @@ class DeleteItemsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteItemsResponse: _TypeAlias = DeleteItemsResponse  # noqa: Y015
+
+@_typing.final
+class DeleteMatchingItemsRequest(_message.Message):
+    """Conditions of items to remove; at least one of `actor_id` and `min_age` is set."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    ACTOR_ID_FIELD_NUMBER: _builtins.int
+    ENV_INDEX_FIELD_NUMBER: _builtins.int
+    MIN_AGE_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    """Name of the table."""
+    actor_id: _builtins.str
+    """Name of the actor that wrote them, in this or an earlier epoch; empty for any."""
+    env_index: _builtins.int
+    """In which of its environments; not without `actor_id`."""
+    min_age: _builtins.int
+    """At least this many items were inserted into the table after them; 0 for any age."""
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        actor_id: _builtins.str = ...,
+        env_index: _builtins.int | None = ...,
+        min_age: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_env_index", b"_env_index", "env_index", b"env_index"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_env_index", b"_env_index", "actor_id", b"actor_id", "env_index", b"env_index", "min_age", b"min_age", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__env_index: _TypeAlias = _typing.Literal["env_index"]  # noqa: Y015
+    _WhichOneofArgType__env_index: _TypeAlias = _typing.Literal["_env_index", b"_env_index"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__env_index) -> _WhichOneofReturnType__env_index | None: ...
+
+Global___DeleteMatchingItemsRequest: _TypeAlias = DeleteMatchingItemsRequest  # noqa: Y015
+
+@_typing.final
+class DeleteMatchingItemsResponse(_message.Message):
+    """Answer to DeleteMatchingItems."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELETED_FIELD_NUMBER: _builtins.int
+    deleted: _builtins.int
+    """Items removed."""
+    def __init__(
+        self,
+        *,
+        deleted: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteMatchingItemsResponse: _TypeAlias = DeleteMatchingItemsResponse  # noqa: Y015
 
 @_typing.final
 class CheckpointRequest(_message.Message):

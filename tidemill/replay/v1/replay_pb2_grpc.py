@@ -50,6 +50,11 @@ class ReplayServiceStub:
                 request_serializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.DescribeTableRequest.SerializeToString,
                 response_deserializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.DescribeTableResponse.FromString,
                 _registered_method=True)
+        self.UpdateTable = channel.unary_unary(
+                '/tidemill.replay.v1.ReplayService/UpdateTable',
+                request_serializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.UpdateTableRequest.SerializeToString,
+                response_deserializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.UpdateTableResponse.FromString,
+                _registered_method=True)
         self.ResetTable = channel.unary_unary(
                 '/tidemill.replay.v1.ReplayService/ResetTable',
                 request_serializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.ResetTableRequest.SerializeToString,
@@ -75,6 +80,11 @@ class ReplayServiceStub:
                 request_serializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.DeleteItemsRequest.SerializeToString,
                 response_deserializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.DeleteItemsResponse.FromString,
                 _registered_method=True)
+        self.DeleteMatchingItems = channel.unary_unary(
+                '/tidemill.replay.v1.ReplayService/DeleteMatchingItems',
+                request_serializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.DeleteMatchingItemsRequest.SerializeToString,
+                response_deserializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.DeleteMatchingItemsResponse.FromString,
+                _registered_method=True)
         self.Checkpoint = channel.unary_unary(
                 '/tidemill.replay.v1.ReplayService/Checkpoint',
                 request_serializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.CheckpointRequest.SerializeToString,
@@ -96,6 +106,8 @@ class ReplayServiceServicer:
 
         Never blocks, except on the disk if there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
         ALREADY_EXISTS: the name is taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
+
+        What UpdateTable has changed stays: a call may name, of each field, the value before the change or the one after.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,6 +122,20 @@ class ReplayServiceServicer:
 
     def DescribeTable(self, request, context):
         """Describes one table. Never blocks. A retry is safe. NOT_FOUND: no such table.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateTable(self, request, context):
+        """Changes a table while it is in use: its rate limiter, its capacity, max_times_sampled, the sampler's priority exponent.
+        What is not set stays. Items beyond a smaller capacity are evicted by the remover; keys of items stay, except of
+        those whose slot is beyond the new max_items. A rate limiter that differs, or is switched on or off, begins with neither
+        side ahead. Calls that wait for it are looked at again; one that asks for more than the table can now hold waits on.
+
+        Never blocks, except on the disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such
+        table. INVALID_ARGUMENT: nothing is set, or a value is out of range, by itself or beside the others; nothing was
+        changed. RESOURCE_EXHAUSTED: no memory for so many items; nothing was changed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -182,6 +208,15 @@ class ReplayServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteMatchingItems(self, request, context):
+        """Removes the items of a table that meet every condition that is set; their streams go on. Never blocks, except on the
+        disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table, or no streams of that actor
+        are known. INVALID_ARGUMENT: no condition is set, or one is out of range.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Checkpoint(self, request, context):
         """Writes priorities and counters to disk. Chunks and items need no snapshot: they are written as they arrive. Does not
         block other calls. A retry is safe. UNIMPLEMENTED: this server keeps its tables in memory only.
@@ -209,6 +244,11 @@ def add_ReplayServiceServicer_to_server(servicer, server):
                     request_deserializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.DescribeTableRequest.FromString,
                     response_serializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.DescribeTableResponse.SerializeToString,
             ),
+            'UpdateTable': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateTable,
+                    request_deserializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.UpdateTableRequest.FromString,
+                    response_serializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.UpdateTableResponse.SerializeToString,
+            ),
             'ResetTable': grpc.unary_unary_rpc_method_handler(
                     servicer.ResetTable,
                     request_deserializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.ResetTableRequest.FromString,
@@ -233,6 +273,11 @@ def add_ReplayServiceServicer_to_server(servicer, server):
                     servicer.DeleteItems,
                     request_deserializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.DeleteItemsRequest.FromString,
                     response_serializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.DeleteItemsResponse.SerializeToString,
+            ),
+            'DeleteMatchingItems': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteMatchingItems,
+                    request_deserializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.DeleteMatchingItemsRequest.FromString,
+                    response_serializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.DeleteMatchingItemsResponse.SerializeToString,
             ),
             'Checkpoint': grpc.unary_unary_rpc_method_handler(
                     servicer.Checkpoint,
@@ -322,6 +367,33 @@ class ReplayService:
             '/tidemill.replay.v1.ReplayService/DescribeTable',
             tidemill_dot_replay_dot_v1_dot_replay__pb2.DescribeTableRequest.SerializeToString,
             tidemill_dot_replay_dot_v1_dot_replay__pb2.DescribeTableResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemill.replay.v1.ReplayService/UpdateTable',
+            tidemill_dot_replay_dot_v1_dot_replay__pb2.UpdateTableRequest.SerializeToString,
+            tidemill_dot_replay_dot_v1_dot_replay__pb2.UpdateTableResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -457,6 +529,33 @@ class ReplayService:
             '/tidemill.replay.v1.ReplayService/DeleteItems',
             tidemill_dot_replay_dot_v1_dot_replay__pb2.DeleteItemsRequest.SerializeToString,
             tidemill_dot_replay_dot_v1_dot_replay__pb2.DeleteItemsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteMatchingItems(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemill.replay.v1.ReplayService/DeleteMatchingItems',
+            tidemill_dot_replay_dot_v1_dot_replay__pb2.DeleteMatchingItemsRequest.SerializeToString,
+            tidemill_dot_replay_dot_v1_dot_replay__pb2.DeleteMatchingItemsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,11 +56,23 @@ class ReplayServiceStub:
 
     Never blocks, except on the disk if there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
     ALREADY_EXISTS: the name is taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
+
+    What UpdateTable has changed stays: a call may name, of each field, the value before the change or the one after.
     """
     ListTables: _grpc.UnaryUnaryMultiCallable[_replay_pb2.ListTablesRequest, _replay_pb2.ListTablesResponse]
     """Describes every table, in order of name. Never blocks. A retry is safe."""
     DescribeTable: _grpc.UnaryUnaryMultiCallable[_replay_pb2.DescribeTableRequest, _replay_pb2.DescribeTableResponse]
     """Describes one table. Never blocks. A retry is safe. NOT_FOUND: no such table."""
+    UpdateTable: _grpc.UnaryUnaryMultiCallable[_replay_pb2.UpdateTableRequest, _replay_pb2.UpdateTableResponse]
+    """Changes a table while it is in use: its rate limiter, its capacity, max_times_sampled, the sampler's priority exponent.
+    What is not set stays. Items beyond a smaller capacity are evicted by the remover; keys of items stay, except of
+    those whose slot is beyond the new max_items. A rate limiter that differs, or is switched on or off, begins with neither
+    side ahead. Calls that wait for it are looked at again; one that asks for more than the table can now hold waits on.
+
+    Never blocks, except on the disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such
+    table. INVALID_ARGUMENT: nothing is set, or a value is out of range, by itself or beside the others; nothing was
+    changed. RESOURCE_EXHAUSTED: no memory for so many items; nothing was changed.
+    """
     ResetTable: _grpc.UnaryUnaryMultiCallable[_replay_pb2.ResetTableRequest, _replay_pb2.ResetTableResponse]
     """Removes every item of a table and zeroes its counters; its configuration and its streams stay.
     Never blocks, except on the disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table.
@@ -108,6 +120,11 @@ class ReplayServiceStub:
     once it is durable. A retry is safe.
     NOT_FOUND: no such table. INVALID_ARGUMENT: too many keys.
     """
+    DeleteMatchingItems: _grpc.UnaryUnaryMultiCallable[_replay_pb2.DeleteMatchingItemsRequest, _replay_pb2.DeleteMatchingItemsResponse]
+    """Removes the items of a table that meet every condition that is set; their streams go on. Never blocks, except on the
+    disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table, or no streams of that actor
+    are known. INVALID_ARGUMENT: no condition is set, or one is out of range.
+    """
     Checkpoint: _grpc.UnaryUnaryMultiCallable[_replay_pb2.CheckpointRequest, _replay_pb2.CheckpointResponse]
     """Writes priorities and counters to disk. Chunks and items need no snapshot: they are written as they arrive. Does not
     block other calls. A retry is safe. UNIMPLEMENTED: this server keeps its tables in memory only.
@@ -129,11 +146,23 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
 
     Never blocks, except on the disk if there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
     ALREADY_EXISTS: the name is taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
+
+    What UpdateTable has changed stays: a call may name, of each field, the value before the change or the one after.
     """
     ListTables: _aio.UnaryUnaryMultiCallable[_replay_pb2.ListTablesRequest, _replay_pb2.ListTablesResponse]  # type: ignore[assignment]
     """Describes every table, in order of name. Never blocks. A retry is safe."""
     DescribeTable: _aio.UnaryUnaryMultiCallable[_replay_pb2.DescribeTableRequest, _replay_pb2.DescribeTableResponse]  # type: ignore[assignment]
     """Describes one table. Never blocks. A retry is safe. NOT_FOUND: no such table."""
+    UpdateTable: _aio.UnaryUnaryMultiCallable[_replay_pb2.UpdateTableRequest, _replay_pb2.UpdateTableResponse]  # type: ignore[assignment]
+    """Changes a table while it is in use: its rate limiter, its capacity, max_times_sampled, the sampler's priority exponent.
+    What is not set stays. Items beyond a smaller capacity are evicted by the remover; keys of items stay, except of
+    those whose slot is beyond the new max_items. A rate limiter that differs, or is switched on or off, begins with neither
+    side ahead. Calls that wait for it are looked at again; one that asks for more than the table can now hold waits on.
+
+    Never blocks, except on the disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such
+    table. INVALID_ARGUMENT: nothing is set, or a value is out of range, by itself or beside the others; nothing was
+    changed. RESOURCE_EXHAUSTED: no memory for so many items; nothing was changed.
+    """
     ResetTable: _aio.UnaryUnaryMultiCallable[_replay_pb2.ResetTableRequest, _replay_pb2.ResetTableResponse]  # type: ignore[assignment]
     """Removes every item of a table and zeroes its counters; its configuration and its streams stay.
     Never blocks, except on the disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table.
@@ -181,6 +210,11 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     once it is durable. A retry is safe.
     NOT_FOUND: no such table. INVALID_ARGUMENT: too many keys.
     """
+    DeleteMatchingItems: _aio.UnaryUnaryMultiCallable[_replay_pb2.DeleteMatchingItemsRequest, _replay_pb2.DeleteMatchingItemsResponse]  # type: ignore[assignment]
+    """Removes the items of a table that meet every condition that is set; their streams go on. Never blocks, except on the
+    disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table, or no streams of that actor
+    are known. INVALID_ARGUMENT: no condition is set, or one is out of range.
+    """
     Checkpoint: _aio.UnaryUnaryMultiCallable[_replay_pb2.CheckpointRequest, _replay_pb2.CheckpointResponse]  # type: ignore[assignment]
     """Writes priorities and counters to disk. Chunks and items need no snapshot: they are written as they arrive. Does not
     block other calls. A retry is safe. UNIMPLEMENTED: this server keeps its tables in memory only.
@@ -204,6 +238,8 @@ class ReplayServiceServicer:
 
         Never blocks, except on the disk if there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
         ALREADY_EXISTS: the name is taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
+
+        What UpdateTable has changed stays: a call may name, of each field, the value before the change or the one after.
         """
 
     def ListTables(
@@ -219,6 +255,21 @@ class ReplayServiceServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_replay_pb2.DescribeTableResponse, _abc.Awaitable[_replay_pb2.DescribeTableResponse]]:
         """Describes one table. Never blocks. A retry is safe. NOT_FOUND: no such table."""
+
+    def UpdateTable(
+        self,
+        request: _replay_pb2.UpdateTableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replay_pb2.UpdateTableResponse, _abc.Awaitable[_replay_pb2.UpdateTableResponse]]:
+        """Changes a table while it is in use: its rate limiter, its capacity, max_times_sampled, the sampler's priority exponent.
+        What is not set stays. Items beyond a smaller capacity are evicted by the remover; keys of items stay, except of
+        those whose slot is beyond the new max_items. A rate limiter that differs, or is switched on or off, begins with neither
+        side ahead. Calls that wait for it are looked at again; one that asks for more than the table can now hold waits on.
+
+        Never blocks, except on the disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such
+        table. INVALID_ARGUMENT: nothing is set, or a value is out of range, by itself or beside the others; nothing was
+        changed. RESOURCE_EXHAUSTED: no memory for so many items; nothing was changed.
+        """
 
     def ResetTable(
         self,
@@ -290,6 +341,16 @@ class ReplayServiceServicer:
         """Removes items. Unknown keys are counted, not an error. Never blocks, except on the disk if there is a log: answered
         once it is durable. A retry is safe.
         NOT_FOUND: no such table. INVALID_ARGUMENT: too many keys.
+        """
+
+    def DeleteMatchingItems(
+        self,
+        request: _replay_pb2.DeleteMatchingItemsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replay_pb2.DeleteMatchingItemsResponse, _abc.Awaitable[_replay_pb2.DeleteMatchingItemsResponse]]:
+        """Removes the items of a table that meet every condition that is set; their streams go on. Never blocks, except on the
+        disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table, or no streams of that actor
+        are known. INVALID_ARGUMENT: no condition is set, or one is out of range.
         """
 
     def Checkpoint(

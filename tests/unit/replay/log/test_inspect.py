@@ -6,13 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
 from tests.unit.replay.log.logs import Log, open_log
 from tidemill.errors import FatalError
+from tidemill.replay.table_config import TableUpdate
 from tidemill.services.replay.chunks.logged_blocks import LoggedBlocks
 from tidemill.services.replay.log import inspect as inspect_log
+from tidemill.services.replay.log.inspect_table import histogram
 
 
 @pytest.fixture
@@ -60,6 +63,46 @@ def test_whole_log_is_described_and_exits_0(log: Log, capsys: pytest.CaptureFixt
     assert sum(int(segment[2]) for segment in segments) == log.journal.sequence
     assert [sum(int(segment[column]) for segment in segments) for column in (3, 4)] == [30, 120]
     assert any("last 4 bytes" in line for line in lines)
+
+
+def test_tables_items_are_described_by_priority_age_samples_and_writer(
+    log: Log, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their distributions, how many each writer has of all and of the newest, and one item decoded."""
+    session = open_streams(log.replay, "other")
+    append(
+        log.replay, session, [make_chunk(7, 0, 0, 4)], [make_items(0, [(0, i, 1) for i in range(4)], [0, 5, 50, 500])]
+    )
+    table = log.replay.find("t")
+    table.draw(124, without_replacement=True).release(table.store)
+    log.replay.update_table(table, TableUpdate(rate_limiter_on=False))
+    log.snapshot()
+    log.crash()
+    code, lines = inspect(log, capsys)
+    assert code == 0
+    said = [" ".join(line.split()) for line in lines]
+    assert "table t: 124 of at most 1,000 items" in said[0]
+    assert "rate limiter: OFF, min_size 1" in said
+    assert "priorities: 0 to 500, median 1" in said
+    assert [line.rstrip(" #") for line in said if "to below" in line][:3] == [
+        "1 to below 10 121",
+        "10 to below 100 1",
+        "100 to below 1,000 1",
+    ]
+    assert "ages, in items inserted since: 0 to 123, median 61.5" in said
+    assert "times sampled, as of the newest snapshot: 1 to 1, median 1" in said
+    assert "a 120 96.8% 96.8% 120" in said
+    assert "other 4 3.2% 3.2% 4" in said
+    assert any(line.startswith("frame int64 [1, 3], 3 to 21: [ 3, 21, 7]") for line in said)
+
+
+def test_histogram_has_a_dozen_rows_at_most_whatever_the_range() -> None:
+    """Powers are put together where there are many; zeros have a row; the counts add up."""
+    values = np.array([0, 0, 1e-300, 1e-9, 1, 2, 3, 1e39])
+    rows = list(histogram("priorities", values, 10))[1:]
+    assert len(rows) <= 13
+    assert sum(int(row[33:45].replace(",", "")) for row in rows) == len(values)
+    assert rows[0].split()[:2] == ["0", "2"]
 
 
 def test_corrupt_log_is_described_and_exits_1(log: Log, capsys: pytest.CaptureFixture[str]) -> None:

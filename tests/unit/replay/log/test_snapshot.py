@@ -30,7 +30,7 @@ MARK = b"12345678"
 
 def make_snapshot(count: int = 5) -> Snapshot:
     """Return a snapshot of one table with items in two slices."""
-    items = Items(16, durable=True)
+    items = Items(16)
     numbers = np.arange(count)
     slots = items.add(NewItems(numbers, numbers, numbers + 1, numbers.astype(np.float64)))
     stats = np.arange(STATS_FIELDS)

@@ -1,0 +1,104 @@
+"""`tidemill replay tables`, `update`, `delete`: an operator looks at a running server and changes its tables."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+
+from tidemill.errors import InvalidArgument
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.table_config import TableDescription, TableUpdate, describe_limiter
+
+_DEADLINE_S = 30.0
+_SWITCH = {"on": True, "off": False}
+
+
+def tables(arguments: Sequence[str]) -> int:
+    """Print every table of a server; return 0."""
+    parser = _parser("tables", "Lists the tables of a running replay server, and what was changed of them in use.")
+    options = parser.parse_args(arguments)
+    with ReplayClient(options.address, deadline_s=_DEADLINE_S) as client:
+        for table in client.list_tables():
+            print("\n".join(described(table)))
+    return 0
+
+
+def update(arguments: Sequence[str]) -> int:
+    """Change a table of a server and print it; return 0. InvalidArgument: nothing was changed."""
+    parser = _parser(
+        "update",
+        "Changes a table of a running replay server at once and for good: a restarted server keeps it, and writers and "
+        "learners that create the table as before find it so. A rate limiter that is changed, or switched on again, "
+        "begins with neither side ahead. Of several shards each is changed by itself, and holds its part of the table.",
+    )
+    parser.add_argument("table", help="name of the table")
+    for name, kind, what in _OPTIONS:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=what)
+    parser.add_argument("--rate-limiter", choices=_SWITCH, help="off while the table is filled beforehand, then on")
+    options = parser.parse_args(arguments)
+    values = {name: getattr(options, name) for name, _, _ in _OPTIONS}
+    change = TableUpdate(**values, rate_limiter_on=_SWITCH[options.rate_limiter] if options.rate_limiter else None)
+    with ReplayClient(options.address, deadline_s=_DEADLINE_S) as client:
+        print("\n".join(described(client.update_table(options.table, change))))
+    return 0
+
+
+def delete(arguments: Sequence[str]) -> int:
+    """Delete items of a server's table and print how many; return 0. InvalidArgument: nothing was deleted."""
+    parser = _parser(
+        "delete", "Deletes the items of a table of a running replay server that meet every condition given."
+    )
+    parser.add_argument("table", help="name of the table")
+    parser.add_argument(
+        "--actor",
+        default="",
+        metavar="ID",
+        help="those that this writer wrote: the name of a ReplayWriter, or an actor's id",
+    )
+    parser.add_argument("--env", type=int, metavar="N", help="of it, those of one environment, counted from 0")
+    parser.add_argument(
+        "--min-age", type=int, default=0, metavar="N", help="those with so many items inserted after them"
+    )
+    options = parser.parse_args(arguments)
+    if not options.actor and not options.min_age:
+        raise InvalidArgument("neither --actor nor --min-age is given: at least one must be")
+    with ReplayClient(options.address, deadline_s=_DEADLINE_S) as client:
+        deleted = client.delete_matching_items(
+            options.table, actor_id=options.actor, env_index=options.env, min_age=options.min_age
+        )
+    print(f"deleted {deleted:,} items of {options.table}")
+    return 0
+
+
+def described(table: TableDescription) -> Iterator[str]:
+    """Yield what is said of a table, line by line."""
+    config = table.config
+    exponent = f" of exponent {config.sampler.priority_exponent:g}" if config.sampler.priority_exponent else ""
+    yield f"{config.name}: {table.items:,} of at most {config.max_items:,} items, {table.held_bytes:,} bytes"
+    yield f"  {config.sampler.kind.value} sampler{exponent}, {config.remover.kind.value} remover"
+    yield f"  {table.inserts:,} inserts, {table.samples:,} samples, {table.evictions:,} evictions"
+    waiting = [side for side in ("insert", "sample") if getattr(table, f"{side}_blocked")]
+    limiter = describe_limiter(config.rate_limiter, is_on=not table.rate_limiter_off)
+    yield f"  {limiter}{f'; holds back {waiting[0]}s' if waiting else ''}"
+    if table.updated_fields:
+        yield f"  changed in use: {', '.join(table.updated_fields)}"
+
+
+def _parser(name: str, about: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"tidemill replay {name}", description=about)
+    parser.add_argument(
+        "address", help="where the server listens, such as 127.0.0.1:7401 (a run's are in `tidemill status`)"
+    )
+    return parser
+
+
+_OPTIONS: tuple[tuple[str, Callable[[str], float], str], ...] = (
+    ("max_items", int, "most items; the remover picks those that go"),
+    ("max_bytes", int, "most bytes of chunks and payloads, 0 for no limit"),
+    ("max_times_sampled", int, "how often an item may be sampled, 0 for no limit"),
+    ("priority_exponent", float, "exponent on the priority, of a prioritized sampler"),
+    ("min_size", int, "rate limiter: samples wait until the table has held so many items"),
+    ("samples_per_insert", float, "rate limiter: samples for each insert on average, 0 for no ratio"),
+    ("error_buffer", float, "rate limiter: how far either side may be ahead, in samples"),
+    ("queue_size", int, "rate limiter: inserts wait while the table has so many items, 0 for no queue"),
+)

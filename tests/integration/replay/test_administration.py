@@ -1,0 +1,90 @@
+"""Changes of a running table over the wire, and the commands that ask for them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.support.replay_log import options
+from tests.support.replay_service import LocalServer, open_appender, server_process, write
+from tests.support.replay_streams import UNIFORM, make_config
+from tests.support.waiting import WAIT_S, wait_until
+from tidemill.errors import InvalidArgument, NotFound
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampling.sampler import ReplaySampler
+from tidemill.replay.table_config import RateLimiterConfig, TableUpdate
+from tidemill.services.replay.__main__ import main
+
+HELD_BACK = make_config(limiter=RateLimiterConfig(min_size=4, samples_per_insert=1.0, error_buffer=1.0))
+
+
+def test_limiter_switched_off_lets_the_waiting_writer_and_sampler_pass(
+    server: LocalServer, client: ReplayClient
+) -> None:
+    """A writer that waits for samples goes on at once, without any; so does a sampler that waits for inserts."""
+    client.create_table(HELD_BACK)
+    table = server.replay.find("t")
+    with open_appender(server.address) as appender:
+        writing = threading.Thread(target=write, args=(appender, range(80)))
+        writing.start()
+        wait_until(lambda: server.admission.waiting(table, "insert") == 1, "the writer to be held back")
+        assert client.update_table("t", TableUpdate(rate_limiter_on=False)).rate_limiter_off
+        writing.join(WAIT_S)
+        assert appender.flush(WAIT_S)
+    assert client.update_table("t", TableUpdate(rate_limiter_on=True)).limiter_diff == 0
+    with ReplaySampler([server.address], HELD_BACK, 8, max_in_flight_batches=1) as sampler:
+        assert sampler.take(WAIT_S) is not None
+        wait_until(lambda: server.admission.waiting(table, "sample") == 1, "the sampler to be held back")
+        described = client.update_table("t", TableUpdate(samples_per_insert=0.0, error_buffer=0.0))
+        assert described.config.rate_limiter == RateLimiterConfig(min_size=4)
+        assert described.updated_fields == ("rate_limiter",)
+        assert all(sampler.take(WAIT_S) is not None for _ in range(5))
+        assert client.create_table(HELD_BACK) is False
+        assert sampler.reconnects == 0
+
+
+def test_bad_requests_are_refused_by_name(server: LocalServer, client: ReplayClient) -> None:
+    """What is out of range is refused on the client's side or the server's, and nothing changes."""
+    client.create_table(make_config(sampler=UNIFORM))
+    with pytest.raises(NotFound, match="no table 'nowhere'; there are: t"):
+        client.update_table("nowhere", TableUpdate(max_items=3))
+    with pytest.raises(NotFound, match="no table 'nowhere'"):
+        client.delete_matching_items("nowhere", min_age=1)
+    with pytest.raises(InvalidArgument, match=r"rate_limiter.min_size is 101, must be 0 .. 100"):
+        client.update_table("t", TableUpdate(min_size=101))
+    with pytest.raises(InvalidArgument, match="env_index is 0, must come with an actor_id"):
+        client.delete_matching_items("t", env_index=0, min_age=1)
+    with pytest.raises(InvalidArgument, match="min_age is -1, must be 0"):
+        client.delete_matching_items("t", min_age=-1)
+    assert client.describe_table("t").updated_fields == ()
+
+
+def test_commands_change_a_server_and_a_restart_keeps_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`update`, `delete` and `tables` do what they say; what they cannot do they say, and fail."""
+    arguments = options(tmp_path)
+    with server_process("127.0.0.1:0", *arguments) as server, ReplayClient(server.address) as client:
+        client.create_table(make_config())
+        for actor in ("one", "two"):
+            with open_appender(server.address, actor) as appender:
+                write(appender, range(20))
+                assert appender.flush(WAIT_S)
+        assert main(["update", server.address, "t", "--max-items", "30", "--rate-limiter", "off"]) == 0
+        shown = capsys.readouterr().out
+        assert "t: 30 of at most 30 items" in shown
+        assert "rate limiter: OFF" in shown
+        assert "changed in use: max_items" in shown
+        assert main(["delete", server.address, "t", "--actor", "one", "--env", "0"]) == 0
+        assert capsys.readouterr().out == "deleted 10 items of t\n"
+        assert main(["delete", server.address, "t"]) != 0
+        assert "neither --actor nor --min-age is given" in capsys.readouterr().err
+        assert main(["update", server.address, "t", "--queue-size", "31"]) != 0
+        assert "rate_limiter.queue_size is 31, must be 0 .. 30" in capsys.readouterr().err
+        server.process.kill()
+        server.process.wait(WAIT_S)
+    with server_process("127.0.0.1:0", *arguments) as again, ReplayClient(again.address) as client:
+        assert client.create_table(make_config()) is False
+        assert main(["tables", again.address]) == 0
+        assert "t: 20 of at most 30 items" in (shown := capsys.readouterr().out)
+        assert "rate limiter: OFF" in shown

@@ -1,0 +1,94 @@
+"""How old items are and how often they were sampled, as batches say it to those who ask."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from tests.support.replay_service import LocalServer, local_server
+from tests.support.waiting import WAIT_S
+from tidemill.replay import (
+    ReplayDataset,
+    ReplaySampler,
+    ReplayWriter,
+    SelectorConfig,
+    SelectorKind,
+    TableConfig,
+    signature_like,
+)
+from tidemill.replay.shards.table import shard_config
+
+UNIFORM = SelectorConfig(SelectorKind.UNIFORM)
+TABLE = TableConfig("t", signature_like({"number": 0}), UNIFORM, max_items=100, max_item_steps=1)
+
+
+def write(address: str, count: int, table: TableConfig = TABLE) -> None:
+    """Write items whose only step is their number."""
+    with ReplayWriter(address, table, chunk_length=1) as writer:
+        for number in range(count):
+            writer.append({"number": number})
+            writer.create_item(table.name, last=1)
+        writer.flush(WAIT_S)
+
+
+def test_age_is_what_was_inserted_since_and_each_sample_counts(server: LocalServer) -> None:
+    """Of ten items number n has 9 - n younger ones; an item's count is that of all samples until then."""
+    write(server.address, 10)
+    seen: Counter[int] = Counter()
+    with ReplayDataset(server.address, TABLE, 8, timeout_s=WAIT_S, prefetch=1, item_counts=True) as dataset:
+        for _ in range(20):
+            batch = next(dataset)
+            numbers = batch["number"][:, 0].tolist()
+            seen.update(numbers)
+            assert batch.ages is not None
+            assert batch.times_sampled is not None
+            assert batch.ages.tolist() == [9 - number for number in numbers]
+            assert batch.times_sampled.tolist() == [seen[number] for number in numbers]
+
+
+def test_batches_of_several_tables_have_each_ones_own(server: LocalServer) -> None:
+    """The ages of a batch that is mixed of two tables are counted in each."""
+    other = TableConfig("other", TABLE.signature, UNIFORM, max_items=100, max_item_steps=1)
+    write(server.address, 10)
+    write(server.address, 4, other)
+    mixed = {TABLE: 0.5, other: 0.5}
+    with ReplayDataset(server.address, mixed, 16, timeout_s=WAIT_S, prefetch=1, item_counts=True) as dataset:
+        batch = next(dataset)
+    newest = np.where(batch.tables == 0, 9, 3)
+    assert batch.ages is not None
+    np.testing.assert_array_equal(batch.ages, newest - batch["number"][:, 0])
+
+
+def test_shards_count_for_themselves() -> None:
+    """Of several servers each item has the age and the count that its own server has of it."""
+    with local_server() as first, local_server() as second:
+        addresses = [first.address, second.address]
+        for address in addresses:
+            write(address, 10, shard_config(TABLE, 2))
+        with ReplaySampler(addresses, TABLE, 16, max_in_flight_batches=1, item_counts=True) as sampler:
+            for _ in range(3):
+                batch = sampler.take(WAIT_S)
+                assert batch is not None
+                assert batch.ages is not None
+                assert batch.times_sampled is not None
+                counts = [
+                    server.replay.find("t").items.find(keys)
+                    for server, keys in ((first, batch.keys[:, 0]), (second, batch.keys[:, 0]))
+                ]
+                assert all(found.any() for _, found in counts)
+                assert batch.ages.tolist() == [10 - (key >> 32) - 1 for key in batch.keys[:, 0].tolist()]
+                assert (batch.times_sampled >= 1).all()
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_counts_come_to_those_who_ask(server: LocalServer, asked: bool) -> None:
+    """Whoever does not ask gets the bytes that there always were."""
+    write(server.address, 10)
+    with ReplaySampler([server.address], TABLE, 8, max_in_flight_batches=1, item_counts=asked) as sampler:
+        batch = sampler.take(WAIT_S)
+    assert batch is not None
+    assert (batch.ages is not None, batch.times_sampled is not None) == (asked, asked)
+    taken = batch.take(np.array([3, 3]))
+    assert (taken.ages is not None) == asked

@@ -1,0 +1,215 @@
+"""What an operator changes of a running table holds at once, after a crash, and against clients unaware of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams, steps_of
+from tests.unit.replay.log.logs import Log, open_log, sample_all
+from tidemill.errors import AlreadyExists, InvalidArgument, NotFound
+from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableUpdate
+from tidemill.services.replay.tables.table import Table
+
+RANKED = SelectorConfig(SelectorKind.PRIORITIZED, 1.0)
+CONFIG = make_config(sampler=RANKED, max_items=20)
+
+
+def filled(path: Path, items: int = 16, actors: tuple[str, ...] = ("a",)) -> Log:
+    """Return a log whose table has an item of one step for each step, of priority 1 + its number."""
+    log = open_log(path, segment_bytes=2000)
+    log.replay.create_table(CONFIG)
+    for actor in actors:
+        write(log, items, actor)
+    return log
+
+
+def write(log: Log, items: int, actor: str = "a") -> None:
+    """Append steps of a new epoch of an actor, with an item at each."""
+    session = open_streams(log.replay, actor, env_count=2)
+    for first in range(0, items, 4):
+        batch = make_items(0, [(0, i, 1) for i in range(4)], [1.0 + first + i for i in range(4)])
+        append(log.replay, session, [make_chunk(session.epoch.number, first // 4 % 2, first // 8 * 4, 4)], [batch])
+
+
+def reopened(log: Log) -> tuple[Log, Table]:
+    """Return the log and its table after a crash."""
+    log.crash()
+    again = open_log(log.recovered.folder.path, segment_bytes=2000)
+    assert not again.recovered.corruption.is_any
+    return again, again.replay.find("t")
+
+
+def keys_of(table: Table) -> set[int]:
+    """Return the keys of all items."""
+    return set(table.items.keys(table.items.live()).tolist())
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        TableUpdate(max_items=12),
+        TableUpdate(max_items=1000),
+        TableUpdate(max_times_sampled=9),
+        TableUpdate(priority_exponent=0.5),
+        TableUpdate(max_bytes=10**6),
+        TableUpdate(min_size=3, samples_per_insert=2.0, error_buffer=7.0),
+        TableUpdate(queue_size=17),
+    ],
+    ids=lambda update: ", ".join(update.values),
+)
+def test_change_holds_after_a_crash_and_against_clients_that_declare_the_table_as_before(
+    tmp_path: Path, update: TableUpdate
+) -> None:
+    """The value in force is the new one, whoever creates the table again, before a crash or after it."""
+    log = filled(tmp_path)
+    table = log.replay.find("t")
+    log.replay.update_table(table, update)
+    wanted = update.applied_to(CONFIG)
+    contents = sorted(steps_of(sample_all(log, table)))
+    keys, weight = keys_of(table), table.total_weight
+    assert len(contents) == min(16, wanted.max_items)
+    for _ in range(3):
+        for declared in (CONFIG, wanted, CONFIG):
+            assert log.replay.create_table(declared) is False
+            assert table.config == wanted
+        with pytest.raises(AlreadyExists, match="max_items"):
+            log.replay.create_table(replace(CONFIG, max_items=77))
+        log, table = reopened(log)
+        assert table.config == wanted
+        assert keys_of(table) == keys
+        assert table.total_weight == pytest.approx(weight)
+        assert sorted(steps_of(sample_all(log, table))) == contents
+    log.crash()
+
+
+def test_smaller_capacity_keeps_the_keys_of_items_that_need_not_move(tmp_path: Path) -> None:
+    """The newest stay; a key of an item whose slot fits is still its key, and no key names another item."""
+    log = filled(tmp_path)
+    table = log.replay.find("t")
+    before = dict(zip(table.items.oldest_first().tolist(), table.items.keys(table.items.oldest_first()), strict=True))
+    log.replay.update_table(table, TableUpdate(max_items=10))
+    assert [step for _, step in sorted(steps_of(sample_all(log, table)), key=lambda item: item[1])] != []
+    stayed = [key for slot, key in before.items() if 6 <= slot < 10]  # the six oldest went
+    _, found = table.items.find(np.array(stayed, dtype=np.uint64))
+    assert found.all()
+    moved = np.array([key for slot, key in before.items() if slot >= 10], dtype=np.uint64)
+    assert not table.items.find(moved)[1].any()
+    assert table.counters.evictions == 6
+    log.crash()
+
+
+def test_priority_exponent_weighs_the_priorities_again(tmp_path: Path) -> None:
+    """The sum of weights is that of the priorities as they were given, to the power of the new exponent."""
+    log = filled(tmp_path)
+    table = log.replay.find("t")
+    log.replay.update_table(table, TableUpdate(priority_exponent=2.0))
+    assert table.total_weight == pytest.approx(sum(p**2 for p in range(1, 17)))
+    log.crash()
+
+
+def test_switched_off_limiter_counts_nothing_and_begins_even_when_it_is_on_again(tmp_path: Path) -> None:
+    """While it is off both sides pass; then the ratio starts with neither ahead, as it is after a crash, too."""
+    log = filled(tmp_path, 4)
+    table = log.replay.find("t")
+    limited = TableUpdate(min_size=2, samples_per_insert=1.0, error_buffer=2.0)
+    log.replay.update_table(table, limited)
+    write(log, 4)
+    assert not table.can_insert()
+    log.replay.update_table(table, TableUpdate(rate_limiter_on=False))
+    log, table = reopened(log)
+    assert not table.limiter.is_on
+    assert table.can_insert()
+    write(log, 8)
+    table.draw(8).release(table.store)
+    assert table.can_insert()
+    assert table.can_sample()
+    assert table.config.rate_limiter == RateLimiterConfig(2, 1.0, 2.0)
+    log.replay.update_table(table, TableUpdate(rate_limiter_on=True))
+    assert table.limiter.diff == 0
+    write(log, 4)
+    assert table.limiter.diff == 4
+    log, table = reopened(log)
+    assert table.limiter.is_on
+    assert table.limiter.diff == 4
+    log.crash()
+
+
+def test_change_that_is_no_valid_table_changes_nothing(tmp_path: Path) -> None:
+    """Each refusal names the field, the value and what is allowed; neither the table nor the log differs."""
+    log = filled(tmp_path)
+    table = log.replay.find("t")
+    sequence = log.replay.sequence
+    for update, message in (
+        (TableUpdate(max_items=5, min_size=6), r"rate_limiter.min_size is 6, must be 0 .. 5"),
+        (TableUpdate(max_items=10, samples_per_insert=2.0), r"error_buffer is 0.0, must be finite, positive with"),
+        (
+            TableUpdate(max_items=10, priority_exponent=-1.0),
+            r"priority_exponent is -1.0, must be finite and at least 0",
+        ),
+        (TableUpdate(queue_size=3, samples_per_insert=1.0, error_buffer=1.0), "only one may be set"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            log.replay.update_table(table, update)
+    for values, message in (
+        ({}, "nothing is to be changed, set at least one of max_items, max_bytes"),
+        ({"max_items": 0}, r"max_items is 0, must be 1 .. 2147483647"),
+        ({"queue_size": -1}, r"queue_size is -1, must be 0 .. 2147483647"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            TableUpdate(**values)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="must not be set: the sampler of table 't' is uniform"):
+        TableUpdate(priority_exponent=0.5).applied_to(make_config())
+    assert (table.config, table.size, log.replay.sequence) == (CONFIG, 16, sequence)
+    log.crash()
+
+
+def test_first_call_after_a_restart_may_declare_what_is_new_and_keeps_what_was_changed_in_use(tmp_path: Path) -> None:
+    """A field with a third value was edited by somebody since; the others stay as the operator left them."""
+    log = filled(tmp_path)
+    log.replay.update_table(log.replay.find("t"), TableUpdate(max_items=12, max_times_sampled=5))
+    log, table = reopened(log)
+    log.replay.create_table(replace(CONFIG, max_items=15))
+    assert (table.config.max_items, table.config.max_times_sampled) == (15, 5)
+    log.replay.create_table(replace(CONFIG, max_items=15))
+    with pytest.raises(AlreadyExists, match=r"max_items 15, not 20"):
+        log.replay.create_table(CONFIG)
+    with pytest.raises(AlreadyExists, match=r"max_times_sampled 5 \(and 0 before it was changed in use\), not 4"):
+        log.replay.create_table(replace(CONFIG, max_items=15, max_times_sampled=4))
+    log.crash()
+
+
+def test_items_are_deleted_by_writer_and_by_age(tmp_path: Path) -> None:
+    """Those of every epoch of an actor, also after restarts of actor and server; those of one environment; old ones."""
+    log = filled(tmp_path, 4, ("a", "b", "a", "c"))
+    log, table = reopened(log)
+    write(log, 4, "a")
+    assert table.size == 20
+    assert log.replay.delete_matching(table, "a", 1, 0) == 0  # it wrote to its first environment alone
+    assert log.replay.delete_matching(table, "a", 0, 5) == 8
+    assert log.replay.delete_matching(table, "a", None, 0) == 4
+    assert log.replay.delete_matching(table, "", None, 9) == 4  # the ages of b's are 12 to 15, of c's 4 to 7
+    assert {stream for stream, *_ in steps_of(sample_all(log, table))} == {4}
+    log, table = reopened(log)
+    assert table.size == 4
+    with pytest.raises(NotFound, match="no streams of actor_id 'd'; there are those of: a, b, c"):
+        log.replay.delete_matching(table, "d", None, 0)
+    with pytest.raises(InvalidArgument, match=r"env_index is 2, must be 0 .. 1 for actor_id 'c'"):
+        log.replay.delete_matching(table, "c", 2, 0)
+    with pytest.raises(InvalidArgument, match="at least one must be given"):
+        log.replay.delete_matching(table, "", None, 0)
+    log.crash()
+
+
+def test_closed_streams_are_forgotten_once_nothing_is_left_of_them(tmp_path: Path) -> None:
+    """An actor that starts again and again is remembered for as long as the table has its items, not for ever."""
+    log = open_log(tmp_path)
+    log.replay.create_table(CONFIG)
+    for _ in range(300):
+        write(log, 4)
+    assert len(log.replay.streams.closed) <= 64
+    assert log.replay.delete_matching(log.replay.find("t"), "a", None, 0) == 20
+    log.crash()
