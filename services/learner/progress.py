@@ -11,7 +11,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from tidemill.learner.status import LearnerState, LearnerStatus, ShardStatus
+from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus, ShardStatus
 from tidemill.replay.shards.shard import ShardReport
 from tidemill.services.learner import metrics
 from tidemill.services.learner.control import Control
@@ -41,6 +41,7 @@ class Progress:
         self.state = LearnerState.STARTING
         self.steps_per_s = 0.0
         self.wait_fraction = 0.0
+        self.policy_lag = 0.0
         self.table_items = 0
         self.metrics: Mapping[str, float] = {}
         self._counters, self._clock, self._log_every_s = counters, clock, log_every_s
@@ -120,6 +121,7 @@ class Progress:
                 metrics.AGENT.labels(name).set(value)
             own = {"env_steps": float(self._counters.env_steps), "steps_per_s": self.steps_per_s}
             own["wait_fraction"] = self.wait_fraction
+            own[POLICY_LAG] = self.policy_lag
             self.on_update(self._counters.learner_steps, {**self.metrics, **own})
         metrics.STEPS.inc(self._unread_steps)
         self._unread_steps = 0
@@ -182,7 +184,7 @@ class StatusReporter:
             fencing_token=counters.fencing_token,
             checkpoint_steps=self.checkpoint_steps(),
             table_items=progress.table_items,
-            metrics=progress.metrics,
+            metrics={**progress.metrics, POLICY_LAG: progress.policy_lag},
             uptime_s=time.monotonic() - self._started,
             max_learner_steps=self._max_learner_steps,
             restored=self.restored,

@@ -195,7 +195,8 @@ class Trainer:
     def _record(self, batch: Batch, now: float) -> None:
         self._progress.table_items = batch.table_items
         metrics.BATCH_AGE_SECONDS.set(now - batch.received_at)
-        metrics.POLICY_LAG.set(max(self._counters.version - float(batch.params_versions.mean()), 0.0))
+        self._progress.policy_lag = max(self._counters.version - float(batch.params_versions.mean()), 0.0)
+        metrics.POLICY_LAG.set(self._progress.policy_lag)
         metrics.ITEM_POLICY_LAG.observe(batch.params_versions, self._counters.version)
 
 

@@ -282,6 +282,11 @@ class LauncherSettings:
     only warnings and the result; `auto` is live on a terminal and plain elsewhere."""
     view_every_s: float = 1.0
     """Seconds between two updates of the live view."""
+    status_page: bool = True
+    """Whether a web page shows the run, to browsers of this machine only; its address is printed at the start. Whoever
+    is logged in to the machine can look at it; pause, resume, checkpoint and stop need that address."""
+    status_page_port: int = 0
+    """Port of that page; 0 takes a free one."""
 
     def __post_init__(self) -> None:
         check(self.actors >= 0, "launcher.actors", self.actors, "0 or more")
@@ -289,5 +294,6 @@ class LauncherSettings:
         for name in ("actor_nice", "evaluator_nice"):
             check(0 <= getattr(self, name) <= 19, f"launcher.{name}", getattr(self, name), "0 to 19")
         check(self.max_restarts >= 0, "launcher.max_restarts", self.max_restarts, "0 or more")
+        check(0 <= self.status_page_port <= 65535, "launcher.status_page_port", self.status_page_port, "0 to 65535")
         for name in ("restart_backoff_s", "start_timeout_s", "frozen_timeout_s", "stop_timeout_s", "view_every_s"):
             check(getattr(self, name) > 0, f"launcher.{name}", getattr(self, name), "more than 0")

@@ -6,6 +6,9 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+POLICY_LAG = "policy_lag"
+"""Metric of every learner: how many versions behind the newest its newest batch was collected, on average."""
+
 
 class LearnerState(enum.Enum):
     """State of a learner."""
@@ -65,7 +68,7 @@ class LearnerStatus:
     table_items: int = 0
     """Items in the table when the newest batch was drawn."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Newest values of the agent's metrics, e.g. `critic_loss`."""
+    """Newest values of the agent's metrics, e.g. `critic_loss`, and the `policy_lag` of the newest batch."""
     uptime_s: float = 0.0
     """Seconds since the process started."""
     max_learner_steps: int = 0

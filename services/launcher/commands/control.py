@@ -12,7 +12,7 @@ from rich.table import Table
 
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
-from tidemill.errors import ConfigError, NotFound
+from tidemill.errors import ConfigError, InvalidArgument, NotFound
 from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerStatus
 from tidemill.scores import read_scores
@@ -48,32 +48,44 @@ def ctl(argv: Sequence[str]) -> int:
     _add_target(parser)
     arguments = parser.parse_args(list(argv))
     address, _ = _target(arguments)
-    with LearnerClient(address) as client:
-        print(_VERBS[arguments.verb](client))
+    print(apply_verb(address, arguments.verb, asked_by="`tidemill ctl stop`"))
     return 0
 
 
-def _pause(client: LearnerClient) -> str:
+def apply_verb(address: str, verb: str, *, asked_by: str) -> str:
+    """Pause, resume, checkpoint or stop the run whose learner is at `address`; return what was done, for a person.
+
+    Raises:
+        InvalidArgument: there is no such verb.
+        TidemillError: the learner cannot be reached, or refuses.
+    """
+    if verb not in _VERBS:
+        raise InvalidArgument(f"unknown verb {verb!r}, must be one of {', '.join(_VERBS)}")
+    with LearnerClient(address) as client:
+        return _VERBS[verb](client, asked_by)
+
+
+def _pause(client: LearnerClient, _: str) -> str:
     client.pause()
     return "paused; `tidemill ctl resume` continues"
 
 
-def _resume(client: LearnerClient) -> str:
+def _resume(client: LearnerClient, _: str) -> str:
     client.resume()
     return "training continues"
 
 
-def _checkpoint(client: LearnerClient) -> str:
+def _checkpoint(client: LearnerClient, _: str) -> str:
     saved = client.save_checkpoint()
     return f"checkpoint of {saved.learner_steps:,} learner steps: {saved.path}"
 
 
-def _stop(client: LearnerClient) -> str:
-    client.stop("asked by `tidemill ctl stop`")
+def _stop(client: LearnerClient, asked_by: str) -> str:
+    client.stop(f"asked by {asked_by}")
     return "stopping: the learner publishes and checkpoints, the evaluator evaluates its last parameters"
 
 
-_VERBS: dict[str, Callable[[LearnerClient], str]] = {
+_VERBS: dict[str, Callable[[LearnerClient, str], str]] = {
     "pause": _pause,
     "resume": _resume,
     "checkpoint": _checkpoint,

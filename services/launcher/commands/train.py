@@ -13,6 +13,7 @@ from tidemill.errors import ConfigError
 from tidemill.learner.status import LearnerStatus
 from tidemill.loggers.interface import check_logger
 from tidemill.services.launcher.commands.summary import describe_restored, read_json, summarise
+from tidemill.services.launcher.page.run_document import with_status_page
 from tidemill.services.launcher.run.env_check import check_environment
 from tidemill.services.launcher.run.folder import RunFolder, check_free, check_is_run, with_run_paths
 from tidemill.services.launcher.run.loggers import LoggerProcesses
@@ -90,7 +91,8 @@ def run(config: RunConfig, folder: RunFolder, loggers: LoggerProcesses) -> int:
         config = with_storage(with_addresses(config, sockets))
         folder.write_cluster(config)
         specs = cluster_specs(config, folder.cluster_file, sockets)
-        outcome, learner = _run_cluster(config, Supervisor(specs, config.launcher), folder, view)
+        with with_status_page(config, folder, view) as reported:
+            outcome, learner = _run_cluster(config, Supervisor(specs, config.launcher), folder, reported)
     finally:
         view.close()
         remove_socket_folder(sockets)

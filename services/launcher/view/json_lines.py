@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tidemill.config.run import RunSettings
+from tidemill.learner.status import LearnerStatus
 from tidemill.scores import Score
 from tidemill.services.launcher.view.status import ClusterStatus
 
@@ -44,7 +45,7 @@ class JsonView:
             self._print("evaluation", **dataclasses.asdict(status.newest))
         if status.elapsed_s >= self._next_progress_s and status.learner and status.learner_answers:
             self._next_progress_s = status.elapsed_s + _PROGRESS_EVERY_S
-            self._print("progress", **_progress(status, self._run))
+            self._print("progress", **progress_fields(status, self._run))
 
     def end(self, folder: Path, exit_code: int, result: dict[str, Any], lines: Sequence[str]) -> None:
         """Print the run's result.json, if it has one, and where everything is."""
@@ -59,15 +60,18 @@ class JsonView:
         print(json.dumps(line), file=self._stream, flush=True)
 
 
-def _progress(status: ClusterStatus, run: RunSettings) -> dict[str, Any]:
-    learner = status.learner
-    assert learner is not None, "there is progress only once the learner has answered"
-    processes = [{"name": row.name, "state": row.phase.value, "restarts": row.restarts} for row in status.processes]
+def progress_fields(status: ClusterStatus, run: RunSettings) -> dict[str, Any]:
+    """Return how far the run is, as numbers; also what the status page shows."""
+    learner = status.learner or LearnerStatus()
+    processes = [
+        {"name": row.name, "state": row.phase.value, "restarts": row.restarts, "reason": row.reason}
+        for row in status.processes
+    ]
     return {
         "env_steps": learner.env_steps,
         "env_steps_per_s": status.env_steps_per_s,
         "learner_steps": learner.learner_steps,
-        "learner_steps_per_s": learner.steps_per_s,
+        "learner_steps_per_s": learner.steps_per_s if status.learner_answers else 0.0,
         "params_version": learner.params_version,
         "table_items": learner.table_items,
         "best_mean": status.best.mean if status.best else None,

@@ -127,6 +127,7 @@ class StatusPoller:
             newest=scores[-1] if scores else None,
             best=max(scores, key=lambda score: score.mean, default=None),
             first=scores[0] if scores else None,
+            scores=tuple(scores),
             is_disk_full=sample.is_disk_full,
             warnings=self._tracker.warnings(sample, now_s),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidemill.config.run import RunSettings
-from tidemill.learner.status import LearnerState, LearnerStatus
+from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus
 from tidemill.scores import Score
 from tidemill.services.launcher.supervise.supervisor import Phase
 
@@ -47,6 +47,8 @@ class ClusterStatus:
     newest: Score | None = None
     best: Score | None = None
     first: Score | None = None
+    scores: tuple[Score, ...] = ()
+    """Every evaluation so far, the oldest first."""
     learner_answers: bool = True
     """Whether the learner answered just now."""
     is_disk_full: bool = False
@@ -69,6 +71,17 @@ class ClusterStatus:
             return "the disk is full"
         share = self.learner.wait_fraction
         return f"learner waits {share:.0%} of the time" if share >= _MANY_WAITS else "learner is busy"
+
+    @property
+    def replay_ratio(self) -> float | None:
+        """Gradient steps per agent decision since the run began; None before the first decision."""
+        learner = self.learner
+        return learner.learner_steps / learner.env_steps if learner and learner.env_steps else None
+
+    @property
+    def policy_lag(self) -> float | None:
+        """How many versions behind the newest the learner's data was collected, on average; None before the first."""
+        return self.learner.metrics.get(POLICY_LAG) if self.learner else None
 
     @property
     def keeps(self) -> str:
