@@ -117,7 +117,7 @@ def test_metrics_are_told_once_per_second_with_the_learners_own() -> None:
         progress.record_step(0.01, {"loss": torch.tensor(step / 2)})
     assert len(told) == 3
     assert [metrics["loss"] for _, metrics in told] == [step / 2 for step, _ in told]
-    assert told[0][1].keys() == {"loss", "env_steps", "steps_per_s", "wait_fraction"}
+    assert told[0][1].keys() == {"loss", "env_steps", "steps_per_s", "wait_fraction", "policy_lag"}
     progress.finish()
     assert told[-1][0] == 35
     clock.now += 5.0
