@@ -39,7 +39,10 @@ class _Link:
         owner: SampleCallOwner,
         mirror: MirrorSize | None,
         deadline_s: float,
+        *,
+        item_counts: bool,
     ) -> None:
+        assert not item_counts
         self.name, self.owner, self.cuts = name, owner, 0
         self.asked: deque[pb.Draw] = deque()
         self.is_stopped = False
