@@ -299,6 +299,9 @@ class ReplayState:
             AlreadyExists: It says something new and may not.
         """
         new = [name for name in TableConfig.__dataclass_fields__ if getattr(wanted, name) not in _values(table, name)]
+        if wanted.name not in self._unconfirmed:
+            # A field that was changed in use is the operator's: what a client read between two changes is no objection.
+            new = [name for name in new if len(set(_values(table, name))) == 1]
         if new and (wanted.name not in self._unconfirmed or not set(new) <= set(_CHANGEABLE)):
             raise AlreadyExists(f"table {wanted.name!r} exists with {_difference(table, wanted, new)}")
         if new:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tests.support.replay_log import options
 from tests.support.replay_service import LocalServer, open_appender, server_process, write
 from tests.support.replay_streams import UNIFORM, make_config
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.errors import InvalidArgument, NotFound
+from tidemill.errors import AlreadyExists, InvalidArgument, NotFound
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import RateLimiterConfig, TableUpdate
@@ -43,6 +44,17 @@ def test_limiter_switched_off_lets_the_waiting_writer_and_sampler_pass(
         assert all(sampler.take(WAIT_S) is not None for _ in range(5))
         assert client.create_table(HELD_BACK) is False
         assert sampler.reconnects == 0
+
+
+def test_config_that_was_read_between_two_changes_is_no_objection(server: LocalServer, client: ReplayClient) -> None:
+    """Whoever connects again with what it read before the last change finds the table, and leaves it as it is."""
+    client.create_table(make_config(sampler=UNIFORM))
+    between = client.update_table("t", TableUpdate(max_items=50)).config
+    client.update_table("t", TableUpdate(max_items=60))
+    assert client.create_table(between) is False
+    assert client.update_table("t", TableUpdate(min_size=2)).config.max_items == 60
+    with pytest.raises(AlreadyExists, match="max_times_sampled"):  # a field that nobody changed
+        client.create_table(replace(between, max_times_sampled=7))
 
 
 def test_bad_requests_are_refused_by_name(server: LocalServer, client: ReplayClient) -> None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from types import TracebackType
-from typing import Self
+from typing import Self, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,15 @@ from tidemill.replay.table_config import TableConfig
 
 _POLL_S = 0.2
 """How soon an iterating thread notices that it shall stop."""
+
+
+class _StreamOptions(TypedDict):
+    """What a stream of samples from one server or several takes."""
+
+    max_in_flight_batches: int
+    without_replacement: bool
+    mirror: TableMirror | None
+    item_counts: bool
 
 
 class ReplaySampler(Iterator[SampledBatch]):
@@ -82,29 +91,19 @@ class ReplaySampler(Iterator[SampledBatch]):
         with ExitStack() as stack:
             if directory is None and is_sharded(addresses):
                 directory = stack.enter_context(closing(ShardDirectory(addresses)))
+            options: _StreamOptions = {
+                "max_in_flight_batches": max_in_flight_batches,
+                "without_replacement": without_replacement,
+                "mirror": mirror,
+                "item_counts": item_counts,
+            }
             self._stream: SampleStream | ShardedSampleStream
             if directory is None:
-                self._stream = SampleStream(
-                    addresses[0],
-                    table,
-                    batch_size,
-                    max_in_flight_batches=max_in_flight_batches,
-                    without_replacement=without_replacement,
-                    mirror=mirror,
-                    item_counts=item_counts,
-                )
+                self._stream = SampleStream(addresses[0], table, batch_size, **options)
             else:
-                self._stream = ShardedSampleStream(
-                    directory,
-                    table,
-                    shard_count or len(addresses),
-                    batch_size,
-                    rng=np.random.default_rng(),
-                    max_in_flight_batches=max_in_flight_batches,
-                    without_replacement=without_replacement,
-                    mirror=mirror,
-                    item_counts=item_counts,
-                )
+                count = shard_count or len(addresses)
+                rng = np.random.default_rng()
+                self._stream = ShardedSampleStream(directory, table, count, batch_size, rng=rng, **options)
             stack.enter_context(closing(self._stream))
             self._resources = stack.pop_all()
 
