@@ -103,8 +103,6 @@ class RunDocument:
                 "target_fraction": status.target_fraction(run.target_return),
                 "fraction": status.fraction(run) if has_limit else None,
                 "max_items": self._config.table.max_items,
-                "policy_lag": status.policy_lag,
-                "replay_ratio": status.replay_ratio,
                 "shards": unavailable_shards(status.learner.shards) if status.learner else "",
                 "newest": status.newest and dataclasses.asdict(status.newest),
                 "best": status.best and dataclasses.asdict(status.best),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections import deque
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -28,6 +30,8 @@ from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow
 _PLAIN_EVERY_S = 10.0
 _EVENTS_SHOWN = 6
 _BAR_WIDTH = 20
+_SPARKLINE_WIDTH = 24
+_BARS = "▁▂▃▄▅▆▇█"
 _NUMBERS = re.compile(r"\d[\d.,]*")
 _STYLES = {Phase.SERVING: "green", Phase.STARTING: "yellow", Phase.BACKOFF: "red", Phase.STOPPING: "yellow"}
 
@@ -198,15 +202,15 @@ def _progress_table(config: RunConfig, status: ClusterStatus) -> Table:
     table.add_row("env steps", env_steps, f"{status.env_steps_per_s:,.0f}/s", status.waiting)
     updates = _count(learner.learner_steps, run.max_learner_steps)
     updates_per_s = learner.steps_per_s if status.learner_answers else 0.0
-    table.add_row("updates", updates, f"{updates_per_s:,.0f}/s", f"params version {learner.params_version}")
-    missing = unavailable_shards(learner.shards)
-    shards = f"{len(learner.shards)} shards, {missing or 'all answer'}" if learner.shards else ""
-    table.add_row("table", f"{learner.table_items:,}", "items", shards)
+    table.add_row("updates", updates, f"{updates_per_s:,.0f}/s", _versions(status))
+    table.add_row("table", f"{learner.table_items:,}", "items", _table_state(status, config.table.max_items))
     for name, score in (("newest score", status.newest), ("best score", status.best)):
         if score is None:
             table.add_row(name, "-", "", "not evaluated yet")
         else:
             table.add_row(name, f"{score.mean:.1f}", f"± {score.std:.1f}", _origin(score))
+    if len(status.scores) > 1:
+        table.add_row("evaluations", str(len(status.scores)), "", sparkline([score.mean for score in status.scores]))
     if run.target_return is not None:
         table.add_row("target", f"{run.target_return:g}", *_way_to_target(status, run.target_return))
     if any((run.max_env_steps, run.max_learner_steps, run.max_wall_s)):
@@ -214,6 +218,36 @@ def _progress_table(config: RunConfig, status: ClusterStatus) -> Table:
         bar = ProgressBar(total=1.0, completed=fraction, width=_BAR_WIDTH)
         table.add_row("limit", bar, f"{fraction:.0%}", describe_left(status, run))
     return table
+
+
+def _versions(status: ClusterStatus) -> str:
+    """Return the newest version, and how far behind it the data was collected."""
+    lag = "" if status.policy_lag is None else f", policy lag {status.policy_lag:.3g}"
+    return f"version {status.learner.params_version if status.learner else 0}{lag}"
+
+
+def _table_state(status: ClusterStatus, max_items: int) -> str:
+    """Return how full the table is, how often its items are used, and which of its shards answer."""
+    if status.learner is None:
+        return ""
+    words = [f"{status.learner.table_items / max_items:.0%} full"]
+    if status.replay_ratio is not None:
+        words.append(f"replay ratio {status.replay_ratio:.3g}")
+    if shards := status.learner.shards:
+        words.append(f"{len(shards)} shards, {unavailable_shards(shards) or 'all answer'}")
+    return ", ".join(words)
+
+
+def sparkline(values: Sequence[float], width: int = _SPARKLINE_WIDTH) -> str:
+    """Return a curve in one line of at most `width` characters, each the mean of as many values as the others."""
+    finite = [value for value in values if math.isfinite(value)]
+    count = min(len(finite), width)
+    edges = [len(finite) * i // count for i in range(count + 1)] if count else []
+    means = [fmean(finite[start:end]) for start, end in pairwise(edges)]
+    if not means:
+        return ""
+    low, span = min(means), max(means) - min(means)
+    return "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1)) if span else 0] for mean in means)
 
 
 def _way_to_target(status: ClusterStatus, target: float) -> tuple[str, str]:

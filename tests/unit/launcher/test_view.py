@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
 import os
 from pathlib import Path
 from typing import Literal
@@ -15,7 +16,7 @@ from rich.console import Console
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
-from tidemill.learner.status import LearnerState, LearnerStatus, ShardStatus
+from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus, ShardStatus
 from tidemill.scores import Score
 from tidemill.services.launcher.commands.summary import describe_restored, summarise
 from tidemill.services.launcher.supervise.supervisor import Outcome, Phase
@@ -30,12 +31,20 @@ from tidemill.services.launcher.view.terminal import (
     describe_shards,
     make_view,
     render,
+    sparkline,
 )
 
 _SCORE = Score(61.0, 5_000, 20_000, 50, 25, 123.45, 10.5, 80.0, 140.0)
 _BEST = dataclasses.replace(_SCORE, mean=150.0, params_version=40)
 _LEARNER = LearnerStatus(
-    LearnerState.TRAINING, 6_000, 24_000, steps_per_s=312.0, wait_fraction=0.05, params_version=60, table_items=23_900
+    LearnerState.TRAINING,
+    6_000,
+    24_000,
+    steps_per_s=312.0,
+    wait_fraction=0.05,
+    params_version=60,
+    table_items=23_900,
+    metrics={POLICY_LAG: 2.5},
 )
 _PROCESSES = (
     ProcessRow("replay", Phase.SERVING, 4711, 0, "", ProcessUsage(0.125, 64 * 2**20)),
@@ -99,7 +108,8 @@ def test_live_view_shows_progress_scores_and_processes() -> None:
         "1,234/s",
         "312/s",
         "learner is busy",
-        "params version 60",
+        "version 60, policy lag 2.5",
+        "2% full, replay ratio 0.25",
         "123.5",
         "150.0",
         "version 40",
@@ -123,10 +133,29 @@ def test_live_view_has_everything_in_its_place(width: int) -> None:
         "the disk of runs/lander is full (3 MiB free): nothing more is stored until there is room; delete or move it"
     )
     learner = dataclasses.replace(_LEARNER, checkpoint_steps=5_000, checkpoint_error="no space left on device")
-    status = dataclasses.replace(_STATUS, first=first, learner=learner, is_disk_full=True, warnings=(warning,))
+    scores = tuple(dataclasses.replace(_SCORE, mean=float(mean)) for mean in range(-120, 150, 3))
+    status = dataclasses.replace(
+        _STATUS, first=first, scores=scores, learner=learner, is_disk_full=True, warnings=(warning,)
+    )
     events = ("   61.0 s  evaluator is ready", "   70.2 s  learner was killed by signal 9; restarting in 1.0 s")
     expected = (Path(__file__).parent / f"live_view_{width}.txt").read_text(encoding="utf-8")
     assert _rendered(status, run, events, width=width) == expected
+
+
+@pytest.mark.parametrize(
+    "values, width, line",
+    [
+        ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], 8, "▁▂▃▄▅▆▇█"),
+        ([-1.0, 1.0, 5.0, 7.0, 14.0, 14.0], 3, "▁▄█"),
+        ([3.0, 3.0, 3.0], 8, "▁▁▁"),
+        ([1.0, math.nan, 2.0], 8, "▁█"),
+        ([math.nan], 8, ""),
+        ([], 8, ""),
+    ],
+)
+def test_sparkline_is_the_curve_in_one_line(values: list[float], width: int, line: str) -> None:
+    """From the lowest to the highest; more values than there is room for are averaged."""
+    assert sparkline(values, width) == line
 
 
 def test_live_view_before_the_first_evaluation_shows_no_score() -> None:
