@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,29 +82,18 @@ class ReplaySampler(Iterator[SampledBatch]):
         with ExitStack() as stack:
             if directory is None and is_sharded(addresses):
                 directory = stack.enter_context(closing(ShardDirectory(addresses)))
+            options: dict[str, Any] = {
+                "max_in_flight_batches": max_in_flight_batches,
+                "without_replacement": without_replacement,
+                "mirror": mirror,
+                "item_counts": item_counts,
+            }
             self._stream: SampleStream | ShardedSampleStream
             if directory is None:
-                self._stream = SampleStream(
-                    addresses[0],
-                    table,
-                    batch_size,
-                    max_in_flight_batches=max_in_flight_batches,
-                    without_replacement=without_replacement,
-                    mirror=mirror,
-                    item_counts=item_counts,
-                )
+                self._stream = SampleStream(addresses[0], table, batch_size, **options)
             else:
-                self._stream = ShardedSampleStream(
-                    directory,
-                    table,
-                    shard_count or len(addresses),
-                    batch_size,
-                    rng=np.random.default_rng(),
-                    max_in_flight_batches=max_in_flight_batches,
-                    without_replacement=without_replacement,
-                    mirror=mirror,
-                    item_counts=item_counts,
-                )
+                count, rng = shard_count or len(addresses), np.random.default_rng()
+                self._stream = ShardedSampleStream(directory, table, count, batch_size, rng=rng, **options)
             stack.enter_context(closing(self._stream))
             self._resources = stack.pop_all()
 
