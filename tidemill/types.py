@@ -58,11 +58,14 @@ class WindowSpec:
         history: Steps before the first action: `frame_stack - 1`, and at least 1 for a recurrent agent.
         steps: Transitions in the window: n for an n-step agent, burn-in + unroll + n - 1 for a recurrent one.
         stride: Distance between the starts of two neighbouring items of a stream, in steps.
+        keep_all: Whether even a window that starts at a final observation step, or in a stream that begins in the
+            middle of an episode, becomes an item: for an agent that waits for as many items as streams.
     """
 
     history: int
     steps: int
     stride: int = 1
+    keep_all: bool = False
 
     def __post_init__(self) -> None:
         if self.history < 0 or self.steps < 1 or self.stride < 1:

@@ -13,6 +13,7 @@ import structlog
 import torch
 
 from tidemill.config.load import load
+from tidemill.config.on_policy import windows_per_version
 from tidemill.config.sections import ActorConfig
 from tidemill.envs.make import make_env
 from tidemill.params.version import Precision
@@ -25,7 +26,7 @@ from tidemill.rl.agents.registry import extra_columns_of, stored_columns
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rpc.background import BackgroundServer
 from tidemill.services.actor.actor_index import actor_index, own_dns_name
-from tidemill.services.actor.loop import ActingLoop, PolicyParams, make_throttle
+from tidemill.services.actor.loop import ActingLoop, PolicyParams, VersionPacer, make_throttle
 from tidemill.services.actor.metrics import EXPECTED, ActorMetrics, watch_appender
 from tidemill.telemetry import configure_logging, serve_metrics
 from tidemill.types import Signature
@@ -80,7 +81,7 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
             writer = RolloutWriter(appender, signature, window, num_envs, config.table.chunk_length, initial_priority)
             throttle = make_throttle(settings.max_env_steps_per_s, num_envs, stop)
             metrics, own = ActorMetrics(settings.log_every_s), extra_columns_of(config.agent, env.spec)
-            loop = ActingLoop(env, policy, params, writer, metrics, throttle, own)
+            loop = ActingLoop(env, policy, params, writer, metrics, throttle, own, make_pacer(config))
             if params.wait(stop):
                 server.set_serving(True)
                 _log.info(
@@ -95,6 +96,15 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
             server.set_serving(False)
             appender.flush(_FLUSH_S)
     _log.info("stopped", unacknowledged_chunks=appender.unacknowledged_chunks, epoch=appender.epoch)
+
+
+def make_pacer(config: ActorConfig) -> VersionPacer | None:
+    """Return what holds `learner.max_policy_lag`; None if there is no bound."""
+    lag, count = config.learner.max_policy_lag, config.actor.count
+    if lag < 0:
+        return None
+    windows = windows_per_version(config.agent, config.learner, count * config.env.num_envs)
+    return VersionPacer(windows, config.learner.publish_every, lead=lag // count)
 
 
 def connect_appender(

@@ -35,6 +35,8 @@ class PolicyParams:
     version: int = 0
     env_steps: int = 0
     """Agent decisions of the whole cluster when they were published; a replay shard counts only its own actors."""
+    learner_steps: int = 0
+    """Gradient steps behind them."""
 
     def wait(self, stop: threading.Event) -> bool:
         """Wait for the first parameters; return False if `stop` came before them."""
@@ -49,7 +51,50 @@ class PolicyParams:
         params = self.watcher.newest()
         if params is not None and params.version.version > self.version:
             self.policy.load({name: torch.from_numpy(value) for name, value in unpack(params.blob).items()})
-            self.version, self.env_steps = params.version.version, params.version.metadata.env_steps
+            metadata = params.version.metadata
+            self.version, self.env_steps = params.version.version, metadata.env_steps
+            self.learner_steps = metadata.learner_steps
+
+
+class VersionPacer:
+    """Makes an actor wait before it starts an item that would be too old when it is trained on.
+
+    All actors start as many items with each version as the learner uses up before the next, so that none waits for
+    ever; a lead lets them start those of so many versions beforehand. An item is then used at most `actors * lead`
+    versions after the one that acted it (docs/adr/0040-on-policy-pacing.md has the proof).
+    """
+
+    def __init__(self, windows_per_version: int, publish_every: int, lead: int) -> None:
+        """Wait for nothing yet.
+
+        Args:
+            windows_per_version: Windows of each environment that the learner uses up from one version to the next.
+            publish_every: Gradient steps from one version to the next.
+            lead: Versions whose windows may be started before it is their turn.
+        """
+        self._windows, self._publish_every, self._lead = windows_per_version, publish_every, lead
+        self._base: int | None = None  # gradient steps behind the version that counting started with
+        self._version = self._steps = self._started = 0
+
+    def wait(self, params: PolicyParams, stop: threading.Event) -> bool:
+        """Load newer parameters, and wait for some if needed; return False if `stop` came before a start is due."""
+        params.refresh()
+        while not self.may_start(params.version, params.learner_steps):
+            if stop.is_set():
+                return False
+            params.watcher.wait(_STOP_CHECK_S, newer_than=params.version)
+            params.refresh()
+        self._started += 1
+        return True
+
+    def may_start(self, version: int, learner_steps: int) -> bool:
+        """Return whether another window may start with parameters of this version and gradient steps."""
+        if self._base is None or (version > self._version and learner_steps <= self._steps):
+            # a learner that was started again, and has lost the batches it had not trained on
+            self._base, self._started = learner_steps, 0
+        self._version, self._steps = version, learner_steps
+        versions = learner_steps // self._publish_every - self._base // self._publish_every
+        return self._started < self._windows * (versions + 1 + self._lead)
 
 
 class ActingLoop:
@@ -64,6 +109,7 @@ class ActingLoop:
         metrics: ActorMetrics,
         throttle: Callable[[], None],
         extra_columns: Signature = (),
+        pacer: VersionPacer | None = None,
     ) -> None:
         """Put the parts together.
 
@@ -75,10 +121,11 @@ class ActingLoop:
             metrics: Counts them.
             throttle: Called once per step; sleeps if the actor must not run at full speed.
             extra_columns: Columns that the policy itself fills.
+            pacer: Holds the actor back before it starts a window; parameters then change only there. None: never.
         """
         self._env, self._policy, self._params = env, policy, params
         self._writer, self._metrics, self._throttle = writer, metrics, throttle
-        self._extra_columns = extra_columns
+        self._extra_columns, self._pacer = extra_columns, pacer
         self._input_builder = PolicyInputBuilder(env.num_envs, env.spec, policy.recurrent_state_size)
 
     def run(self, seed: int, stop: threading.Event) -> None:
@@ -86,6 +133,10 @@ class ActingLoop:
         observation, last_reward = self._env.reset(seed), None
         is_first = np.ones(self._env.num_envs, dtype=np.bool_)
         while not stop.is_set():
+            if self._pacer is None:
+                self._params.refresh()
+            elif self._writer.starts_window and not self._pacer.wait(self._params, stop):
+                return
             result = self._step(observation, is_first, last_reward)
             observation, is_first, last_reward = result.observation, result.is_first, result.reward
             self._throttle()
@@ -97,7 +148,6 @@ class ActingLoop:
         last_reward: NDArray[np.float32] | None,
     ) -> VectorStep:
         started = time.perf_counter()
-        self._params.refresh()
         policy_input = self._input_builder.build(observation, is_first, last_reward)
         output = self._policy.act(policy_input, max(self._writer.env_steps, self._params.env_steps))
         self._input_builder.record(output)

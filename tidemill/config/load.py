@@ -12,6 +12,7 @@ import tyro
 import yaml
 
 from tidemill.config.check import nearest
+from tidemill.config.on_policy import check_on_policy
 from tidemill.config.overlay import overlay, to_document
 from tidemill.config.presets import find_config
 from tidemill.config.renamed import check_option_names
@@ -52,7 +53,9 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
     if agent is not None:
         about += f"\n\n{_describe_algorithms(prog, agent.algorithm)}"
     with _algorithm_choices():
-        return tyro.cli(config, prog=prog, description=about, args=rest, default=settings)
+        settings = tyro.cli(config, prog=prog, description=about, args=rest, default=settings)
+    check_on_policy(settings)
+    return settings
 
 
 def load_config(settings: Mapping[str, Any] | str | Path) -> RunConfig:
@@ -66,7 +69,9 @@ def load_config(settings: Mapping[str, Any] | str | Path) -> RunConfig:
         ConfigError: The file cannot be read, or a setting is unknown or out of range; the message names it.
     """
     document = settings if isinstance(settings, Mapping) else read_document(Path(settings))
-    return from_document(RunConfig, document)
+    settings = from_document(RunConfig, document)
+    check_on_policy(settings)
+    return settings
 
 
 def from_document(config: type[_T], document: Mapping[str, Any], algorithm: str | None = None) -> _T:

@@ -65,6 +65,8 @@ class ActorConfig:
     env: EnvSettings = field(default_factory=EnvSettings)
     agent: AgentConfig = field(default_factory=SACConfig)
     table: TableSettings = field(default_factory=TableSettings)
+    learner: LearnerSettings = field(default_factory=LearnerSettings)
+    """The actor paces itself by it where `learner.max_policy_lag` is set."""
     actor: ActorSettings = field(default_factory=ActorSettings)
 
 

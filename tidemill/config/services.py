@@ -124,6 +124,11 @@ class LearnerSettings:
     """
     publish_every: int = 100
     """Gradient steps between two published versions, at least 1."""
+    max_policy_lag: int = -1
+    """Versions that an item may be behind when it is trained on, held by making actors wait; -1: no bound.
+
+    For `ppo` and `impala`, on a `fifo` table. 0 is synchronous: actors wait for the version that their items led to.
+    """
     publish_half: bool = True
     """Whether a float16 encoding for actors is published besides the full one."""
     checkpoint_every_s: float = 60.0
@@ -149,6 +154,7 @@ class LearnerSettings:
         )
         check(self.batches_per_sample >= 0, "learner.batches_per_sample", self.batches_per_sample, "0 or more")
         check(self.mirror_mib >= -1, "learner.mirror_mib", self.mirror_mib, "-1 or more")
+        check(self.max_policy_lag >= -1, "learner.max_policy_lag", self.max_policy_lag, "-1 or more")
         for name in ("prefetch_batches", "decode_threads", "publish_every", "keep_checkpoints"):
             check(getattr(self, name) >= 1, f"learner.{name}", getattr(self, name), "at least 1")
         check(self.checkpoint_every_s >= 0, "learner.checkpoint_every_s", self.checkpoint_every_s, "0 or more")

@@ -49,7 +49,7 @@ def table_config(
     Raises:
         ConfigError: The table cannot hold the ratio.
     """
-    batches = batches_per_sample(learner, signature, batch_size)
+    batches = batches_per_sample(table, learner, signature, batch_size)
     return TableConfig(
         name=table.name,
         signature=signature,
@@ -62,14 +62,20 @@ def table_config(
     )
 
 
-def batches_per_sample(learner: LearnerSettings, signature: Signature, batch_size: int) -> int:
+def batches_per_sample(
+    table: TableSettings, learner: LearnerSettings, signature: Signature, batch_size: int
+) -> int:
     """Return how many batches one sample call draws: as set, or enough for what a call costs to be small beside them.
+
+    Of a queue it is one: a second batch may not be there before the first was learned from.
 
     A call costs about half a millisecond of both sides besides its items (benchmarks/learner.py): as much as decoding
     some thousand short vectors, or a few dozen stacks of images.
     """
     if learner.batches_per_sample:
         return learner.batches_per_sample
+    if table.sampler == "fifo":
+        return 1
     observation = next(column for column in signature if column.name == "observation")
     worthwhile = _MIN_VECTORS if len(observation.shape) == 1 else _MIN_IMAGES
     return min(max(worthwhile // batch_size, 1), _MAX_BATCHES)
@@ -157,6 +163,8 @@ def _rate_limiter(
             f"learner.updates_per_env_step is {learner.updates_per_env_step:g}, but table.sampler is 'fifo', which "
             f"gives each item once: at most {1 / (batch_size * stride):g}, or 0 for as many updates as there are items"
         )
+    if samples_per_insert == 0 and table.sampler == "fifo":  # inserts wait long before an item would be evicted
+        return RateLimiterConfig(min_size=table.min_size, queue_size=max(table.max_items // 2, table.min_size))
     if samples_per_insert == 0:
         return RateLimiterConfig(min_size=table.min_size)
     one_call = batch_size * batches

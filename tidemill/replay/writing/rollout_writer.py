@@ -118,6 +118,7 @@ class RolloutWriter:
         self._appender, self._signature = appender, signature
         self._num_envs = num_envs
         self._rows = ChunkBuilder(signature, num_envs, chunk_length)
+        self._stride = window.stride
         self._wants_inputs = initial_priority is not None
         self._windows = WindowTracker(window, num_envs, chunk_length, initial_priority or all_alike)
         self._first_step = 0
@@ -127,6 +128,11 @@ class RolloutWriter:
     def env_steps(self) -> int:
         """Agent decisions of the whole cluster, as of the last acknowledgement."""
         return self._appender.env_steps
+
+    @property
+    def starts_window(self) -> bool:
+        """Whether the next row is the first of a window."""
+        return (self._first_step + self._rows.filled) % self._stride == 0
 
     def add(
         self,

@@ -48,7 +48,7 @@ class WindowTracker:
     A window that starts acting at step s is complete with step s + `window.steps`. None starts at a final
     row, whose action the environment ignored. A stream that begins in the middle of an episode, after the
     replay service lost the one before, has no window before its store_id is whole: a shorter one would
-    show the learner another stack than the policy saw.
+    show the learner another stack than the policy saw. A window that is to `keep_all` knows neither exception.
     """
 
     def __init__(self, window: WindowSpec, num_envs: int, chunk_length: int, initial_priority: FirstPriority) -> None:
@@ -73,7 +73,8 @@ class WindowTracker:
             recurrent_state: What the policy remembered before this row, [N, M]; None if it remembers nothing.
         """
         if self._next_step == 0:
-            self._first_start = np.where(row["is_first"], 0, self._window.history)
+            history = 0 if self._window.keep_all else self._window.history
+            self._first_start = np.where(row["is_first"], 0, history)
             self._columns = {name: np.zeros((self._room, *value.shape), value.dtype) for name, value in row.items()}
         if self._next_step % self._window.stride == 0:
             self._recurrent_states.append(
@@ -91,7 +92,8 @@ class WindowTracker:
         start = np.arange(first + -first % stride, self._next_step - steps, stride)  # [S]
         indices = (start - self._first_kept) + np.arange(steps + 1)[:, None]  # [steps + 1, S]
         of_windows = {name: column[indices] for name, column in self._columns.items()}  # [steps + 1, S, N, ...]
-        starts = (start[:, None] >= self._first_start) & ~of_windows["is_reset_step"][0].astype(np.bool_)  # [S, N]
+        may_start = self._window.keep_all | ~of_windows["is_reset_step"][0].astype(np.bool_)  # [S, N]
+        starts = (start[:, None] >= self._first_start) & may_start
         window, env_index = np.nonzero(starts)
         if len(window):
             joined = {name: column.reshape(steps + 1, -1, *column.shape[3:]) for name, column in of_windows.items()}

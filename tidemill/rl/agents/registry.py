@@ -44,6 +44,15 @@ class HasColumns(Protocol):
         """Return the columns that `PolicyOutput.extras` fills at each step, e.g. the action's log-probability."""
 
 
+@runtime_checkable
+class LearnsOnPolicy(Protocol):
+    """Settings of an algorithm that learns from each item once, soon after it was acted."""
+
+    @property
+    def rollout_rows(self) -> int:
+        """Rows of a stream from the start of one item to that of the next, of which no two share one."""
+
+
 def extra_columns_of(config: AgentConfig, env_spec: EnvSpec) -> Signature:
     """Return the columns that an algorithm stores besides those of every environment; most have none."""
     return tuple(config.extra_columns(env_spec)) if isinstance(config, HasColumns) else ()

@@ -1,0 +1,102 @@
+"""What the algorithms that learn from fresh rollouts share: their items, their batches and their policy.
+
+An item is `unroll` transitions of one stream and the row after them, whose observation is bootstrapped from. The next
+item starts after that row, so that each is acted by one version of the parameters, and none waits for a version that
+cannot come before it is learned from ([ADR 0040](../../../docs/adr/0040-on-policy-pacing.md)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tidemill.rl.agents.interface import Array, PolicyContext
+from tidemill.rl.networks.actor_critic import ActorCriticSettings, build_actor_critic
+from tidemill.rl.policy_io import PolicyInput, PolicyOutput
+from tidemill.rl.transitions import unrolled_transitions
+from tidemill.types import EnvSpec, WindowSpec
+
+LOG_PROB = "log_prob"
+"""The extra column: the log-probability, by the policy that acted, of the action that it took."""
+
+
+def rollouts(
+    columns: Mapping[str, Array], index: NDArray[np.int64], window: WindowSpec, frame_stack: int, gamma: float
+) -> dict[str, Array]:
+    """Return the rollouts of a batch of windows; see `unrolled_transitions` for the rows and most of the result.
+
+    Args:
+        columns: The rows of any number of streams, each [R, ...].
+        index: Rows of each window, [B, window.length].
+        window: How a window is divided.
+        frame_stack: Observations the network sees at once.
+        gamma: Discount of one step.
+
+    Returns:
+        What `unrolled_transitions` does, and `is_trained`, bool [B, U]: False for a final observation step, whose
+        action the environment ignored.
+    """
+    before, rows = index[:, window.history - 1 : -2], index[:, window.history : -1]
+    ended = (columns["terminated"] | columns["truncated"])[before]
+    # at a stream's start the row before is the first row itself: it begins an episode, or is trained on
+    is_final = ended & ~columns["is_first"][rows] & (before != rows)
+    seen = index[:, window.history - frame_stack + 1 :]
+    batch = unrolled_transitions(columns, seen, frame_stack, window.steps, gamma, extras=(LOG_PROB,))
+    return batch | {"is_trained": ~is_final}
+
+
+class Rollout(NamedTuple):
+    """A batch with time first: observations of T + 1 steps, all else of T, [T, B, ...]."""
+
+    observation: Tensor
+    action: Tensor
+    log_prob: Tensor
+    reward: Tensor
+    discount: Tensor
+    continues: Tensor
+    is_trained: Tensor
+
+    @classmethod
+    def of(cls, batch: Mapping[str, Tensor]) -> Rollout:
+        """Return the rollout of a batch that `rollouts` made."""
+        columns = {name: batch[name].transpose(0, 1) for name in cls._fields}
+        columns |= {name: columns[name][:-1] for name in ("action", LOG_PROB)}
+        return cls(**columns)
+
+
+class ActorCriticPolicy:
+    """Draws actions, and reports how likely each was; in evaluation it takes the most likely."""
+
+    recurrent_state_size = 0
+
+    def __init__(self, settings: ActorCriticSettings, env_spec: EnvSpec, context: PolicyContext) -> None:
+        self._network = build_actor_critic(settings, env_spec, context.seed).to(context.device).requires_grad_(False)
+        self._action_shape, self._device = env_spec.action_shape, context.device
+        self._rng = torch.Generator(context.device).manual_seed(context.seed)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take the network's parameters."""
+        self._network.load_state_dict(dict(state))
+
+    @torch.inference_mode()
+    def act(self, policy_input: PolicyInput, env_steps: int = 0, *, evaluation: bool = False) -> PolicyOutput:  # noqa: ARG002 - the interface's
+        """Return actions drawn from the policy and their log-probabilities; in evaluation its modes."""
+        observation = torch.from_numpy(np.ascontiguousarray(policy_input.observation)).to(self._device)
+        distribution = self._network.distribution(observation)
+        if evaluation:
+            return PolicyOutput(self._shaped(distribution.mode()))
+        action = distribution.sample(self._rng)
+        return PolicyOutput(self._shaped(action), extras={LOG_PROB: distribution.log_prob(action).cpu().numpy()})
+
+    def _shaped(self, action: Tensor) -> Array:
+        array: Array = action.cpu().numpy()
+        return array.reshape(len(array), *self._action_shape)
+
+    def initial_priority(self, steps: Mapping[str, Array]) -> NDArray[np.float32]:
+        """Return 1 for each window: each is used once, in the order they came."""
+        return np.ones(steps["reward"].shape[1], dtype=np.float32)

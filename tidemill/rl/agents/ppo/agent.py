@@ -1,0 +1,136 @@
+"""PPO's learner side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tidemill.rl.agents.interface import Array, State, Update
+from tidemill.rl.agents.on_policy import Rollout, rollouts
+from tidemill.rl.agents.ppo.config import PPOConfig
+from tidemill.rl.agents.ppo.loss import clipped_policy_loss, masked_mean, normalized, value_loss
+from tidemill.rl.losses import generalized_advantage
+from tidemill.rl.networks.actor_critic import build_actor_critic
+from tidemill.rl.optimizers import Adam, LearningRateDecay, clip_
+from tidemill.rl.process_group import ProcessGroup
+from tidemill.rl.train_state import TrainState
+from tidemill.types import EnvSpec
+
+
+class Samples(NamedTuple):
+    """The transitions of a rollout one by one, each [M, ...]."""
+
+    observation: Tensor
+    action: Tensor
+    log_prob: Tensor
+    value: Tensor
+    advantage: Tensor
+    target: Tensor
+    mask: Tensor
+
+    def at(self, index: Tensor) -> Samples:
+        """Return some of them."""
+        return Samples(*(column[index] for column in self))
+
+
+class PPOAgent:
+    """A policy and a value, and one optimizer. One update makes `epochs * minibatches` gradient steps."""
+
+    recurrent_state_size = 0
+
+    def __init__(self, config: PPOConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
+        self._config, self._frame_stack, self._device = config, env_spec.frame_stack, device
+        self.window = config.window(env_spec.frame_stack)
+        self._network = build_actor_critic(config, env_spec, seed).to(device)
+        self._optimizer = Adam(self._network.parameters(), config.learning_rate, epsilon=config.optimizer_epsilon)
+        self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates)
+        order = torch.Generator().manual_seed(seed)  # of the minibatches; on the CPU, so that devices agree
+        self._state = TrainState({"network": self._network}, {"optimizer": self._optimizer}, order)
+
+    def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
+        """Return rollouts; see `tidemill.rl.agents.on_policy.rollouts`."""
+        return rollouts(columns, index, self.window, self._frame_stack, self._config.gamma)
+
+    def set_process_group(self, group: ProcessGroup) -> None:
+        """Make every further update together with the same agent of the other ranks."""
+        self._state.group = group
+
+    def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
+        """Learn from a rollout; the priorities are 1.
+
+        Reports of the last gradient step: losses, entropy, the approximate divergence from the policy that acted
+        (Schulman 2020: mean of ratio - 1 - log ratio) and the share of clipped actions.
+        """
+        self._decay.at(self._state.updates)
+        samples = self.samples(batch)
+        metrics: dict[str, Tensor] = {}
+        for _ in range(self._config.epochs):
+            for index in self._minibatches(len(samples.mask)):
+                loss, metrics = self.loss(samples.at(index))
+                gradients = self._state.group.mean(torch.autograd.grad(loss, self._optimizer.parameters))
+                metrics["grad_norm"] = clip_(gradients, self._config.max_grad_norm)
+                self._optimizer.step(gradients)
+            if self._config.target_kl and self._has_moved(metrics["kl"]):
+                break
+        self._state.updates += 1
+        return Update(torch.ones_like(weight), metrics)
+
+    @torch.no_grad()
+    def samples(self, batch: Mapping[str, Tensor]) -> Samples:
+        """Return the transitions of a batch with their advantages, by the network as it is before the update."""
+        rollout = Rollout.of(batch)
+        shape = rollout.observation.shape[:2]
+        value = self._network.values(rollout.observation.flatten(0, 1)).unflatten(0, shape)
+        columns = (rollout.reward, rollout.discount, rollout.continues, value[:-1], value[1:])
+        advantage, target = generalized_advantage(*columns, self._config.gae_lambda)
+        each = (rollout.observation[:-1], rollout.action, rollout.log_prob, value[:-1], advantage, target)
+        return Samples(*(column.flatten(0, 1) for column in (*each, rollout.is_trained.float())))
+
+    def loss(self, samples: Samples) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of a minibatch, [], and what to report of it."""
+        config, mask = self._config, samples.mask
+        distribution, value = self._network(samples.observation)
+        log_ratio = distribution.log_prob(samples.action) - samples.log_prob
+        advantage = normalized(samples.advantage, mask) if config.normalize_advantage else samples.advantage
+        policy = masked_mean(clipped_policy_loss(log_ratio, advantage, config.clip), mask)
+        clip = config.clip if config.clip_value else 0.0
+        values = masked_mean(value_loss(value, samples.target, samples.value, clip), mask)
+        entropy = masked_mean(distribution.entropy(), mask)
+        loss = policy + config.value_coefficient * values - config.entropy_coefficient * entropy
+        with torch.no_grad():
+            kl = masked_mean(log_ratio.exp() - 1.0 - log_ratio, mask)
+            clipped = masked_mean(((log_ratio.exp() - 1.0).abs() > config.clip).float(), mask)
+        reported = {"loss": loss, "policy_loss": policy, "value_loss": values, "entropy": entropy}
+        return loss, {name: scalar.detach() for name, scalar in reported.items()} | {"kl": kl, "clipped": clipped}
+
+    def _minibatches(self, count: int) -> Iterator[Tensor]:
+        """Yield the positions of each minibatch of one pass, in a fresh order."""
+        assert self._state.noise is not None
+        order = torch.randperm(count, generator=self._state.noise).to(self._device)
+        yield from order.tensor_split(min(self._config.minibatches, count))
+
+    def _has_moved(self, kl: Tensor) -> bool:
+        """Return whether the policy is too far from the one that acted; all ranks find the same."""
+        return float(self._state.group.mean([kl])[0]) > self._config.target_kl
+
+    def policy_state(self) -> dict[str, Tensor]:
+        """Return copies of the network's parameters."""
+        return {name: value.detach().clone() for name, value in self._network.state_dict().items()}
+
+    def state_dict(self) -> State:
+        """Return network, optimizer, the generator of the minibatches and the counter."""
+        return self._state.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue exactly where `state_dict` was called."""
+        self._state.load_state_dict(state)
+
+
+def build(config: PPOConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> PPOAgent:
+    """Return the learner's side of PPO; `tidemill.rl.agents.build` calls this."""
+    return PPOAgent(config, env_spec, device, seed)

@@ -1,0 +1,92 @@
+"""Settings of PPO. Imports no torch, so that any process can read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tidemill.rl.checks import require
+from tidemill.rl.networks.torsos import NetworkSetting, check_torso
+from tidemill.types import ColumnSpec, EnvSpec, Signature, WindowSpec
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Proximal policy optimisation (Schulman et al. 2017); defaults of CleanRL's ppo.py."""
+
+    algorithm: Literal["ppo"] = "ppo"
+    """Algorithm; decides which other `agent` settings there are."""
+    network: str = "mlp"
+    """Torso that policy and value share: `nature`, `nature_group_norm` or `impala` for images, `mlp` (none) for vectors,
+    or your own by `module:name`."""
+    network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
+    """Settings of a user-defined torso, by name."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Units of each fully connected layer after the torso, of the policy and of the value apart; may be empty."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Function between these layers."""
+    initial_log_std: float = 0.0
+    """Log standard deviation that a Gaussian policy starts with; continuous actions only."""
+    unroll: int = 128
+    """Transitions of an item, in a row of one environment; `table.chunk_length` must divide it plus 1."""
+    batch_size: int = 4
+    """Items of one update: of a rollout, as many as there are environments of all actors."""
+    epochs: int = 4
+    """Passes over a rollout."""
+    minibatches: int = 4
+    """Gradient steps of each pass."""
+    learning_rate: float = 2.5e-4
+    """Step size of Adam."""
+    learning_rate_decay_updates: int = 0
+    """Updates over which the step size falls linearly to 0; 0 keeps it constant."""
+    optimizer_epsilon: float = 1e-5
+    """Added to Adam's denominator."""
+    max_grad_norm: float = 0.5
+    """Largest norm of the whole gradient; 0 does not clip."""
+    gamma: float = 0.99
+    """Discount of one environment step."""
+    value_coefficient: float = 0.5
+    """Weight of the values' loss."""
+    entropy_coefficient: float = 0.01
+    """Weight of the policy's entropy, in units of advantage per nat."""
+    gae_lambda: float = 0.95
+    """Lambda of the generalized advantages: 1 for Monte Carlo returns, 0 for one-step errors."""
+    clip: float = 0.2
+    """How far the probability of an action may move, as a share of what it was, before its gradient stops."""
+    clip_value: bool = True
+    """Whether a value's gradient stops as well, once it has moved by `clip`."""
+    normalize_advantage: bool = True
+    """Whether each minibatch's advantages are shifted and scaled to mean 0 and standard deviation 1."""
+    target_kl: float = 0.0
+    """Kullback-Leibler divergence from the policy that acted at which no further pass begins; 0 never stops."""
+
+    def __post_init__(self) -> None:
+        check_torso(self.network)
+        require(min(self.hidden_sizes, default=1) > 0, "hidden_sizes", self.hidden_sizes, "positive sizes")
+        require(self.activation in ("tanh", "relu"), "activation", self.activation, "'tanh' or 'relu'")
+        for name in ("unroll", "batch_size", "epochs", "minibatches"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("learning_rate", "optimizer_epsilon", "clip"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "positive")
+        for name in ("learning_rate_decay_updates", "max_grad_norm", "value_coefficient", "entropy_coefficient", "target_kl"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        for name in ("gamma", "gae_lambda"):
+            require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "between 0 and 1")
+
+    def window(self, frame_stack: int) -> WindowSpec:
+        """Return which steps of a stream an item covers, given how many frames the network sees."""
+        # the row before the first tells whether that is a final observation step
+        return WindowSpec(max(frame_stack - 1, 1), self.unroll, self.unroll + 1, keep_all=True)
+
+    @property
+    def rollout_rows(self) -> int:
+        """Rows of a stream between the starts of two items: the transitions, and the row to bootstrap from."""
+        return self.unroll + 1
+
+    def validate_env(self, env_spec: EnvSpec) -> None:
+        """Accept discrete and continuous actions; the torso checks the observations."""
+
+    def extra_columns(self, env_spec: EnvSpec) -> Signature:  # noqa: ARG002 - the same for every environment
+        """Return what is stored of each step besides: the log-probability of its action, float32."""
+        return (ColumnSpec("log_prob", "float32", ()),)

@@ -1,0 +1,144 @@
+"""A policy and a value behind one torso, and the distributions that policies choose actions from.
+
+A categorical policy has one logit per action. A Gaussian one has a mean per action dimension, which the observation
+decides, and a log standard deviation that it does not (Schulman et al. 2017); actions beyond [-1, 1] are stored as they
+were drawn and clipped by the environment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tidemill.rl.networks.linear import linear
+from tidemill.rl.networks.torso import build_torso
+from tidemill.rl.networks.torsos import NetworkSetting
+from tidemill.types import EnvSpec
+
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+class ActorCriticSettings(Protocol):
+    """The settings of an algorithm that decide its network; `PPOConfig` says what each means."""
+
+    @property
+    def network(self) -> str:
+        """Torso."""
+
+    @property
+    def network_settings(self) -> dict[str, NetworkSetting]:
+        """Settings of a user-defined torso."""
+
+    @property
+    def hidden_sizes(self) -> tuple[int, ...]:
+        """Units of each layer after the torso, of the policy and of the value apart."""
+
+    @property
+    def activation(self) -> str:
+        """`tanh` or `relu`."""
+
+    @property
+    def initial_log_std(self) -> float:
+        """Where a Gaussian's log standard deviation starts."""
+
+
+class ActionDistribution(NamedTuple):
+    """Distributions over actions: categorical if there is no `log_std`.
+
+    Attributes:
+        head: Logits [B, A], or means [B, A].
+        log_std: Log standard deviations [A] of a Gaussian; None of a categorical policy.
+    """
+
+    head: Tensor
+    log_std: Tensor | None
+
+    def sample(self, rng: torch.Generator) -> Tensor:
+        """Draw an action of each, int64 [B] or float32 [B, A]."""
+        if self.log_std is None:
+            chance = torch.rand(self.head.shape, generator=rng, device=self.head.device, dtype=self.head.dtype)
+            # the Gumbel trick: the largest of logits and noise is drawn with the softmax's probability
+            return (self.head - (-chance.clamp(min=1e-20).log()).log()).argmax(dim=-1)
+        noise = torch.randn(self.head.shape, generator=rng, device=self.head.device)
+        return torch.addcmul(self.head, self.log_std.exp(), noise)
+
+    def mode(self) -> Tensor:
+        """Return the most likely action of each, int64 [B] or float32 [B, A]."""
+        return self.head.argmax(dim=-1) if self.log_std is None else self.head
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Return the log-probability, or log-density, of an action of each, [B]."""
+        if self.log_std is None:
+            return self.head.log_softmax(dim=-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        scaled = (action.flatten(1) - self.head) * (-self.log_std).exp()
+        return (-0.5 * scaled.square() - self.log_std - _HALF_LOG_2PI).sum(dim=-1)
+
+    def entropy(self) -> Tensor:
+        """Return the entropy of each in nats, [B]."""
+        if self.log_std is None:
+            log_prob = self.head.log_softmax(dim=-1)
+            return -(log_prob.exp() * log_prob).sum(dim=-1)
+        return (self.log_std + 0.5 + _HALF_LOG_2PI).sum().expand(len(self.head))
+
+
+class ActorCritic(nn.Module):
+    """Observations [B, ...] -> distributions over actions, and values [B]."""
+
+    def __init__(self, settings: ActorCriticSettings, env_spec: EnvSpec, rng: torch.Generator) -> None:
+        super().__init__()
+        self.torso = build_torso(settings.network, env_spec, rng, settings.network_settings)
+        self._activate = torch.tanh if settings.activation == "tanh" else torch.relu
+        outputs = env_spec.num_actions or env_spec.action_size
+        widths = (int(self.torso.outputs), *settings.hidden_sizes)  # type: ignore[arg-type]  # every torso has it
+        # gains as in CleanRL and Stable-Baselines3: a policy that starts nearly uniform, a value that starts near 0
+        self.policy = _layers((*widths, outputs), rng, last_gain=0.01)
+        self.value = _layers((*widths, 1), rng, last_gain=1.0)
+        self.log_std = None
+        if not env_spec.is_discrete:
+            self.log_std = nn.Parameter(torch.full((outputs,), settings.initial_log_std))
+
+    def forward(self, observation: Tensor) -> tuple[ActionDistribution, Tensor]:
+        """Return the distributions and the values, [B]."""
+        features = self._features(observation)
+        return ActionDistribution(self._through(self.policy, features), self.log_std), self._value(features)
+
+    def distribution(self, observation: Tensor) -> ActionDistribution:
+        """Return the distributions alone, which is all that acting needs."""
+        return ActionDistribution(self._through(self.policy, self._features(observation)), self.log_std)
+
+    def values(self, observation: Tensor) -> Tensor:
+        """Return the values alone, [B]."""
+        return self._value(self._features(observation))
+
+    def _features(self, observation: Tensor) -> Tensor:
+        features: Tensor = self.torso(observation)
+        return features.float()
+
+    def _value(self, features: Tensor) -> Tensor:
+        return self._through(self.value, features).squeeze(-1)
+
+    def _through(self, layers: nn.ModuleList, x: Tensor) -> Tensor:
+        for layer in layers[:-1]:
+            x = self._activate(layer(x))
+        output: Tensor = layers[-1](x)
+        return output
+
+
+def build_actor_critic(settings: ActorCriticSettings, env_spec: EnvSpec, seed: int) -> ActorCritic:
+    """Return the network, its parameters decided by `seed` alone, on the CPU."""
+    return ActorCritic(settings, env_spec, torch.Generator().manual_seed(seed))
+
+
+def _layers(widths: Sequence[int], rng: torch.Generator, last_gain: float) -> nn.ModuleList:
+    """Return linear layers with orthogonal weights, of gain sqrt(2) but for the last, and biases of 0."""
+    layers = nn.ModuleList(linear(a, b, rng) for a, b in pairwise(widths))
+    for layer in layers:
+        gain = last_gain if layer is layers[-1] else math.sqrt(2.0)
+        nn.init.orthogonal_(layer.weight, gain, generator=rng)  # type: ignore[arg-type]
+        nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return layers
