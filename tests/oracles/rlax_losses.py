@@ -91,6 +91,24 @@ def rescaled_sequences(rng: np.random.Generator) -> dict[str, Any]:
     return batch | {"td_error": over_batch(loss, *batch.values())}
 
 
+def rollouts(rng: np.random.Generator) -> dict[str, Any]:
+    """Return V-trace with ratios on both sides of its bounds, and generalized advantages, of six sequences."""
+    discount = np.full((BATCH, STEPS), 0.95)
+    discount[0, 3] = discount[1, STEPS - 1] = 0.0
+    log_ratio = rng.normal(size=(BATCH, STEPS)) * 0.7
+    reward = rng.normal(size=(BATCH, STEPS))
+    values = rng.normal(size=(BATCH, STEPS + 1))
+    value, following = values[:, :-1], values[:, 1:]
+
+    def v_trace(v: Any, v_t: Any, r: Any, d: Any, rho: Any) -> Any:
+        return rlax.vtrace_td_error_and_advantage(v, v_t, r, d, rho, lambda_=0.9)
+
+    traced = over_batch(v_trace, value, following, reward, discount, np.exp(log_ratio))
+    gae = over_batch(lambda r, d, v: rlax.truncated_generalized_advantage_estimation(r, d, 0.8, v), reward, discount, values)
+    batch = {"log_ratio": log_ratio, "reward": reward, "discount": discount, "value": value, "next_value": following}
+    return batch | {"errors": traced.errors, "pg_advantage": traced.pg_advantage, "gae": gae}
+
+
 def main() -> None:
     """Write the file."""
     jax.config.update("jax_enable_x64", True)
@@ -101,6 +119,7 @@ def main() -> None:
         "categorical": atoms | categorical(atoms) | {"support": SUPPORT},
         "quantile": quantiles | quantile(quantiles),
         "rescaled_sequences": rescaled_sequences(rng) | {"n_step": N_STEP},
+        "rollouts": rollouts(np.random.default_rng(20_261_123)),
         "rescaling": {"value": SUPPORT * 50, "rescaled": rlax.signed_hyperbolic(jnp.asarray(SUPPORT * 50), 1e-3)},
     }
     FILE.write_text(json.dumps(jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), found)) + "\n")

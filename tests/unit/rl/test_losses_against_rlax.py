@@ -24,7 +24,7 @@ from tidemill.rl.agents.dqn.loss import (
     gather_argmax,
 )
 from tidemill.rl.agents.r2d2.loss import sequence_target
-from tidemill.rl.losses import ItemLoss, rescale, unscale
+from tidemill.rl.losses import ItemLoss, generalized_advantage, rescale, unscale, vtrace
 from tidemill.rl.sequences import SequenceShape, unroll_targets
 
 
@@ -96,3 +96,14 @@ def test_settings_build_the_values_compared_here(distribution: str) -> None:
     kind = {"none": ScalarHead, "c51": CategoricalHead, "qr": QuantileHead}[distribution]
     config = DQNConfig(distribution=distribution)  # type: ignore[arg-type]
     assert type(build_value_head(config, torch.device("cpu"))) is kind
+
+
+def test_v_trace_and_generalized_advantages() -> None:
+    """Targets and advantages of sequences with ratios on both sides of the bounds, terminations included."""
+    batch = {name: column.T for name, column in oracle("rollouts").items()}
+    continues = torch.ones_like(batch["reward"], dtype=torch.bool)
+    columns = (batch["reward"], batch["discount"], continues, batch["value"], batch["next_value"])
+    found = vtrace(batch["log_ratio"], *columns, decay=0.9)
+    torch.testing.assert_close(found.target - batch["value"], batch["errors"])
+    torch.testing.assert_close(generalized_advantage(*columns, 0.8).advantage, batch["gae"])
+    torch.testing.assert_close(found.advantage, batch["pg_advantage"])

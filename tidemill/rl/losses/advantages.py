@@ -67,7 +67,8 @@ def vtrace(
 
     With rho_t = min(max_rho, pi/mu) and c_t = decay * min(max_c, pi/mu):
     v_t = V(s_t) + rho_t * delta_t + discount_t * c_t * (v_t+1 - V(s_t+1)), and the advantage is
-    rho_t * (r_t + discount_t * v_t+1 - V(s_t)). Where the episode ends, or the rollout, v_t+1 is `next_value`.
+    rho_t * (r_t + discount_t * v_t+1 - V(s_t)), with a decay below 1 of the mix decay * v_t+1 + (1 - decay) * V(s_t+1)
+    in place of v_t+1, as rlax has it. Where the episode ends, or the rollout, v_t+1 is `next_value`.
 
     Args:
         log_ratio: log pi(a_t|s_t) - log mu(a_t|s_t), of the learner's and of the acting policy, [T, B].
@@ -86,7 +87,7 @@ def vtrace(
     rho = ratio.clamp(max=max_rho)
     error = rho * (reward + discount * next_value - value)
     correction = _backwards(error, decay * ratio.clamp(max=max_c) * discount * continues)  # v_t - V(s_t)
-    following = torch.cat((correction[1:], torch.zeros_like(correction[:1]))) * continues
+    following = decay * continues * torch.cat((correction[1:], torch.zeros_like(correction[:1])))
     advantage = rho * (reward + discount * (next_value + following) - value)
     return Advantages(advantage, value + correction)
 
