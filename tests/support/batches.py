@@ -15,9 +15,11 @@ from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.d4pg.config import D4PGConfig
 from tidemill.rl.agents.ddpg.config import DDPGConfig
 from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.agents.impala.config import IMPALAConfig
 from tidemill.rl.agents.interface import Agent
+from tidemill.rl.agents.ppo.config import PPOConfig
 from tidemill.rl.agents.r2d2.config import R2D2Config
-from tidemill.rl.agents.registry import AgentConfig
+from tidemill.rl.agents.registry import AgentConfig, extra_columns_of
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.policy_io import PolicyInput
@@ -46,6 +48,8 @@ OWN = {"width": 12, "blocks": 1}
 OWN_NETWORK: list[tuple[str, type[Any], EnvSpec, dict[str, Any]]] = [
     ("dqn", DQNConfig, VECTOR, {"hidden_sizes": (16,)}),
     ("r2d2", R2D2Config, VECTOR, SMALL_R2D2),
+    ("ppo", PPOConfig, VECTOR, {"hidden_sizes": (16,), "unroll": 5}),
+    ("impala", IMPALAConfig, CONTINUOUS, {"hidden_sizes": (16,), "unroll": 5}),
     ("sac", SACConfig, CONTINUOUS, {"hidden_sizes": (16,), "actor_ema_decay": 0.9}),
     ("ddpg", DDPGConfig, CONTINUOUS_BYTES, {"actor_sizes": (16,), "critic_sizes": (16, 16)}),
     ("td3", TD3Config, CONTINUOUS, {"hidden_sizes": (16,)}),
@@ -115,6 +119,27 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         ),
         IMAGE,
     ),
+    "ppo": (PPOConfig(hidden_sizes=(16,), unroll=5, epochs=2, minibatches=3), VECTOR),
+    "ppo_continuous": (
+        PPOConfig(
+            hidden_sizes=(16,),
+            activation="relu",
+            unroll=5,
+            epochs=3,
+            clip_value=False,
+            normalize_advantage=False,
+            target_kl=0.01,
+            learning_rate_decay_updates=1_000,
+        ),
+        CONTINUOUS,
+    ),
+    "ppo_image": (PPOConfig(network="nature", hidden_sizes=(16,), unroll=5, epochs=1, minibatches=2), IMAGE),
+    "impala": (IMPALAConfig(hidden_sizes=(16,), unroll=5), VECTOR),
+    "impala_continuous": (
+        IMPALAConfig(hidden_sizes=(16,), unroll=5, trace_decay=0.9, max_rho=2.0, learning_rate_decay_updates=1_000),
+        CONTINUOUS_BYTES,
+    ),
+    "impala_colours": (IMPALAConfig(network="impala", hidden_sizes=(), unroll=5), COLOURS),
     "sac": (SACConfig(hidden_sizes=(16, 16)), CONTINUOUS),
     "sac_all_options": (
         SACConfig(
@@ -191,6 +216,10 @@ def sampled_batch(
         "terminated": ends,
         "truncated": np.zeros(rows, dtype=np.bool_),
         "is_first": np.roll(ends, 1),
+    }
+    columns |= {
+        column.name: torch.randn((rows, *column.shape), generator=rng).numpy()
+        for column in extra_columns_of(config, env_spec)
     }
     index = np.arange(size)[:, None] + np.arange(length)
     batch = {name: torch.from_numpy(array) for name, array in agent.decode(columns, index).items()}

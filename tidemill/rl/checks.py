@@ -5,7 +5,7 @@ from __future__ import annotations
 from tidemill.errors import ConfigError
 from tidemill.types import EnvSpec
 
-_ALGORITHMS = {True: ("dqn", "r2d2"), False: ("sac", "td3", "ddpg", "d4pg")}
+_ALGORITHMS = {True: ("dqn", "r2d2", "ppo", "impala"), False: ("sac", "td3", "ddpg", "d4pg", "ppo", "impala")}
 """Those that come with the project, by whether their actions are discrete."""
 
 

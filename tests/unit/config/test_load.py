@@ -58,7 +58,7 @@ def test_load_ignores_sections_of_other_processes(tmp_path: Path) -> None:
     "text,words",
     [
         ("lerner: {}", "unknown section 'lerner'; did you mean 'learner'?"),
-        ("agent: {algorithm: ppo}", "agent.algorithm is 'ppo', allowed: d4pg, ddpg, dqn"),
+        ("agent: {algorithm: a3c}", "agent.algorithm is 'a3c', allowed: d4pg, ddpg, dqn"),
         ("learner: {publish_every: 0}", "learner.publish_every is 0, allowed: at least 1"),
         ("- a", "must hold a mapping of sections"),
         ("a: [", "is not valid YAML"),

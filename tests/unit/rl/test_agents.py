@@ -28,7 +28,7 @@ from tidemill.rl.agents.d4pg.config import D4PGConfig
 from tidemill.rl.agents.ddpg.config import DDPGConfig
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Agent, Array, Policy
-from tidemill.rl.agents.registry import AgentConfig
+from tidemill.rl.agents.registry import AgentConfig, LearnsOnPolicy
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.exploration import ActorSlot
@@ -144,6 +144,11 @@ def test_update_reports_a_priority_for_each_item_and_scalar_metrics(config: Agen
 def test_losses_values_and_norms_of_gradients_are_reported(config: AgentConfig, env_spec: EnvSpec) -> None:
     """At the first update, and from then on at each or at every 50th: what TensorBoard shows of training."""
     agent = build_agent(config, env_spec)
+    if isinstance(config, LearnsOnPolicy):
+        batch = sampled_batch(agent, config, env_spec, 4, torch.Generator().manual_seed(0))
+        names = set(agent.update(batch, torch.ones(4)).metrics)
+        assert names >= {"loss", "policy_loss", "value_loss", "value", "entropy", "grad_norm"}
+        return
     norms = {"grad_norm"} if env_spec.is_discrete else {"critic_grad_norm", "actor_grad_norm"}
     seen: list[set[str]] = []
     for number in range(51 if not env_spec.is_discrete else 2):
@@ -162,6 +167,8 @@ def test_item_of_weight_zero_does_not_move_the_values(config: AgentConfig, env_s
     """Importance weights scale each item's part in the loss: with all of them 0 the critic's gradient is 0."""
     agent = build_agent(config, env_spec)
     name = "online" if env_spec.is_discrete else "critic"
+    if isinstance(config, LearnsOnPolicy):
+        name = "network"
     before = copy.deepcopy(agent.state_dict()[name])
     agent.update(sampled_batch(agent, config, env_spec, 6, torch.Generator().manual_seed(0)), torch.zeros(6))
     assert_equal_states(agent.state_dict()[name], before)
@@ -229,6 +236,8 @@ def test_actions_have_the_environments_shape_and_type(config: AgentConfig, env_s
         assert action.dtype == env_spec.action_dtype
         assert action.shape == (5, *env_spec.action_shape)
         low, high = (0, env_spec.num_actions - 1) if env_spec.is_discrete else (-1, 1)
+        if isinstance(config, LearnsOnPolicy) and not env_spec.is_discrete:
+            low, high = -10, 10  # a Gaussian's, which the environment clips
         assert action.min() >= low
         assert action.max() <= high
 

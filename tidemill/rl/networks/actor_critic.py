@@ -68,8 +68,8 @@ class ActionDistribution(NamedTuple):
         return torch.addcmul(self.head, self.log_std.exp(), noise)
 
     def mode(self) -> Tensor:
-        """Return the most likely action of each, int64 [B] or float32 [B, A]."""
-        return self.head.argmax(dim=-1) if self.log_std is None else self.head
+        """Return the most likely action of each, int64 [B] or float32 [B, A] in [-1, 1]."""
+        return self.head.argmax(dim=-1) if self.log_std is None else self.head.clamp(-1.0, 1.0)
 
     def log_prob(self, action: Tensor) -> Tensor:
         """Return the log-probability, or log-density, of an action of each, [B]."""

@@ -64,7 +64,9 @@ def test_small_batches_are_drawn_several_at_once(
 ) -> None:
     """About 2048 vectors or 128 images make a call, of at most eight batches, unless the settings say otherwise."""
     signature = signature_of(EnvSpec(shape, "uint8", num_actions=2))
-    assert batches_per_sample(LearnerSettings(batches_per_sample=asked), signature, batch_size) == expected
+    learner = LearnerSettings(batches_per_sample=asked)
+    assert batches_per_sample(TableSettings(), learner, signature, batch_size) == expected
+    assert batches_per_sample(TableSettings(sampler="fifo"), learner, signature, batch_size) == (asked or 1)
 
 
 def test_no_ratio_means_no_buffer() -> None:
@@ -74,7 +76,7 @@ def test_no_ratio_means_no_buffer() -> None:
 
 
 def test_sampler_follows_the_settings() -> None:
-    """Only the prioritized sampler has an exponent; a FIFO table hands each item out once."""
+    """Only the prioritized sampler has an exponent; a FIFO table hands each item out once, and is a queue."""
     learner = LearnerSettings()
     prioritized = _config(TableSettings(sampler="prioritized", priority_exponent=0.5), learner)
     assert (prioritized.sampler.kind, prioritized.sampler.priority_exponent) == (
@@ -84,6 +86,7 @@ def test_sampler_follows_the_settings() -> None:
     assert _config(TableSettings(), learner).sampler.kind is SelectorKind.UNIFORM
     fifo = _config(TableSettings(sampler="fifo"), LearnerSettings(updates_per_env_step=0))
     assert (fifo.sampler.kind, fifo.max_times_sampled) == (SelectorKind.FIFO, 1)
+    assert fifo.rate_limiter.queue_size == fifo.max_items // 2  # inserts wait, and nothing is evicted unseen
 
 
 def test_ratio_that_a_queue_cannot_hold_is_refused() -> None:

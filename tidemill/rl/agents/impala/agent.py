@@ -29,10 +29,10 @@ class IMPALAAgent:
     def __init__(self, config: IMPALAConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config, self._frame_stack = config, env_spec.frame_stack
         self.window = config.window(env_spec.frame_stack)
-        self._network = build_actor_critic(config, env_spec, seed).to(device)
-        self._optimizer = Adam(self._network.parameters(), config.learning_rate, epsilon=config.optimizer_epsilon)
+        self.network = build_actor_critic(config, env_spec, seed).to(device)
+        self._optimizer = Adam(self.network.parameters(), config.learning_rate, epsilon=config.optimizer_epsilon)
         self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates)
-        self._state = TrainState({"network": self._network}, {"optimizer": self._optimizer})
+        self._state = TrainState({"network": self.network}, {"optimizer": self._optimizer})
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return rollouts; see `tidemill.rl.agents.on_policy.rollouts`."""
@@ -45,18 +45,18 @@ class IMPALAAgent:
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Take one gradient step on the loss of whole rollouts; the priorities are 1."""
         self._decay.at(self._state.updates)
-        loss, metrics = self.loss(batch)
+        loss, metrics = self.loss(batch, weight)
         gradients = self._state.group.mean(torch.autograd.grad(loss, self._optimizer.parameters))
         metrics["grad_norm"] = clip_(gradients, self._config.max_grad_norm)
         self._optimizer.step(gradients)
         self._state.updates += 1
         return Update(torch.ones_like(weight), metrics)
 
-    def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, batch: Mapping[str, Tensor], weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss, a mean over the transitions (Espeholt et al. 2018, section 4.2), [], and what to report."""
         config, rollout = self._config, Rollout.of(batch)
         shape = rollout.observation.shape[:2]
-        distribution, value = self._network(rollout.observation.flatten(0, 1))
+        distribution, value = self.network(rollout.observation.flatten(0, 1))
         value, count = value.unflatten(0, shape), rollout.reward.numel()
         # the rows of time come first, so those to bootstrap from are the last ones
         acted = distribution._replace(head=distribution.head[:count])
@@ -65,19 +65,20 @@ class IMPALAAgent:
         columns = (rollout.reward, rollout.discount, rollout.continues, value[:-1], value[1:])
         bounds = {"max_rho": config.max_rho, "max_c": config.max_c, "decay": config.trace_decay}
         advantage, target = vtrace(log_ratio, *columns, **bounds)
-        mask = rollout.is_trained.float()
+        mask = rollout.is_trained * weight
         trained = mask.sum().clamp(min=1.0)
         policy = -(mask * advantage * log_prob).sum() / trained
         values = 0.5 * (mask * (target - value[:-1]).square()).sum() / trained
         entropy = (mask.flatten() * acted.entropy()).sum() / trained
         loss = policy + config.value_coefficient * values - config.entropy_coefficient * entropy
         rho = (mask * log_ratio.exp().clamp(max=config.max_rho)).sum() / trained
-        reported = {"loss": loss, "policy_loss": policy, "value_loss": values, "entropy": entropy, "rho": rho}
+        reported = {"loss": loss, "policy_loss": policy, "value_loss": values, "entropy": entropy}
+        reported |= {"value": (mask * value[:-1]).sum() / trained, "rho": rho}
         return loss, {name: scalar.detach() for name, scalar in reported.items()}
 
     def policy_state(self) -> dict[str, Tensor]:
         """Return copies of the network's parameters."""
-        return {name: value.detach().clone() for name, value in self._network.state_dict().items()}
+        return {name: value.detach().clone() for name, value in self.network.state_dict().items()}
 
     def state_dict(self) -> State:
         """Return network, optimizer and counter; an update draws no random numbers."""

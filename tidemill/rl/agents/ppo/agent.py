@@ -46,11 +46,11 @@ class PPOAgent:
     def __init__(self, config: PPOConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config, self._frame_stack, self._device = config, env_spec.frame_stack, device
         self.window = config.window(env_spec.frame_stack)
-        self._network = build_actor_critic(config, env_spec, seed).to(device)
-        self._optimizer = Adam(self._network.parameters(), config.learning_rate, epsilon=config.optimizer_epsilon)
+        self.network = build_actor_critic(config, env_spec, seed).to(device)
+        self._optimizer = Adam(self.network.parameters(), config.learning_rate, epsilon=config.optimizer_epsilon)
         self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates)
         order = torch.Generator().manual_seed(seed)  # of the minibatches; on the CPU, so that devices agree
-        self._state = TrainState({"network": self._network}, {"optimizer": self._optimizer}, order)
+        self._state = TrainState({"network": self.network}, {"optimizer": self._optimizer}, order)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return rollouts; see `tidemill.rl.agents.on_policy.rollouts`."""
@@ -67,7 +67,7 @@ class PPOAgent:
         (Schulman 2020: mean of ratio - 1 - log ratio) and the share of clipped actions.
         """
         self._decay.at(self._state.updates)
-        samples = self.samples(batch)
+        samples = self.samples(batch, weight)
         metrics: dict[str, Tensor] = {}
         for _ in range(self._config.epochs):
             for index in self._minibatches(len(samples.mask)):
@@ -81,20 +81,25 @@ class PPOAgent:
         return Update(torch.ones_like(weight), metrics)
 
     @torch.no_grad()
-    def samples(self, batch: Mapping[str, Tensor]) -> Samples:
-        """Return the transitions of a batch with their advantages, by the network as it is before the update."""
+    def samples(self, batch: Mapping[str, Tensor], weight: Tensor) -> Samples:
+        """Return the transitions of a batch with their advantages, by the network as it is before the update.
+
+        Args:
+            batch: What `decode` returned.
+            weight: Of each item in the losses, [B].
+        """
         rollout = Rollout.of(batch)
         shape = rollout.observation.shape[:2]
-        value = self._network.values(rollout.observation.flatten(0, 1)).unflatten(0, shape)
+        value = self.network.values(rollout.observation.flatten(0, 1)).unflatten(0, shape)
         columns = (rollout.reward, rollout.discount, rollout.continues, value[:-1], value[1:])
         advantage, target = generalized_advantage(*columns, self._config.gae_lambda)
         each = (rollout.observation[:-1], rollout.action, rollout.log_prob, value[:-1], advantage, target)
-        return Samples(*(column.flatten(0, 1) for column in (*each, rollout.is_trained.float())))
+        return Samples(*(column.flatten(0, 1) for column in (*each, rollout.is_trained * weight)))
 
     def loss(self, samples: Samples) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of a minibatch, [], and what to report of it."""
         config, mask = self._config, samples.mask
-        distribution, value = self._network(samples.observation)
+        distribution, value = self.network(samples.observation)
         log_ratio = distribution.log_prob(samples.action) - samples.log_prob
         advantage = normalized(samples.advantage, mask) if config.normalize_advantage else samples.advantage
         policy = masked_mean(clipped_policy_loss(log_ratio, advantage, config.clip), mask)
@@ -106,6 +111,7 @@ class PPOAgent:
             kl = masked_mean(log_ratio.exp() - 1.0 - log_ratio, mask)
             clipped = masked_mean(((log_ratio.exp() - 1.0).abs() > config.clip).float(), mask)
         reported = {"loss": loss, "policy_loss": policy, "value_loss": values, "entropy": entropy}
+        reported["value"] = masked_mean(value, mask)
         return loss, {name: scalar.detach() for name, scalar in reported.items()} | {"kl": kl, "clipped": clipped}
 
     def _minibatches(self, count: int) -> Iterator[Tensor]:
@@ -120,7 +126,7 @@ class PPOAgent:
 
     def policy_state(self) -> dict[str, Tensor]:
         """Return copies of the network's parameters."""
-        return {name: value.detach().clone() for name, value in self._network.state_dict().items()}
+        return {name: value.detach().clone() for name, value in self.network.state_dict().items()}
 
     def state_dict(self) -> State:
         """Return network, optimizer, the generator of the minibatches and the counter."""

@@ -1,0 +1,255 @@
+"""PPO and IMPALA: their updates against independent implementations on a fixed rollout, their batches, their policy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support.batches import policy_input
+from tidemill.rl.agents.build import build_policy
+from tidemill.rl.agents.impala.agent import IMPALAAgent
+from tidemill.rl.agents.impala.config import IMPALAConfig
+from tidemill.rl.agents.on_policy import rollouts
+from tidemill.rl.agents.ppo.agent import PPOAgent
+from tidemill.rl.agents.ppo.config import PPOConfig
+from tidemill.types import EnvSpec, WindowSpec
+
+DISCRETE = EnvSpec((3,), "float32", num_actions=4)
+CONTINUOUS = EnvSpec((3,), "float32", action_shape=(2,))
+STEPS, STREAMS, GAMMA = 6, 5, 0.9
+CPU = torch.device("cpu")
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}
+
+
+def rollout(env_spec: EnvSpec) -> dict[str, Tensor]:
+    """Return a batch in which stream 1 terminates, stream 2 is truncated, and stream 2 shows its last observation."""
+    rng = np.random.default_rng(7)
+    terminated, truncated = np.zeros((2, STREAMS, STEPS), dtype=bool)
+    terminated[1, 2] = truncated[2, 3] = True
+    is_trained = np.ones((STREAMS, STEPS), dtype=bool)
+    is_trained[2, 4] = False
+    shape = (STREAMS, STEPS + 1)
+    action = rng.integers(4, size=shape) if env_spec.is_discrete else rng.normal(size=(*shape, 2)).astype(np.float32)
+    batch = {
+        "observation": rng.normal(size=(*shape, 3)).astype(np.float32),
+        "action": action,
+        "log_prob": (rng.normal(size=shape) * 0.3 - 1.4).astype(np.float32),
+        "reward": rng.normal(size=(STREAMS, STEPS)).astype(np.float32),
+        "discount": (GAMMA * ~terminated).astype(np.float32),
+        "continues": ~(terminated | truncated),
+        "is_trained": is_trained,
+    }
+    return {name: torch.from_numpy(column) for name, column in batch.items()}
+
+
+class Reference(nn.Module):
+    """The network written out with torch's own layers and distributions, as CleanRL has it."""
+
+    def __init__(self, parameters: dict[str, Tensor], env_spec: EnvSpec) -> None:
+        super().__init__()
+        outputs = env_spec.num_actions or env_spec.action_size
+        self.policy = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, outputs))
+        self.value = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.log_std = None if env_spec.is_discrete else nn.Parameter(torch.zeros(outputs))
+        renamed = {name.replace(".1.", ".2."): value for name, value in parameters.items()}
+        self.load_state_dict(renamed)
+
+    def distribution(self, observation: Tensor) -> Any:  # noqa: ANN401 - torch's distributions share no useful type
+        """Return torch's distribution of the actions."""
+        head = self.policy(observation)
+        if self.log_std is None:
+            return torch.distributions.Categorical(logits=head)
+        normal = torch.distributions.Normal(head, self.log_std.exp().expand_as(head))
+        return torch.distributions.Independent(normal, 1)
+
+    def gradients(self, loss: Tensor) -> dict[str, Tensor]:
+        """Return the gradient of each parameter, by the names of ours."""
+        found = torch.autograd.grad(loss, list(self.parameters()))
+        names = [name.replace(".2.", ".1.") for name, _ in self.named_parameters()]
+        return dict(zip(names, found, strict=True))
+
+
+def transitions(batch: dict[str, Tensor]) -> list[tuple[int, int]]:
+    """Return stream and step of each transition that is trained on."""
+    return [(b, t) for b in range(STREAMS) for t in range(STEPS) if batch["is_trained"][b, t]]
+
+
+def reference_advantages(network: Reference, batch: dict[str, Tensor], decay: float) -> dict[tuple[int, int], float]:
+    """Return the generalized advantage of each transition, one float at a time."""
+    advantage: dict[tuple[int, int], float] = {}
+    with torch.no_grad():
+        value = network.value(batch["observation"]).squeeze(-1).tolist()
+    for b in range(STREAMS):
+        following = 0.0
+        for t in range(STEPS - 1, -1, -1):
+            discount = float(batch["discount"][b, t])
+            error = float(batch["reward"][b, t]) + discount * value[b][t + 1] - value[b][t]
+            following = error + (discount * decay * following if batch["continues"][b, t] else 0.0)
+            advantage[b, t] = following
+    return advantage
+
+
+def reference_ppo_loss(network: Reference, batch: dict[str, Tensor], config: PPOConfig) -> dict[str, Tensor]:
+    """Return PPO's loss and its parts, transition by transition."""
+    advantages = reference_advantages(network, batch, config.gae_lambda)
+    chosen = transitions(batch)
+    raw = torch.tensor([advantages[at] for at in chosen])
+    scaled = (raw - raw.mean()) / (raw.std() + 1e-8)
+    policy, value_loss, entropy = [], [], []
+    for number, (b, t) in enumerate(chosen):
+        distribution = network.distribution(batch["observation"][b, t])
+        ratio = (distribution.log_prob(batch["action"][b, t]) - batch["log_prob"][b, t]).exp()
+        clipped = torch.clamp(ratio, 1 - config.clip, 1 + config.clip)
+        policy.append(torch.max(-scaled[number] * ratio, -scaled[number] * clipped))
+        value = network.value(batch["observation"][b, t]).squeeze()
+        value_loss.append(0.5 * (value - (raw[number] + value.detach())) ** 2)
+        entropy.append(distribution.entropy())
+    parts = [torch.stack(part).mean() for part in (policy, value_loss, entropy)]
+    loss = parts[0] + config.value_coefficient * parts[1] - config.entropy_coefficient * parts[2]
+    return {"loss": loss, "policy_loss": parts[0], "value_loss": parts[1], "entropy": parts[2]}
+
+
+@pytest.mark.parametrize("env_spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
+def test_ppo_equals_an_independent_implementation(env_spec: EnvSpec) -> None:
+    """Advantages, losses and all gradients of the first gradient step on a fixed rollout, to 1e-4 in float32."""
+    config = PPOConfig(hidden_sizes=(8,), unroll=STEPS, gamma=GAMMA, gae_lambda=0.8)
+    agent, batch = PPOAgent(config, env_spec, CPU, seed=3), rollout(env_spec)
+    network = Reference(agent.policy_state(), env_spec)
+    samples = agent.samples(batch, torch.ones(STREAMS))
+    expected = reference_advantages(network, batch, 0.8)
+    found = samples.advantage.unflatten(0, (STEPS, STREAMS))
+    for (b, t), advantage in expected.items():
+        assert float(found[t, b]) == pytest.approx(advantage, rel=1e-4, abs=1e-5)
+    loss, reported = agent.loss(samples)
+    reference = reference_ppo_loss(network, batch, config)
+    for name, value in reference.items():
+        torch.testing.assert_close(reported[name], value.detach(), **TOLERANCE)
+    ours = dict(agent.network.named_parameters())
+    gradients = dict(zip(ours, torch.autograd.grad(loss, list(ours.values())), strict=True))
+    for name, gradient in network.gradients(reference["loss"]).items():
+        torch.testing.assert_close(gradients[name], gradient, **TOLERANCE)
+
+
+@pytest.mark.parametrize("env_spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
+def test_ppo_update_equals_torchs_adam_on_the_reference(env_spec: EnvSpec) -> None:
+    """Two passes of one minibatch: the parameters are those that the reference loss and torch's Adam lead to."""
+    config = PPOConfig(
+        hidden_sizes=(8,), unroll=STEPS, gamma=GAMMA, epochs=2, minibatches=1, clip_value=False, learning_rate=1e-3
+    )
+    agent, batch = PPOAgent(config, env_spec, CPU, seed=3), rollout(env_spec)
+    network = Reference(agent.policy_state(), env_spec)
+    advantages = reference_advantages(network, batch, config.gae_lambda)
+    chosen = transitions(batch)
+    raw = torch.tensor([advantages[at] for at in chosen])
+    rows = tuple(torch.tensor(index) for index in zip(*chosen, strict=True))
+    with torch.no_grad():
+        target = raw + network.value(batch["observation"][rows]).squeeze(-1)
+    adam = torch.optim.Adam(network.parameters(), lr=1e-3, eps=1e-5)
+    scaled = (raw - raw.mean()) / (raw.std() + 1e-8)
+    for _ in range(2):
+        distribution = network.distribution(batch["observation"][rows])
+        ratio = (distribution.log_prob(batch["action"][rows]) - batch["log_prob"][rows]).exp()
+        policy = -torch.min(ratio * scaled, ratio.clamp(1 - config.clip, 1 + config.clip) * scaled).mean()
+        values = 0.5 * (network.value(batch["observation"][rows]).squeeze(-1) - target).square().mean()
+        loss = policy + 0.5 * values - config.entropy_coefficient * distribution.entropy().mean()
+        adam.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), config.max_grad_norm)
+        adam.step()
+    agent.update(batch, torch.ones(STREAMS))
+    found = agent.policy_state()
+    for name, value in network.state_dict().items():
+        torch.testing.assert_close(found[name.replace(".2.", ".1.")], value, **TOLERANCE)
+
+
+@pytest.mark.parametrize("env_spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
+def test_impala_equals_an_independent_implementation(env_spec: EnvSpec) -> None:
+    """Loss and all gradients on a fixed rollout of another policy's, to 1e-4 in float32."""
+    config = IMPALAConfig(hidden_sizes=(8,), unroll=STEPS, gamma=GAMMA)
+    agent, batch = IMPALAAgent(config, env_spec, CPU, seed=3), rollout(env_spec)
+    network = Reference(agent.policy_state(), env_spec)
+    with torch.no_grad():
+        value = network.value(batch["observation"]).squeeze(-1).tolist()
+        log_prob = network.distribution(batch["observation"]).log_prob(batch["action"])
+    terms = []
+    for b in range(STREAMS):
+        correction, following = 0.0, value[b][STEPS]  # v_t+1 - V(s_t+1), and v_t+1
+        for t in range(STEPS - 1, -1, -1):
+            if not batch["continues"][b, t]:
+                correction, following = 0.0, value[b][t + 1]
+            ratio = min(1.0, math.exp(float(log_prob[b, t] - batch["log_prob"][b, t])))
+            reward, discount = float(batch["reward"][b, t]), float(batch["discount"][b, t])
+            advantage = ratio * (reward + discount * following - value[b][t])
+            delta = ratio * (reward + discount * value[b][t + 1] - value[b][t])
+            correction = delta + discount * ratio * correction
+            following = value[b][t] + correction
+            if not batch["is_trained"][b, t]:
+                continue
+            distribution = network.distribution(batch["observation"][b, t])
+            error = network.value(batch["observation"][b, t]).squeeze() - following
+            policy = -advantage * distribution.log_prob(batch["action"][b, t])
+            terms.append(policy + 0.5 * 0.5 * error**2 - config.entropy_coefficient * distribution.entropy())
+    expected = torch.stack(terms).mean()
+    loss, _ = agent.loss(batch, torch.ones(STREAMS))
+    torch.testing.assert_close(loss, expected, **TOLERANCE)
+    ours = dict(agent.network.named_parameters())
+    gradients = dict(zip(ours, torch.autograd.grad(loss, list(ours.values())), strict=True))
+    for name, gradient in network.gradients(expected).items():
+        torch.testing.assert_close(gradients[name], gradient, **TOLERANCE)
+
+
+def test_target_kl_ends_the_passes() -> None:
+    """A tiny bound leaves one pass of many; without it all are made."""
+    batch, weight = rollout(DISCRETE), torch.ones(STREAMS)
+
+    def moved(**settings: Any) -> Tensor:  # noqa: ANN401 - of the settings
+        config = PPOConfig(hidden_sizes=(8,), unroll=STEPS, minibatches=1, learning_rate=1e-2, **settings)
+        agent = PPOAgent(config, DISCRETE, CPU, seed=3)
+        agent.update(batch, weight)
+        return agent.policy_state()["policy.0.weight"]
+
+    assert torch.equal(moved(epochs=9, target_kl=1e-9), moved(epochs=1))
+    assert not torch.equal(moved(epochs=9), moved(epochs=1))
+
+
+def test_final_observation_steps_are_not_trained_on() -> None:
+    """Wherever a window lies, exactly the rows that follow an end and begin nothing are left out."""
+    count = 12
+    columns: dict[str, Any] = {name: np.zeros(count, dtype=bool) for name in ("terminated", "truncated", "is_first")}
+    columns["truncated"][3] = columns["terminated"][8] = True  # row 4 is a final observation step; 9 begins an episode
+    columns["is_first"][[0, 5, 9]] = True
+    columns |= {name: np.arange(count, dtype=np.float32) for name in ("reward", "log_prob")}
+    columns |= {"observation": np.arange(count, dtype=np.float32)[:, None], "action": np.arange(count)}
+    window = WindowSpec(1, 3, 4, keep_all=True)
+    index = np.array([[0, 0, 1, 2, 3], [3, 4, 5, 6, 7], [7, 8, 9, 10, 11]])  # the first row has none before it
+    batch = rollouts(columns, index, window, 1, GAMMA)
+    assert batch["is_trained"].tolist() == [[True] * 3, [False, True, True], [True] * 3]
+    assert batch["observation"][:, :, 0].tolist() == index[:, 1:].tolist()
+    assert batch["continues"].tolist() == [[True] * 3, [True] * 3, [False, True, True]]
+
+
+@pytest.mark.parametrize("env_spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
+def test_policy_draws_by_its_probabilities_and_reports_them(env_spec: EnvSpec) -> None:
+    """The log-probability of each action is that of the distribution it was drawn from, whose frequencies it has."""
+    config, count = PPOConfig(hidden_sizes=(8,), initial_log_std=-1.0), 20_000
+    policy = build_policy(config, env_spec, seed=1)
+    agent = PPOAgent(config, env_spec, CPU, seed=5)
+    with torch.no_grad():
+        agent.network.policy[-1].weight.normal_(std=2.0, generator=torch.Generator().manual_seed(0))
+    policy.load(agent.policy_state())
+    observation = np.full((count, 3), 0.3, np.float32)
+    output = policy.act(policy_input(observation))
+    distribution = agent.network.distribution(torch.from_numpy(observation))
+    expected = distribution.log_prob(torch.from_numpy(output.action)).detach().numpy()
+    np.testing.assert_allclose(output.extras["log_prob"], expected, rtol=1e-5, atol=1e-5)
+    if env_spec.is_discrete:
+        frequency = np.bincount(output.action, minlength=4) / count
+        np.testing.assert_allclose(frequency, distribution.head[0].softmax(0).detach(), atol=0.015)
+    else:
+        np.testing.assert_allclose(output.action.mean(0), distribution.head[0].detach(), atol=0.015)
+        np.testing.assert_allclose(output.action.std(0), math.exp(-1.0), atol=0.01)
