@@ -84,8 +84,12 @@ class VersionPacer:
                 return False
             params.watcher.wait(_STOP_CHECK_S, newer_than=params.version)
             params.refresh()
-        self._started += 1
+        self.started()
         return True
+
+    def started(self) -> None:
+        """Count a window that starts now."""
+        self._started += 1
 
     def may_start(self, version: int, learner_steps: int) -> bool:
         """Return whether another window may start with parameters of this version and gradient steps."""

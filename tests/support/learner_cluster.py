@@ -151,7 +151,7 @@ class LearnerCluster:
 
     def start_learner(self, *overrides: str) -> LearnerThread:
         """Start a learner in a thread; it is not waited for."""
-        return self._keep(LearnerThread([*self._learner_arguments(), *overrides]))
+        return self.keep(LearnerThread([*self._learner_arguments(), *overrides]))
 
     def start_learner_process(
         self, *overrides: str, module: str = "tidemill.services.learner", before: Sequence[str] = ()
@@ -190,7 +190,7 @@ class LearnerCluster:
 
     def feed(self, *, chunks_per_s: float = 50.0) -> Feeder:
         """Append random steps from now on."""
-        return self._keep(Feeder(self.replay, chunks_per_s=chunks_per_s))
+        return self.keep(Feeder(self.replay, chunks_per_s=chunks_per_s))
 
     def rested(self, batch_size: int, spare: int = 0) -> tuple[LearnerStatus, TableDescription]:
         """End the feeding, and have the learner train on all that the limiter still gives it.
@@ -217,15 +217,15 @@ class LearnerCluster:
 
     def learner_client(self) -> LearnerClient:
         """Return a client of the learner's controls."""
-        return self._keep(LearnerClient(self.learner, deadline_s=60.0))
+        return self.keep(LearnerClient(self.learner, deadline_s=60.0))
 
     def replay_client(self) -> ReplayClient:
         """Return a client of the replay service."""
-        return self._keep(ReplayClient(self.replay, deadline_s=60.0))
+        return self.keep(ReplayClient(self.replay, deadline_s=60.0))
 
     def params_client(self) -> ParamsClient:
         """Return a client of the parameter server."""
-        return self._keep(ParamsClient(self.params, deadline_s=60.0))
+        return self.keep(ParamsClient(self.params, deadline_s=60.0))
 
     def wait_for_status(
         self, condition: Callable[[LearnerStatus], bool], what: str, timeout_s: float = WAIT_S
@@ -253,14 +253,14 @@ class LearnerCluster:
         """Start a process of any service; it is not waited for."""
         self._count += 1
         log = self.folder / f"{module}-{self._count}.log"
-        return self._keep(Process(module, arguments, log))
+        return self.keep(Process(module, arguments, log))
 
     def _serving(self, module: str, section: str, address: str, arguments: list[str]) -> Process:
         process = self.start(module, [f"--{section}.server.address", address, *arguments])
         wait_until(lambda: is_serving(address), f"{module} serves")
         return process
 
-    def _keep(self, opened: _T) -> _T:
+    def keep(self, opened: _T) -> _T:
         self._opened.append(opened)
         return opened
 

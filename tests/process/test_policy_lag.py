@@ -1,0 +1,106 @@
+"""`learner.max_policy_lag` on a cluster of real processes: every item keeps it, and none is left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tests.support.learner_cluster import LearnerCluster, LearnerThread, learner_cluster
+from tidemill.rl.agents.interface import Update
+from tidemill.rl.agents.ppo.agent import PPOAgent
+from tidemill.services.learner.data.decoder import Batch
+from tidemill.services.learner.trainer import Trainer
+
+pytestmark = pytest.mark.process
+
+UPDATES, ENVS, UNROLL, LENGTH = 16, 2, 5, 7
+
+
+class Recorder:
+    """Everything that a learner of this process trains on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Listen to the trainer and to the agent; both work as ever."""
+        self.item_versions: list[NDArray[np.float64]] = []
+        self.observations: list[NDArray[np.float32]] = []
+        record, update = Trainer._record, PPOAgent.update
+
+        def recorded(trainer: Trainer, batch: Batch, now: float) -> None:
+            self.item_versions.append(batch.params_versions)
+            record(trainer, batch, now)
+
+        def updated(agent: PPOAgent, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
+            self.observations.append(batch["observation"].numpy().copy())
+            return update(agent, batch, weight)
+
+        monkeypatch.setattr(Trainer, "_record", recorded)
+        monkeypatch.setattr(PPOAgent, "update", updated)
+
+
+def run(cluster: LearnerCluster, lag: int, actors: int, end: str) -> LearnerThread:
+    """Train to the end and return the learner."""
+    settings: dict[str, Any] = {
+        "run": {"max_learner_steps": UPDATES, "root": str(cluster.folder), "name": "test"},
+        "cluster": {"replay": [cluster.replay], "params": cluster.params},
+        "env": {
+            "id": "tests.support.envs:counting", "kwargs": {"length": LENGTH, "end": end}, "num_envs": ENVS
+        },
+        "agent": {
+            "algorithm": "ppo", "hidden_sizes": [8], "unroll": UNROLL, "batch_size": ENVS * actors, "minibatches": 1
+        },
+        "table": {"sampler": "fifo", "min_size": 1, "max_items": 64, "chunk_length": 3},
+        "learner": {"updates_per_env_step": 0, "publish_every": 1, "max_policy_lag": lag, "log_every_s": 1},
+        "actor": {"count": actors},
+    }  # fmt: skip
+    file = cluster.folder / "config.json"  # JSON is YAML
+    file.write_text(json.dumps(settings))
+    cluster.start_replay()
+    cluster.start_params()
+    learner = cluster.keep(LearnerThread(["--config", str(file), "--learner.server.address", cluster.learner]))
+    for index in range(actors):
+        names = ("--actor.id", f"actor-{index}", "--actor.index", str(index))
+        cluster.start("tidemill.services.actor", ["--config", str(file), *names])
+    return learner
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+@pytest.mark.parametrize("lag,actors", [(0, 1), (0, 2), (2, 1), (2, 2)])
+def test_every_item_keeps_the_bound_and_none_is_left_out(
+    lag: int, actors: int, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No item is used more updates after its version than allowed; each stream is used whole, from its first row on.
+
+    Episodes have a fixed length, and an observation names the step within its episode. If streams are used without a
+    gap, every step of an episode comes as often as any other, but for each stream's unfinished last one: what would
+    drop items, or end episodes early, would favour some.
+    """
+    recorder = Recorder(monkeypatch)
+    with learner_cluster(tmp_path) as cluster:
+        assert run(cluster, lag, actors, end).wait(200.0) is None
+        versions = cluster.params_client().list_versions().versions
+    steps_behind = {version.version: version.metadata.learner_steps for version in reversed(versions)}
+    lags = [
+        update - steps_behind[int(version)]
+        for update, items in enumerate(recorder.item_versions)
+        for version in items
+    ]
+    assert len(lags) == UPDATES * ENVS * actors
+    assert 0 <= min(lags)
+    assert max(lags) <= lag, lags
+    assert lag == 0 or max(lags) > 0  # actors did not wait for nothing
+    seen = np.concatenate(recorder.observations)  # [items, U + 1, 2]
+    counts = np.bincount(seen[..., 1].astype(np.int64).ravel(), minlength=LENGTH)
+    streams = ENVS * actors
+    assert counts.max() - counts.min() <= streams, counts
+    starts = {(int(episode), int(step)) for episode, step in seen[:, 0]}
+    rows_per_episode = LENGTH + 1
+    ahead = UPDATES + lag  # one actor may be ahead of the others by as much
+    assert starts <= {divmod(item * (UNROLL + 1), rows_per_episode) for item in range(ahead)}

@@ -1,0 +1,62 @@
+"""Settings that do not fit an algorithm that learns from each item once are refused, with what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidemill.config.load import load, load_config
+from tidemill.config.sections import ActorConfig
+from tidemill.errors import ConfigError
+
+
+def settings(**sections: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a synchronous run of PPO with some changed."""
+    fitting: dict[str, dict[str, Any]] = {
+        "env": {"id": "CartPole-v1", "num_envs": 4},
+        "agent": {"algorithm": "ppo", "unroll": 31},
+        "table": {"sampler": "fifo", "min_size": 4, "max_items": 64, "chunk_length": 16},
+        "learner": {"updates_per_env_step": 0, "publish_every": 1, "max_policy_lag": 0},
+    }
+    return {name: fitting.get(name, {}) | sections.get(name, {}) for name in (*fitting, *sections)}
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
+def test_settings_that_fit_are_taken(algorithm: str) -> None:
+    """With a bound and without one."""
+    for lag in (-1, 0, 3):
+        fitting = settings(agent={"algorithm": algorithm, "batch_size": 4}, learner={"max_policy_lag": lag})
+        assert load_config(fitting).learner.max_policy_lag == lag
+
+
+@pytest.mark.parametrize(
+    "changed,message",
+    [
+        ({"table": {"sampler": "prioritized"}}, "table.sampler is 'prioritized', but .*'ppo' learns .* set it to 'fifo'"),
+        ({"learner": {"updates_per_env_step": 0.5}}, r"updates_per_env_step is 0\.5, .* set it to 0"),
+        ({"table": {"chunk_length": 24}}, r"chunk_length is 24, but must divide agent.unroll \+ 1 \(32\)"),
+        ({"table": {"min_size": 5}}, r"min_size is 5, .* set it to agent.batch_size \(4\) or less"),
+        ({"table": {"max_items": 15}}, r"max_items is 15, .* four batches \(16\)"),
+        ({"learner": {"decode_threads": 2}}, "decode_threads is 2, but must be 1"),
+        ({"learner": {"batches_per_sample": 2}}, "batches_per_sample is 2, but must be 1"),
+        ({"env": {"num_envs": 3}}, "is 4 items per version, must be a multiple of the 3 environments"),
+        ({"launcher": {"actors": 2}}, "must be a multiple of the 8 environments of all actors"),
+        ({"agent": {"algorithm": "dqn", "unroll": None}}, "max_policy_lag is 0, but agent.algorithm 'dqn' learns from"),
+        ({"learner": {"max_policy_lag": -2}}, "max_policy_lag is -2, allowed: -1 or more"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(changed: dict[str, dict[str, Any]], message: str) -> None:
+    """One line names the setting, its value and the remedy."""
+    document = settings(**changed)
+    if document["agent"]["unroll"] is None:
+        del document["agent"]["unroll"]
+    with pytest.raises(ConfigError, match=message):
+        load_config(document)
+
+
+def test_command_line_is_checked_as_a_whole() -> None:
+    """An actor that is started by hand learns the same, once all of its settings are known."""
+    words = ["--agent.algorithm", "ppo", "--table.sampler", "uniform"]
+    with pytest.raises(ConfigError, match="set it to 'fifo'"):
+        load(ActorConfig, words, prog="actor", description="")
