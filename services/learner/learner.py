@@ -368,7 +368,9 @@ class Learner:
         )
 
     def _splits(self, table: TableConfig) -> int:
-        return batches_per_sample(self._config.table, self._config.learner, table.signature, self._config.agent.batch_size)
+        return batches_per_sample(
+            self._config.table, self._config.learner, table.signature, self._config.agent.batch_size
+        )
 
     def _limits(self) -> Limits:
         run, learner = self._config.run, self._config.learner

@@ -104,7 +104,9 @@ def rollouts(rng: np.random.Generator) -> dict[str, Any]:
         return rlax.vtrace_td_error_and_advantage(v, v_t, r, d, rho, lambda_=0.9)
 
     traced = over_batch(v_trace, value, following, reward, discount, np.exp(log_ratio))
-    gae = over_batch(lambda r, d, v: rlax.truncated_generalized_advantage_estimation(r, d, 0.8, v), reward, discount, values)
+    gae = over_batch(
+        lambda r, d, v: rlax.truncated_generalized_advantage_estimation(r, d, 0.8, v), reward, discount, values
+    )
     batch = {"log_ratio": log_ratio, "reward": reward, "discount": discount, "value": value, "next_value": following}
     return batch | {"errors": traced.errors, "pg_advantage": traced.pg_advantage, "gae": gae}
 

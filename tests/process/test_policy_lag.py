@@ -88,12 +88,10 @@ def test_every_item_keeps_the_bound_and_none_is_left_out(
         versions = cluster.params_client().list_versions().versions
     steps_behind = {version.version: version.metadata.learner_steps for version in reversed(versions)}
     lags = [
-        update - steps_behind[int(version)]
-        for update, items in enumerate(recorder.item_versions)
-        for version in items
+        update - steps_behind[int(version)] for update, items in enumerate(recorder.item_versions) for version in items
     ]
     assert len(lags) == UPDATES * ENVS * actors
-    assert 0 <= min(lags)
+    assert min(lags) >= 0
     assert max(lags) <= lag, lags
     assert lag == 0 or max(lags) > 0  # actors did not wait for nothing
     seen = np.concatenate(recorder.observations)  # [items, U + 1, 2]

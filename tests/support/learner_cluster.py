@@ -261,6 +261,7 @@ class LearnerCluster:
         return process
 
     def keep(self, opened: _T) -> _T:
+        """End something with the cluster."""
         self._opened.append(opened)
         return opened
 

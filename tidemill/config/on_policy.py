@@ -7,7 +7,7 @@ from typing import Any
 from tidemill.config.services import LearnerSettings
 from tidemill.config.table import TableSettings
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.registry import AgentConfig, LearnsOnPolicy
+from tidemill.rl.agents.registry import LearnsOnPolicy
 
 
 def check_on_policy(settings: Any) -> None:  # noqa: ANN401 - the dataclass of any process
@@ -34,7 +34,7 @@ def check_on_policy(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
         windows_per_version(agent, learner, max(actor.count, launched) * settings.env.num_envs)
 
 
-def windows_per_version(agent: AgentConfig, learner: LearnerSettings, num_envs: int) -> int:
+def windows_per_version(agent: Any, learner: LearnerSettings, num_envs: int) -> int:  # noqa: ANN401 - as below
     """Return how many windows of each of all environments the learner uses up between two versions.
 
     Raises:

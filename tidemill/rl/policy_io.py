@@ -93,7 +93,8 @@ class PolicyOutput:
     """Choices of a policy for one step of N environments.
 
     Attributes:
-        action: int64 [N], or float32 [N, *action_shape] in [-1, 1]; what a Gaussian draws beyond, the environment clips.
+        action: int64 [N], or float32 [N, *action_shape] in [-1, 1]; what a Gaussian draws beyond that is clipped by the
+            environment.
         priority_inputs: Columns, each [N, ...], that `Policy.initial_priority` wants back for this step.
         recurrent_state: The policy's state after this step, which its next input holds again, float32
             [N, recurrent_state_size]; None if that is 0.

@@ -33,7 +33,10 @@ def test_settings_that_fit_are_taken(algorithm: str) -> None:
 @pytest.mark.parametrize(
     "changed,message",
     [
-        ({"table": {"sampler": "prioritized"}}, "table.sampler is 'prioritized', but .*'ppo' learns .* set it to 'fifo'"),
+        (
+            {"table": {"sampler": "prioritized"}},
+            "table.sampler is 'prioritized', but .*'ppo' learns .* set it to 'fifo'",
+        ),
         ({"learner": {"updates_per_env_step": 0.5}}, r"updates_per_env_step is 0\.5, .* set it to 0"),
         ({"table": {"chunk_length": 24}}, r"chunk_length is 24, but must divide agent.unroll \+ 1 \(32\)"),
         ({"table": {"min_size": 5}}, r"min_size is 5, .* set it to agent.batch_size \(4\) or less"),

@@ -51,7 +51,7 @@ def generalized_advantage(
     return Advantages(advantage, advantage + value.detach())
 
 
-def vtrace(
+def vtrace(  # noqa: PLR0913 - five columns of a rollout, the ratio, and the three bounds of the formula
     log_ratio: Tensor,
     reward: Tensor,
     discount: Tensor,

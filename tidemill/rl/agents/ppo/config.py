@@ -18,8 +18,8 @@ class PPOConfig:
     algorithm: Literal["ppo"] = "ppo"
     """Algorithm; decides which other `agent` settings there are."""
     network: str = "mlp"
-    """Torso that policy and value share: `nature`, `nature_group_norm` or `impala` for images, `mlp` (none) for vectors,
-    or your own by `module:name`."""
+    """Torso that policy and value share: `nature`, `nature_group_norm` or `impala` for images, `mlp` (none) for vectors, or
+    your own by `module:name`."""
     network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
     """Settings of a user-defined torso, by name."""
     hidden_sizes: tuple[int, ...] = (64, 64)
@@ -69,7 +69,13 @@ class PPOConfig:
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("learning_rate", "optimizer_epsilon", "clip"):
             require(getattr(self, name) > 0, name, getattr(self, name), "positive")
-        for name in ("learning_rate_decay_updates", "max_grad_norm", "value_coefficient", "entropy_coefficient", "target_kl"):
+        for name in (
+            "learning_rate_decay_updates",
+            "max_grad_norm",
+            "value_coefficient",
+            "entropy_coefficient",
+            "target_kl",
+        ):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         for name in ("gamma", "gae_lambda"):
             require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "between 0 and 1")
