@@ -51,7 +51,7 @@ def feed(config: RunConfig, address: str, *, mirrored: bool, on_device: bool, th
     learner = dataclasses.replace(config.learner, updates_per_env_step=0.0)
     batch_size = config.agent.batch_size
     table = table_config(config.table, learner, agent, stored_columns(config.agent, spec), batch_size)
-    splits = batches_per_sample(learner, table.signature, batch_size)
+    splits = batches_per_sample(config.table, learner, table.signature, batch_size)
     mirror = open_mirror(
         table,
         stride=agent.window.stride,

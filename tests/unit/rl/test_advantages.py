@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tidemill.rl.losses import generalized_advantage, vtrace
 
-Columns = dict[str, Tensor]
+Columns = dict[str, Any]
 
 
 def rollout(seed: int, steps: int, streams: int = 3) -> Columns:

@@ -8,7 +8,7 @@ were drawn and clipped by the environment.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -31,7 +31,7 @@ class ActorCriticSettings(Protocol):
         """Torso."""
 
     @property
-    def network_settings(self) -> dict[str, NetworkSetting]:
+    def network_settings(self) -> Mapping[str, NetworkSetting]:
         """Settings of a user-defined torso."""
 
     @property

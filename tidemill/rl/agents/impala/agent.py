@@ -63,8 +63,9 @@ class IMPALAAgent:
         log_prob = acted.log_prob(rollout.action.flatten(0, 1)).unflatten(0, rollout.reward.shape)
         log_ratio = log_prob - rollout.log_prob
         columns = (rollout.reward, rollout.discount, rollout.continues, value[:-1], value[1:])
-        bounds = {"max_rho": config.max_rho, "max_c": config.max_c, "decay": config.trace_decay}
-        advantage, target = vtrace(log_ratio, *columns, **bounds)
+        advantage, target = vtrace(
+            log_ratio, *columns, max_rho=config.max_rho, max_c=config.max_c, decay=config.trace_decay
+        )
         mask = rollout.is_trained * weight
         trained = mask.sum().clamp(min=1.0)
         policy = -(mask * advantage * log_prob).sum() / trained

@@ -18,8 +18,8 @@ class PPOConfig:
     algorithm: Literal["ppo"] = "ppo"
     """Algorithm; decides which other `agent` settings there are."""
     network: str = "mlp"
-    """Torso that policy and value share: `nature`, `nature_group_norm` or `impala` for images, `mlp` (none) for vectors, or
-    your own by `module:name`."""
+    """Torso of policy and value: `nature`, `nature_group_norm` or `impala` for images, `mlp` (none) for vectors,
+    or your own by `module:name`."""
     network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
     """Settings of a user-defined torso, by name."""
     hidden_sizes: tuple[int, ...] = (64, 64)
