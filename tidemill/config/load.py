@@ -69,9 +69,9 @@ def load_config(settings: Mapping[str, Any] | str | Path) -> RunConfig:
         ConfigError: The file cannot be read, or a setting is unknown or out of range; the message names it.
     """
     document = settings if isinstance(settings, Mapping) else read_document(Path(settings))
-    settings = from_document(RunConfig, document)
-    check_on_policy(settings)
-    return settings
+    config = from_document(RunConfig, document)
+    check_on_policy(config)
+    return config
 
 
 def from_document(config: type[_T], document: Mapping[str, Any], algorithm: str | None = None) -> _T:

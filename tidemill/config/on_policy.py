@@ -40,7 +40,7 @@ def windows_per_version(agent: Any, learner: LearnerSettings, num_envs: int) -> 
     Raises:
         ConfigError: It is no whole number: some items would have to wait for the next version.
     """
-    items = agent.batch_size * learner.publish_every
+    items: int = agent.batch_size * learner.publish_every
     _require(
         items % num_envs == 0,
         f"agent.batch_size ({agent.batch_size}) * learner.publish_every ({learner.publish_every}) is {items} items per "
