@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import sys
+from collections.abc import Sequence
+from importlib import metadata
 
 from tidemill import kernel
 from tidemill.services.launcher.doctor.finding import Finding, python_says, says
@@ -35,14 +38,44 @@ def command() -> list[Finding]:
 
 
 def packages() -> list[Finding]:
-    """Return versions, and what is not installed."""
+    """Return versions, what is not installed, and what is of a version that Tidemill does not work with."""
     known = versions()
     found = [Finding("ok", ", ".join(f"{name} {version}" for name, version in known.items()))]
     for module in (*_NEEDED, *_OPTIONAL):
         if importlib.util.find_spec(module) is None:
             mark, extra = ("FAIL", "learn") if module in _NEEDED else ("note", _OPTIONAL[module])
             found.append(Finding(mark, f"{module} is not installed", f"pip install 'tidemill[{extra}]'"))
+    return found + outside_bounds(metadata.requires("tidemill") or [])
+
+
+def outside_bounds(requirements: Sequence[str]) -> list[Finding]:
+    """Return the packages that are installed in a version outside what the requirements allow.
+
+    Args:
+        requirements: As an installed package states them, e.g. `protobuf<8,>=7.35.1` or `torch>=2; extra == "learn"`;
+            other comparisons than `>=` and `<` are left to pip.
+    """
+    found = []
+    for requirement in requirements:
+        stated = requirement.partition(";")[0].strip()
+        name = re.split(r"[^\w.-]", stated)[0]
+        try:
+            installed = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        bounds = re.findall(r"(>=|<)\s*([\d.]+)", stated)
+        if not all((_numbers(installed) >= _numbers(bound)) == (kind == ">=") for kind, bound in bounds):
+            text = f"{name} {installed} is installed, and Tidemill needs {stated}"
+            found.append(Finding("FAIL", text, f"pip install '{stated}'"))
     return found
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers a version begins with, without zeros at their end."""
+    numbers = [int(number) for number in (re.match(r"\d+(\.\d+)*", version) or ["0"])[0].split(".")]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
 
 
 def compiled_kernel() -> list[Finding]:

@@ -43,6 +43,28 @@ def test_gpu_that_torch_does_not_see_is_named(programs: Path) -> None:
     assert "install the CUDA build" in seen.advice
 
 
+@pytest.mark.parametrize(
+    "requirement, is_met",
+    [
+        ("pytest>=1", True),
+        ("pytest>=1.0.0,<999", True),
+        ('pytest>=999; extra == "learn"', False),
+        ("pytest<1,>=0.1", False),
+        ("pytest<1.0", False),
+        (f"pytest>={pytest.__version__}", True),
+        (f"pytest<{pytest.__version__}", False),
+        ("pytest", True),
+        ("no-such-package>=1", True),
+    ],
+)
+def test_package_of_another_version_fails(requirement: str, is_met: bool) -> None:
+    """It says which one is there, which is needed, and how to get it; what is not installed is told elsewhere."""
+    found = software.outside_bounds([requirement])
+    assert [finding.mark for finding in found] == ([] if is_met else ["FAIL"])
+    assert is_met or f"pip install '{requirement.partition(';')[0]}'" == found[0].advice
+    assert is_met or pytest.__version__ in found[0].text
+
+
 def test_docker_is_asked_for_client_plugin_and_engine(programs: Path) -> None:
     """Each has its own remedy."""
     assert software.docker()[0].text == "no Docker: only `docker compose up` needs it"
