@@ -31,7 +31,7 @@ MAIN = (
         "ParamsWatcher",
         "LearnerClient",
     ),
-    *("VectorEnv", "Agent", "Policy", "Callback"),
+    *("VectorEnv", "Agent", "Policy", "Callback", "RunLogger"),
 )
 _STATUS = LearnerStatus(
     state=LearnerState.TRAINING,

@@ -37,14 +37,16 @@ class RunLogger:
     was sent when that process died may be sent again.
 
     Example:
-        >>> from pathlib import Path
-        >>> class Printer(RunLogger):
+        >>> import tidemill
+        >>> class Printer(tidemill.RunLogger):
         ...     def __init__(self, run):
         ...         self.id = run.id or run.name
         ...
         ...     def log(self, step, scalars, time_s):
         ...         print(step, scalars)
-        >>> Printer(LoggedRun("a-run", Path("runs/a-run"), {})).log(100, {"learner/loss": 0.5}, 0.0)
+        >>> from pathlib import Path
+        >>> run = tidemill.LoggedRun("a-run", Path("runs/a-run"), {})  # as `tidemill log` makes it
+        >>> Printer(run).log(100, {"learner/loss": 0.5}, 0.0)
         100 {'learner/loss': 0.5}
     """
 
