@@ -67,7 +67,8 @@ class IMPALAAgent:
             log_ratio, *columns, max_rho=config.max_rho, max_c=config.max_c, decay=config.trace_decay
         )
         mask = rollout.is_trained * weight
-        trained = mask.sum().clamp(min=1.0)
+        # of all ranks, so that their mean is that of the whole batch, whatever each has of it
+        trained = self._state.group.mean([mask.sum()])[0].clamp(min=1.0)
         policy = -(mask * advantage * log_prob).sum() / trained
         values = 0.5 * (mask * (target - value[:-1]).square()).sum() / trained
         entropy = (mask.flatten() * acted.entropy()).sum() / trained
