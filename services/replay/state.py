@@ -126,7 +126,9 @@ class ReplayState:
         """
         config = update.applied_to(table.config)
         is_on = table.limiter.is_on if update.rate_limiter_on is None else update.rate_limiter_on
+        before = table.config
         self._reconfigure(table, config, table.declared, limiter_is_on=is_on)
+        table.former.append(before)  # a client may have read it
 
     def delete_matching(self, table: Table, actor_id: str, env_index: int | None, min_age: int) -> int:
         """Remove the items of a table that meet every condition; return how many there were.
@@ -299,9 +301,6 @@ class ReplayState:
             AlreadyExists: It says something new and may not.
         """
         new = [name for name in TableConfig.__dataclass_fields__ if getattr(wanted, name) not in _values(table, name)]
-        if wanted.name not in self._unconfirmed:
-            # A field that was changed in use is the operator's: what a client read between two changes is no objection.
-            new = [name for name in new if len(set(_values(table, name))) == 1]
         if new and (wanted.name not in self._unconfirmed or not set(new) <= set(_CHANGEABLE)):
             raise AlreadyExists(f"table {wanted.name!r} exists with {_difference(table, wanted, new)}")
         if new:
@@ -344,15 +343,15 @@ def _check_signature(table: Table, signature: Signature) -> None:
 
 
 def _values(table: Table, name: str) -> tuple[object, ...]:
-    """Return what a client may say of a field: its value now, and the one before it was changed in use."""
-    return getattr(table.config, name), getattr(table.declared, name)
+    """Return what a client may say of a field: its value now, the declared one, and those it had in between."""
+    return tuple(getattr(config, name) for config in (table.config, table.declared, *table.former))
 
 
 def _difference(table: Table, wanted: TableConfig, names: Sequence[str]) -> str:
     """Name the fields in which a client and a table differ."""
     parts = []
     for name in names:
-        now, declared = _values(table, name)
+        now, declared = _values(table, name)[:2]
         before = f" (and {declared} before it was changed in use)" if declared != now else ""
         parts.append(f"{name} {now}{before}, not {getattr(wanted, name)}")
     return "; ".join(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,9 @@ from tidemill.services.replay.tables.sampled_items import SampledItems, locate
 from tidemill.services.replay.tables.stats import Counters, TableStats
 
 Ints = NDArray[np.int64]
+
+_MAX_FORMER = 256
+"""Configurations that are remembered: a client that read one comes back with it before so many changes are made."""
 
 
 class Table:
@@ -42,6 +46,7 @@ class Table:
             durable: Whether it notes for a log which items leave.
         """
         self.config = self.declared = config  # as it is now, and as its clients create it: see ADR 0038
+        self.former: deque[TableConfig] = deque(maxlen=_MAX_FORMER)  # before each change in use since the start
         self.store = store
         self.durable = durable
         self._rng = rng
