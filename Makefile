@@ -50,8 +50,17 @@ chaos: $(VENV)/.dev ## kill and freeze every process a hundred times under load;
 	$(BIN)/python -m tests.chaos $(CHAOS)
 
 .PHONY: check
-check: $(VENV)/.dev ## formatting, lint, types, import rules, wire contract, stubs, API reference, links
+check: $(VENV)/.dev ## formatting, lint, types, import rules, wire contract, stubs, references, links
 	$(BIN)/python -m scripts.check
+
+.PHONY: docs
+docs: $(VENV)-docs/.installed ## the documentation as a site, into build/docs/site; a link that leads nowhere is an error
+	$(VENV)-docs/bin/python -m scripts.docs.site
+
+$(VENV)-docs/.installed: requirements/docs.txt
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/docs.txt
+	touch $@
 
 .PHONY: format
 format: $(VENV)/.dev ## format the code and apply the safe fixes

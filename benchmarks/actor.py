@@ -119,6 +119,8 @@ def _step_alone(config: RunConfig, seconds: float) -> None:
 def _random_action(spec: EnvSpec, num_envs: int, rng: np.random.Generator) -> np.ndarray:
     if spec.is_discrete:
         return rng.integers(spec.num_actions, size=num_envs)
+    if spec.action_sizes:
+        return rng.integers(spec.action_sizes, size=(num_envs, *spec.action_shape))
     return rng.uniform(-1, 1, (num_envs, *spec.action_shape)).astype(np.float32)
 
 

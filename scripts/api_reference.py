@@ -36,11 +36,16 @@ SECTIONS = {
             "Signature",
             "ColumnSpec",
         ),
-        *("Codec", "WindowSpec", "signature_of"),
+        *("Codec", "WindowSpec", "signature_of", "export_table", "import_table"),
+        *("copy_tables", "TransferReport"),
+        *("export_minari", "import_minari", "MinariReport"),
     ),
     "Parameters": ("ParamsClient", "ParamsWatcher", "Params", "ParamsMetadata", "Precision", "Version"),
     "The learner": ("LearnerClient", "LearnerStatus", "LearnerState"),
-    "Environments": ("make_env", "EnvSettings", "VectorEnv", "VectorStep", "EpisodeSummary", "EnvSpec"),
+    "Environments": (
+        *("make_env", "EnvSettings", "VectorEnv", "MasksActions", "VectorStep", "EpisodeSummary"),
+        *("EnvSpec", "ObservationPart"),
+    ),
     "Algorithms": (
         *("build_agent", "build_policy", "Agent", "Update", "Policy", "PolicyContext", "PolicyInput", "PolicyOutput"),
         "AgentConfig",

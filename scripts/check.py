@@ -22,6 +22,8 @@ CHECKS = {
     "breaking": ("python", "-m", "scripts.check_breaking"),
     "stubs": ("python", "-m", "scripts.protos", "--check"),
     "api": ("python", "-m", "scripts.api_reference", "--check"),
+    "config": ("python", "-m", "scripts.docs.configuration", "--check"),
+    "wire": ("python", "-m", "scripts.docs.wire", "--check"),
     "links": ("python", "-m", "scripts.check_links"),
 }
 """Name of each check and its command, the program taken from the environment this script runs in."""

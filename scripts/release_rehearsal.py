@@ -30,7 +30,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 _TRAIN_S = 300
 _INSTALL_S = 300
-_ABSENT = ("torch", "gymnasium", "matplotlib", "tensorboard", "safetensors")
+_ABSENT = ("torch", "gymnasium", "matplotlib", "tensorboard")
 _MAX_MB = 100  # NumPy and gRPC alone are 71 to 77
 _TUTORIAL_ADDRESS = "127.0.0.1:7401"
 _HOSTILE = (

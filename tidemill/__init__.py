@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tidemill.cluster import Cluster, RunResult
     from tidemill.config.load import load_config
     from tidemill.config.sections import RunConfig
-    from tidemill.envs.interface import EpisodeSummary, VectorEnv, VectorStep
+    from tidemill.envs.interface import EpisodeSummary, MasksActions, VectorEnv, VectorStep
     from tidemill.envs.make import make_env
     from tidemill.envs.settings import EnvSettings
     from tidemill.errors import (
@@ -58,6 +58,10 @@ if TYPE_CHECKING:
         TableDescription,
         TableUpdate,
     )
+    from tidemill.replay.transfer.copying import copy_tables
+    from tidemill.replay.transfer.exporting import TransferReport, export_table
+    from tidemill.replay.transfer.importing import import_table
+    from tidemill.replay.transfer.minari import MinariReport, export_minari, import_minari
     from tidemill.replay.writing.rollout_writer import RolloutWriter
     from tidemill.replay.writing.steps import signature_like
     from tidemill.replay.writing.stream_items import ItemWindow
@@ -67,7 +71,7 @@ if TYPE_CHECKING:
     from tidemill.rl.agents.registry import AgentConfig
     from tidemill.rl.policy_io import PolicyInput, PolicyOutput
     from tidemill.scores import Score
-    from tidemill.types import Codec, ColumnSpec, EnvSpec, Signature, WindowSpec, signature_of
+    from tidemill.types import Codec, ColumnSpec, EnvSpec, ObservationPart, Signature, WindowSpec, signature_of
 
 __version__ = "0.1.0"
 
@@ -77,7 +81,7 @@ _HOME = {
     "tidemill.cluster": ("Cluster", "RunResult"),
     "tidemill.config.load": ("load_config",),
     "tidemill.config.sections": ("RunConfig",),
-    "tidemill.envs.interface": ("EpisodeSummary", "VectorEnv", "VectorStep"),
+    "tidemill.envs.interface": ("EpisodeSummary", "MasksActions", "VectorEnv", "VectorStep"),
     "tidemill.envs.make": ("make_env",),
     "tidemill.envs.settings": ("EnvSettings",),
     "tidemill.errors": (
@@ -101,6 +105,10 @@ _HOME = {
         *("RateLimiterConfig", "SelectorConfig", "SelectorKind", "TableConfig", "TableDescription"),
         "TableUpdate",
     ),
+    "tidemill.replay.transfer.copying": ("copy_tables",),
+    "tidemill.replay.transfer.exporting": ("TransferReport", "export_table"),
+    "tidemill.replay.transfer.importing": ("import_table",),
+    "tidemill.replay.transfer.minari": ("MinariReport", "export_minari", "import_minari"),
     "tidemill.replay.writing.steps": ("signature_like",),
     "tidemill.replay.writing.stream_items": ("ItemWindow",),
     "tidemill.replay.writing.writer": ("ReplayWriter",),
@@ -109,7 +117,7 @@ _HOME = {
     "tidemill.rl.agents.registry": ("AgentConfig",),
     "tidemill.rl.policy_io": ("PolicyInput", "PolicyOutput"),
     "tidemill.scores": ("Score",),
-    "tidemill.types": ("Codec", "ColumnSpec", "EnvSpec", "Signature", "WindowSpec", "signature_of"),
+    "tidemill.types": ("Codec", "ColumnSpec", "EnvSpec", "ObservationPart", "Signature", "WindowSpec", "signature_of"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -135,7 +143,10 @@ __all__ = [
     "LearnerState",
     "LearnerStatus",
     "LoggedRun",
+    "MasksActions",
+    "MinariReport",
     "NotFound",
+    "ObservationPart",
     "Params",
     "ParamsClient",
     "ParamsMetadata",
@@ -168,6 +179,7 @@ __all__ = [
     "TableUpdate",
     "TidemillError",
     "TrainedPolicy",
+    "TransferReport",
     "Unauthenticated",
     "Unavailable",
     "Unimplemented",
@@ -179,6 +191,11 @@ __all__ = [
     "__version__",
     "build_agent",
     "build_policy",
+    "copy_tables",
+    "export_minari",
+    "export_table",
+    "import_minari",
+    "import_table",
     "load_config",
     "load_policy",
     "make_env",

@@ -24,6 +24,8 @@ _PR_SET_PDEATHSIG = 1
 def main(argv: Sequence[str]) -> None:
     """Run a module as `python -m` would; raises SystemExit with its exit code."""
     _end_with_parent()
+    # Asked to finish while it imports, a service would die of the signal: it waits until the service says what it does.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     words = list(argv)
     waits = words[0] == WAIT
     module, *arguments = words[1:] if waits else words

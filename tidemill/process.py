@@ -98,6 +98,7 @@ def _on_signal(signal_number: int, act: Callable[[int], None]) -> None:
         threading.Thread(target=_act, args=(reader, writer), name="signals", daemon=True).start()
     _actions[signal_number] = act
     signal.signal(signal_number, lambda *_: None)  # for the signal's number to be written
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal_number})  # tidemill.child blocks it until here
 
 
 def _act(reader: socket.socket, _writer: socket.socket) -> None:

@@ -1,10 +1,12 @@
-"""Scalars for TensorBoard, from any service that has some."""
+"""Scalars and settings for TensorBoard, from any service that has some."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -27,6 +29,33 @@ class TensorboardWriter:
         self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
         self._writer.flush()
 
+    def write_hparams(self, settings: Mapping[str, Any]) -> None:
+        """Write the settings of a run, for TensorBoard's page HParams.
+
+        There they are columns such as `agent.gamma`, beside the scalars of the same folder, and runs are its rows.
+
+        Args:
+            settings: Sections of settings as YAML holds them. Lists are written as JSON, none as `none`.
+        """
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb  # type: ignore[import-untyped,unused-ignore]
+
+        summary = hparams_pb(dict(_flat(settings)), start_time_secs=time.time())
+        self._writer.add_event(Event(wall_time=time.time(), summary=summary))
+        self._writer.flush()
+
     def close(self) -> None:
         """Close the file."""
         self._writer.close()
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | float | str]]:
+    """Yield dotted names and values of the types that TensorBoard knows."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, bool | float | str):
+            yield f"{prefix}{name}", value
+        elif isinstance(value, int):
+            yield f"{prefix}{name}", float(value)
+        else:
+            yield f"{prefix}{name}", "none" if value is None else json.dumps(value)

@@ -6,6 +6,7 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -77,6 +78,30 @@ class WindowSpec:
         return self.history + self.steps + 1
 
 
+class ObservationPart(NamedTuple):
+    """One named array of an observation that has several.
+
+    Attributes:
+        name: Keys of the Dict, or positions in the Tuple, that lead to it, joined by `__`, in lower case.
+        dtype: `uint8` for images, `float32` for vectors.
+        shape: Of one observation, without the stack.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it consists of bytes."""
+        return self.dtype == "uint8"
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of it in one observation."""
+        return int(np.dtype(self.dtype).itemsize * math.prod(self.shape))
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """Facts about an environment that an agent needs to build its networks.
@@ -85,8 +110,13 @@ class EnvSpec:
         observation_shape: Shape of one observation, without the frame stack, e.g. (84, 84) or (8,).
         observation_dtype: `uint8` for images, `float32` for vectors.
         frame_stack: Observations the network sees at once; 1 means no stack and no stack axis.
-        num_actions: Discrete actions; 0 for a continuous action space.
-        action_shape: Shape of one continuous action in [-1, 1]; `()` for discrete actions.
+        num_actions: Discrete actions; 0 for a continuous action space, and for several choices at once.
+        action_shape: Shape of one continuous action in [-1, 1]; `()` for discrete actions, (D,) for D choices at once.
+        masks_actions: Whether each step says which of the discrete actions are legal.
+        action_sizes: Options of each of D discrete choices that one action makes at once; empty for other actions.
+        observation_parts: Named arrays of observations that have several, vectors before images, each by name; empty
+            for those of one array. An observation is then their bytes side by side, `uint8` of shape `(bytes,)`; see
+            `tidemill.observation_parts`.
     """
 
     observation_shape: tuple[int, ...]
@@ -94,11 +124,24 @@ class EnvSpec:
     frame_stack: int = 1
     num_actions: int = 0
     action_shape: tuple[int, ...] = ()
+    masks_actions: bool = False
+    action_sizes: tuple[int, ...] = ()
+    observation_parts: tuple[ObservationPart, ...] = ()
+
+    @property
+    def is_image(self) -> bool:
+        """Whether an observation is one array of bytes, as images are."""
+        return self.observation_dtype == "uint8" and not self.observation_parts
 
     @property
     def is_discrete(self) -> bool:
-        """Whether actions are integers 0 .. num_actions - 1."""
+        """Whether an action is one integer, 0 .. num_actions - 1."""
         return self.num_actions > 0
+
+    @property
+    def action_options(self) -> tuple[int, ...]:
+        """Options of each discrete choice that an action makes; empty for continuous actions."""
+        return (self.num_actions,) if self.is_discrete else self.action_sizes
 
     @property
     def observation_size(self) -> int:
@@ -112,20 +155,42 @@ class EnvSpec:
 
     @property
     def action_dtype(self) -> str:
-        """`int64` for discrete actions, `float32` for continuous ones."""
-        return "int64" if self.is_discrete else "float32"
+        """`int64` for discrete choices, `float32` for continuous actions."""
+        return "int64" if self.action_options else "float32"
+
+
+ACTION_MASK = "action_mask"
+"""The column of an environment with action masks: whether each action was legal at the step's observation."""
 
 
 def signature_of(spec: EnvSpec) -> Signature:
     """Return the columns every stream of an environment carries, before what an agent adds."""
-    image = len(spec.observation_shape) >= 2
+    mask = (ColumnSpec(ACTION_MASK, "bool", (sum(spec.action_options),)),) if spec.masks_actions else ()
     return (
-        ColumnSpec("observation", spec.observation_dtype, spec.observation_shape, Codec.LZ4 if image else Codec.RAW),
+        *_observation_columns(spec),
         ColumnSpec("action", spec.action_dtype, spec.action_shape),
         ColumnSpec("reward", "float32", ()),
         ColumnSpec("terminated", "bool", ()),
         ColumnSpec("truncated", "bool", ()),
         ColumnSpec("is_first", "bool", ()),
+        *mask,
+    )
+
+
+OBSERVATION = "observation"
+"""The column of observations, and what those of their parts begin with."""
+
+
+def part_column(name: str) -> str:
+    """Return the name of the column of an observation's part."""
+    return f"{OBSERVATION}__{name}"
+
+
+def _observation_columns(spec: EnvSpec) -> Signature:
+    named = tuple((part_column(part.name), part.dtype, part.shape) for part in spec.observation_parts)
+    columns = named or ((OBSERVATION, spec.observation_dtype, spec.observation_shape),)
+    return tuple(
+        ColumnSpec(name, dtype, shape, Codec.LZ4 if len(shape) >= 2 else Codec.RAW) for name, dtype, shape in columns
     )
 
 

@@ -12,14 +12,15 @@ import structlog
 import torch
 from numpy.typing import NDArray
 
-from tidemill.envs.interface import VectorEnv, VectorStep
+from tidemill.envs.interface import VectorEnv, VectorStep, action_mask_of
+from tidemill.observation_parts import observation_columns
 from tidemill.params.blob import unpack
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.replay.writing.rollout_writer import RolloutWriter
 from tidemill.rl.agents.interface import Policy
 from tidemill.rl.policy_io import PolicyInputBuilder, check_extras
 from tidemill.services.actor.metrics import ActorMetrics
-from tidemill.types import Signature
+from tidemill.types import ACTION_MASK, Signature
 
 _log = structlog.get_logger()
 
@@ -130,6 +131,7 @@ class ActingLoop:
         self._env, self._policy, self._params = env, policy, params
         self._writer, self._metrics, self._throttle = writer, metrics, throttle
         self._extra_columns, self._pacer = extra_columns, pacer
+        self._parts = env.spec.observation_parts
         self._input_builder = PolicyInputBuilder(env.num_envs, env.spec, policy.recurrent_state_size)
 
     def run(self, seed: int, stop: threading.Event) -> None:
@@ -152,7 +154,8 @@ class ActingLoop:
         last_reward: NDArray[np.float32] | None,
     ) -> VectorStep:
         started = time.perf_counter()
-        policy_input = self._input_builder.build(observation, is_first, last_reward)
+        mask = action_mask_of(self._env)
+        policy_input = self._input_builder.build(observation, is_first, last_reward, mask)
         output = self._policy.act(policy_input, max(self._writer.env_steps, self._params.env_steps))
         self._input_builder.record(output)
         decided = time.perf_counter()
@@ -161,13 +164,15 @@ class ActingLoop:
         check_extras(output.extras, self._extra_columns, self._env.num_envs)
         row = {
             **output.extras,
-            "observation": observation,
+            **observation_columns(self._parts, observation),
             "action": output.action,
             "reward": result.reward,
             "terminated": result.terminated,
             "truncated": result.truncated,
             "is_first": is_first,
         }
+        if mask is not None:
+            row[ACTION_MASK] = mask
         self._writer.add(
             row, output.priority_inputs, result.is_reset_step, self._params.version, policy_input.recurrent_state
         )

@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.Event, finish: threading.Event) -> None:
     """Put the parts of one evaluator together, evaluate until the run is over, write the report."""
     logs = RunLogs(config.run, time.monotonic)
+    logs.write_hparams(config)
     made = make_callbacks("evaluator.callbacks", config.evaluator.callbacks, config.run, config)
     timeout_s = config.cluster.connect_timeout_s
     source = ParamsSource(config.cluster.params, stop, connect_timeout_s=timeout_s)

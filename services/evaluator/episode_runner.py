@@ -96,6 +96,7 @@ def epsilon_of(config: EvaluatorConfig) -> float:
 
 def _check_policy(policy: str, spec: EnvSpec) -> None:
     if policy == "epsilon" and not spec.is_discrete:
-        raise ConfigError("evaluator.policy is 'epsilon', allowed for continuous actions: 'greedy' or 'sampled'")
+        kind = "several choices at once" if spec.action_sizes else "continuous actions"
+        raise ConfigError(f"evaluator.policy is 'epsilon', allowed for {kind}: 'greedy' or 'sampled'")
     if policy == "sampled" and spec.is_discrete:
         raise ConfigError("evaluator.policy is 'sampled', allowed for discrete actions: 'greedy' or 'epsilon'")

@@ -165,7 +165,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="where the JSON report is written (default: in RUN/evaluations)"
     )
-    parser.add_argument("--video", type=Path, metavar="FILE", help="also record one episode as MP4")
+    parser.add_argument(
+        "--video", type=Path, metavar="FILE", help="also record one episode as MP4, and its pictures beside it as PNG"
+    )
     return parser
 
 
@@ -237,12 +239,16 @@ def _print_subject(config: EvaluatorConfig, params: Params, first: int) -> None:
 
 
 def _film(config: EvaluatorConfig, runner: EpisodeRunner, params: Params, seed: int, file: Path) -> None:
+    from tidemill.services.evaluator.contact_sheet import PictureSample, caption, draw_contact_sheet
     from tidemill.services.evaluator.video import record_video
 
-    record = partial(record_video, seed=seed, file=file, max_steps=config.evaluator.video_max_steps)
+    sample, steps = PictureSample(), config.evaluator.video_max_steps
+    record = partial(record_video, seed=seed, file=file, max_steps=steps, on_picture=sample.add)
     summary = runner.record(params, record)
     played = f"an episode of return {summary.episode_return:.2f}" if summary else "a part of an episode"
-    print(f"video of {played}: {file}")
+    sheet, title = file.with_suffix(".png"), caption(config.env.id, config.agent.algorithm, params.number, summary)
+    draw_contact_sheet(sample.shown(), sheet, title=title)
+    print(f"video of {played}: {file}, its pictures: {sheet}")
 
 
 if __name__ == "__main__":

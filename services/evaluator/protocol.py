@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.envs.interface import EpisodeSummary, VectorEnv
+from tidemill.envs.interface import EpisodeSummary, VectorEnv, action_mask_of
 from tidemill.rl.policy_io import PolicyInput, PolicyInputBuilder, PolicyOutput, join
 
 
@@ -72,14 +72,16 @@ class EnvSlot:
     def start(self, seed: int, recurrent_state_size: int) -> PolicyInput:
         """Start the episode of a seed; return the first input of a policy with such a recurrent state."""
         self._input_builder = PolicyInputBuilder(1, self._env.spec, recurrent_state_size)
-        return self._input_builder.build(self._env.reset(seed), np.ones(1, np.bool_))
+        observation = self._env.reset(seed)
+        return self._input_builder.build(observation, np.ones(1, np.bool_), action_mask=action_mask_of(self._env))
 
     def step(self, output: PolicyOutput, index: int = 0) -> tuple[PolicyInput, EpisodeSummary | None]:
         """Act once, by one row of an output; return the next input, and the episode's summary if it has ended."""
         row = slice(index, index + 1)
         self._input_builder.record(output, row)
         result = self._env.step(output.action[row])
-        policy_input = self._input_builder.build(result.observation, result.is_first, result.reward)
+        mask = action_mask_of(self._env)
+        policy_input = self._input_builder.build(result.observation, result.is_first, result.reward, mask)
         return policy_input, result.episodes[0] if result.episodes else None
 
     def close(self) -> None:
@@ -186,7 +188,9 @@ class _Rollout:
         action = output.action.copy()
         for i, episode in enumerate(self._playing):
             if episode.rng.random() < policy.epsilon:
-                action[i] = episode.rng.integers(policy.num_actions)
+                mask = episode.policy_input.action_mask
+                legal = policy.num_actions if mask is None else np.flatnonzero(mask[0])
+                action[i] = episode.rng.choice(legal)
         return replace(output, action=action)
 
     def _start_next(self, slot: EnvSlot) -> list[_Episode]:

@@ -1,4 +1,4 @@
-"""The report of a run that has ended: curve, video and result.json, written in this order."""
+"""The report of a run that has ended: curve, video, contact sheet and result.json, written in this order."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tidemill.services.evaluator.verdict import RunVerdict
 RESULT = "result.json"
 CURVE = Path("plots") / "learning_curve.png"
 VIDEO = Path("videos") / "best.mp4"
+CONTACT_SHEET = Path("videos") / "best.png"
 
 _log = structlog.get_logger()
 
@@ -115,19 +116,29 @@ def _draw(config: EvaluatorConfig, logs: RunLogs) -> str | None:
 
 
 def _film(config: EvaluatorConfig, source: ParamsSource, runner: EpisodeRunner) -> str | None:
-    """Record a video of the best policy; return its file in the run's folder, None if there is none."""
+    """Record a video of the best policy and draw its contact sheet; return the video's file in the run's folder.
+
+    None if there is none.
+    """
+    from tidemill.services.evaluator.contact_sheet import PictureSample, caption, draw_contact_sheet
     from tidemill.services.evaluator.video import record_video
 
     params = source.best()
     if params is None:
         return None
     settings, file = config.evaluator, config.run.folder / VIDEO
-    record = partial(record_video, seed=settings.seed, file=file, max_steps=settings.video_max_steps)
+    sample, steps = PictureSample(), settings.video_max_steps
+    record = partial(record_video, seed=settings.seed, file=file, max_steps=steps, on_picture=sample.add)
     try:
         summary = runner.record(params, record)
     except TidemillError as error:
         _log.warning("video not recorded", reason=str(error))
         return None
+    try:
+        title = caption(config.env.id, config.agent.algorithm, params.number, summary)
+        draw_contact_sheet(sample.shown(), config.run.folder / CONTACT_SHEET, title=title)
+    except OSError as error:
+        _log.warning("contact sheet not drawn", reason=str(error))
     played = summary.episode_return if summary else None
     _log.info("video recorded", file=str(file), version=params.number, episode_return=played)
     return str(VIDEO)

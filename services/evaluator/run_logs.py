@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tidemill.bundle.files import CONFIG, portable_settings
+from tidemill.config.overlay import to_document
 from tidemill.config.run import RunSettings
+from tidemill.config.sections import EvaluatorConfig
 from tidemill.params.version import Version
 from tidemill.scores import Score
 from tidemill.services.evaluator.csv_logs import EpisodeLog, ScoreLog, score_of
@@ -12,6 +15,9 @@ from tidemill.services.evaluator.protocol import Evaluation
 from tidemill.services.evaluator.verdict import reaches_target
 from tidemill.services.evaluator.wall_clock import WallClock, session_start_s
 from tidemill.tensorboard_writer import TensorboardWriter
+
+_HPARAMS = ("run", "env", "agent", "table", "learner", "actor")
+"""Sections of settings that TensorBoard compares runs by."""
 
 
 class RunLogs:
@@ -35,6 +41,15 @@ class RunLogs:
         self.confirmations = ScoreLog(folder / "confirmations.csv")
         self._episodes = EpisodeLog(folder / "episodes.csv")
         self._tensorboard = TensorboardWriter(folder / "tensorboard" / "evaluator")
+
+    def write_hparams(self, config: EvaluatorConfig) -> None:
+        """Write the settings for TensorBoard's page HParams: all of the run's if its config.yaml is there, or ours."""
+        file = config.run.folder / CONFIG
+        document = portable_settings(file) if file.exists() else to_document(config)
+        settings = {name: dict(document[name]) for name in _HPARAMS if name in document}
+        for name in ("name", "root", "supervisor"):  # say nothing of how it was trained
+            settings["run"].pop(name, None)
+        self._tensorboard.write_hparams(settings)
 
     def add(self, evaluation: Evaluation, version: Version) -> Score:
         """Record an evaluation that ended now."""

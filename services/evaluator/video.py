@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,15 @@ FRAMES_PER_S = 30
 """Pictures per second, one picture per decision."""
 
 
-def record_video(env: VectorEnv, policy: EvalPolicy, seed: int, file: Path, *, max_steps: int) -> EpisodeSummary | None:
+def record_video(
+    env: VectorEnv,
+    policy: EvalPolicy,
+    seed: int,
+    file: Path,
+    *,
+    max_steps: int,
+    on_picture: Callable[[NDArray[np.uint8]], None] = lambda _: None,
+) -> EpisodeSummary | None:
     """Play one episode and write its video; the file is replaced whole.
 
     Args:
@@ -28,6 +36,7 @@ def record_video(env: VectorEnv, policy: EvalPolicy, seed: int, file: Path, *, m
         seed: Of the episode.
         file: Where the MP4 is written.
         max_steps: Longest video, in agent decisions.
+        on_picture: Called with each picture, uint8 [H, W, 3], in order.
 
     Returns:
         The episode's summary; None if the video ended before it.
@@ -37,10 +46,16 @@ def record_video(env: VectorEnv, policy: EvalPolicy, seed: int, file: Path, *, m
     """
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures need no screen
     episode = _Episode(env, policy, seed, max_steps)
+
+    def pictures() -> Iterator[NDArray[np.uint8]]:
+        for picture in episode.pictures():
+            on_picture(picture)
+            yield picture
+
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with replacing(file, sync=False) as temporary:
-            _encode(episode.pictures(), temporary)
+            _encode(pictures(), temporary)
     except OSError as error:
         raise FatalError(f"the video could not be encoded: {error}") from error
     finally:

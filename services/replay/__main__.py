@@ -41,9 +41,14 @@ _SHORT = {  # for replay on its own
 }
 _COMMANDS = {  # by module and function: a server needs none of them, nor what they import
     "inspect": ("tidemill.services.replay.log.inspect", "main"),
-    "tables": ("tidemill.services.replay.administration", "tables"),
-    "update": ("tidemill.services.replay.administration", "update"),
-    "delete": ("tidemill.services.replay.administration", "delete"),
+    "tables": ("tidemill.services.replay.commands.administration", "tables"),
+    "update": ("tidemill.services.replay.commands.administration", "update"),
+    "delete": ("tidemill.services.replay.commands.administration", "delete"),
+    "export": ("tidemill.services.replay.commands.transfer", "export"),
+    "import": ("tidemill.services.replay.commands.transfer", "import_"),
+    "copy": ("tidemill.services.replay.commands.transfer", "copy"),
+    "to-minari": ("tidemill.services.replay.commands.transfer", "to_minari"),
+    "from-minari": ("tidemill.services.replay.commands.transfer", "from_minari"),
 }
 _logger = structlog.get_logger()
 
@@ -64,7 +69,9 @@ def _start(arguments: Sequence[str]) -> int:
         "--folder data --listen 127.0.0.1:7401 --ack fsync` is short for --replay.storage.folder, "
         "--replay.server.address and --replay.storage.ack (docs/replay.md). "
         "`tidemill replay inspect FOLDER` says what is in the log of one that is stopped; of one that runs, "
-        "`tidemill replay tables ADDRESS` lists the tables, `update` changes one and `delete` deletes items."
+        "`tidemill replay tables ADDRESS` lists the tables, `update` changes one, `delete` deletes items, "
+        "`export` and `import` move tables to and from files, `to-minari` and `from-minari` to and from Minari, "
+        "and `copy` to another server."
     )
     config = load(ReplayConfig, _long(arguments), prog=f"tidemill {_SERVICE}", description=description)
     configure_logging(_SERVICE, level=config.log.level, json=config.log.json)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from tidemill.errors import ResourceExhausted
 from tidemill.services.replay.append import AppendPlan, AppendSession
@@ -43,6 +44,20 @@ class EvictableBlobs(Protocol):
     def evict(self, slot: int) -> int:
         """Leave a blob to the log; return the bytes that became free."""
         ...
+
+
+class HeldChunks(Protocol):
+    """Chunks that are kept for a caller, whatever becomes of the items that need them."""
+
+    def close(self) -> None:
+        """Let go of them."""
+        ...
+
+
+_H = TypeVar("_H", bound=HeldChunks)
+
+MAX_HOLDERS = 4
+"""Callers for whom chunks are held at a time: each also has the numbers of its items in memory, some 60 bytes each."""
 
 
 class MemoryBudget:
@@ -139,6 +154,7 @@ class StoredMemory:
 
     Attributes:
         evictions: Items that tables gave up.
+        held: What is kept for callers.
     """
 
     def __init__(
@@ -154,6 +170,8 @@ class StoredMemory:
         self._budget, self._tables, self._stores, self._streams = budget, tables, stores, streams
         self._durable = durable
         self.evictions = 0
+        self.held: set[HeldChunks] = set()
+        self._holders = 0
 
     def count(self) -> None:
         """Count everything that is stored in the budget, except chunks that a log holds."""
@@ -177,6 +195,7 @@ class StoredMemory:
         size += RECORD_BYTES * len(planned.chunks)
         if not self._excess(session, planned, size):
             return []
+        self._let_go()
         self.count()  # items may have left since
         pressed = [
             table
@@ -189,6 +208,32 @@ class StoredMemory:
                 f"max_memory_mib), which streams and tables that this call does not name exceed by {excess} with them"
             )
         return pressed
+
+    @contextmanager
+    def holding(self, choose: Callable[[], _H]) -> Iterator[_H]:
+        """Give the block the chunks that are chosen for a caller, and let go of them behind it.
+
+        Raises:
+            ResourceExhausted: `MAX_HOLDERS` callers have some, whether they read on or not.
+        """
+        if self._holders == MAX_HOLDERS:
+            raise ResourceExhausted(f"{MAX_HOLDERS} exports are under way, which is the most: wait for one to end")
+        self._holders += 1
+        try:
+            chosen = choose()
+            self.held.add(chosen)
+            try:
+                yield chosen
+            finally:
+                self.held.discard(chosen)
+                chosen.close()
+        finally:
+            self._holders -= 1
+
+    def _let_go(self) -> None:
+        """Free what is held for callers: evicting the items of these chunks would free nothing."""
+        while self.held:
+            self.held.pop().close()
 
     def _press(self, table: Table, session: AppendSession, planned: AppendPlan, size: int) -> bool:
         """Evict items of a table while there is no room for a message; return whether any were evicted."""

@@ -56,6 +56,7 @@ _MOST_BYTES: dict[type[Message], int] = {
     pb.UpdateTableRequest: _NAME_BYTES,
     pb.ResetTableRequest: _NAME_BYTES,
     pb.DeleteMatchingItemsRequest: _NAME_BYTES,
+    pb.ExportRequest: _NAME_BYTES,
     pb.CheckpointRequest: _NAME_BYTES,
     pb.SampleRequest: _NAME_BYTES + MAX_DRAWS * _DRAW_BYTES,
     pb.UpdatePrioritiesRequest: _NAME_BYTES + MAX_KEYS * (_KEY_BYTES + _PRIORITY_BYTES),

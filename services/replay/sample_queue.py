@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from tidemill.errors import InvalidArgument
 from tidemill.replay.limits import MAX_DRAWS
+from tidemill.services.replay.chunks.mirror import ChunkMirror
 from tidemill.services.replay.tables.rate_limiter import RateLimiter
+from tidemill.services.replay.tables.table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,27 @@ class SampleDemand:
     def counted_by(self, limiter: RateLimiter) -> int | None:
         """Return the samples that a limiter counts for it; None if it is to count them by itself."""
         return None if self.counted is None else limiter.countable(self.counted, self.batch_size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenedSample:
+    """What a call of Sample asked for when it was opened.
+
+    Attributes:
+        table: The table.
+        batch_size: Items of a batch, at most.
+        without_replacement: Whether no item may come twice in a batch.
+        mirror: The chunks that the caller keeps; None if it keeps none.
+        slot_steps: Most steps of a chunk that it keeps.
+        item_counts: Whether batches say how old items are and how often they were sampled.
+    """
+
+    table: Table
+    batch_size: int
+    without_replacement: bool
+    mirror: ChunkMirror | None
+    slot_steps: int
+    item_counts: bool
 
 
 class SampleQueue:

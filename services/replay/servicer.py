@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -33,10 +33,11 @@ from tidemill.services.replay.append import AppendSession, plan_append
 from tidemill.services.replay.batch_reader import BatchReader, BatchRoom
 from tidemill.services.replay.chunks.mirror import ChunkMirror
 from tidemill.services.replay.description import describe
+from tidemill.services.replay.export import TableExport, exported_parts
 from tidemill.services.replay.log.commits import acknowledge_in_order
 from tidemill.services.replay.log.log import ReplayLog
 from tidemill.services.replay.requests import Outgoing, add_handlers, read, read_each
-from tidemill.services.replay.sample_queue import SampleDemand, SampleQueue
+from tidemill.services.replay.sample_queue import OpenedSample, SampleDemand, SampleQueue
 from tidemill.services.replay.state import MAX_CHUNK_LENGTH, ReplayState
 from tidemill.services.replay.tables.table import Table
 
@@ -71,7 +72,7 @@ class ReplayServicer:
         self._replay = replay
         self._admission = admission
         self._log = log
-        blobs = log.blobs if log is not None else None
+        self._blobs = blobs = log.blobs if log is not None else None
         self._batches = BatchReader(replay, admission, blobs, int(max_message_bytes * _MESSAGE_MARGIN))
         self._active_streams = ActiveStreams()
         self._told_of_evictions = False
@@ -210,6 +211,20 @@ class ReplayServicer:
                 if opened.mirror is not None:
                     opened.mirror.close()
 
+    async def Export(self, raw: bytes, context: Context) -> AsyncIterator[Outgoing]:
+        """Hand out items of a table as they are now."""
+        request = read(pb.ExportRequest, raw)
+        table = self._replay.find(request.table)
+        max_age = request.max_age if request.HasField("max_age") else None
+        choose = partial(TableExport, table, newest=request.newest, min_age=request.min_age, max_age=max_age)
+        with self._active_streams.running(), self._replay.memory.holding(choose) as export:
+            try:
+                async for part in exported_parts(table, export, self._replay, self._blobs):
+                    yield Outgoing(part)
+            finally:
+                export.close()
+                self._admission.changed()
+
     async def _answers(
         self, session: AppendSession, requests: AsyncIterator[pb.AppendRequest]
     ) -> AsyncIterator[pb.AppendResponse]:
@@ -224,7 +239,7 @@ class ReplayServicer:
             async for answer in acknowledge_in_order(self._store(session, requests), self._log.commits.durable):
                 yield answer
 
-    async def _draw(self, opened: _OpenedSample, wanted: SampleDemand, room: BatchRoom) -> bytes:
+    async def _draw(self, opened: OpenedSample, wanted: SampleDemand, room: BatchRoom) -> bytes:
         table = opened.table
         if wanted.items:
             sample = await self._batches.read(table, wanted, opened.without_replacement, room, opened.mirror)
@@ -310,7 +325,7 @@ class ReplayServicer:
             superseded_epoch=epoch.superseded,
         )
 
-    def _open_sample(self, request: pb.SampleRequest) -> _OpenedSample:
+    def _open_sample(self, request: pb.SampleRequest) -> OpenedSample:
         if not request.HasField("open"):
             raise InvalidArgument("the first message of Sample must have `open`")
         opening = request.open
@@ -326,21 +341,9 @@ class ReplayServicer:
         table.check_batch_size(opening.batch_size, opening.without_replacement)
         mirror = _open_mirror(opening, table) if opening.HasField("mirror") else None
         slot_steps = opening.mirror.slot_steps
-        return _OpenedSample(
+        return OpenedSample(
             table, opening.batch_size, opening.without_replacement, mirror, slot_steps, opening.item_counts
         )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _OpenedSample:
-    """What a call of Sample asked for when it was opened."""
-
-    table: Table
-    batch_size: int
-    without_replacement: bool
-    mirror: ChunkMirror | None
-    slot_steps: int
-    item_counts: bool
 
 
 def _open_mirror(opening: pb.SampleOpen, table: Table) -> ChunkMirror:

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +64,18 @@ def test_child_on_standby_waits_for_the_word(word: str, expected: tuple[int, str
     """With a byte it runs; with the end of its input it is not needed, and ends."""
     said = _run("--wait", "tests.process.speaks", "hello", word=word, TIDEMILL_PARENT_PID=str(os.getpid()))
     assert (said.returncode, said.stdout) == expected
+
+
+def test_child_that_is_asked_to_finish_while_it_imports_finishes(tmp_path: Path) -> None:
+    """The request waits for the service that will act on it; it does not end the process."""
+    (tmp_path / "late.py").write_text(
+        "import os, signal\n"
+        "os.kill(os.getpid(), signal.SIGUSR1)  # comes while it imports\n"
+        "from tidemill.process import signal_event\n"
+        f"print(signal_event(signal.SIGUSR1).wait({_BOUND_S}), flush=True)\n"
+    )
+    said = _run("late", PYTHONPATH=f"{tmp_path}:{os.getcwd()}")
+    assert (said.returncode, said.stdout) == (0, "True\n"), said.stderr
 
 
 def _run(*words: str, word: str = "", **environment: str) -> subprocess.CompletedProcess[str]:

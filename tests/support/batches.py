@@ -21,6 +21,7 @@ from tidemill.rl.agents.ppo.config import PPOConfig
 from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.registry import AgentConfig, extra_columns_of
 from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.rl.agents.sac_discrete.config import SACDiscreteConfig
 from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.policy_io import PolicyInput
 from tidemill.types import EnvSpec
@@ -51,6 +52,7 @@ OWN_NETWORK: list[tuple[str, type[Any], EnvSpec, dict[str, Any]]] = [
     ("ppo", PPOConfig, VECTOR, {"hidden_sizes": (16,), "unroll": 5}),
     ("impala", IMPALAConfig, CONTINUOUS, {"hidden_sizes": (16,), "unroll": 5}),
     ("sac", SACConfig, CONTINUOUS, {"hidden_sizes": (16,), "actor_ema_decay": 0.9}),
+    ("sac_discrete", SACDiscreteConfig, VECTOR, {"hidden_sizes": (16,)}),
     ("ddpg", DDPGConfig, CONTINUOUS_BYTES, {"actor_sizes": (16,), "critic_sizes": (16, 16)}),
     ("td3", TD3Config, CONTINUOUS, {"hidden_sizes": (16,)}),
     ("d4pg", D4PGConfig, CONTINUOUS, {"actor_sizes": (16,), "critic_sizes": (16, 16)}),
@@ -96,6 +98,25 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
             learning_rate_decay_updates=1_000,
         ),
         VECTOR,
+    ),
+    "dqn_munchausen": (
+        DQNConfig(network="mlp", hidden_sizes=(16,), double=False, munchausen_scale=0.9, distribution="qr", atoms=7),
+        VECTOR,
+    ),
+    "dqn_btr": (
+        DQNConfig(
+            network="impala",
+            network_settings={"width": 2, "spectral_norm": True, "pool": 2},
+            hidden_sizes=(16,),
+            noisy=True,
+            double=False,
+            distribution="iqn",
+            atoms=4,
+            cosines=8,
+            munchausen_scale=0.9,
+            update_precision="float32",
+        ),
+        COLOURS,
     ),
     "dqn_colours": (
         DQNConfig(
@@ -152,6 +173,20 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
             learning_rate_decay_updates=1_000,
         ),
         CONTINUOUS,
+    ),
+    "sac_discrete": (SACDiscreteConfig(hidden_sizes=(16, 16)), VECTOR),
+    "sac_discrete_image": (
+        SACDiscreteConfig(
+            network="nature",
+            hidden_sizes=(16,),
+            temperature="fixed",
+            initial_temperature=0.1,
+            n_step=3,
+            max_grad_norm=1.0,
+            target_update_period=3,
+            learning_rate_decay_updates=1_000,
+        ),
+        IMAGE,
     ),
     "ddpg": (DDPGConfig(actor_sizes=(16,), critic_sizes=(16, 16)), CONTINUOUS),
     "ddpg_all_options": (

@@ -48,7 +48,10 @@ class FailingEnv(CountingEnv):
     """Goes wrong in one step: raises, or returns a NaN observation or reward, or a wrong shape."""
 
     def __init__(self, step: int = 3, how: str = "raise") -> None:
-        """Set the step, from 1 (0 is the reset), and how: `raise`, `observation`, `reward` or `shape`."""
+        """Set the step, from 1 (0 is the reset), and how: `raise`, `observation`, `reward`, `huge` or `shape`.
+
+        A `huge` reward is one that float32 cannot hold.
+        """
         super().__init__(length=100)
         self._bad_step, self._how = step, how
 
@@ -60,8 +63,9 @@ class FailingEnv(CountingEnv):
     def step(self, action: np.int64) -> Result:
         """Act once."""
         observation, reward, terminated, truncated, info = super().step(action)
-        is_bad_reward = self._step == self._bad_step and self._how == "reward"
-        return self._spoil(observation), np.nan if is_bad_reward else reward, terminated, truncated, info
+        if self._step == self._bad_step:
+            reward = {"reward": np.nan, "huge": 1e39}.get(self._how, reward)
+        return self._spoil(observation), reward, terminated, truncated, info
 
     def _spoil(self, observation: Vector) -> Vector:
         if self._step != self._bad_step:
@@ -94,6 +98,82 @@ class EchoEnv(gymnasium.Env[Any, Any]):
         return np.asarray(action, np.float64).reshape(-1), 0.0, False, False, {}
 
 
+class MaskedEnv(gymnasium.Env[Any, np.int64]):
+    """Of actions 0 to 3 the even ones are legal at even steps, the odd ones at odd steps; 2 and 3 give reward 1.
+
+    It observes whether the step is even, one-hot, fails at an illegal action, and ends after 6 steps, where nothing is
+    legal. A policy that prefers the larger legal action has return 6.
+    """
+
+    LENGTH = 6
+
+    def __init__(self, mask: str = "info", bad_step: int = -1) -> None:
+        """Say where the mask is, `info` or `observation`, or at `bad_step` what is wrong with that in the info.
+
+        `short`, `float`, `none` (nothing is legal), `missing` or `two` (an entry is 2).
+        """
+        self.action_space = spaces.Discrete(4)
+        self._place, self._bad_step, self._step = mask, bad_step, 0
+        vector = spaces.Box(0, 1, (2,), np.float32)
+        keys = {"seen": vector, "action_mask": spaces.MultiBinary(4)}
+        self.observation_space = spaces.Dict(keys) if mask == "observation" else vector
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start the next episode."""
+        super().reset(seed=seed)
+        self._step = 0
+        return self._observation(), self._info()
+
+    def step(self, action: np.int64) -> Result:
+        """Act once."""
+        if action % 2 != self._step % 2:
+            raise ValueError(f"illegal action {action}")
+        self._step += 1
+        return self._observation(), float(action >= 2), self._step == self.LENGTH, False, self._info()
+
+    def _mask(self) -> NDArray[np.int8]:
+        legal = [self._step < self.LENGTH and action % 2 == self._step % 2 for action in range(4)]
+        return np.array(legal, np.int8)
+
+    def _observation(self) -> Any:  # noqa: ANN401 - a vector, or a dict
+        vector = np.eye(2, dtype=np.float32)[self._step % 2]
+        return {"seen": vector, "action_mask": self._mask()} if self._place == "observation" else vector
+
+    def _info(self) -> dict[str, Any]:
+        mask: NDArray[Any] = self._mask()
+        how = self._place if self._step == self._bad_step else "info"
+        if self._place == "observation" or how == "missing":
+            return {}
+        if how == "float":
+            mask = mask.astype(np.float32)
+        return {"action_mask": {"short": mask[:3], "none": mask * 0, "two": mask * 2}.get(how, mask)}
+
+
+class ChoicesEnv(gymnasium.Env[Vector, NDArray[np.int64]]):
+    """Choices of 2, 3 and 2 options; each that equals what the observation says gives reward 1. Episodes of 4 steps."""
+
+    LENGTH = 4
+    WANTED = ((0, 2, 1), (1, 0, 1))
+
+    def __init__(self) -> None:
+        """Prepare."""
+        self.action_space = spaces.MultiDiscrete([2, 3, 2])
+        self.observation_space = spaces.Box(0, 1, (2,), np.float32)
+        self._step = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Vector, dict[str, Any]]:
+        """Start the next episode."""
+        super().reset(seed=seed)
+        self._step = 0
+        return np.eye(2, dtype=np.float32)[0], {}
+
+    def step(self, action: NDArray[np.int64]) -> Result:
+        """Act once."""
+        reward = float((action == np.array(self.WANTED[self._step % 2])).sum())
+        self._step += 1
+        return np.eye(2, dtype=np.float32)[self._step % 2], reward, self._step == self.LENGTH, False, {}
+
+
 class ObservingEnv(gymnasium.Env[Any, np.int64]):
     """Observes the given value of the given space, always."""
 
@@ -120,6 +200,66 @@ def counting(length: int = 5, end: str = "terminated") -> CountingEnv:
 def failing(step: int = 3, how: str = "raise") -> FailingEnv:
     """Return a `FailingEnv`."""
     return FailingEnv(step, how)
+
+
+def masked(mask: str = "info", bad_step: int = -1) -> MaskedEnv:
+    """Return a `MaskedEnv`."""
+    return MaskedEnv(mask, bad_step)
+
+
+def masked_vector(num_envs: int, mode: str = "NextStep") -> gymnasium.vector.SyncVectorEnv:
+    """Return a batch of `MaskedEnv` by gymnasium."""
+    return gymnasium.vector.SyncVectorEnv([MaskedEnv] * num_envs, autoreset_mode=gymnasium.vector.AutoresetMode(mode))
+
+
+class PartsEnv(gymnasium.Env[Any, np.int64]):
+    """Observes a camera, a speed and a gear, in which the step can be read; episodes of `length` steps.
+
+    The action is 0 or 1; equal to the gear it gives reward 1.
+    """
+
+    def __init__(self, length: int = 3, nan_step: int = -1) -> None:
+        """Set the length, and the step at which the speed is not a number."""
+        self.observation_space = spaces.Dict(
+            {
+                "camera": spaces.Box(0, 255, (2, 3), np.uint8),
+                "body": spaces.Tuple((spaces.Box(-10, 10, (2,), np.float64), spaces.Discrete(2))),
+            }
+        )
+        self.action_space = spaces.Discrete(2)
+        self._length, self._nan_step, self._step = length, nan_step, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start the next episode."""
+        super().reset(seed=seed)
+        self._step = 0
+        return self._observation(), {}
+
+    def step(self, action: np.int64) -> Result:
+        """Act once."""
+        reward = float(action == self._gear)
+        self._step += 1
+        return self._observation(), reward, self._step == self._length, False, {}
+
+    @property
+    def _gear(self) -> int:
+        return int(self._step % 3 == 1)
+
+    def _observation(self) -> dict[str, Any]:
+        camera = np.full((2, 3), self._step, np.uint8)
+        camera[0, 0] = 255 * self._gear
+        speed = np.array([self._step / 2, np.nan if self._step == self._nan_step else -1.5])
+        return {"camera": camera, "body": (speed, np.int64(self._gear))}
+
+
+def parts(length: int = 3, nan_step: int = -1) -> PartsEnv:
+    """Return a `PartsEnv`."""
+    return PartsEnv(length, nan_step)
+
+
+def parts_vector(num_envs: int, mode: str = "NextStep") -> gymnasium.vector.SyncVectorEnv:
+    """Return a batch of `PartsEnv` by gymnasium."""
+    return gymnasium.vector.SyncVectorEnv([PartsEnv] * num_envs, autoreset_mode=gymnasium.vector.AutoresetMode(mode))
 
 
 def dictionary() -> ObservingEnv:
@@ -173,6 +313,16 @@ def joint() -> EchoEnv:
 def binary() -> EchoEnv:
     """Return an environment that echoes three switches."""
     return EchoEnv(spaces.MultiBinary(3))
+
+
+def switchboard() -> EchoEnv:
+    """Return an environment that echoes six rows of ten switches."""
+    return EchoEnv(spaces.MultiBinary((6, 10)))
+
+
+def choices() -> ChoicesEnv:
+    """Return a `ChoicesEnv`."""
+    return ChoicesEnv()
 
 
 def no_environment() -> int:

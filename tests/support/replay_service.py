@@ -49,13 +49,14 @@ def local_server(
     stored_limit: int = 0,
     *,
     max_streams: int = 64,
+    max_tables: int = 4,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[LocalServer]:
     """Serve an empty state on a free port, which stores so many bytes; 0 means no limit."""
     settings = ServerSettings(grace_s=0.2, max_message_bytes=max_message_bytes)
     budget = MemoryBudget(stored_limit)
     replay = ReplayState(
-        max_tables=4, max_streams=max_streams, first_epoch=1, rng=np.random.default_rng(0), budget=budget
+        max_tables=max_tables, max_streams=max_streams, first_epoch=1, rng=np.random.default_rng(0), budget=budget
     )
     admission = AdmissionQueue(clock)
     with BackgroundServer("replay", settings) as background:

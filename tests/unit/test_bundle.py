@@ -15,13 +15,15 @@ import yaml
 
 import tidemill
 from tidemill.bundle.files import Bundle, read_bundle, read_policy_params, write_bundle
+from tidemill.bundle.onnx_report import OnnxReport
 from tidemill.errors import AlreadyExists, ConfigError, DataLoss, InvalidArgument, NotFound
+from tidemill.observation_parts import packed
 from tidemill.params.blob import pack
 from tidemill.params.document import from_version, seal
 from tidemill.params.version import Encoding, Params, ParamsMetadata, Precision, Version
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.services.launcher.commands.export import model_card
-from tidemill.types import EnvSpec
+from tidemill.types import EnvSpec, ObservationPart
 
 _SETTINGS: dict[str, Any] = {
     "run": {"name": "small", "root": "/home/somebody/runs", "seed": 3},
@@ -185,6 +187,45 @@ def test_wrong_observations_are_explained(tmp_path: Path) -> None:
         policy.act(np.zeros((3, 3)))
 
 
+def test_policy_of_masked_actions_wants_the_masks(tmp_path: Path) -> None:
+    """It acts legally, for one environment and for several, and says what is missing or wrong."""
+    settings = {**_SETTINGS, "agent": {"algorithm": "dqn", "network": "mlp", "hidden_sizes": [8]}}
+    settings["env"] = {"id": "CartPole-v1", "action_mask": "info.action_mask"}  # which names no code
+    made = _bundle(tmp_path, settings, EnvSpec((3,), "float32", num_actions=4, masks_actions=True))
+    policy = tidemill.load_policy(tmp_path / "bundle")
+    masks = np.eye(4, dtype=bool)
+    for mask in masks:
+        assert mask[policy.act(np.zeros(3), action_mask=mask)]
+    policy.reset()
+    assert policy.act(np.ones((4, 3)), action_mask=masks[::-1]).tolist() == [3, 2, 1, 0]
+    with pytest.raises(InvalidArgument, match=r"action_mask is None, .*, allowed: bool \(4, 4\)"):
+        policy.act(np.ones((4, 3)))
+    for wrong in (masks[:, :3], masks[:2], masks & False):
+        with pytest.raises(InvalidArgument, match=r"allowed: \(4, 4\) with a legal action in each row"):
+            policy.act(np.ones((4, 3)), action_mask=wrong)
+    config = tidemill.load_config({**settings, "cluster": {}})
+    onnx = OnnxReport("it was not asked for")
+    card = model_card(made, config, None, [], [], onnx)  # type: ignore[arg-type]
+    assert "policy.act(observation, is_first=is_first, action_mask=env.action_mask)" in card
+
+
+def test_policy_of_several_parts_takes_them_nested_or_packed(tmp_path: Path) -> None:
+    """The shapes of the parts are in the bundle; what a part is not is said."""
+    parts = (ObservationPart("body__0", "float32", (2,)), ObservationPart("camera", "uint8", (36, 36)))
+    spec = EnvSpec((8 + 36 * 36,), "uint8", 2, num_actions=3, observation_parts=parts)
+    settings = {**_SETTINGS, "agent": {"algorithm": "dqn", "network": "nature", "hidden_sizes": [8]}}
+    made = _bundle(tmp_path, settings, spec)
+    assert read_bundle(tmp_path / "bundle").env_spec == made.env_spec
+    policy = tidemill.load_policy(tmp_path / "bundle")
+    observation = {"camera": np.full((36, 36), 9, np.uint8), "body": (np.array([0.5, -1.0]),)}
+    nested = [int(policy.act(observation)) for _ in range(3)]
+    policy.reset()
+    rows = packed(parts, observation)[None].repeat(2, axis=0)
+    assert [policy.act(rows).tolist() for _ in range(3)] == [[action] * 2 for action in nested]
+    with pytest.raises(InvalidArgument, match=r"with the parts \['camera'\], allowed: \['body__0', 'camera'\]"):
+        policy.act({"camera": observation["camera"]})
+
+
 @pytest.mark.parametrize(
     "section, name, value",
     [
@@ -228,13 +269,13 @@ def test_card_names_what_was_measured(tmp_path: Path) -> None:
     result = {"confirmed_mean": -120.5, "confirm_episodes": 50, "params_version": 5}
     confirmed = Bundle(made.params, made.env_spec, result, {"torch": "2"})
     test = {"mean": -130.25, "std": 4.0, "episodes": 100, "policy": "greedy", "seeds": [7, 8]}
-    card = model_card(confirmed, config, None, [test], ["learning_curve.png"])  # type: ignore[arg-type]
+    card = model_card(confirmed, config, None, [test], ["learning_curve.png"], OnnxReport("no"))  # type: ignore[arg-type]
     assert "- -120.50 over 50 fresh episodes that confirmed it" in card
     assert "- -130.25 ± 4.00 over 100 fresh episodes, greedy policy, seeds from 7" in card
     assert "40 agent decisions and 10 gradient steps (seed 3)" in card
     assert "learning_curve.png" in card
     assert "- torch 2" in card
-    assert "has not been evaluated" in model_card(made, config, None, [], [])  # type: ignore[arg-type]
+    assert "has not been evaluated" in model_card(made, config, None, [], [], OnnxReport("no"))  # type: ignore[arg-type]
 
 
 def test_trained_policy_is_reproduced_from_its_folder(tmp_path: Path) -> None:

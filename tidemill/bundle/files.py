@@ -4,7 +4,8 @@ bundle.json          what it is, sealed by its own SHA-256
 policy.safetensors   the parameters, full precision
 config.yaml          the settings of the run
 README.md            the model card
-scores.csv, learning_curve.png, policy.mp4   where the run has them
+scores.csv, learning_curve.png, policy.mp4, contact_sheet.png   where the run has them
+policy.onnx          what it does in evaluation, where the network allows
 """
 
 from __future__ import annotations
@@ -27,13 +28,18 @@ from tidemill.errors import AlreadyExists, ConfigError, DataLoss, NotFound
 from tidemill.params.document import from_version, seal, to_version, unseal
 from tidemill.params.stored import read_params
 from tidemill.params.version import BEST, LATEST, Params, Precision
-from tidemill.types import EnvSpec
+from tidemill.types import EnvSpec, ObservationPart
 
 DOCUMENT, POLICY, CONFIG, CARD = "bundle.json", "policy.safetensors", "config.yaml", "README.md"
 FORMAT = 1
 """Of the document; another one is refused."""
 
-_SHOWN = {"scores.csv": "scores.csv", "learning_curve.png": "plots/learning_curve.png", "policy.mp4": "videos/*.mp4"}
+_SHOWN = {
+    "scores.csv": "scores.csv",
+    "learning_curve.png": "plots/learning_curve.png",
+    "policy.mp4": "videos/*.mp4",
+    "contact_sheet.png": "videos/*.png",
+}
 """What a person looks at: its name in the bundle, and where a run has it; of several the newest."""
 
 _SECTIONS = ("run", "env", "agent", "table", "learner", "actor", "evaluator")
@@ -94,7 +100,7 @@ def is_bundle(folder: Path) -> bool:
     return (folder / DOCUMENT).is_file()
 
 
-def write_bundle(bundle: Bundle, run: Path, folder: Path, card: str) -> None:
+def write_bundle(bundle: Bundle, run: Path, folder: Path, card: str, more: Mapping[str, Path] | None = None) -> None:
     """Write a bundle of a run into a folder, which appears whole or not at all.
 
     Args:
@@ -102,6 +108,7 @@ def write_bundle(bundle: Bundle, run: Path, folder: Path, card: str) -> None:
         run: The run's folder, from which settings and pictures are copied.
         folder: Where; its parents are made.
         card: Text of README.md.
+        more: Further files, copied under these names.
 
     Raises:
         AlreadyExists: There is something already.
@@ -117,7 +124,7 @@ def write_bundle(bundle: Bundle, run: Path, folder: Path, card: str) -> None:
         (part / CARD).write_text(card, encoding="utf-8")
         settings = yaml.safe_dump(portable_settings(run / CONFIG), sort_keys=False, allow_unicode=True)
         (part / CONFIG).write_text(settings, encoding="utf-8")
-        for name, source in find_shown(run).items():
+        for name, source in {**find_shown(run), **(more or {})}.items():
             shutil.copyfile(source, part / name)
         part.rename(folder)
     finally:
@@ -181,6 +188,9 @@ def read_bundle(folder: Path) -> Bundle:
     spec: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in content["env_spec"].items()
     }
+    spec["observation_parts"] = tuple(
+        ObservationPart(name, dtype, tuple(shape)) for name, dtype, shape in spec.get("observation_parts", ())
+    )
     params = Params(version, Precision.FULL, blob)
     return Bundle(params, EnvSpec(**spec), content["result"], content["versions"], content["exported"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from tidemill.bundle.files import CONFIG, check_trusted, is_bundle, read_bundle,
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import ConfigError, FatalError, InvalidArgument
+from tidemill.observation_parts import packed
 from tidemill.params.blob import unpack
 from tidemill.params.version import Version
 from tidemill.rl.agents.build import build_policy
@@ -112,29 +114,34 @@ class TrainedPolicy:
 
     def act(
         self,
-        observation: ArrayLike,
+        observation: ArrayLike | Mapping[str, Any] | tuple[Any, ...],
         *,
         reward: ArrayLike | None = None,
         is_first: ArrayLike | None = None,
         explore: bool = False,
+        action_mask: ArrayLike | None = None,
     ) -> NDArray[Any]:
         """Choose the actions for the newest observations.
 
         Args:
             observation: Of one environment, [*observation_shape], or of N, [N, *observation_shape]; a single frame
-                where the policy stacks them.
+                where the policy stacks them. Of several parts: as `make_env`'s environments return them, or nested as
+                the environment's own, each part in its stored shape (discrete parts one-hot).
             reward: That came with it, a number or [N]; only recurrent policies look at it.
             is_first: Whether it is the first of its episode, bool or [N]; None: it is after `reset`, then no more.
             explore: Whether to choose as in training, instead of the action thought best.
+            action_mask: Whether each action is legal, bool [num_actions], or [N, num_actions], as `action_mask` of
+                `make_env`'s environments; needed by a policy that was trained with action masks.
 
         Returns:
             The action, or [N, ...] of them: for the given action space, or else integers 0 .. num_actions - 1 and
             floats in [-1, 1], as `make_env` takes them.
 
         Raises:
-            InvalidArgument: The observation has another shape, or N changed without a `reset`.
+            InvalidArgument: The observation or the mask has another shape, or N changed without a `reset`.
         """
-        seen = np.asarray(observation)
+        parts = self.env_spec.observation_parts
+        seen = packed(parts, observation) if parts else np.asarray(observation)
         is_single = seen.shape == self.env_spec.observation_shape
         rows = seen[None] if is_single else seen
         if rows.shape[1:] != self.env_spec.observation_shape or not len(rows):
@@ -144,11 +151,26 @@ class TrainedPolicy:
         first = self._is_first(is_first, len(rows))
         builder = self._builder_for(len(rows))
         gained = None if reward is None else np.full(len(rows), reward, np.float32)
-        policy_input = builder.build(rows.astype(self.env_spec.observation_dtype, copy=False), first, gained)
+        seen_rows = rows.astype(self.env_spec.observation_dtype, copy=False)
+        policy_input = builder.build(seen_rows, first, gained, self._mask(action_mask, len(rows)))
         output = self._policy.act(policy_input, 2**62, evaluation=not explore)  # long after every schedule's end
         builder.record(output)
         action = output.action if self._actions is None else self._actions.convert(output.action)
         return action[0] if is_single else action
+
+    def _mask(self, action_mask: ArrayLike | None, num_envs: int) -> NDArray[np.bool_] | None:
+        if not self.env_spec.masks_actions:
+            return None
+        wanted = (num_envs, sum(self.env_spec.action_options))
+        if action_mask is None:
+            raise InvalidArgument(f"action_mask is None, but the policy was trained with masks, allowed: bool {wanted}")
+        mask = np.asarray(action_mask, np.bool_)
+        mask = mask[None] if mask.ndim == 1 else mask
+        if mask.shape != wanted or not mask.any(axis=1).all():
+            raise InvalidArgument(
+                f"action_mask has shape {mask.shape}, allowed: {wanted} with a legal action in each row"
+            )
+        return mask
 
     def _is_first(self, is_first: ArrayLike | None, num_envs: int) -> NDArray[np.bool_]:
         if self._builder is None:
@@ -171,9 +193,12 @@ class TrainedPolicy:
     def _adapter(self, space: gymnasium.Space[Any]) -> Any:  # noqa: ANN401 - a protocol of a module imported here
         from tidemill.envs.actions import action_adapter
 
-        adapter, spec = action_adapter(space), self.env_spec
-        if (adapter.num_actions, adapter.shape) != (spec.num_actions, spec.action_shape):
+        adapter, spec = action_adapter(space, joint=self._config.env.joint_actions), self.env_spec
+        trained = (spec.num_actions, spec.action_shape, spec.action_sizes)
+        if (adapter.num_actions, adapter.shape, adapter.sizes) != trained:
             wanted = f"{spec.num_actions} actions" if spec.is_discrete else f"actions of shape {spec.action_shape}"
+            if spec.action_sizes:
+                wanted = f"choices of {', '.join(map(str, spec.action_sizes))} options"
             raise ConfigError(f"action_space is {space}, but the policy was trained with {wanted}")
         return adapter
 

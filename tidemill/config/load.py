@@ -53,7 +53,8 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
     if agent is not None:
         about += f"\n\n{_describe_algorithms(prog, agent.algorithm)}"
     with _algorithm_choices():
-        settings = tyro.cli(config, prog=prog, description=about, args=rest, default=settings)
+        words = _flags_without_values(rest, to_document(settings))
+        settings = tyro.cli(config, prog=prog, description=about, args=words, default=settings)
     check_on_policy(settings)
     return settings
 
@@ -128,6 +129,29 @@ def _describe_algorithms(prog: str, chosen: str) -> str:
             f"  {prog} --agent.algorithm {other} --help",
         ]
     )
+
+
+def _flags_without_values(arguments: list[str], document: Mapping[str, Any]) -> list[str]:
+    """Return a command line whose switches are spelled `--x` and `--no-x` where it says `--x true` or `--x=false`."""
+    words, rest = [], list(arguments)
+    while rest:
+        option, separator, value = rest.pop(0).partition("=")
+        *sections, name = option.removeprefix("--").replace("-", "_").split(".")
+        is_switch = option.startswith("--") and isinstance(_at(document, (*sections, name)), bool)
+        if is_switch and not separator and rest and rest[0].lower() in ("true", "false"):
+            value = rest.pop(0)
+        if is_switch and value.lower() in ("true", "false"):
+            words.append(f"--{'.'.join((*sections, name if value.lower() == 'true' else f'no_{name}'))}")
+        else:
+            words.append(f"{option}{separator}{value}")
+    return words
+
+
+def _at(document: Any, path: Sequence[str]) -> Any:  # noqa: ANN401 - whatever a setting is
+    """Return the setting at a path of names, None if there is none."""
+    for name in path:
+        document = document.get(name) if isinstance(document, Mapping) else None
+    return document
 
 
 def _algorithm_choices() -> tyro.constructors.ConstructorRegistry:

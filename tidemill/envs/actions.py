@@ -1,4 +1,4 @@
-"""How an action space becomes discrete actions 0 .. n - 1, or continuous ones in [-1, 1]."""
+"""How an action space becomes one discrete action 0 .. n - 1, several of them, or continuous numbers in [-1, 1]."""
 
 from __future__ import annotations
 
@@ -31,18 +31,26 @@ class ActionAdapter(Protocol):
 
     @property
     def num_actions(self) -> int:
-        """Discrete actions; 0 for continuous ones."""
+        """Discrete actions; 0 for continuous ones and for several choices."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Options of each of several choices; empty for other actions."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one continuous action; `()` for discrete ones."""
+        """Shape of one continuous action; `()` for discrete ones, (D,) for D choices."""
 
     def convert(self, action: NDArray[Any]) -> NDArray[Any]:
         """Return the action of each environment, [N, ...], for a batch [N, *shape]."""
 
 
-def action_adapter(space: gymnasium.Space[Any]) -> ActionAdapter:
+def action_adapter(space: gymnasium.Space[Any], *, joint: bool = False) -> ActionAdapter:
     """Return the adapter of an action space.
+
+    Args:
+        space: Of one environment.
+        joint: Whether every combination of several choices is one discrete action.
 
     Raises:
         ConfigError: The space is unbounded, too large or of a kind that no agent here can act in.
@@ -50,9 +58,9 @@ def action_adapter(space: gymnasium.Space[Any]) -> ActionAdapter:
     if isinstance(space, spaces.Discrete):
         return _Discrete(np.arange(space.start, space.start + space.n, dtype=np.int64))
     if isinstance(space, spaces.MultiDiscrete):
-        return _Discrete(_joint_actions(space.nvec, space.start, space))
+        return _several(space, space.nvec, space.start, joint=joint)
     if isinstance(space, spaces.MultiBinary):
-        return _Discrete(_joint_actions(np.full(space.shape, 2), np.zeros(space.shape, np.int64), space))
+        return _several(space, np.full(space.shape, 2), np.zeros(space.shape, np.int64), joint=joint)
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return _Continuous(space)
     raise ConfigError(
@@ -61,11 +69,17 @@ def action_adapter(space: gymnasium.Space[Any]) -> ActionAdapter:
     )
 
 
+def _several(space: gymnasium.Space[Any], radices: NDArray[Any], start: NDArray[Any], *, joint: bool) -> ActionAdapter:
+    return _Discrete(_joint_actions(radices, start, space)) if joint else _Choices(radices, start, space)
+
+
 def _joint_actions(radices: NDArray[Any], start: NDArray[Any], space: gymnasium.Space[Any]) -> NDArray[Any]:
     """Return every combination, [num_actions, *radices.shape], in mixed radix, the last digit fastest."""
     size = int(np.prod(radices, dtype=np.float64))
     if size > _MAX_JOINT_ACTIONS:
-        raise ConfigError(f"actions of {space} make {size} combinations, allowed: {_MAX_JOINT_ACTIONS}")
+        raise ConfigError(
+            f"actions of {space} make {size} combinations, allowed with env.joint_actions: {_MAX_JOINT_ACTIONS}"
+        )
     digits = np.stack(np.unravel_index(np.arange(size), radices.reshape(-1)), axis=-1)
     table: NDArray[Any] = digits.reshape(size, *radices.shape) + start
     return table.astype(space.dtype)
@@ -78,11 +92,29 @@ class _Discrete:
         self._table = table
         self.num_actions = len(table)
         self.shape: tuple[int, ...] = ()
+        self.sizes: tuple[int, ...] = ()
 
     def convert(self, action: NDArray[Any]) -> NDArray[Any]:
         check_within(action, self.num_actions)
         taken: NDArray[Any] = self._table[action]
         return taken
+
+
+class _Choices:
+    """Several integers at once, each in 0 .. its own number of options - 1."""
+
+    def __init__(self, radices: NDArray[Any], start: NDArray[Any], space: gymnasium.Space[Any]) -> None:
+        self.num_actions = 0
+        self.sizes = tuple(int(size) for size in radices.reshape(-1))
+        self.shape = (len(self.sizes),)
+        self._largest, self._start = np.array(self.sizes) - 1, start.reshape(-1)
+        self._space_shape, self._dtype = radices.shape, space.dtype
+
+    def convert(self, action: NDArray[Any]) -> NDArray[Any]:
+        if (action < 0).any() or (action > self._largest).any():
+            raise InvalidArgument(f"actions are {action.tolist()}, allowed: from 0 to {self._largest.tolist()}")
+        taken: NDArray[Any] = (action + self._start).astype(self._dtype)
+        return taken.reshape(len(action), *self._space_shape)
 
 
 class _Continuous:
@@ -101,6 +133,7 @@ class _Continuous:
         self._center = ((high + low) / 2).astype(self._dtype)
         self.num_actions = 0
         self.shape = space.shape
+        self.sizes: tuple[int, ...] = ()
 
     def convert(self, action: NDArray[Any]) -> NDArray[Any]:
         if not np.isfinite(action).all():

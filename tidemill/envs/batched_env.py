@@ -20,13 +20,14 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from tidemill.envs.action_mask import ActionMasks, info_key
 from tidemill.envs.actions import action_adapter, check_shape
+from tidemill.envs.checks import as_float32
 from tidemill.envs.episode_counter import EpisodeCounter
-from tidemill.envs.gymnasium_env import check_finite
 from tidemill.envs.interface import VectorEnv, VectorStep
 from tidemill.envs.observations import observation_format
 from tidemill.envs.settings import EnvSettings
-from tidemill.errors import ConfigError, FatalError
+from tidemill.errors import ConfigError, FatalError, InvalidArgument
 from tidemill.types import EnvSpec
 from tidemill.user_code import user_object
 
@@ -38,12 +39,23 @@ _METHODS = ("reset", "step", "render", "close")
 class BatchedEnv:
     """`VectorEnv` over a vector environment of gymnasium's interface."""
 
-    def __init__(self, env: GymnasiumVectorEnv, name: str) -> None:
+    def __init__(
+        self,
+        env: GymnasiumVectorEnv,
+        name: str,
+        *,
+        mask_key: str = "",
+        joint_actions: bool = False,
+        observation_stack: int = 1,
+    ) -> None:
         """Take the environment, which is closed with this.
 
         Args:
             env: The environment.
             name: What made it, for messages.
+            mask_key: Of its infos, where the action masks are; nothing without them.
+            joint_actions: Whether every combination of several choices is one discrete action.
+            observation_stack: Newest observations the network sees at once; only reported in the spec.
 
         Raises:
             ConfigError: Its spaces are not supported, or it does not say how it resets.
@@ -51,9 +63,21 @@ class BatchedEnv:
         self._env, self._name = env, name
         self._mode = _autoreset_mode(env, name)
         self._format = observation_format(env.single_observation_space)
-        self._actions = action_adapter(env.single_action_space)
+        self._actions = action_adapter(env.single_action_space, joint=joint_actions)
         num_actions, action_shape = self._actions.num_actions, self._actions.shape
-        self._spec = EnvSpec(self._format.shape, self._format.dtype, num_actions=num_actions, action_shape=action_shape)
+        self._spec = EnvSpec(
+            self._format.shape,
+            self._format.dtype,
+            observation_stack,
+            num_actions=num_actions,
+            action_shape=action_shape,
+            masks_actions=bool(mask_key),
+            action_sizes=self._actions.sizes,
+            observation_parts=self._format.parts,
+        )
+        self._mask_key = mask_key
+        self._masks = ActionMasks(mask_key, env.num_envs, self._spec.action_options) if mask_key else None
+        self._infos: list[dict[str, Any]] = [{}] * env.num_envs
         self._ended = np.zeros(env.num_envs, np.bool_)
         self._counter = EpisodeCounter(env.num_envs)
 
@@ -67,27 +91,43 @@ class BatchedEnv:
         """Environments in the batch."""
         return self._env.num_envs
 
+    @property
+    def action_mask(self) -> NDArray[np.bool_]:
+        """Which actions are legal at the newest observations, [N, A]; see `MasksActions`."""
+        assert self._masks is not None, f"{self._name} has no action masks"
+        return self._masks.newest
+
     def reset(self, seed: int) -> NDArray[Any]:
         """Reset every environment; how the seed is divided is up to the environment."""
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._counter.clear()
-        observation = self._observations(self._call(self._env.reset, seed=seed)[0])
-        check_finite(observation, self._counter.returns, self._counter.lengths)
+        first, infos = self._call(self._env.reset, seed=seed)
+        observation = self._observations(first)
+        self._format.check_finite(observation, self._counter.returns, self._counter.lengths)
+        self._keep_masks(infos, ~self._ended)
+        if self._masks is not None:
+            self._masks.read(self._infos, self._ended, self._counter.lengths)
         return observation
 
     def step(self, action: NDArray[Any]) -> VectorStep:
         """Act in every environment, or reset it if it had ended; see `VectorEnv.step`."""
         check_shape(action, (self.num_envs, *self._actions.shape))
         is_reset_step = self._ended
-        observation, reward, terminated, truncated = self._step(self._actions.convert(action), is_reset_step)
-        for column in (reward, terminated, truncated):
+        command = self._actions.convert(action)
+        if self._masks is not None:
+            self._masks.check_legal(action, is_reset_step, self._counter.lengths)
+        observation, raw_reward, terminated, truncated = self._step(command, is_reset_step)
+        for column in (raw_reward, terminated, truncated):
             column[is_reset_step] = 0
-        self._counter.add(reward, is_reset_step)
-        check_finite(observation, reward, self._counter.lengths)
+        self._counter.add(raw_reward, is_reset_step)
+        reward = as_float32(raw_reward)
+        self._format.check_finite(observation, reward, self._counter.lengths)
         self._ended = terminated | truncated
+        if self._masks is not None:
+            self._masks.read(self._infos, self._ended, self._counter.lengths)
         return VectorStep(
             observation=observation,
-            reward=reward.astype(np.float32),
+            reward=reward,
             terminated=terminated,
             truncated=truncated,
             is_first=is_reset_step.copy(),
@@ -120,6 +160,8 @@ class BatchedEnv:
             for name, flags in zip(("terminated", "truncated"), results[1:], strict=True)
         )
         observation = self._observations(stepped)
+        ended = (terminated | truncated) & ~is_reset_step
+        self._keep_masks(infos, ~(is_reset_step if again else np.zeros_like(ended)))
         if again:
             fresh = self._reset(is_reset_step)
             others = ~is_reset_step
@@ -130,12 +172,23 @@ class BatchedEnv:
                 )
             observation = fresh
         if self._mode is AutoresetMode.SAME_STEP:
-            self._put_final(observation, (terminated | truncated) & ~is_reset_step, infos)
+            self._put_final(observation, ended, infos)
         return observation, reward, terminated, truncated
 
     def _reset(self, mask: NDArray[np.bool_]) -> NDArray[Any]:
         """Reset the environments of a mask; return the newest observation of all."""
-        return self._observations(self._call(self._env.reset, options={"reset_mask": mask.copy()})[0])
+        observation, infos = self._call(self._env.reset, options={"reset_mask": mask.copy()})
+        self._keep_masks(infos, mask)
+        return self._observations(observation)
+
+    def _keep_masks(self, infos: Mapping[str, Any], of: NDArray[np.bool_]) -> None:
+        """Keep the action masks of some environments, whose info has one where the key after `_` says so."""
+        if self._masks is None:
+            return
+        masks, has = infos.get(self._mask_key), infos.get(f"_{self._mask_key}")
+        for index in np.flatnonzero(of):
+            given = masks is not None and (has is None or has[index])
+            self._infos[index] = {self._mask_key: masks[index]} if given and masks is not None else {}
 
     def _put_final(self, observation: NDArray[Any], ended: NDArray[np.bool_], infos: Mapping[str, Any]) -> None:
         """Write the last observations of episodes over the first ones of those that follow."""
@@ -144,10 +197,17 @@ class BatchedEnv:
         if "final_obs" not in infos:
             raise FatalError(f"{self._name} ended an episode and reset it in the same step without infos['final_obs']")
         for index in np.flatnonzero(ended):
-            observation[index] = infos["final_obs"][index]
+            final = infos["final_obs"][index]
+            observation[index] = self._format.pack(final) if self._format.parts else final
+            self._infos[index] = {}  # what the infos hold is the mask of the next episode
 
     def _observations(self, observation: Any) -> NDArray[Any]:  # noqa: ANN401 - the user's
         """Return a copy of observations in the format of the stream."""
+        if self._format.parts:
+            try:
+                return self._format.pack_batch(observation, self.num_envs)
+            except InvalidArgument as error:
+                raise FatalError(f"{self._name} returned observations of which one is wrong: {error}") from error
         copy: NDArray[Any] = np.array(observation, self._format.dtype)
         allowed = (self.num_envs, *self._format.shape)
         if copy.shape != allowed:
@@ -195,14 +255,29 @@ def make_batched(settings: EnvSettings, num_envs: int, *, training: bool, render
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
         raise ConfigError(f"env.kwargs are {dict(settings.kwargs)}, which {name} refuses: {error}") from error
-    return _checked(function(**arguments), name, num_envs)
+    return _checked(function(**arguments), settings, num_envs)
 
 
-def _checked(env: Any, name: str, num_envs: int) -> VectorEnv:  # noqa: ANN401 - the user's
+def _checked(env: Any, settings: EnvSettings, num_envs: int) -> VectorEnv:  # noqa: ANN401 - the user's
+    name = settings.vector
     if isinstance(env, gymnasium.vector.VectorEnv):
-        made: VectorEnv = BatchedEnv(env, name)
+        made: VectorEnv = BatchedEnv(
+            env,
+            name,
+            mask_key=info_key(settings.action_mask),
+            joint_actions=settings.joint_actions,
+            observation_stack=settings.observation_stack,
+        )
     elif isinstance(getattr(env, "spec", None), EnvSpec) and all(callable(getattr(env, m, None)) for m in _METHODS):
         made = env
+        if settings.observation_stack not in (1, made.spec.frame_stack):
+            found = f"env.observation_stack is {settings.observation_stack}, but the spec of {name}"
+            raise ConfigError(f"{found} says frame_stack {made.spec.frame_stack}, which counts")
+        if made.spec.masks_actions and not hasattr(env, "action_mask"):
+            kind = type(env).__name__
+            raise ConfigError(
+                f"env.vector is {name!r}, which made {kind} with spec.masks_actions but no property action_mask"
+            )
     else:
         kind = type(env).__name__
         raise ConfigError(

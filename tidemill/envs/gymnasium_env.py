@@ -6,18 +6,20 @@ each step new arrays, and says which environment failed at which step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.envs.action_mask import ActionMasks
 from tidemill.envs.actions import action_adapter, check_shape
+from tidemill.envs.checks import as_float32, place
 from tidemill.envs.episode_counter import EpisodeCounter
 from tidemill.envs.interface import VectorStep
 from tidemill.envs.observations import observation_format
-from tidemill.errors import FatalError
+from tidemill.errors import FatalError, InvalidArgument
 from tidemill.types import EnvSpec
 
 GymnasiumEnv = gymnasium.Env[Any, Any]
@@ -29,8 +31,23 @@ _Outcome = tuple[NDArray[Any], NDArray[np.float64], NDArray[np.bool_], NDArray[n
 class GymnasiumVectorEnv:
     """`VectorEnv` over environments that one factory makes."""
 
-    def __init__(self, make_one: Callable[[], GymnasiumEnv], num_envs: int) -> None:
+    def __init__(
+        self,
+        make_one: Callable[[], GymnasiumEnv],
+        num_envs: int,
+        *,
+        mask_key: str = "",
+        joint_actions: bool = False,
+        observation_stack: int = 1,
+    ) -> None:
         """Make the environments.
+
+        Args:
+            make_one: Makes one.
+            num_envs: N.
+            mask_key: Of their infos, where the action mask is; nothing without one.
+            joint_actions: Whether every combination of several choices is one discrete action.
+            observation_stack: Newest observations the network sees at once; only reported in the spec.
 
         Raises:
             ConfigError: The observation or action space is not supported.
@@ -38,13 +55,19 @@ class GymnasiumVectorEnv:
         self._envs = [make_one() for _ in range(num_envs)]
         space = self._envs[0].observation_space
         self._format = observation_format(space)
-        self._actions = action_adapter(self._envs[0].action_space)
+        self._actions = action_adapter(self._envs[0].action_space, joint=joint_actions)
         self._spec = EnvSpec(
             self._format.shape,
             self._format.dtype,
+            observation_stack,
             num_actions=self._actions.num_actions,
             action_shape=self._actions.shape,
+            masks_actions=bool(mask_key),
+            action_sizes=self._actions.sizes,
+            observation_parts=self._format.parts,
         )
+        self._masks = ActionMasks(mask_key, num_envs, self._spec.action_options) if mask_key else None
+        self._infos: list[Mapping[str, Any]] = [{}] * num_envs
         self._action_shape = (num_envs, *self._actions.shape)
         self._ended = np.zeros(num_envs, np.bool_)
         self._counter = EpisodeCounter(num_envs)
@@ -59,6 +82,12 @@ class GymnasiumVectorEnv:
         """Environments in the batch."""
         return len(self._envs)
 
+    @property
+    def action_mask(self) -> NDArray[np.bool_]:
+        """Which actions are legal at the newest observations, [N, A]; see `MasksActions`."""
+        assert self._masks is not None, "the environments have no action masks"
+        return self._masks.newest
+
     def reset(self, seed: int) -> NDArray[Any]:
         """Reset every environment, environment i with seed + i; see `VectorEnv.reset`."""
         self._ended = np.zeros(self.num_envs, np.bool_)
@@ -66,20 +95,28 @@ class GymnasiumVectorEnv:
         observation = self._new_observation()
         for index in range(self.num_envs):
             observation[index] = self._first_observation(index, seed + index)
-        check_finite(observation, self._counter.returns, self._counter.lengths)
+        self._format.check_finite(observation, self._counter.returns, self._counter.lengths)
+        if self._masks is not None:
+            self._masks.read(self._infos, self._ended, self._counter.lengths)
         return observation
 
     def step(self, action: NDArray[Any]) -> VectorStep:
         """Act in every environment, or reset it if it had ended; see `VectorEnv.step`."""
         check_shape(action, self._action_shape)
         is_reset_step = self._ended
-        observation, reward, terminated, truncated = self._step_all(list(self._actions.convert(action)), is_reset_step)
-        self._counter.add(reward, is_reset_step)
-        check_finite(observation, reward, self._counter.lengths)
+        commands = list(self._actions.convert(action))
+        if self._masks is not None:
+            self._masks.check_legal(action, is_reset_step, self._counter.lengths)
+        observation, raw_reward, terminated, truncated = self._step_all(commands, is_reset_step)
+        self._counter.add(raw_reward, is_reset_step)
+        reward = as_float32(raw_reward)
+        self._format.check_finite(observation, reward, self._counter.lengths)
         self._ended = terminated | truncated
+        if self._masks is not None:
+            self._masks.read(self._infos, self._ended, self._counter.lengths)
         return VectorStep(
             observation=observation,
-            reward=reward.astype(np.float32),
+            reward=reward,
             terminated=terminated,
             truncated=truncated,
             is_first=is_reset_step.copy(),
@@ -106,53 +143,41 @@ class GymnasiumVectorEnv:
     def _first_observation(self, index: int, seed: int) -> NDArray[Any]:
         """Reset one environment and check the shape, because numpy would broadcast a wrong one."""
         try:
-            observation, _ = self._envs[index].reset(seed=seed)
+            observation, self._infos[index] = self._envs[index].reset(seed=seed)
         except Exception as error:
-            raise FatalError(f"{_place(index, 0)} raised {type(error).__name__}: {error}") from error
-        first = np.asarray(observation)
+            raise FatalError(f"{place(index, 0)} raised {type(error).__name__}: {error}") from error
+        first = self._packed(observation, index) if self._format.parts else np.asarray(observation)
         if first.shape != self._format.shape:
             raise FatalError(
-                f"{_place(index, 0)} returned an observation of shape {first.shape}, "
+                f"{place(index, 0)} returned an observation of shape {first.shape}, "
                 f"allowed by its observation space: {self._format.shape}"
             )
         return first
 
+    def _packed(self, observation: Any, index: int) -> NDArray[np.uint8]:  # noqa: ANN401 - the user's
+        try:
+            return self._format.pack(observation)
+        except InvalidArgument as error:
+            raise FatalError(f"{place(index, 0)} returned an {error}") from error
+
     def _step_all(self, commands: Sequence[Any], is_reset_step: NDArray[np.bool_]) -> _Outcome:
         """Step or reset each environment; plain lists, because writing single elements of arrays is slow."""
-        observation = self._new_observation()
+        observation, pack = self._new_observation(), self._format.pack if self._format.parts else None
         reward = [0.0] * self.num_envs
         terminated, truncated = [False] * self.num_envs, [False] * self.num_envs
         index = 0
         try:
             for index, (env, reset) in enumerate(zip(self._envs, is_reset_step.tolist(), strict=True)):
                 if reset:
-                    observation[index], _ = env.reset()
+                    row, self._infos[index] = env.reset()
                 else:
                     row, gain, terminated[index], truncated[index], info = env.step(commands[index])
-                    observation[index], reward[index] = row, float(gain)
+                    reward[index], self._infos[index] = float(gain), info
                     if terminated[index] and info.get("TimeLimit.truncated"):
                         terminated[index], truncated[index] = False, True  # how older environments report a limit
+                observation[index] = row if pack is None else pack(row)
         except Exception as error:
             step = self._counter.lengths[index] + (not is_reset_step[index])
-            raise FatalError(f"{_place(index, step)} raised {type(error).__name__}: {error}") from error
+            raise FatalError(f"{place(index, step)} raised {type(error).__name__}: {error}") from error
         flags = np.array((terminated, truncated), np.bool_)
         return observation, np.array(reward, np.float64), flags[0], flags[1]
-
-
-def check_finite(observation: NDArray[Any], reward: NDArray[np.float64], lengths: NDArray[np.int64]) -> None:
-    """Raise FatalError if any environment returned NaN or infinity, which would poison the networks.
-
-    Args:
-        observation: [N, ...].
-        reward: [N].
-        lengths: Agent decisions of each episode so far, [N].
-    """
-    for name, rows in (("observation", observation), ("reward", reward)):
-        if rows.dtype != np.uint8 and not np.isfinite(rows).all():
-            index = next(i for i, row in enumerate(rows) if not np.isfinite(row).all())
-            raise FatalError(f"{_place(index, lengths[index])} returned a non-finite {name}: {rows[index]}")
-
-
-def _place(index: int, step: int) -> str:
-    """Return where something went wrong; step 0 is the reset."""
-    return f"environment {index} at step {step} of its episode"

@@ -14,7 +14,7 @@ Every implementation keeps these promises, on which windows and stacks are built
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,3 +115,20 @@ class VectorEnv(Protocol):
 
     def close(self) -> None:
         """Free the environments. Closing twice does nothing."""
+
+
+class MasksActions(VectorEnv, Protocol):
+    """A `VectorEnv` with `spec.masks_actions`: it says which discrete actions are legal."""
+
+    @property
+    def action_mask(self) -> NDArray[np.bool_]:
+        """Whether each action is legal at the newest observation of each environment, [N, num_actions].
+
+        At least one is, even at an episode's last observation, whose action is ignored. The array is never written
+        again.
+        """
+
+
+def action_mask_of(env: VectorEnv) -> NDArray[np.bool_] | None:
+    """Return which actions are legal at the newest observations, [N, num_actions]; None if all are, always."""
+    return cast(MasksActions, env).action_mask if env.spec.masks_actions else None

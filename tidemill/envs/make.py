@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
 
 from tidemill.config.check import nearest
+from tidemill.envs.action_mask import MaskFromObservation, info_key
 from tidemill.envs.atari_env import game_ids, make_atari
 from tidemill.envs.batched_env import make_batched
 from tidemill.envs.gymnasium_env import GymnasiumEnv, GymnasiumVectorEnv
 from tidemill.envs.interface import VectorEnv
 from tidemill.envs.observations import flattened, select
-from tidemill.envs.settings import EnvSettings
+from tidemill.envs.settings import OBSERVATION, EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.types import EnvSpec
 from tidemill.user_code import import_user_module
@@ -40,7 +42,14 @@ def make_env(settings: EnvSettings, num_envs: int, *, training: bool, render: bo
         return make_batched(settings, num_envs, training=training, render=render)
     if settings.is_atari:
         return make_atari(settings, num_envs, training=training, render=render)
-    return GymnasiumVectorEnv(lambda: _make_one(settings, training=training, render=render), num_envs)
+    make_one = partial(_make_one, settings, training=training, render=render)
+    return GymnasiumVectorEnv(
+        make_one,
+        num_envs,
+        mask_key=info_key(settings.action_mask),
+        joint_actions=settings.joint_actions,
+        observation_stack=settings.observation_stack,
+    )
 
 
 def spec_of(settings: EnvSettings) -> EnvSpec:
@@ -60,6 +69,9 @@ def _make_one(settings: EnvSettings, *, training: bool, render: bool) -> Gymnasi
     if render and "rgb_array" in env.metadata.get("render_modes", ()):
         env.close()
         env = _construct(settings, training=training, render_mode="rgb_array")
+    source, _, key = settings.action_mask.partition(".")
+    if source == OBSERVATION:
+        env = MaskFromObservation(env, key)
     if settings.flatten:
         env = flattened(env)
     return select(env, settings.observation_indices) if settings.observation_indices else env

@@ -2,38 +2,137 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
+from tidemill.envs.checks import check_finite
 from tidemill.errors import ConfigError
+from tidemill.observation_parts import in_order, leaves, pack, unpack
+from tidemill.types import OBSERVATION, ObservationPart
 
 
 @dataclass(frozen=True)
 class ObservationFormat:
-    """Shape and dtype of one observation: `uint8` for images of bytes, `float32` for everything else."""
+    """How one observation is stored.
+
+    Attributes:
+        shape: Of one observation, or (bytes,) of one of several parts.
+        dtype: `uint8` for images of bytes and for several parts, `float32` for everything else.
+        parts: Named arrays of a Dict or Tuple; empty for one array.
+        spaces: The space of each part, by its name.
+    """
 
     shape: tuple[int, ...]
     dtype: str
+    parts: tuple[ObservationPart, ...] = ()
+    spaces: Mapping[str, gymnasium.Space[Any]] = field(default_factory=dict)
+
+    def pack(self, observation: Any) -> NDArray[np.uint8]:  # noqa: ANN401 - a nest of the user's
+        """Return the bytes of one observation of several parts, [bytes]; discrete parts one-hot.
+
+        Raises:
+            InvalidArgument: A part is missing, unknown or has another shape.
+        """
+        values = {name: self._numbers(name, value) for name, value in leaves(observation)}
+        packed: NDArray[np.uint8] = pack(self.parts, values)
+        return packed
+
+    def pack_batch(self, observation: Any, count: int) -> NDArray[np.uint8]:  # noqa: ANN401
+        """Return the bytes of `count` observations, [count, bytes], whose leaves are batches; raises as `pack`."""
+        values = {}
+        for name, value in leaves(observation):
+            rows = np.asarray(value)
+            values[name] = rows
+            if name in self.spaces and not _is_image(self.spaces[name]):
+                values[name] = np.array([self._numbers(name, row) for row in rows[:count]])
+        packed: NDArray[np.uint8] = pack(self.parts, values, (count,))
+        return packed
+
+    def _numbers(self, name: str, value: Any) -> Any:  # noqa: ANN401
+        """Return a value of a part as it is stored; one of an unknown part as it is."""
+        space = self.spaces.get(name)
+        if space is None or _is_image(space):
+            return value
+        if isinstance(space, spaces.Box):
+            return np.asarray(value, np.float32).reshape(-1)
+        return np.asarray(spaces.flatten(space, value), np.float32)
+
+    def check_finite(
+        self, observation: NDArray[Any], reward: NDArray[np.floating[Any]], lengths: NDArray[np.int64]
+    ) -> None:
+        """Raise FatalError if a number of any observation or reward is not finite; see `tidemill.envs.checks`."""
+        if not self.parts:
+            check_finite(observation, reward, lengths)
+            return
+        for name, part in unpack(self.parts, observation).items():
+            check_finite(part, reward, lengths, f"{OBSERVATION}.{name}")
 
 
 def observation_format(space: gymnasium.Space[Any]) -> ObservationFormat:
     """Return how observations of a space are stored.
 
     Raises:
-        ConfigError: The space is not an array of at least one axis; the message says how to flatten it.
+        ConfigError: The space is neither an array of at least one axis nor a Dict or Tuple of parts of fixed size; the
+            message says how to flatten it.
     """
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return _format_of_parts(space)
     if not isinstance(space, spaces.Box) or not space.shape:
         raise ConfigError(
             f"observations of {space} are not an array with at least one axis; "
             "set --env.flatten to make them one float32 vector"
         )
-    is_image = space.dtype == np.uint8 and len(space.shape) >= 2
-    return ObservationFormat(space.shape, "uint8" if is_image else "float32")
+    return ObservationFormat(space.shape, "uint8" if _is_image(space) else "float32")
+
+
+def _format_of_parts(space: spaces.Dict | spaces.Tuple[Any]) -> ObservationFormat:
+    found = list(leaves(_nest(space)))
+    names = [name for name, _ in found]
+    for name, part in found:
+        problem = ""
+        if not part.is_np_flattenable:
+            problem = "has no fixed size"
+        elif names.count(name) > 1:
+            problem = "has the name of another in lower case letters, digits and _"
+        elif not re.fullmatch(_NAME, name):
+            problem = f"has the name {name!r}, which does not match {_NAME}"
+        if problem:
+            raise ConfigError(f"part {name!r} of observations of {space}, {part}, {problem}; change the environment")
+    parts = in_order([_part(name, part) for name, part in found])
+    size = sum(part.step_bytes for part in parts)
+    return ObservationFormat((size,), "uint8", parts, dict(found))
+
+
+_NAME = "[a-z0-9_]{1,50}"
+"""What the name of a part may be, so that its column may be called so."""
+
+
+def _nest(space: gymnasium.Space[Any]) -> Any:  # noqa: ANN401 - nested like the space
+    """Return the spaces of a Dict or Tuple, nested as its values are."""
+    if isinstance(space, spaces.Dict):
+        return {key: _nest(part) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_nest(part) for part in space.spaces)
+    return space
+
+
+def _part(name: str, space: gymnasium.Space[Any]) -> ObservationPart:
+    if _is_image(space):
+        assert space.shape is not None
+        return ObservationPart(name, "uint8", space.shape)
+    return ObservationPart(name, "float32", (spaces.flatdim(space),))
+
+
+def _is_image(space: gymnasium.Space[Any]) -> bool:
+    """Return whether values are images of bytes."""
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) >= 2
 
 
 def flattened(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from tidemill.errors import ConfigError
 
+INFO, OBSERVATION = "info", "observation"
+"""Where `env.action_mask` finds the masks."""
+
 EnvArgument = bool | int | float | str
 """Values that an environment's constructor may get from a config file or the command line."""
 
@@ -38,10 +41,21 @@ class EnvSettings:
     """Agent decisions after which an evaluation episode is truncated; 0 keeps the environment's own limit.
     An environment without one needs it, or the evaluation of a policy that never fails would not end."""
     flatten: bool = False
-    """Whether any observation (dict, tuple, image) becomes one float32 vector; discrete parts are one-hot."""
+    """Whether any observation (dict, tuple, image) becomes one float32 vector; discrete parts are one-hot.
+    Without it a Dict or Tuple is stored as a column of each part, and images and vectors have networks of their own."""
     observation_indices: tuple[int, ...] = ()
     """Positions of the numbers of a vector observation that the agent sees, the first being 0; empty shows all.
     `[0, 2]` of CartPole are its positions without its velocities: a task that needs memory."""
+    observation_stack: int = 1
+    """Newest observations the network sees at once, 1 to 16, each as stored; an episode's first one stands for those
+    before it. Must be 1 for an `ALE/` game, which has `frame_stack`."""
+    action_mask: str = ""
+    """Where each step says which discrete actions are legal: `info.action_mask` is `info["action_mask"]`,
+    `observation.action_mask` is that key of a Dict observation, which is then no part of what is observed;
+    empty: every action is legal. A mask has one entry per action, bool or integers 0 and 1, 1 being legal."""
+    joint_actions: bool = False
+    """MultiDiscrete and MultiBinary actions: whether every combination is one discrete action, as algorithms of a
+    single choice (`dqn`, `r2d2`) need it; at most 65,536 combinations."""
     frame_stack: int = 4
     """Atari: newest frames the network sees at once, 1 to 16."""
     frame_skip: int = 4
@@ -80,6 +94,9 @@ class EnvSettings:
             "nothing for an ALE/ game",
         )
         _check(1 <= self.frame_stack <= 16, "frame_stack", self.frame_stack, "1 to 16")
+        _check(1 <= self.observation_stack <= 16, "observation_stack", self.observation_stack, "1 to 16")
+        is_stacked = self.is_atari and not self.vector and self.observation_stack > 1
+        _check(not is_stacked, "observation_stack", self.observation_stack, "1 for an ALE/ game; set env.frame_stack")
         _check(self.frame_skip >= 1, "frame_skip", self.frame_skip, "at least 1")
         _check(self.noop_max >= 0, "noop_max", self.noop_max, "at least 0")
         _check(0.0 <= self.sticky_actions <= 1.0, "sticky_actions", self.sticky_actions, "0 to 1")
@@ -87,9 +104,19 @@ class EnvSettings:
         is_ours = self.is_atari and not self.vector
         _check(not (is_ours and self.kwargs), "kwargs", dict(self.kwargs), "nothing for an ALE/ game")
         _check(not self.vector or ":" in self.vector, "vector", self.vector, "module:name, or nothing")
+        self._check_action_mask()
         for name in ("flatten", "observation_indices"):
             value = getattr(self, name)
             _check(not (self.vector and value), name, value, "nothing beside env.vector, which must do it itself")
+
+    def _check_action_mask(self) -> None:
+        source, _, key = self.action_mask.partition(".")
+        sources = (INFO,) if self.vector else (INFO, OBSERVATION)
+        allowed = "nothing, or " + " or ".join(f"{each}.KEY" for each in sources)
+        is_valid = not self.action_mask or (source in sources and bool(key))
+        _check(is_valid, "action_mask", self.action_mask, allowed + (" beside env.vector" if self.vector else ""))
+        is_ours = self.is_atari and not self.vector
+        _check(not (is_ours and self.action_mask), "action_mask", self.action_mask, "nothing for an ALE/ game")
 
     def max_steps(self, *, training: bool) -> int:
         """Return the agent decisions after which an episode is truncated; 0 keeps the environment's own limit."""

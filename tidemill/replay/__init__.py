@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tidemill.errors import (
         AlreadyExists,
+        DataLoss,
         FailedPrecondition,
         InvalidArgument,
         NotFound,
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
         TableDescription,
         TableUpdate,
     )
+    from tidemill.replay.transfer.copying import copy_tables
+    from tidemill.replay.transfer.exporting import TransferReport, export_table
+    from tidemill.replay.transfer.importing import import_table
+    from tidemill.replay.transfer.minari import MinariReport, export_minari, import_minari
     from tidemill.replay.writing.steps import signature_like
     from tidemill.replay.writing.stream_items import ItemWindow
     from tidemill.replay.writing.writer import ReplayWriter
@@ -39,7 +44,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "tidemill.errors": (
-        *("AlreadyExists", "FailedPrecondition", "InvalidArgument", "NotFound", "ResourceExhausted"),
+        *("AlreadyExists", "DataLoss", "FailedPrecondition", "InvalidArgument", "NotFound", "ResourceExhausted"),
         *("TidemillError", "Unavailable"),
     ),
     "tidemill.replay.sampling.batch": ("SampledBatch",),
@@ -51,6 +56,10 @@ _HOME = {
     "tidemill.replay.table_config": (
         *("RateLimiterConfig", "SelectorConfig", "SelectorKind", "TableConfig", "TableDescription", "TableUpdate"),
     ),
+    "tidemill.replay.transfer.copying": ("copy_tables",),
+    "tidemill.replay.transfer.exporting": ("TransferReport", "export_table"),
+    "tidemill.replay.transfer.importing": ("import_table",),
+    "tidemill.replay.transfer.minari": ("MinariReport", "export_minari", "import_minari"),
     "tidemill.replay.writing.writer": ("ReplayWriter",),
     "tidemill.types": ("Codec", "ColumnSpec", "Signature"),
 }
@@ -60,9 +69,11 @@ __all__ = [
     "AlreadyExists",
     "Codec",
     "ColumnSpec",
+    "DataLoss",
     "FailedPrecondition",
     "InvalidArgument",
     "ItemWindow",
+    "MinariReport",
     "NotFound",
     "RateLimiterConfig",
     "ReplayBatch",
@@ -79,7 +90,13 @@ __all__ = [
     "TableDescription",
     "TableUpdate",
     "TidemillError",
+    "TransferReport",
     "Unavailable",
+    "copy_tables",
+    "export_minari",
+    "export_table",
+    "import_minari",
+    "import_table",
     "signature_like",
 ]
 

@@ -22,6 +22,7 @@ MAX_ITEMS = 2**31 - 1
 MAX_ITEM_STEPS = 2**16 - 1
 MAX_STEP_BYTES = 2**24
 MAX_COLUMNS = 64
+MAX_DIMENSIONS = 8
 MAX_PAYLOAD_BYTES = 64 * 1024
 _MAX_UINT32 = 2**32 - 1
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -310,9 +311,10 @@ def _check_column(column: ColumnSpec) -> None:
         raise InvalidArgument(f"column name is {column.name!r}, must match [a-z][a-z0-9_]{{0,62}}")
     if column.dtype not in DTYPES:
         raise InvalidArgument(f"dtype of column {column.name!r} is {column.dtype!r}, must be one of {sorted(DTYPES)}")
-    if len(column.shape) > 4 or any(size < 1 for size in column.shape):
+    if len(column.shape) > MAX_DIMENSIONS or any(size < 1 for size in column.shape):
         raise InvalidArgument(
-            f"shape of column {column.name!r} is {column.shape}, must have at most 4 dimensions, each at least 1"
+            f"shape of column {column.name!r} is {column.shape}, must have at most {MAX_DIMENSIONS} dimensions, "
+            "each at least 1"
         )
     step_bytes = math.prod(column.shape) * np.dtype(column.dtype).itemsize
     _check_range(f"bytes of a step of column {column.name!r}", step_bytes, 1, MAX_STEP_BYTES)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from google.protobuf import json_format
+from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument
 from tidemill.replay import packed
@@ -23,9 +24,9 @@ from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.writing.chunk import Chunk, ItemBatch
 from tidemill.types import Codec, ColumnSpec, Signature
 
-_SAMPLE, _CHUNKS, _COLUMN = (
+_SAMPLE, _CHUNKS, _COLUMN, _EXPORT, _EXPORT_CHUNKS = (
     {field.name: field.number for field in message.DESCRIPTOR.fields}
-    for message in (pb.SampleResponse, pb.ChunkBatch, pb.ColumnBlocks)
+    for message in (pb.SampleResponse, pb.ChunkBatch, pb.ColumnBlocks, pb.ExportResponse, pb.ExportChunks)
 )
 """Numbers of the fields that are written without a message, by name."""
 
@@ -239,6 +240,63 @@ def pack_sample(batch: SampledBatch, stored: StoredSteps, limiter_diff: float, *
     )
 
 
+def pack_export_start(config: TableConfig, items: int, chunks: int, steps: int) -> bytes:
+    """Return the bytes of the `ExportResponse` that comes first."""
+    start = pb.ExportStart(config=pack_config(config), items=items, chunks=chunks, steps=steps)
+    return pb.ExportResponse(start=start).SerializeToString()
+
+
+def pack_export_items(
+    first_rows: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    priorities: NDArray[np.float64],
+    payloads: Sequence[bytes],
+    ages: NDArray[np.int64],
+    times_sampled: NDArray[np.uint32],
+) -> bytes:
+    """Return the bytes of the `ExportResponse` of some items, each list with one entry per item."""
+    items = pb.ExportItems(
+        first_rows=first_rows.tolist(),
+        lengths=lengths.tolist(),
+        priorities=priorities.tolist(),
+        payloads=payloads,
+        ages=ages.tolist(),
+        times_sampled=times_sampled.tolist(),
+    )
+    return pb.ExportResponse(items=items).SerializeToString()
+
+
+def pack_export_chunks(
+    step_counts: NDArray[np.int64],
+    params_versions: NDArray[np.uint64],
+    continues: NDArray[np.bool_],
+    blocks: Sequence[Blocks],
+) -> bytes:
+    """Return the bytes of the `ExportResponse` of some chunks; blocks are copied into them as they are.
+
+    Args:
+        step_counts: Steps of each chunk, [C].
+        params_versions: Version of the parameters that chose each one's last action, [C].
+        continues: Which of them follow the chunk before, [C].
+        blocks: One entry for each column.
+    """
+    chunks = [*packed.varints(_CHUNKS["step_counts"], step_counts)]
+    chunks += packed.varints(_CHUNKS["params_versions"], params_versions)
+    for column in blocks:
+        data = packed.field(_COLUMN["data"], column.data) if column.data else ()
+        chunks += packed.field(_CHUNKS["columns"], *data, *packed.varints(_COLUMN["sizes"], column.sizes))
+    part = [
+        *packed.field(_EXPORT_CHUNKS["chunks"], *chunks),
+        *packed.varints(_EXPORT_CHUNKS["continues"], continues.astype(np.int64)),
+    ]
+    return b"".join(packed.field(_EXPORT["chunks"], *part))
+
+
+def unpack_blocks(message: pb.ChunkBatch) -> tuple[Blocks, ...]:
+    """Return the blocks of some chunks, by column."""
+    return tuple(Blocks(column.data, np.array(column.sizes, dtype=np.int64)) for column in message.columns)
+
+
 def unpack_sample(message: pb.SampleResponse, *, mirrored: bool = False) -> SampledBatch:
     """Return a sampled batch, its columns still encoded; `mirrored` if its stream was opened with a mirror."""
     chunks = message.chunks
@@ -250,7 +308,7 @@ def unpack_sample(message: pb.SampleResponse, *, mirrored: bool = False) -> Samp
         payloads=tuple(message.payloads),
         step_counts=np.array(chunks.step_counts, dtype=np.int64),
         params_versions=np.array(chunks.params_versions, dtype=np.uint64),
-        blocks=tuple(Blocks(column.data, np.array(column.sizes, dtype=np.int64)) for column in chunks.columns),
+        blocks=unpack_blocks(chunks),
         table_items=message.table_items,
         total_weight=message.total_weight,
         stored={"": unpack_stored(message)},

@@ -5,8 +5,15 @@ from __future__ import annotations
 from tidemill.errors import ConfigError
 from tidemill.types import EnvSpec
 
-_ALGORITHMS = {True: ("dqn", "r2d2", "ppo", "impala"), False: ("sac", "td3", "ddpg", "d4pg", "ppo", "impala")}
+_ALGORITHMS = {
+    True: ("dqn", "r2d2", "sac_discrete", "ppo", "impala"),
+    False: ("sac", "td3", "ddpg", "d4pg", "ppo", "impala"),
+}
 """Those that come with the project, by whether their actions are discrete."""
+
+
+_SEVERAL_CHOICES = ("ppo", "impala")
+"""Those that make several discrete choices at once."""
 
 
 def require(condition: bool, field: str, value: object, allowed: str) -> None:
@@ -21,16 +28,27 @@ def require_continuous(algorithm: str, env_spec: EnvSpec, network: str) -> None:
     It has no convolutions: of an image it would learn next to nothing, slowly.
     """
     require_actions(algorithm, env_spec, discrete=False)
-    shape = env_spec.observation_shape
-    if network == "mlp" and len(shape) > 1 and env_spec.observation_dtype == "uint8":
+    shapes = [part.shape for part in env_spec.observation_parts if part.is_image]
+    shapes += [env_spec.observation_shape] if env_spec.is_image and len(env_spec.observation_shape) > 1 else []
+    if network == "mlp" and shapes:
         raise ConfigError(
-            f"agent.network is 'mlp', which takes vectors, but the environment observes images {shape}: "
+            f"agent.network is 'mlp', which takes vectors, but the environment observes images {shapes[0]}: "
             "set it to nature, impala or your own (module:name), or encode them in the environment"
         )
 
 
 def require_actions(algorithm: str, env_spec: EnvSpec, *, discrete: bool) -> None:
-    """Raise ConfigError unless the environment's actions are of the kind that the algorithm chooses."""
+    """Raise ConfigError unless the environment's actions are of the kind that the algorithm chooses.
+
+    Several discrete choices at once are refused: an algorithm that makes them does not ask here.
+    """
+    if env_spec.action_sizes:
+        count = len(env_spec.action_sizes)
+        joint = ", or env.joint_actions to true, which makes every combination one action" if discrete else ""
+        raise ConfigError(
+            f"algorithm is {algorithm!r}, but the environment's actions are {count} discrete choices at once: "
+            f"set agent.algorithm to {' or '.join(_SEVERAL_CHOICES)}{joint}"
+        )
     if env_spec.is_discrete != discrete:
         kind = "discrete" if env_spec.is_discrete else "continuous"
         fitting = " or ".join(_ALGORITHMS[env_spec.is_discrete])

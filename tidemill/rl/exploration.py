@@ -121,11 +121,28 @@ class EpsilonGreedy:
             return self._ladder
         return np.full(num_envs, epsilon_schedule(env_steps, s.epsilon_start, s.epsilon_final, s.epsilon_decay_steps))
 
-    def explore(self, q: Floats, env_steps: int) -> NDArray[np.int64]:
-        """Return actions to learn from, [N], given the values of all actions, [N, A]."""
-        return self._choose(q, self.epsilon(env_steps, len(q)))
+    def explore(self, q: Floats, env_steps: int, legal: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+        """Return actions to learn from, [N].
 
-    def _choose(self, q: Floats, epsilon: NDArray[np.float64]) -> NDArray[np.int64]:
-        explores = self._rng.random(len(q)) < epsilon
-        anything = self._rng.integers(q.shape[1], size=len(q))
-        return np.where(explores, anything, q.argmax(axis=1))
+        Args:
+            q: Values of all actions, [N, A].
+            env_steps: Agent decisions of the whole cluster so far.
+            legal: Which of them may be chosen, [N, A], at least one in each row; None: all.
+        """
+        explores = self._rng.random(len(q)) < self.epsilon(env_steps, len(q))
+        size = len(q)
+        anything = self._rng.integers(q.shape[1], size=size) if legal is None else random_legal(self._rng, legal)
+        return np.where(explores, anything, greedy(q, legal))
+
+
+def greedy(q: Floats, legal: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+    """Return the legal action of largest value in each row, [N], given the values of all actions, [N, A]."""
+    best: NDArray[np.int64] = (q if legal is None else np.where(legal, q, -np.inf)).argmax(axis=1)
+    return best
+
+
+def random_legal(rng: np.random.Generator, legal: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Draw one of the legal actions of each row, [N], all alike, given which are legal, [N, A]."""
+    number = rng.integers(legal.sum(axis=1))  # the how many-th of its row's legal actions
+    drawn: NDArray[np.int64] = (legal.cumsum(axis=1) > number[:, None]).argmax(axis=1)
+    return drawn

@@ -69,12 +69,15 @@ class PolicyInput:
     """One step of N environments, as a policy perceives it.
 
     Attributes:
-        observation: [N, *observation_shape], or the newest ones [N, frame_stack, *observation_shape], oldest first.
+        observation: [N, *observation_shape], or the newest ones [N, frame_stack, *observation_shape], oldest first; of
+            several parts their bytes, which `tidemill.observation_parts.unpack` takes apart.
         is_first: Whether it is the first of its episode, bool [N]: what a policy carries from one step to the next,
             such as a recurrent state or correlated noise, is reset there, and the last action and reward mean nothing.
         last_action: What the policy chose before this observation, [N, *action_shape].
         last_reward: The reward that came with this observation, float32 [N].
         recurrent_state: What the policy's last decision said it remembers, [N, M]; M is `Policy.recurrent_state_size`.
+        action_mask: Whether each action is legal, bool [N, num_actions], at least one of each environment's; None if
+            the environments have no masks.
     """
 
     observation: Array
@@ -82,6 +85,7 @@ class PolicyInput:
     last_action: Array
     last_reward: NDArray[np.float32]
     recurrent_state: NDArray[np.float32]
+    action_mask: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         """Return N."""
@@ -131,12 +135,14 @@ def check_extras(extras: Mapping[str, Array], columns: Signature, num_envs: int)
 
 def join(inputs: Sequence[PolicyInput]) -> PolicyInput:
     """Return one input of the environments of several."""
+    masks = [policy_input.action_mask for policy_input in inputs if policy_input.action_mask is not None]
     return PolicyInput(
         np.concatenate([policy_input.observation for policy_input in inputs]),
         np.concatenate([policy_input.is_first for policy_input in inputs]),
         np.concatenate([policy_input.last_action for policy_input in inputs]),
         np.concatenate([policy_input.last_reward for policy_input in inputs]),
         np.concatenate([policy_input.recurrent_state for policy_input in inputs]),
+        np.concatenate(masks) if masks else None,
     )
 
 
@@ -156,7 +162,11 @@ class PolicyInputBuilder:
         self._recurrent_state = np.zeros((num_envs, recurrent_state_size), dtype=np.float32)
 
     def build(
-        self, observation: Array, is_first: NDArray[np.bool_], last_reward: NDArray[np.float32] | None = None
+        self,
+        observation: Array,
+        is_first: NDArray[np.bool_],
+        last_reward: NDArray[np.float32] | None = None,
+        action_mask: NDArray[np.bool_] | None = None,
     ) -> PolicyInput:
         """Return what the policy sees of the newest observation of each environment.
 
@@ -164,15 +174,15 @@ class PolicyInputBuilder:
             observation: [N, *observation_shape].
             is_first: Whether it is the first of its episode, [N].
             last_reward: The reward that came with it, [N]; None: none has come yet.
+            action_mask: Whether each action is legal, [N, num_actions]; None without masks.
 
         Returns:
             The input; its stack is this object's own and changes at the next call.
         """
         if last_reward is None:
             last_reward = np.zeros(len(is_first), dtype=np.float32)
-        return PolicyInput(
-            self._stack.push(observation, is_first), is_first, self._action, last_reward, self._recurrent_state
-        )
+        stacks = self._stack.push(observation, is_first)
+        return PolicyInput(stacks, is_first, self._action, last_reward, self._recurrent_state, action_mask)
 
     def record(self, output: PolicyOutput, env: slice = slice(None)) -> None:
         """Keep what the policy chose, for the next input.

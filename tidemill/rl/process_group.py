@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -61,6 +61,24 @@ def draw_normal(
         device: Where `rng` is.
         dim: Which dimension of `shape` counts the items of the batch.
     """
+    return _share(torch.randn, shape, group, rng, device, dim)
+
+
+def draw_uniform(
+    shape: Sequence[int], group: ProcessGroup, rng: torch.Generator, device: torch.device, dim: int = 0
+) -> Tensor:
+    """Draw numbers from [0, 1) for this rank's share of a batch; see `draw_normal`."""
+    return _share(torch.rand, shape, group, rng, device, dim)
+
+
+def _share(
+    draw: Callable[..., Tensor],
+    shape: Sequence[int],
+    group: ProcessGroup,
+    rng: torch.Generator,
+    device: torch.device,
+    dim: int,
+) -> Tensor:
     rows = shape[dim]
     whole = [rows * group.size if position == dim else size for position, size in enumerate(shape)]
-    return torch.randn(whole, generator=rng, device=device).narrow(dim, group.index * rows, rows)
+    return draw(whole, generator=rng, device=device).narrow(dim, group.index * rows, rows)

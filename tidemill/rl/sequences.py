@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.observation_parts import gather_observations
 from tidemill.rl.returns import n_step
 from tidemill.types import WindowSpec
 
@@ -88,6 +89,7 @@ def sequences(
     gamma: float,
     *,
     extras: Sequence[str] = (),
+    row_extras: Sequence[str] = (),
 ) -> dict[str, Array]:
     """Return the sequences of a batch of windows; see `tidemill.rl.transitions.transitions` for the rows of a stream.
 
@@ -96,15 +98,17 @@ def sequences(
     ignored, is left out.
 
     Args:
-        columns: `observation` [R, ...], `action` [R], `reward` [R] float32, `terminated`, `truncated` and
-            `is_first` [R] bool: the rows of any number of streams.
+        columns: `observation` [R, ...] or those of its parts, `action` [R], `reward` [R] float32, `terminated`,
+            `truncated` and `is_first` [R] bool: the rows of any number of streams.
         index: Rows of each window, oldest first, [B, shape.history + T].
         shape: How a window is divided.
         gamma: Discount of one step.
         extras: Columns of the algorithm's own to return as well, each [R, ...].
+        row_extras: Columns to return of all T rows, such as `action_mask`.
 
     Returns:
-        Of the T rows: `is_first` bool, `last_action` and `last_reward` (meaningless where `is_first`), [B, T];
+        Of the T rows: `is_first` bool, `last_action` and `last_reward` (meaningless where `is_first`), [B, T], and
+        each of `row_extras`, [B, T, ...];
         `observation` [B, T, ...] or, with a stack, all frames of the window [B, L, ...] and `stack`, which of them
         each row shows, int64 [B, T, frame_stack]. Of the U rows of the unroll, [B, U]: `action`, each of `extras`,
         `is_trained` bool, `n_step_return`, `bootstrap_discount` and `bootstrap`, see `Targets`.
@@ -127,15 +131,16 @@ def sequences(
         "bootstrap_discount": target.discount,
         "bootstrap": target.bootstrap,
         **{name: columns[name][rows[:, unroll]] for name in extras},
+        **{name: columns[name][rows] for name in row_extras},
     }
     return batch | _observations(columns, index, shape)
 
 
 def _observations(columns: Mapping[str, Array], index: NDArray[np.int64], shape: SequenceShape) -> dict[str, Array]:
     if shape.frame_stack == 1:
-        return {"observation": columns["observation"].take(index[:, shape.history :], axis=0)}
+        return {"observation": gather_observations(columns, index[:, shape.history :])}
     positions = np.arange(index.shape[1])
     starts = np.maximum.accumulate(np.where(columns["is_first"][index], positions, 0), axis=1)  # of each row's episode
     oldest = positions[shape.history :, None] + np.arange(1 - shape.frame_stack, 1)  # [T, stack]
     stack = np.maximum(oldest, starts[:, shape.history :, None])
-    return {"observation": columns["observation"].take(index, axis=0), "stack": stack}
+    return {"observation": gather_observations(columns, index), "stack": stack}

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.observation_parts import gather_observations
 from tidemill.rl.returns import n_step
+from tidemill.types import OBSERVATION
 
 if TYPE_CHECKING:  # decoder threads of processes without torch import this module
     from torch import Tensor
@@ -32,6 +34,7 @@ def transitions(
     *,
     stack_on_device: bool = False,
     extras: Sequence[str] = (),
+    bootstrap_extras: Sequence[str] = (),
 ) -> dict[str, Array]:
     """Return the n-step transitions of a batch of windows.
 
@@ -39,21 +42,23 @@ def transitions(
     of observation_t). A truncated row is followed by a final observation step, whose observation is the episode's last.
 
     Args:
-        columns: `observation` [R, ...], `action` [R, ...], `reward` [R] float32, `terminated`, `truncated`
-            and `is_first` [R] bool: the rows of any number of streams.
+        columns: `observation` [R, ...] or those of its parts, `action` [R, ...], `reward` [R] float32, `terminated`,
+            `truncated` and `is_first` [R] bool: the rows of any number of streams.
         index: Rows of each window, oldest first, [B, frame_stack + steps]. At a stream's start the missing
             history repeats the stream's first row.
         frame_stack: Observations the network sees at once.
         steps: n of the n-step return.
         gamma: Discount of one step.
-        stack_on_device: Whether `tidemill.rl.transitions` puts the stacks together, where the network is.
+        stack_on_device: Whether `tidemill.rl.transitions` puts the stacks together, where the network is. Not those of
+            observations of several parts.
         extras: Columns of the algorithm's own to return as well, each [R, ...].
+        bootstrap_extras: Columns to return of the step that is bootstrapped from, such as `action_mask`.
 
     Returns:
         `observation` and `bootstrap_observation` [B, ...], or [B, frame_stack, ...] oldest first if
         `frame_stack` > 1; `action` and each of `extras` [B, ...]; `n_step_return` and `bootstrap_discount` [B]
-        float32. With `stack_on_device` the first two are missing, and there are `FRAMES` and the columns of `ROWS`,
-        int64 [B, frame_stack] or [B].
+        float32; each of `bootstrap_extras` as `bootstrap_` and its name, [B, ...]. With `stack_on_device` the first two
+        are missing, and there are `FRAMES` and the columns of `ROWS`, int64 [B, frame_stack] or [B].
     """
     assert index.shape == (len(index), frame_stack + steps), f"index {index.shape} must be [B, stack + steps]"
     first = frame_stack - 1  # position of the first action
@@ -70,11 +75,12 @@ def transitions(
         "bootstrap_discount": target.discount,
         **{name: columns[name][index[:, first]] for name in extras},
     }
-    observation = columns["observation"]
-    if stack_on_device:
-        return {FRAMES: observation, **{ROWS[name]: found for name, found in rows.items()}, **rest}
-    # unlike indexing, `take` copies whole rows at a time
-    return {**{name: observation.take(found, axis=0) for name, found in rows.items()}, **rest}
+    if bootstrap_extras:
+        newest = index[np.arange(len(index)), first + target.bootstrap_index]
+        rest |= {f"bootstrap_{name}": columns[name][newest] for name in bootstrap_extras}
+    if stack_on_device and OBSERVATION in columns:
+        return {FRAMES: columns[OBSERVATION], **{ROWS[name]: found for name, found in rows.items()}, **rest}
+    return {**{name: gather_observations(columns, found) for name, found in rows.items()}, **rest}
 
 
 def unrolled_transitions(
@@ -110,7 +116,7 @@ def unrolled_transitions(
     transition = acting[:, :-1]
     terminated, truncated = columns["terminated"][transition], columns["truncated"][transition]
     return {
-        "observation": columns["observation"][rows],
+        "observation": gather_observations(columns, rows),
         "action": columns["action"][acting],
         "reward": columns["reward"][transition],
         "discount": (gamma * ~terminated).astype(np.float32),

@@ -55,6 +55,7 @@ ALLOWED: dict[str, frozenset[str] | None] = {
     _REPLAY + "UpdatePriorities": _TRAINING,
     _REPLAY + "DeleteItems": _TRAINING,
     _REPLAY + "DeleteMatchingItems": _OPERATOR,
+    _REPLAY + "Export": _OPERATOR,
     _REPLAY + "Checkpoint": _TRAINING,
     _PARAMS + "AcquireFencingToken": _TRAINING,
     _PARAMS + "Publish": _TRAINING,

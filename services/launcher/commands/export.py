@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tidemill.bundle.files import CONFIG, Bundle, find_shown, read_policy_params, write_bundle
+from tidemill.bundle.onnx_report import NAME, OnnxReport, try_onnx
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.make import spec_of
@@ -30,7 +32,7 @@ tags: [reinforcement-learning, {algorithm}, {tag}]
 Version {version} of the run `{run}`, trained with Tidemill
 for {env_steps:,} agent decisions and {learner_steps:,} gradient steps (seed {seed}).
 
-{curve}## Scores
+{pictures}## Scores
 
 {scores}
 
@@ -43,11 +45,13 @@ policy = tidemill.load_policy(".")  # this folder
 env = policy.make_env()
 observation, is_first = env.reset(seed=0), None
 for _ in range(1000):
-    step = env.step(policy.act(observation, is_first=is_first))
+    step = env.step(policy.act(observation, is_first=is_first{mask}))
     observation, is_first = step.observation, step.is_first
 ```
 
 `tidemill evaluate .` plays fresh episodes by the run's protocol and writes every return.
+
+{onnx}
 
 ## Limits
 
@@ -58,6 +62,10 @@ observations or time limits are outside of what it has seen. One seed says littl
 
 {versions}
 """
+
+
+_PICTURES = {"learning_curve.png": "Learning curve", "contact_sheet.png": "Pictures of one episode"}
+"""What the card shows, if it is there."""
 
 
 def export(argv: Sequence[str]) -> int:
@@ -86,8 +94,13 @@ def _export(run: Path, folder: Path, tag: str | None) -> None:
     bundle = Bundle(params, spec_of(config.env), read_json(run / "result.json"), _trained_with(run / CONFIG))
     scores = {score.params_version: score for score in read_scores(run / "scores.csv")}
     tests = [read_json(file) for file in sorted(run.glob(f"evaluations/*version-{params.number}-*.json"))]
-    card = model_card(bundle, config, scores.get(params.number), tests, list(find_shown(run)))
-    write_bundle(bundle, run, folder, card)
+    with tempfile.TemporaryDirectory(prefix="tidemill-onnx-") as made:
+        file = Path(made) / NAME
+        onnx = try_onnx(run, params.number, file)
+        card = model_card(bundle, config, scores.get(params.number), tests, list(find_shown(run)), onnx)
+        write_bundle(bundle, run, folder, card, {} if onnx.reason else {NAME: file})
+    if onnx.reason:
+        print(f"No {NAME}: {onnx.reason}\n")
 
 
 def _trained_with(config: Path) -> dict[str, str]:
@@ -102,6 +115,7 @@ def model_card(
     score: Score | None,
     tests: Sequence[Mapping[str, Any]],
     shown: Sequence[str],
+    onnx: OnnxReport,
 ) -> str:
     """Return the README.md of a bundle.
 
@@ -111,6 +125,7 @@ def model_card(
         score: Evaluation of the version in the run; None without one.
         tests: Reports that `tidemill evaluate` has written on the version.
         shown: Names of the files that a person looks at.
+        onnx: Whether there is policy.onnx.
     """
     trained = bundle.params.version.metadata
     return _CARD.format(
@@ -122,9 +137,25 @@ def model_card(
         seed=config.run.seed,
         env_steps=trained.env_steps,
         learner_steps=trained.learner_steps,
-        curve="![Learning curve](learning_curve.png)\n\n" if "learning_curve.png" in shown else "",
+        pictures="".join(f"![{words}]({file})\n\n" for file, words in _PICTURES.items() if file in shown),
         scores="\n".join(_scores(bundle, config, score, tests)),
+        mask=", action_mask=env.action_mask" if bundle.env_spec.masks_actions else "",
+        onnx=_describe_onnx(onnx, is_discrete=bool(bundle.env_spec.action_options)),
         versions="\n".join(f"- {name} {number}" for name, number in bundle.versions.items()),
+    )
+
+
+def _describe_onnx(onnx: OnnxReport, *, is_discrete: bool) -> str:
+    """Return the paragraph on policy.onnx, or on why there is none."""
+    if onnx.reason:
+        return f"There is no `{NAME}`: {onnx.reason}."
+    agreed = "chose the actions that torch chose"
+    if not is_discrete:
+        agreed = f"and torch differed by at most {onnx.difference:.1e}"
+    scaled = "" if is_discrete else "; actions lie in [-1, 1], which `make_env` scales to the environment's bounds"
+    return (
+        f"`{NAME}` is the policy for programs without torch: `observation` {onnx.input}, as `make_env` gives it, to "
+        f"`action` {onnx.output}{scaled}. On {onnx.observations} random observations onnxruntime {agreed}."
     )
 
 

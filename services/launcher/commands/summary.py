@@ -16,7 +16,7 @@ _FILES = (
     ("result.json", "final summary"),
     ("scores.csv", "one row per evaluation"),
     ("plots/learning_curve.png", "learning curve"),
-    ("videos", "video of the best policy"),
+    ("videos", "the best policy: a video and its pictures"),
     ("params", "every kept version of the parameters"),
     ("checkpoints", "the learner's checkpoints"),
     ("replay", "the log of experience"),

@@ -21,7 +21,7 @@ from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, Sele
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.data.decoder import STATE_DTYPE
 from tidemill.services.learner.metrics import SamplerCollector
-from tidemill.types import Signature
+from tidemill.types import OBSERVATION, Signature
 
 _MIN_VECTORS, _MIN_IMAGES = 2048, 128
 """Items of a call that make it worth its cost."""
@@ -74,8 +74,8 @@ def batches_per_sample(table: TableSettings, learner: LearnerSettings, signature
         return learner.batches_per_sample
     if table.sampler == "fifo":
         return 1
-    observation = next(column for column in signature if column.name == "observation")
-    worthwhile = _MIN_VECTORS if len(observation.shape) == 1 else _MIN_IMAGES
+    has_images = any(len(column.shape) > 1 for column in signature if column.name.startswith(OBSERVATION))
+    worthwhile = _MIN_IMAGES if has_images else _MIN_VECTORS
     return min(max(worthwhile // batch_size, 1), _MAX_BATCHES)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from tests.support.replay_service import LocalServer, local_server, server_proce
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Unavailable
 from tidemill.replay import (
+    Codec,
+    ColumnSpec,
     ItemWindow,
     RateLimiterConfig,
     ReplayBatch,
@@ -28,6 +32,8 @@ from tidemill.replay import (
     SelectorConfig,
     SelectorKind,
     TableConfig,
+    export_table,
+    import_table,
     signature_like,
 )
 
@@ -389,3 +395,40 @@ def test_forked_child_is_told(server: LocalServer) -> None:
         writer.create_item("t", last=1)
         writer.flush(WAIT_S)
         assert next(dataset)["number"][0, -1] == 5
+
+
+@pytest.mark.parametrize("codec", [Codec.RAW, Codec.LZ4])
+def test_column_of_eight_dimensions_comes_back(server: LocalServer, tmp_path: Path, codec: Codec) -> None:
+    """In a batch, with a mirror, of varying length, and by way of files; nine are refused by name."""
+    shape = (2, 1, 3, 1, 2, 2, 1, 2)
+    table = TableConfig(
+        "deep", (ColumnSpec("x", "int16", shape, codec),), SelectorConfig(SelectorKind.FIFO), 100, max_item_steps=2
+    )
+    values = np.arange(6 * math.prod(shape), dtype=np.int16).reshape(6, *shape)
+    with ReplayWriter(server.address, table, windows=ItemWindow(2), chunk_length=4) as writer:
+        for value in values:
+            writer.append({"x": value})
+    export_table(server.address, "deep", tmp_path / "deep")
+    import_table(server.address, tmp_path / "deep", table="copy")
+    for name, mirror_mib in (("deep", 0), ("deep", 1), ("copy", 0)):
+        renamed = replace(table, name=name)
+        with ReplayDataset(server.address, renamed, 1, timeout_s=WAIT_S, mirror_mib=mirror_mib) as dataset:
+            batch = next(dataset)
+            assert batch["x"].shape == (1, 2, *shape)
+            np.testing.assert_array_equal(batch["x"][0], values[:2])
+    with pytest.raises(InvalidArgument, match=r"shape of column 'x' is .*, must have at most 8 dimensions"):
+        TableConfig("deeper", (ColumnSpec("x", "int8", (1,) * 9),), SelectorConfig(SelectorKind.FIFO), 100, 1)
+    with pytest.raises(InvalidArgument, match="at most 8 dimensions"):
+        signature_like({"x": np.zeros((1,) * 9)})
+
+
+def test_column_of_varying_length_has_eight_dimensions(server: LocalServer) -> None:
+    """The first of them varies."""
+    shape = (1, 2, 1, 1, 2, 1, 1)
+    signature = signature_like({"x": np.zeros((3, *shape), np.float32)}, max_lengths={"x": 5})
+    table = TableConfig("ragged", signature, SelectorConfig(SelectorKind.FIFO), 100, max_item_steps=1)
+    with ReplayWriter(server.address, table, windows=ItemWindow(1)) as writer:
+        writer.append({"x": np.full((4, *shape), 7, np.float32)})
+    with ReplayDataset(server.address, table, 1, timeout_s=WAIT_S) as dataset:
+        ((found,),) = next(dataset).ragged("x")
+    np.testing.assert_array_equal(found, np.full((4, *shape), 7, np.float32))

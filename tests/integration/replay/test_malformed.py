@@ -92,7 +92,7 @@ APPENDS = {
     "unknown codec": ([opening(**columns_named(("x", "int8", [2], 9)))], INVALID, "codec of column 'x' is 9"),
     "unset codec": ([opening(**columns_named(("x", "int8", [2], 0)))], INVALID, "codec of column 'x' is 0"),
     "shape with 0": ([opening(**columns_named(("x", "int8", [2, 0], 1)))], INVALID, "shape of column 'x' is (2, 0)"),
-    "five dimensions": ([opening(**columns_named(("x", "int8", [1] * 5, 1)))], INVALID, "at most 4 dimensions"),
+    "nine dimensions": ([opening(**columns_named(("x", "int8", [1] * 9, 1)))], INVALID, "at most 8 dimensions"),
     "huge shape": (
         [opening(**columns_named(("x", "float64", [UINT32] * 4, 1)))],
         INVALID,

@@ -26,6 +26,7 @@ METHODS = [
     "DeleteItems",
     "UpdateTable",
     "DeleteMatchingItems",
+    "Export",
     "Append",
     "Sample",
 ]

@@ -35,6 +35,23 @@ def test_options_that_exist_pass() -> None:
     assert dict(config.env.kwargs) == {"a": 1}
 
 
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["--agent.double", "false"], False),
+        (["--agent.double=False"], False),
+        (["--agent.no-double"], False),
+        (["--agent.double", "true"], True),
+        (["--agent.double"], True),
+        (["--agent.double", "--run.name", "true"], True),
+    ],
+)
+def test_switch_may_have_its_value_as_a_file_says_it(words: list[str], expected: bool) -> None:
+    """As well as being there or, with `no-`, not being there."""
+    config = _load("--agent.algorithm", "dqn", *words)
+    assert config.agent.double == expected  # type: ignore[attr-defined]
+
+
 def test_mistyped_file_names_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those beside it, or in configs/."""
     (tmp_path / "configs").mkdir()

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from tests.support.envs import CountingEnv, FailingEnv
+from tidemill.envs.checks import check_finite
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.envs.interface import EpisodeSummary
 from tidemill.envs.make import make_env
 from tidemill.envs.settings import EnvSettings
-from tidemill.errors import FatalError, InvalidArgument
+from tidemill.errors import ConfigError, FatalError, InvalidArgument
 
 COUNTING = "tests.support.envs:counting"
 
@@ -137,6 +138,7 @@ def test_spec_of_lander_is_continuous_in_float32() -> None:
             r"environment 1 at step 3 of its episode returned a non-finite observation: \[nan nan\]",
         ),
         ("reward", "environment 1 at step 3 of its episode returned a non-finite reward: nan"),
+        ("huge", "environment 1 at step 3 of its episode returned a non-finite reward: inf"),
     ],
 )
 def test_failure_of_an_environment_is_told_with_its_place(how: str, message: str) -> None:
@@ -163,6 +165,18 @@ def test_failure_at_reset_is_told_with_its_place(how: str, message: str) -> None
     env = make_env(EnvSettings("tests.support.envs:failing", {"step": 0, "how": how}), 2, training=True)
     with pytest.raises(FatalError, match=message):
         env.reset(0)
+
+
+def test_large_observation_is_told_in_one_line() -> None:
+    """What is wrong with it, not all of its numbers."""
+    observation = np.zeros((2, 30, 40), np.float32)
+    observation[1, 3, 4] = -np.inf
+    with pytest.raises(FatalError) as raised:
+        check_finite(observation, np.zeros(2), np.array([0, 7]))
+    assert str(raised.value) == (
+        "environment 1 at step 7 of its episode returned a non-finite observation: "
+        "-inf at [3, 4], 1 of 1200 numbers; allowed: finite numbers"
+    )
 
 
 def test_continuous_actions_are_scaled_to_the_bounds() -> None:
@@ -197,10 +211,43 @@ def test_discrete_action_arrives_in_the_spaces_own_terms(
     name: str, num_actions: int, action: int, arrives: list[int]
 ) -> None:
     """Offsets are added, and joint actions are the digits of a number, the last one fastest."""
-    env = make_env(EnvSettings(f"tests.support.envs:{name}"), 1, training=True)
+    env = make_env(EnvSettings(f"tests.support.envs:{name}", joint_actions=True), 1, training=True)
     env.reset(0)
     assert env.spec.num_actions == num_actions
     assert env.step(np.array([action])).observation[0].tolist() == arrives
+
+
+@pytest.mark.parametrize(
+    "name, sizes, action, arrives",
+    [
+        ("joint", (2, 3), [1, 2], [1, 12]),
+        ("binary", (2, 2, 2), [1, 0, 1], [1, 0, 1]),
+        ("switchboard", (2,) * 60, [1, 0] * 30, [1, 0] * 30),
+    ],
+)
+def test_choices_arrive_in_the_spaces_own_terms(
+    name: str, sizes: tuple[int, ...], action: list[int], arrives: list[int]
+) -> None:
+    """Offsets are added and shapes restored; 2^60 combinations are no trouble."""
+    env = make_env(EnvSettings(f"tests.support.envs:{name}"), 1, training=True)
+    env.reset(0)
+    spec = env.spec
+    assert (spec.num_actions, spec.action_sizes, spec.action_shape) == (0, sizes, (len(sizes),))
+    assert (spec.action_dtype, spec.is_discrete) == ("int64", False)
+    assert env.step(np.array([action])).observation[0].tolist() == arrives
+
+
+def test_choice_outside_the_space_is_refused() -> None:
+    """With what each choice may be; and too many combinations are not enumerated."""
+    env = make_env(EnvSettings("tests.support.envs:joint"), 1, training=True)
+    env.reset(0)
+    for wrong in ([0, 3], [-1, 0]):
+        with pytest.raises(InvalidArgument, match=r"actions are \[\[.*\]\], allowed: from 0 to \[1, 2\]"):
+            env.step(np.array([wrong]))
+    with pytest.raises(
+        ConfigError, match=r"make 1152921504606846976 combinations, allowed with env.joint_actions: 65536"
+    ):
+        make_env(EnvSettings("tests.support.envs:switchboard", joint_actions=True), 1, training=True)
 
 
 @pytest.mark.parametrize("action", [-1, 3])

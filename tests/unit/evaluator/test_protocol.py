@@ -7,6 +7,8 @@ import pytest
 
 from tests.unit.evaluator.line_env import LineEnv
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
+from tidemill.envs.make import make_env
+from tidemill.envs.settings import EnvSettings
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.services.evaluator.protocol import EvalPolicy, EvalProtocol, Evaluation
 
@@ -156,6 +158,16 @@ def test_play_draws_random_actions_by_the_episodes_seed_alone() -> None:
     alone = _epsilon(1, 0.5, range(10, 30))
     assert _epsilon(7, 0.5, range(10, 30)).returns.tolist() == alone.returns.tolist()
     assert _epsilon(7, 0.5, range(12, 20)).returns.tolist() == alone.returns.tolist()[2:10]
+
+
+def test_play_draws_random_actions_among_the_legal_ones() -> None:
+    """An environment that fails at an illegal action is played to its end by random actions alone."""
+    settings = EnvSettings("tests.support.envs:masked", action_mask="info.action_mask")
+    protocol = EvalProtocol(lambda: make_env(settings, 1, training=False), 3)
+    evaluation = protocol.play(EvalPolicy(_zeros, epsilon=1.0, num_actions=4), range(20))
+    assert evaluation is not None
+    assert evaluation.lengths.tolist() == [6] * 20
+    assert len(set(evaluation.returns)) > 1
 
 
 def test_evaluation_names_its_seeds() -> None:

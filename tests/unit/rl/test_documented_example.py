@@ -1,4 +1,4 @@
-"""The algorithm and the network that docs/algorithms.md shows how to write: taken from the page, and run."""
+"""The algorithm and the network of docs/tutorials/own-algorithm.md: taken from the page, and run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tidemill.rl.agents.registry import config_class
 from tidemill.rl.networks.torso import build_torso
 from tidemill.types import EnvSpec
 
-PAGE = Path(__file__).parents[3] / "docs" / "algorithms.md"
+PAGE = Path(__file__).parents[3] / "docs" / "tutorials" / "own-algorithm.md"
 NAME = "my_project.expected_sarsa"
 
 

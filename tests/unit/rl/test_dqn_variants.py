@@ -30,6 +30,7 @@ _DISTRIBUTIONS: dict[str, dict[str, Any]] = {
     "c51": {"distribution": "c51", "atoms": 5, "value_min": 0.0, "value_max": 1.0},
     "qr": {"distribution": "qr", "atoms": 5},
 }
+_DRAWN_LEVELS: dict[str, Any] = {"distribution": "iqn", "atoms": 5, "cosines": 16}
 
 
 def three_step_batch() -> dict[str, torch.Tensor]:
@@ -59,7 +60,7 @@ def three_step_batch() -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("distribution", list(_DISTRIBUTIONS))
+@pytest.mark.parametrize("distribution", [*_DISTRIBUTIONS, "iqn"])
 @pytest.mark.parametrize("double,dueling,noisy", list(itertools.product((False, True), repeat=3)))
 @pytest.mark.parametrize("steps", [1, 3])
 def test_every_variant_reaches_the_optimal_values_of_a_small_mdp(
@@ -73,16 +74,17 @@ def test_every_variant_reaches_the_optimal_values_of_a_small_mdp(
         dueling=dueling,
         noisy=noisy,
         learning_rate=1e-2,
+        learning_rate_decay_updates=1_000 if distribution == "iqn" else 0,  # the draws go on
         optimizer_epsilon=1e-5,
         target_update_period=20,
         loss="mse",
         gamma=0.5,
         n_step=steps,
-        **_DISTRIBUTIONS[distribution],
+        **(_DISTRIBUTIONS | {"iqn": _DRAWN_LEVELS})[distribution],
     )
     agent = DQNAgent(config, CHAIN, CPU, seed=0)
     batch = chain_batch() if steps == 1 else three_step_batch()
-    for _ in range(350):
+    for _ in range(900 if distribution == "iqn" else 350):
         agent.update(batch, torch.ones(6))
     policy = DQNPolicy(config, CHAIN, CPU, 0, ActorSlot(num_envs=3))
     policy.load(agent.policy_state())
@@ -136,10 +138,10 @@ def test_double_values_with_the_target_what_the_online_network_chose() -> None:
     for double in (True, False):
         config = DQNConfig(network="mlp", hidden_sizes=(8,), double=double, target_update_period=10**6, loss="mse")
         agent = DQNAgent(config, CHAIN, CPU, seed=0)
-        online.append(agent._bootstrap_q(batch["bootstrap_observation"]))
+        online.append(agent._bootstrap_q(batch["bootstrap_observation"], None))
         for _ in range(50):
             agent.update(batch, torch.ones(6))
-        target.append(agent._bootstrap_q(batch["bootstrap_observation"]))
+        target.append(agent._bootstrap_q(batch["bootstrap_observation"], None))
     torch.testing.assert_close(online[0], online[1])
     assert (target[0] <= target[1] + 1e-6).all()
 
@@ -166,11 +168,11 @@ def test_quiet_targets_are_those_of_the_mean_weights(double: bool) -> None:
     batch, bootstrap = chain_batch(), chain_batch()["bootstrap_observation"]
     plain = DQNConfig(network="mlp", hidden_sizes=(16,), noisy=True, double=double)
     noisy, quiet = (DQNAgent(dataclasses.replace(plain, noisy_target=on), CHAIN, CPU, 0) for on in (True, False))
-    assert not torch.equal(noisy._bootstrap_q(bootstrap), noisy._bootstrap_q(bootstrap))
+    assert not torch.equal(noisy._bootstrap_q(bootstrap, None), noisy._bootstrap_q(bootstrap, None))
     disable_noise(quiet._target.network)
     values = quiet._target.network(bootstrap).squeeze(-1)
     assert torch.equal(
-        quiet._bootstrap_q(bootstrap).squeeze(-1), values.max(dim=1).values
+        quiet._bootstrap_q(bootstrap, None).squeeze(-1), values.max(dim=1).values
     )  # online and target are equal
     first, second = (quiet.update(batch, torch.zeros(6)).priority for _ in range(2))
     assert not torch.equal(first, second), "predictions keep their noise"
@@ -180,11 +182,17 @@ def _random_values(config: DQNConfig, rng: torch.Generator, *shape: int) -> torc
     return torch.randn((*shape, config.values_per_action), generator=rng)
 
 
-@pytest.mark.parametrize("distribution", list(_DISTRIBUTIONS))
+@pytest.mark.parametrize(
+    "distribution,munchausen", [*((kind, 0.0) for kind in _DISTRIBUTIONS), ("none", 0.9), ("qr", 0.9)]
+)
 @pytest.mark.parametrize("ends", ["nowhere", "terminated", "truncated"])
-def test_actors_initial_priority_equals_the_learners_whatever_the_values(distribution: str, ends: str) -> None:
+def test_actors_initial_priority_equals_the_learners_whatever_the_values(
+    distribution: str, munchausen: float, ends: str
+) -> None:
     """On the same parameters the actor's priority of a window is what the learner's update reports."""
-    config = DQNConfig(network="mlp", hidden_sizes=(16,), n_step=3, gamma=0.9, **_DISTRIBUTIONS[distribution])
+    soft = {"double": False, "munchausen_scale": munchausen} if munchausen else {}
+    kind = _DISTRIBUTIONS[distribution] | soft
+    config = DQNConfig(network="mlp", hidden_sizes=(16,), n_step=3, gamma=0.9, **kind)
     spec = EnvSpec((3,), "float32", num_actions=4)
     agent = DQNAgent(config, spec, CPU, seed=0)
     policy = DQNPolicy(config, spec, CPU, 1, ActorSlot(num_envs=5))
@@ -192,7 +200,8 @@ def test_actors_initial_priority_equals_the_learners_whatever_the_values(distrib
     rng = torch.Generator().manual_seed(5)
     seen = torch.randn((4, 5, 3), generator=rng)
     decisions = [policy.act(policy_input(observation.numpy()), 0) for observation in seen]
-    steps = {name: np.stack([d.priority_inputs[name] for d in decisions]) for name in ("chosen", "best")}
+    inputs = ("chosen", "best", "bonus") if munchausen else ("chosen", "best")
+    steps = {name: np.stack([d.priority_inputs[name] for d in decisions]) for name in inputs}
     reward = torch.randn((4, 5), generator=rng).numpy()
     end = np.zeros((4, 5), dtype=bool)
     end[1] = True  # the second step: two rewards are summed, and the third row is the final one

@@ -114,7 +114,7 @@ class Column(_message.Message):
     """How a chunk stores the column."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Shape of one step without batch or time; empty means a scalar. At most 4 dimensions, each at least 1."""
+        """Shape of one step without batch or time; empty means a scalar. At most 8 dimensions, each at least 1."""
 
     def __init__(
         self,
@@ -1440,6 +1440,200 @@ class DeleteMatchingItemsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteMatchingItemsResponse: _TypeAlias = DeleteMatchingItemsResponse  # noqa: Y015
+
+@_typing.final
+class ExportRequest(_message.Message):
+    """What to export; items meet every condition that is set."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    NEWEST_FIELD_NUMBER: _builtins.int
+    MIN_AGE_FIELD_NUMBER: _builtins.int
+    MAX_AGE_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    """Name of the table."""
+    newest: _builtins.int
+    """Only so many of the newest items; 0 means all."""
+    min_age: _builtins.int
+    """Only items with at least so many inserted into the table after them."""
+    max_age: _builtins.int
+    """Only items with at most so many inserted into the table after them."""
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        newest: _builtins.int = ...,
+        min_age: _builtins.int = ...,
+        max_age: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_age", b"_max_age", "max_age", b"max_age"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_age", b"_max_age", "max_age", b"max_age", "min_age", b"min_age", "newest", b"newest", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_age: _TypeAlias = _typing.Literal["max_age"]  # noqa: Y015
+    _WhichOneofArgType__max_age: _TypeAlias = _typing.Literal["_max_age", b"_max_age"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_age) -> _WhichOneofReturnType__max_age | None: ...
+
+Global___ExportRequest: _TypeAlias = ExportRequest  # noqa: Y015
+
+@_typing.final
+class ExportResponse(_message.Message):
+    """A part of an export."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def start(self) -> Global___ExportStart:
+        """Comes first, once."""
+
+    @_builtins.property
+    def chunks(self) -> Global___ExportChunks:
+        """Comes as often as needed."""
+
+    @_builtins.property
+    def items(self) -> Global___ExportItems:
+        """Comes as often as needed, after all chunks."""
+
+    def __init__(
+        self,
+        *,
+        start: Global___ExportStart | None = ...,
+        chunks: Global___ExportChunks | None = ...,
+        items: Global___ExportItems | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "items", b"items", "part", b"part", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "items", b"items", "part", b"part", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["start", "chunks", "items"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___ExportResponse: _TypeAlias = ExportResponse  # noqa: Y015
+
+@_typing.final
+class ExportStart(_message.Message):
+    """What will be exported."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFIG_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    items: _builtins.int
+    """Items that were chosen; those that turn out corrupt are not sent."""
+    chunks: _builtins.int
+    """Chunks that they need."""
+    steps: _builtins.int
+    """Steps of these chunks."""
+    @_builtins.property
+    def config(self) -> Global___TableConfig:
+        """The table's configuration now."""
+
+    def __init__(
+        self,
+        *,
+        config: Global___TableConfig | None = ...,
+        items: _builtins.int = ...,
+        chunks: _builtins.int = ...,
+        steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "config", b"config", "items", b"items", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportStart: _TypeAlias = ExportStart  # noqa: Y015
+
+@_typing.final
+class ExportChunks(_message.Message):
+    """Chunks of an export. Lists have one entry per chunk."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    CONTINUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def chunks(self) -> Global___ChunkBatch:
+        """The chunks."""
+
+    @_builtins.property
+    def continues(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """Whether the chunk's steps follow those of the chunk sent before it, in the same stream."""
+
+    def __init__(
+        self,
+        *,
+        chunks: Global___ChunkBatch | None = ...,
+        continues: _abc.Iterable[_builtins.bool] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "continues", b"continues"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportChunks: _TypeAlias = ExportChunks  # noqa: Y015
+
+@_typing.final
+class ExportItems(_message.Message):
+    """Items of an export, in the order of their insertion. Lists have one entry per item, but `payloads` may be empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_ROWS_FIELD_NUMBER: _builtins.int
+    LENGTHS_FIELD_NUMBER: _builtins.int
+    PRIORITIES_FIELD_NUMBER: _builtins.int
+    PAYLOADS_FIELD_NUMBER: _builtins.int
+    AGES_FIELD_NUMBER: _builtins.int
+    TIMES_SAMPLED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def first_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Row of the item's first step, counted over the steps of all chunks of the export in order; its steps are consecutive rows."""
+
+    @_builtins.property
+    def lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Steps of the item."""
+
+    @_builtins.property
+    def priorities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Its priority."""
+
+    @_builtins.property
+    def payloads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Its payload; none if no item of the message has one."""
+
+    @_builtins.property
+    def ages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Items inserted into the table after it."""
+
+    @_builtins.property
+    def times_sampled(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How often it was sampled."""
+
+    def __init__(
+        self,
+        *,
+        first_rows: _abc.Iterable[_builtins.int] | None = ...,
+        lengths: _abc.Iterable[_builtins.int] | None = ...,
+        priorities: _abc.Iterable[_builtins.float] | None = ...,
+        payloads: _abc.Iterable[_builtins.bytes] | None = ...,
+        ages: _abc.Iterable[_builtins.int] | None = ...,
+        times_sampled: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ages", b"ages", "first_rows", b"first_rows", "lengths", b"lengths", "payloads", b"payloads", "priorities", b"priorities", "times_sampled", b"times_sampled"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportItems: _TypeAlias = ExportItems  # noqa: Y015
 
 @_typing.final
 class CheckpointRequest(_message.Message):

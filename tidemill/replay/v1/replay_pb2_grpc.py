@@ -85,6 +85,11 @@ class ReplayServiceStub:
                 request_serializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.DeleteMatchingItemsRequest.SerializeToString,
                 response_deserializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.DeleteMatchingItemsResponse.FromString,
                 _registered_method=True)
+        self.Export = channel.unary_stream(
+                '/tidemill.replay.v1.ReplayService/Export',
+                request_serializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.ExportRequest.SerializeToString,
+                response_deserializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.ExportResponse.FromString,
+                _registered_method=True)
         self.Checkpoint = channel.unary_unary(
                 '/tidemill.replay.v1.ReplayService/Checkpoint',
                 request_serializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.CheckpointRequest.SerializeToString,
@@ -217,6 +222,20 @@ class ReplayServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Export(self, request, context):
+        """Hands out items of a table as they are at one moment, whatever is written, sampled or removed meanwhile: a start, every
+        chunk that they need, once, those of one stream one after the other, then the items in the order of their insertion.
+        The table is not changed, nothing counts as sampled, and no rate limiter is asked. Ended with OK, it is complete.
+
+        The chunks stay until the call ends. Items of which bytes are corrupt on disk are left out, and dropped from the table.
+        Waits for nothing but the disk and the caller. A retry is a new call, of another moment. NOT_FOUND: no such table.
+        INVALID_ARGUMENT: a field is out of range. RESOURCE_EXHAUSTED: the memory was needed for what actors append, or a chunk
+        does not fit in a message.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Checkpoint(self, request, context):
         """Writes priorities and counters to disk. Chunks and items need no snapshot: they are written as they arrive. Does not
         block other calls. A retry is safe. UNIMPLEMENTED: this server keeps its tables in memory only.
@@ -278,6 +297,11 @@ def add_ReplayServiceServicer_to_server(servicer, server):
                     servicer.DeleteMatchingItems,
                     request_deserializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.DeleteMatchingItemsRequest.FromString,
                     response_serializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.DeleteMatchingItemsResponse.SerializeToString,
+            ),
+            'Export': grpc.unary_stream_rpc_method_handler(
+                    servicer.Export,
+                    request_deserializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.ExportRequest.FromString,
+                    response_serializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.ExportResponse.SerializeToString,
             ),
             'Checkpoint': grpc.unary_unary_rpc_method_handler(
                     servicer.Checkpoint,
@@ -556,6 +580,33 @@ class ReplayService:
             '/tidemill.replay.v1.ReplayService/DeleteMatchingItems',
             tidemill_dot_replay_dot_v1_dot_replay__pb2.DeleteMatchingItemsRequest.SerializeToString,
             tidemill_dot_replay_dot_v1_dot_replay__pb2.DeleteMatchingItemsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Export(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tidemill.replay.v1.ReplayService/Export',
+            tidemill_dot_replay_dot_v1_dot_replay__pb2.ExportRequest.SerializeToString,
+            tidemill_dot_replay_dot_v1_dot_replay__pb2.ExportResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -125,6 +125,16 @@ class ReplayServiceStub:
     disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table, or no streams of that actor
     are known. INVALID_ARGUMENT: no condition is set, or one is out of range.
     """
+    Export: _grpc.UnaryStreamMultiCallable[_replay_pb2.ExportRequest, _replay_pb2.ExportResponse]
+    """Hands out items of a table as they are at one moment, whatever is written, sampled or removed meanwhile: a start, every
+    chunk that they need, once, those of one stream one after the other, then the items in the order of their insertion.
+    The table is not changed, nothing counts as sampled, and no rate limiter is asked. Ended with OK, it is complete.
+
+    The chunks stay until the call ends. Items of which bytes are corrupt on disk are left out, and dropped from the table.
+    Waits for nothing but the disk and the caller. A retry is a new call, of another moment. NOT_FOUND: no such table.
+    INVALID_ARGUMENT: a field is out of range. RESOURCE_EXHAUSTED: the memory was needed for what actors append, or a chunk
+    does not fit in a message.
+    """
     Checkpoint: _grpc.UnaryUnaryMultiCallable[_replay_pb2.CheckpointRequest, _replay_pb2.CheckpointResponse]
     """Writes priorities and counters to disk. Chunks and items need no snapshot: they are written as they arrive. Does not
     block other calls. A retry is safe. UNIMPLEMENTED: this server keeps its tables in memory only.
@@ -214,6 +224,16 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     """Removes the items of a table that meet every condition that is set; their streams go on. Never blocks, except on the
     disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table, or no streams of that actor
     are known. INVALID_ARGUMENT: no condition is set, or one is out of range.
+    """
+    Export: _aio.UnaryStreamMultiCallable[_replay_pb2.ExportRequest, _replay_pb2.ExportResponse]  # type: ignore[assignment]
+    """Hands out items of a table as they are at one moment, whatever is written, sampled or removed meanwhile: a start, every
+    chunk that they need, once, those of one stream one after the other, then the items in the order of their insertion.
+    The table is not changed, nothing counts as sampled, and no rate limiter is asked. Ended with OK, it is complete.
+
+    The chunks stay until the call ends. Items of which bytes are corrupt on disk are left out, and dropped from the table.
+    Waits for nothing but the disk and the caller. A retry is a new call, of another moment. NOT_FOUND: no such table.
+    INVALID_ARGUMENT: a field is out of range. RESOURCE_EXHAUSTED: the memory was needed for what actors append, or a chunk
+    does not fit in a message.
     """
     Checkpoint: _aio.UnaryUnaryMultiCallable[_replay_pb2.CheckpointRequest, _replay_pb2.CheckpointResponse]  # type: ignore[assignment]
     """Writes priorities and counters to disk. Chunks and items need no snapshot: they are written as they arrive. Does not
@@ -351,6 +371,21 @@ class ReplayServiceServicer:
         """Removes the items of a table that meet every condition that is set; their streams go on. Never blocks, except on the
         disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table, or no streams of that actor
         are known. INVALID_ARGUMENT: no condition is set, or one is out of range.
+        """
+
+    def Export(
+        self,
+        request: _replay_pb2.ExportRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_replay_pb2.ExportResponse], _abc.AsyncIterator[_replay_pb2.ExportResponse]]:
+        """Hands out items of a table as they are at one moment, whatever is written, sampled or removed meanwhile: a start, every
+        chunk that they need, once, those of one stream one after the other, then the items in the order of their insertion.
+        The table is not changed, nothing counts as sampled, and no rate limiter is asked. Ended with OK, it is complete.
+
+        The chunks stay until the call ends. Items of which bytes are corrupt on disk are left out, and dropped from the table.
+        Waits for nothing but the disk and the caller. A retry is a new call, of another moment. NOT_FOUND: no such table.
+        INVALID_ARGUMENT: a field is out of range. RESOURCE_EXHAUSTED: the memory was needed for what actors append, or a chunk
+        does not fit in a message.
         """
 
     def Checkpoint(

@@ -37,6 +37,15 @@ class AppendMessage:
         end_step = np.array([chunk.first_step + chunk.step_count for chunk in chunks], dtype=np.int64)
         return cls(pb.AppendRequest(data=wire.pack_append(chunks, items)), env_index, end_step)
 
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Return what `request.SerializeToString()` made bytes of."""
+        request = pb.AppendRequest.FromString(data)
+        chunks = request.data.chunks
+        env_index = np.array([chunk.env_index for chunk in chunks], dtype=np.int64)
+        end_step = np.array([chunk.first_step + chunk.step_count for chunk in chunks], dtype=np.int64)
+        return cls(request, env_index, end_step)
+
     @property
     def chunks(self) -> int:
         """Number of chunks."""

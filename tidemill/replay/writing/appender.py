@@ -6,10 +6,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tidemill.replay import wire
@@ -25,6 +27,19 @@ _POLL_S = 0.2
 
 class StreamRestarted(FailedPrecondition):
     """The server lost the streams; the owner continues with step 0 of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppenderState:
+    """Where an appender is, so that another one can go on there.
+
+    Attributes:
+        epoch: Epoch of the streams; 0 if the server has not named one.
+        unacknowledged: The messages that were not acknowledged, in order, as bytes.
+    """
+
+    epoch: int
+    unacknowledged: tuple[bytes, ...]
 
 
 class StreamAppender:
@@ -53,6 +68,7 @@ class StreamAppender:
         max_in_flight_chunks: int = 256,
         stop: threading.Event | None = None,
         prepare: Callable[[], None] = lambda: None,
+        state: AppenderState | None = None,
     ) -> None:
         """Start connecting in the background; does not wait for the server or for the tables to exist.
 
@@ -66,6 +82,8 @@ class StreamAppender:
             max_in_flight_chunks: Chunks that may be unacknowledged before `append` waits.
             stop: Ends every wait when set.
             prepare: Called before each attempt to connect, in the thread that does: creates the tables, for instance.
+            state: Of an appender of the same streams that is gone: its epoch is resumed, and what was not acknowledged
+                to it is sent again.
         """
         columns = wire.pack_signature(signature)
         opening = pb.AppendOpen(
@@ -75,12 +93,12 @@ class StreamAppender:
         self._env_count = env_count
         self._limit, self._stop = max_in_flight_chunks, stop or threading.Event()
         self._changed = threading.Condition()  # guards everything below
-        self._pending: deque[AppendMessage] = deque()  # unacknowledged, in order
-        self._pending_chunks = 0
         self._connected = self._restarted = False  # connected: the present call is given all that is pending
-        self._epoch = self._superseded_epoch = self._env_steps = self._restarts = self._dropped_chunks = 0
+        self._superseded_epoch = self._env_steps = self._restarts = self._dropped_chunks = 0
         self._blocked_s, self._blocked_since = 0.0, float("inf")
+        self._next_steps: NDArray[np.int64] | None = None  # as the server said last; None before the first connection
         self._error: BaseException | None = None
+        self._take(state or AppenderState(0, ()))
         self._call = ReconnectingCall[pb.AppendRequest, pb.AppendResponse](
             f"append-{actor_id}",
             address,
@@ -134,9 +152,22 @@ class StreamAppender:
         """
         closed = self._call.closed
         with self._changed:
-            self._changed.wait_for(lambda: self._epoch or self._error or closed.is_set(), timeout_s)
+            is_open = self._changed.wait_for(
+                lambda: self._next_steps is not None or self._error or closed.is_set(), timeout_s
+            )
             self._raise()
-            return self._epoch != 0
+            return bool(is_open) and self._next_steps is not None
+
+    def state(self) -> AppenderState:
+        """Return where it is now."""
+        with self._changed:
+            return AppenderState(self._epoch, tuple(m.request.SerializeToString() for m in self._pending))
+
+    @property
+    def next_steps(self) -> NDArray[np.int64]:
+        """The step of each stream that the server wants next, as it said last, int64 [N]; 0 before it answered."""
+        found = self._next_steps
+        return np.zeros(self._env_count, dtype=np.int64) if found is None else found
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything is acknowledged; return False after `timeout_s` seconds, or if it is closed before."""
@@ -199,6 +230,11 @@ class StreamAppender:
         """Whether the server has accepted the streams on the present connection."""
         return self._connected
 
+    def _take(self, state: AppenderState) -> None:
+        self._epoch = state.epoch
+        self._pending = deque(map(AppendMessage.parse, state.unacknowledged))  # in order
+        self._pending_chunks = sum(message.chunks for message in self._pending)
+
     def _wait_for_room(self, chunks: int, timeout_s: float | None) -> bool:
         started = self._blocked_since = time.monotonic()
         try:
@@ -251,7 +287,7 @@ class StreamAppender:
                 self._drop_streams()
             if self._epoch == 0:
                 self._superseded_epoch = response.superseded_epoch
-            self._epoch, self._env_steps = response.epoch, response.env_steps
+            self._epoch, self._env_steps, self._next_steps = response.epoch, response.env_steps, next_steps
             while self._pending and self._pending[0].is_stored(next_steps):
                 self._pending_chunks -= self._pending.popleft().chunks
             if not self._connected:

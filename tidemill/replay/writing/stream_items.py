@@ -129,6 +129,35 @@ class StreamItems:
                     self.dropped += 1
         return [self._batch(table, items) for table, items in sorted(found.items())]
 
+    def state(self) -> tuple[list[list[tuple[int, int, int, float, str]]], Ints]:
+        """Return the items that wait, by stream, payloads in hexadecimal, and where windows begin next."""
+        waiting = [
+            [(item.table, item.last_offset, item.length, item.priority, item.payload.hex()) for item in items]
+            for items in self._pending
+        ]
+        return waiting, self._next_start
+
+    def restore(self, waiting: Sequence[Sequence[tuple[int, int, int, float, str]]], next_start: Ints) -> None:
+        """Go on with the items and windows of a `state`."""
+        self._pending = [
+            [
+                _Item(table, offset, length, priority, bytes.fromhex(payload))
+                for table, offset, length, priority, payload in one
+            ]
+            for one in waiting
+        ]
+        self._next_start[:] = next_start
+
+    def forget(self, envs: Ints) -> None:
+        """Forget the items of some streams that wait, and begin with other episodes."""
+        self.sent(envs)
+        self._next_start[:, envs] = 0
+
+    @property
+    def windows(self) -> dict[str, str]:
+        """The windows by table, as text."""
+        return {self._tables[table].name: repr(window) for table, window in self._windows.items()}
+
     def _batch(self, table: int, items: Sequence[tuple[int, _Item]]) -> ItemBatch:
         return ItemBatch(
             table_index=table,

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from tidemill.errors import InvalidArgument
 from tidemill.types import Signature
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
+
+_NUMBERS = ("filled", "fresh", "episode_steps", "first_step", "_kept")
 
 
 class StreamRows:
@@ -75,6 +78,35 @@ class StreamRows:
             self._kept[env] = min(kept, self._history) if continues else 0
         self.first_step[envs] += self.chunk_length
         self.filled[envs] = self.fresh[envs] = 0
+
+    def chosen(self, envs: ArrayLike) -> Ints:
+        """Return the streams that indices or a mask [N] name. InvalidArgument: they name others."""
+        given, count = np.asarray(envs), len(self.all)
+        if given.dtype == np.bool_:
+            if given.shape != (count,):
+                raise InvalidArgument(f"the mask of environments has shape {given.shape}, must have ({count},)")
+            return np.flatnonzero(given)
+        if given.size and not 0 <= given.min() <= given.max() < count:
+            raise InvalidArgument(f"envs are {given.tolist()}, must be 0 .. {count - 1}")
+        return given.astype(np.int64).reshape(-1)
+
+    def state(self) -> dict[str, Array]:
+        """Return everything there is, by name; `restore` takes it back."""
+        rows = {f"rows/{name}": column for name, column in self._columns.items()}
+        return rows | {name: getattr(self, name) for name in _NUMBERS}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Go on where other rows of the same signature were."""
+        for name, column in self._columns.items():
+            column[:] = state[f"rows/{name}"]
+        for name in _NUMBERS:
+            getattr(self, name)[:] = state[name]
+
+    def begin_behind(self, envs: Ints, next_steps: Ints) -> None:
+        """Begin an empty chunk and an episode at a given step [len(envs)] of some streams."""
+        self.first_step[envs] = next_steps
+        for name in ("filled", "fresh", "episode_steps", "_kept"):
+            getattr(self, name)[envs] = 0
 
     def tail(self, env: int) -> list[dict[str, Array]]:
         """Return copies of the newest rows of a stream that an item of its episode may still need, oldest first."""

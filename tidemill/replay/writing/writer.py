@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -19,8 +16,9 @@ from tidemill.logger import LateLogger
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import MAX_ENV_COUNT
 from tidemill.replay.table_config import TableConfig
-from tidemill.replay.writing.appender import StreamAppender, StreamRestarted
+from tidemill.replay.writing.appender import AppenderState, StreamAppender, StreamRestarted
 from tidemill.replay.writing.chunk import Chunk, check_priorities
+from tidemill.replay.writing.state import WriterProgress, arguments_of, new_name, pack_writer, unpack_writer
 from tidemill.replay.writing.steps import StepReader
 from tidemill.replay.writing.stream_items import ItemWindow, StreamItems
 from tidemill.replay.writing.stream_rows import StreamRows
@@ -69,6 +67,8 @@ class ReplayWriter:
         max_in_flight_chunks: int = 64,
         timeout_s: float = 10.0,
         stop: threading.Event | None = None,
+        state: bytes | None = None,
+        replays: bool = False,
     ) -> None:
         """Create the tables that are not there, and open the streams.
 
@@ -82,9 +82,15 @@ class ReplayWriter:
             max_in_flight_chunks: Chunks of each environment that may be unacknowledged before `append` waits.
             timeout_s: How long to wait for the server now.
             stop: Ends every wait when set.
+            state: What `state` of a writer that is gone returned: its streams are continued, with its name. All other
+                arguments are as they were.
+            replays: Whether the program will repeat, call by call, what it did after it saved `state`: what the server
+                has of it is recognised. Otherwise see `interrupted`.
 
         Raises:
-            InvalidArgument: An argument is out of range, the tables differ in signature, or a window is too long.
+            InvalidArgument: An argument is out of range, the tables differ in signature, a window is too long, or
+                `state` is of a writer with other arguments.
+            DataLoss: `state` is damaged.
             AlreadyExists: The server has a table of that name with another configuration.
             Unavailable: No server answered within `timeout_s`.
         """
@@ -98,21 +104,18 @@ class ReplayWriter:
         self._reader, history = StepReader(signature), max(table.max_item_steps for table in self._tables) - 1
         self._rows = StreamRows(signature, envs, chunk_length, history)
         self._items = StreamItems(self._tables, self._rows, windows)
-        self._params_version = 0
+        self._interrupted = np.zeros(envs, np.bool_)
+        self._arguments = arguments_of(self._batch, chunk_length, self._tables, self._items.windows)
+        before = WriterProgress(name or new_name())
+        if state is not None:
+            before = unpack_writer(state, self._arguments, name, self._rows, self._items)
+        self._name, self._params_version = before.name, before.params_version
         self._address, self._client = address, ReplayClient(address)
         self._prepare(timeout_s)
-        self._appender = StreamAppender(
-            address,
-            name or _name(),
-            envs,
-            signature,
-            tuple(self._names),
-            chunk_length,
-            max_in_flight_chunks=max_in_flight_chunks * envs,
-            stop=stop,
-            prepare=self._create_tables,
-        )
+        self._appender = self._open(before.appender, max_in_flight_chunks * envs, stop)
         self._connect(timeout_s)
+        if before.appender is not None and not replays:
+            self._begin_behind()
 
     def append(
         self,
@@ -189,7 +192,7 @@ class ReplayWriter:
             envs: Their indices, or a mask [N] as environments return it; None is all.
         """
         self._owner.check()
-        ended = self._ended(envs)
+        ended = self._envs_of(envs) if envs is None or isinstance(envs, int) else self._rows.chosen(envs)
         self._items.end_episode(ended)
         self._rows.episode_steps[ended] = 0
 
@@ -213,6 +216,28 @@ class ReplayWriter:
                 f"the replay server at {self._address} did not acknowledge {self.unacknowledged_chunks} chunks within "
                 f"{timeout_s:g} s: it is away, its disk is full, or a rate limiter holds inserts back"
             )
+
+    def state(self) -> bytes:
+        """Return all that another writer needs to go on here: steps and items that are not stored, and the place.
+
+        It waits for nothing. Save it together with what your program needs to go on, such as its environments, and give
+        it to the writer of the restarted process; no two processes may go on with one. It is about as large as the
+        steps of the present chunks, those that items may still reach back to, and what is unacknowledged: call `flush`
+        before to make it small.
+        """
+        self._owner.check()
+        progress = WriterProgress(self._name, self._params_version, self._appender.state())
+        return pack_writer(self._arguments, progress, self._rows, self._items)
+
+    @property
+    def interrupted(self) -> NDArray[np.bool_]:
+        """Environments of which the server has more than the `state` that this writer continued, bool [N].
+
+        The writer before it wrote more after it had saved its state. That stays, and what comes now is behind it, as a
+        new episode: nothing is lost or stored twice. A program that begins these environments anew has nothing to do;
+        one that repeats what it did says so by `replays`, and no environment is interrupted.
+        """
+        return self._interrupted
 
     def episode_steps(self, env: int = 0) -> int:
         """Return the steps of an environment's episode so far: the most that an item of it may have."""
@@ -258,6 +283,11 @@ class ReplayWriter:
             self._client.close()
             raise
 
+    def _open(self, state: AppenderState | None, max_in_flight: int, stop: threading.Event | None) -> StreamAppender:
+        streams = (self._address, self._name, self._num_envs, self._signature, tuple(self._names))
+        options: dict[str, Any] = {"max_in_flight_chunks": max_in_flight, "stop": stop, "state": state}
+        return StreamAppender(*streams, self._rows.chunk_length, prepare=self._create_tables, **options)
+
     def _connect(self, timeout_s: float) -> None:
         try:
             if not self._appender.opened(timeout_s):
@@ -265,6 +295,18 @@ class ReplayWriter:
         except BaseException:
             self.close()
             raise
+
+    def _begin_behind(self) -> None:
+        """Go on behind what the server has of each environment, if that is more than the state knew of."""
+        if self._appender.restarts:
+            return  # it has lost the streams, which begin again
+        next_steps = self._appender.next_steps
+        self._interrupted = next_steps > self._rows.first_step
+        envs = np.flatnonzero(self._interrupted)
+        if len(envs):
+            _log.warning("the server has steps that were written after the state was saved", envs=envs.tolist())
+            self._rows.begin_behind(envs, next_steps[envs])
+            self._items.forget(envs)
 
     def _create_tables(self) -> None:
         """Make the tables, again where a server lost them: called before each connection."""
@@ -295,20 +337,6 @@ class ReplayWriter:
         if not 0 <= env < self._num_envs:
             raise InvalidArgument(f"env is {env}, must be 0 .. {self._num_envs - 1}")
         return np.array([env])
-
-    def _ended(self, envs: int | ArrayLike | None) -> NDArray[np.int64]:
-        if envs is None or isinstance(envs, int):
-            return self._envs_of(envs)
-        given = np.asarray(envs)
-        if given.dtype == np.bool_:
-            if given.shape != (self._num_envs,):
-                raise InvalidArgument(
-                    f"the mask of environments has shape {given.shape}, must have ({self._num_envs},)"
-                )
-            return np.flatnonzero(given)
-        if given.size and not 0 <= given.min() <= given.max() < self._num_envs:
-            raise InvalidArgument(f"envs are {given.tolist()}, must be 0 .. {self._num_envs - 1}")
-        return given.astype(np.int64).reshape(-1)
 
     def _flush_rows(self, envs: NDArray[np.int64], timeout_s: float) -> None:
         """Send the chunks of some environments as they are, and begin the next ones with what items may need."""
@@ -360,8 +388,3 @@ class ReplayWriter:
                 self.flush(_EXIT_FLUSH_S)
         finally:
             self.close()
-
-
-def _name() -> str:
-    host = "".join(letter if letter.isalnum() or letter in "_.-" else "-" for letter in socket.gethostname())
-    return f"w-{host[:64]}-{os.getpid()}-{secrets.token_hex(4)}"

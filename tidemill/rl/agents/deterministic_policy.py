@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tidemill.rl.action_noise import ActionNoise, NoiseConfig
 from tidemill.rl.agents.interface import Array, PolicyContext
+from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.returns import n_step
 from tidemill.rl.train_state import subdict
@@ -61,8 +62,8 @@ class DeterministicPolicy:
             action_shape: Shape of one action.
             context: Where it acts, and the seed of the noise.
         """
-        self._actor = actor.to(context.device).requires_grad_(False)
-        self._critic = critic.to(context.device).requires_grad_(False)
+        self._actor = actor.to(context.device).requires_grad_(False).eval()
+        self._critic = critic.to(context.device).requires_grad_(False).eval()
         self._td_error_fn, self._gamma = td_error_fn, settings.gamma
         self._action_shape, self._start_steps, self._device = action_shape, settings.start_steps, context.device
         self._noise = ActionNoise(settings.noise, context.seed)
@@ -105,6 +106,10 @@ class DeterministicPolicy:
         batch = {name: torch.from_numpy(np.ascontiguousarray(array)).to(self._device) for name, array in arrays.items()}
         priority: NDArray[np.float32] = self._td_error_fn(batch).cpu().numpy()
         return priority
+
+    def evaluation_network(self) -> EvaluationNetwork:
+        """Return from observations to the actor's actions."""
+        return EvaluationNetwork(self._actor, lambda actor, seen: actor(seen).reshape(-1, *self._action_shape))
 
     @torch.inference_mode()
     def _act(self, observation: Array) -> NDArray[np.float32]:

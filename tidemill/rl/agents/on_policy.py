@@ -8,18 +8,19 @@ cannot come before it is learned from ([ADR 0040](../../../docs/adr/0040-on-poli
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from tidemill.rl.agents.interface import Array, PolicyContext
-from tidemill.rl.networks.actor_critic import ActorCriticSettings, build_actor_critic
+from tidemill.rl.networks.actor_critic import ActorCritic, ActorCriticSettings, build_actor_critic
+from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.transitions import unrolled_transitions
-from tidemill.types import EnvSpec, WindowSpec
+from tidemill.types import ACTION_MASK, EnvSpec, WindowSpec
 
 LOG_PROB = "log_prob"
 """The extra column: the log-probability, by the policy that acted, of the action that it took."""
@@ -38,20 +39,21 @@ def rollouts(
         gamma: Discount of one step.
 
     Returns:
-        What `unrolled_transitions` does, and `is_trained`, bool [B, U]: False for a final observation step, whose
-        action the environment ignored.
+        What `unrolled_transitions` does, with the action masks where there are some, and `is_trained`, bool [B, U]:
+        False for a final observation step, whose action the environment ignored.
     """
     before, rows = index[:, window.history - 1 : -2], index[:, window.history : -1]
     ended = (columns["terminated"] | columns["truncated"])[before]
     # at a stream's start the row before is the first row itself: it begins an episode, or is trained on
     is_final = ended & ~columns["is_first"][rows] & (before != rows)
     seen = index[:, window.history - frame_stack + 1 :]
-    batch = unrolled_transitions(columns, seen, frame_stack, window.steps, gamma, extras=(LOG_PROB,))
+    extras = (LOG_PROB, ACTION_MASK) if ACTION_MASK in columns else (LOG_PROB,)
+    batch = unrolled_transitions(columns, seen, frame_stack, window.steps, gamma, extras=extras)
     return batch | {"is_trained": ~is_final}
 
 
 class Rollout(NamedTuple):
-    """A batch with time first: observations of T + 1 steps, all else of T, [T, B, ...]."""
+    """A batch with time first: observations and action masks of T + 1 steps, all else of T, [T, B, ...]."""
 
     observation: Tensor
     action: Tensor
@@ -60,11 +62,12 @@ class Rollout(NamedTuple):
     discount: Tensor
     continues: Tensor
     is_trained: Tensor
+    action_mask: Tensor | None = None
 
     @classmethod
     def of(cls, batch: Mapping[str, Tensor]) -> Rollout:
         """Return the rollout of a batch that `rollouts` made."""
-        columns = {name: batch[name].transpose(0, 1) for name in cls._fields}
+        columns = {name: batch[name].transpose(0, 1) for name in cls._fields if name in batch}
         columns |= {name: columns[name][:-1] for name in ("action", LOG_PROB)}
         return cls(**columns)
 
@@ -76,6 +79,7 @@ class ActorCriticPolicy:
 
     def __init__(self, settings: ActorCriticSettings, env_spec: EnvSpec, context: PolicyContext) -> None:
         self._network = build_actor_critic(settings, env_spec, context.seed).to(context.device).requires_grad_(False)
+        self._network.eval()
         self._action_shape, self._device = env_spec.action_shape, context.device
         self._rng = torch.Generator(context.device).manual_seed(context.seed)
 
@@ -87,11 +91,21 @@ class ActorCriticPolicy:
     def act(self, policy_input: PolicyInput, env_steps: int = 0, *, evaluation: bool = False) -> PolicyOutput:  # noqa: ARG002 - the interface's
         """Return actions drawn from the policy and their log-probabilities; in evaluation its modes."""
         observation = torch.from_numpy(np.ascontiguousarray(policy_input.observation)).to(self._device)
-        distribution = self._network.distribution(observation)
+        mask = policy_input.action_mask
+        legal = None if mask is None else torch.from_numpy(mask).to(self._device)
+        distribution = self._network.distribution(observation, legal)
         if evaluation:
             return PolicyOutput(self._shaped(distribution.mode()))
         action = distribution.sample(self._rng)
         return PolicyOutput(self._shaped(action), extras={LOG_PROB: distribution.log_prob(action).cpu().numpy()})
+
+    def evaluation_network(self) -> EvaluationNetwork:
+        """Return from observations to the modes of the policy."""
+
+        def choose(network: nn.Module, seen: Tensor) -> Tensor:
+            return cast(ActorCritic, network).distribution(seen).mode().reshape(-1, *self._action_shape)
+
+        return EvaluationNetwork(self._network, choose)
 
     def _shaped(self, action: Tensor) -> Array:
         array: Array = action.cpu().numpy()

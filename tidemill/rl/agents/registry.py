@@ -1,7 +1,7 @@
 """Settings of any algorithm: what all have in common, and how they are found by name. Imports no torch.
 
-An algorithm is a folder with `config.py`, `networks.py`, `loss.py`, `agent.py` and `policy.py`: docs/algorithms.md
-shows how to write one. Nothing outside the folder names it. One's own may also be a class named by `module:Class`
+An algorithm is a folder with `config.py`, `networks.py`, `loss.py`, `agent.py` and `policy.py`, which nothing outside
+it names: docs/tutorials/own-algorithm.md shows how to write one. One's own may also be a class named by `module:Class`
 whose methods build both sides: docs/extending.md shows one.
 """
 

@@ -72,3 +72,8 @@ def twin_td_loss(q: Tensor, target: Tensor, weight: Tensor, max_error: float = 0
     else:
         per_item = 0.5 * error.square()
     return TDLoss((weight * per_item).sum(dim=0).mean(), error.detach().abs().mean(dim=0))
+
+
+def mask_illegal(q: Tensor, legal: Tensor | None) -> Tensor:
+    """Return values whose largest is that of a legal action: others are -inf, of any shape."""
+    return q if legal is None else q.masked_fill(~legal, float("-inf"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 
 import torch
@@ -20,7 +20,15 @@ from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.networks.torsos import NetworkSetting
 from tidemill.types import EnvSpec
 
+_IMPOSSIBLE = -1e30
+"""Logit of an action that is not legal: its probability is exactly 0, and finite, so that 0 times it is 0."""
+
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+def legal_logits(logits: Tensor, legal: Tensor | None) -> Tensor:
+    """Return logits [..., A] of which those of actions that are not `legal`, bool [..., A], have probability 0."""
+    return logits if legal is None else torch.where(legal, logits, _IMPOSSIBLE)
 
 
 class ActorCriticSettings(Protocol):
@@ -32,7 +40,7 @@ class ActorCriticSettings(Protocol):
 
     @property
     def network_settings(self) -> Mapping[str, NetworkSetting]:
-        """Settings of a user-defined torso."""
+        """Settings of the torso."""
 
     @property
     def hidden_sizes(self) -> tuple[int, ...]:
@@ -51,7 +59,8 @@ class ActionDistribution(NamedTuple):
     """Distributions over actions: categorical if there is no `log_std`.
 
     Attributes:
-        head: Logits [B, A], or means [B, A].
+        head: Logits [B, A], or means [B, A]; of D independent choices logits [B, D, M], where M is the largest number
+            of options and logits beyond a choice's own are those of probability 0.
         log_std: Log standard deviations [A] of a Gaussian; None of a categorical policy.
     """
 
@@ -59,7 +68,7 @@ class ActionDistribution(NamedTuple):
     log_std: Tensor | None
 
     def sample(self, rng: torch.Generator) -> Tensor:
-        """Draw an action of each, int64 [B] or float32 [B, A]."""
+        """Draw an action of each, int64 [B] or [B, D], or float32 [B, A]."""
         if self.log_std is None:
             chance = torch.rand(self.head.shape, generator=rng, device=self.head.device, dtype=self.head.dtype)
             # the Gumbel trick: the largest of logits and noise is drawn with the softmax's probability
@@ -68,13 +77,13 @@ class ActionDistribution(NamedTuple):
         return torch.addcmul(self.head, self.log_std.exp(), noise)
 
     def mode(self) -> Tensor:
-        """Return the most likely action of each, int64 [B] or float32 [B, A] in [-1, 1]."""
+        """Return the most likely action of each, int64 [B] or [B, D], or float32 [B, A] in [-1, 1]."""
         return self.head.argmax(dim=-1) if self.log_std is None else self.head.clamp(-1.0, 1.0)
 
     def log_prob(self, action: Tensor) -> Tensor:
         """Return the log-probability, or log-density, of an action of each, [B]."""
         if self.log_std is None:
-            return self.head.log_softmax(dim=-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+            return self._summed(self.head.log_softmax(dim=-1).gather(-1, action.unsqueeze(-1)).squeeze(-1))
         scaled = (action.flatten(1) - self.head) * (-self.log_std).exp()
         return (-0.5 * scaled.square() - self.log_std - _HALF_LOG_2PI).sum(dim=-1)
 
@@ -82,34 +91,47 @@ class ActionDistribution(NamedTuple):
         """Return the entropy of each in nats, [B]."""
         if self.log_std is None:
             log_prob = self.head.log_softmax(dim=-1)
-            return -(log_prob.exp() * log_prob).sum(dim=-1)
+            return self._summed(-(log_prob.exp() * log_prob).sum(dim=-1))
         return (self.log_std + 0.5 + _HALF_LOG_2PI).sum().expand(len(self.head))
+
+    def _summed(self, value: Tensor) -> Tensor:
+        """Return the sum over independent choices, [B], of one value of each, [B, D]; [B] as it is."""
+        return value.sum(dim=-1) if self.head.ndim == 3 else value
 
 
 class ActorCritic(nn.Module):
     """Observations [B, ...] -> distributions over actions, and values [B]."""
 
+    _places: Tensor | None
+
     def __init__(self, settings: ActorCriticSettings, env_spec: EnvSpec, rng: torch.Generator) -> None:
         super().__init__()
         self.torso = build_torso(settings.network, env_spec, rng, settings.network_settings)
         self._activate = torch.tanh if settings.activation == "tanh" else torch.relu
-        outputs = env_spec.num_actions or env_spec.action_size
+        outputs = sum(env_spec.action_options) or env_spec.action_size
         widths = (int(self.torso.outputs), *settings.hidden_sizes)  # type: ignore[arg-type]  # every torso has it
         # gains as in CleanRL and Stable-Baselines3: a policy that starts nearly uniform, a value that starts near 0
         self.policy = _layers((*widths, outputs), rng, last_gain=0.01)
         self.value = _layers((*widths, 1), rng, last_gain=1.0)
         self.log_std = None
-        if not env_spec.is_discrete:
+        if not env_spec.action_options:
             self.log_std = nn.Parameter(torch.full((outputs,), settings.initial_log_std))
+        self.register_buffer("_places", _places(env_spec.action_sizes) if env_spec.action_sizes else None, False)
 
-    def forward(self, observation: Tensor) -> tuple[ActionDistribution, Tensor]:
-        """Return the distributions and the values, [B]."""
+    def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[ActionDistribution, Tensor]:
+        """Return the distributions and the values, [B].
+
+        Args:
+            observation: [B, ...].
+            legal: Whether each action is, bool [B, A], or the options of each choice side by side: others have
+                probability 0; None: all are.
+        """
         features = self._features(observation)
-        return ActionDistribution(self._through(self.policy, features), self.log_std), self._value(features)
+        return self._distribution(features, legal), self._value(features)
 
-    def distribution(self, observation: Tensor) -> ActionDistribution:
+    def distribution(self, observation: Tensor, legal: Tensor | None = None) -> ActionDistribution:
         """Return the distributions alone, which is all that acting needs."""
-        return ActionDistribution(self._through(self.policy, self._features(observation)), self.log_std)
+        return self._distribution(self._features(observation), legal)
 
     def values(self, observation: Tensor) -> Tensor:
         """Return the values alone, [B]."""
@@ -118,6 +140,13 @@ class ActorCritic(nn.Module):
     def _features(self, observation: Tensor) -> Tensor:
         features: Tensor = self.torso(observation)
         return features.float()
+
+    def _distribution(self, features: Tensor, legal: Tensor | None) -> ActionDistribution:
+        head = self._through(self.policy, features)
+        head = legal_logits(head, legal)
+        if self._places is not None:
+            head = nn.functional.pad(head, (0, 1), value=_IMPOSSIBLE)[:, self._places]
+        return ActionDistribution(head, self.log_std)
 
     def _value(self, features: Tensor) -> Tensor:
         return self._through(self.value, features).squeeze(-1)
@@ -132,6 +161,14 @@ class ActorCritic(nn.Module):
 def build_actor_critic(settings: ActorCriticSettings, env_spec: EnvSpec, seed: int) -> ActorCritic:
     """Return the network, its parameters decided by `seed` alone, on the CPU."""
     return ActorCritic(settings, env_spec, torch.Generator().manual_seed(seed))
+
+
+def _places(sizes: Sequence[int]) -> Tensor:
+    """Return where each choice's logits stand in a row of all of them, int64 [D, M]; those it has not at the end."""
+    first = list(accumulate(sizes, initial=0))
+    longest, end = max(sizes), first[-1]
+    rows = [[first[i] + k if k < size else end for k in range(longest)] for i, size in enumerate(sizes)]
+    return torch.tensor(rows)
 
 
 def _layers(widths: Sequence[int], rng: torch.Generator, last_gain: float) -> nn.ModuleList:

@@ -45,7 +45,7 @@ def behind_torso(
 
     The torso `mlp` only lays an observation's numbers side by side, which networks of vectors do themselves.
     """
-    if settings.network == "mlp":
+    if settings.network == "mlp" and not env_spec.observation_parts:
         return build(env_spec.observation_size)
     torso = build_torso(settings.network, env_spec, rng, settings.network_settings)
     return BehindTorso(torso, build(int(torso.outputs)))  # type: ignore[arg-type]  # every torso has it

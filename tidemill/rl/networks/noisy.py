@@ -12,7 +12,7 @@ from torch.nn import functional
 class NoisyLinear(nn.Module):
     """y = (w + sigma_w * f(e_out) f(e_in)^T) x + b + sigma_b * f(e_out), with f(e) = sign(e) sqrt(|e|) and e ~ N(0, 1).
 
-    At first and after `disable_noise` it is the linear layer of w and b: [B, inputs] -> [B, outputs].
+    At first and after `disable_noise` it is the linear layer of w and b: [..., inputs] -> [..., outputs].
     """
 
     def __init__(self, inputs: int, outputs: int, rng: torch.Generator, std: float = 0.5) -> None:
@@ -38,7 +38,7 @@ class NoisyLinear(nn.Module):
         self._noise = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [B, outputs]."""
+        """Return [..., outputs]."""
         if self._noise is None:
             return functional.linear(x, self.weight, self.bias)
         noise_in, noise_out = self._noise
@@ -47,6 +47,8 @@ class NoisyLinear(nn.Module):
             return functional.linear(x, weight, torch.addcmul(self.bias, self.bias_sigma, noise_out))
         # a weight for each item would be large, so each factor of its noise goes to its own side
         y = functional.linear(x, self.weight, self.bias)
+        if x.ndim == 3:  # [B, K, inputs], and noise for each of B
+            noise_in, noise_out = noise_in[:, None], noise_out[:, None]
         return y + noise_out * functional.linear(x * noise_in, self.weight_sigma, self.bias_sigma)
 
 

@@ -17,7 +17,7 @@ Layer = Callable[[int, int, torch.Generator], nn.Module]
 
 
 class Stream(nn.Module):
-    """One hidden layer and a linear one: [B, inputs] -> float32 [B, outputs]."""
+    """One hidden layer and a linear one: [..., inputs] -> float32 [..., outputs]."""
 
     def __init__(self, inputs: int, hidden: int, outputs: int, layer: Layer, rng: torch.Generator) -> None:
         super().__init__()
@@ -25,12 +25,12 @@ class Stream(nn.Module):
         self.output = layer(hidden, outputs, rng)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return [B, outputs], float32 whatever the hidden layer computes in."""
+        """Return [..., outputs], float32 whatever the hidden layer computes in."""
         return in_float32(self.output, torch.relu(self.hidden(features)))
 
 
 class QHead(nn.Module):
-    """Features [B, F] -> K numbers for each action, [B, A, K].
+    """Features [..., F] -> K numbers for each action, [..., A, K].
 
     A dueling head has a stream for the state and one for the actions: V + A - mean(A) (Wang et al. 2016, eq. 9).
     The last hidden layer belongs to the streams, the others are shared.
@@ -67,15 +67,15 @@ class QHead(nn.Module):
         self.action = Stream(widths[-1], hidden_sizes[-1], num_actions * values, layer, rng)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return [B, A, K], float32."""
+        """Return [..., A, K], float32."""
         x = features
         for layer in self.shared:
             x = torch.relu(layer(x))
-        q: Tensor = self.action(x).unflatten(1, self._shape)
+        q: Tensor = self.action(x).unflatten(-1, self._shape)
         if self.state is None:
             return q
         state: Tensor = self.state(x)
-        return state[:, None, :] + q - q.mean(dim=1, keepdim=True)
+        return state[..., None, :] + q - q.mean(dim=-2, keepdim=True)
 
     def hidden_layers(self) -> list[nn.Module]:
         """Return every layer but the last: those whose number format may be a short one."""

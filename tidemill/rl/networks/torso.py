@@ -28,7 +28,8 @@ def build_torso(
     """Return a torso whose parameters come from `rng`, on the CPU.
 
     It takes observations [B, ...], or [B, frame_stack, ...] with a stack, of the environment's dtype, and returns
-    features [B, outputs], where `outputs` is its attribute, in the dtype of its parameters.
+    features [B, outputs], where `outputs` is its attribute, in the dtype of its parameters. Of observations of several
+    parts each image has such a torso, or all vectors together; see `tidemill.rl.networks.parts`.
 
     Args:
         name: Of a file in `torsos`, or `module:name`; a dotted path without a colon is a module with a `build`.
@@ -42,10 +43,14 @@ def build_torso(
             shape that it says.
     """
     settings = settings or {}
+    if env_spec.observation_parts:
+        from tidemill.rl.networks.parts import PartsTorso
+
+        return PartsTorso(env_spec, rng, lambda part: build_torso(name, part, rng, settings))
     if is_ours(name):
         build = import_user_module(f"{torsos.__name__}.{name}").build
         _check_settings(name, build, (env_spec, rng), settings)
-        ours: nn.Module = build(env_spec, rng)
+        ours: nn.Module = build(env_spec, rng, **settings)
         return ours
     build = user_object("agent.network", name if ":" in name else f"{name}:build")
     if not callable(build):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 from tests.support.learner_fakes import Clock, FakeAgent, FakePriorities, FakeSource
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.interface import Update
-from tidemill.rl.process_group import SINGLE_PROCESS, draw_normal
+from tidemill.rl.process_group import SINGLE_PROCESS, draw_normal, draw_uniform
 from tidemill.services.learner.control import Control
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.decoder import Batch
@@ -124,7 +125,8 @@ def test_ranks_cannot_all_be_sent_to_one_gpu() -> None:
         resolve_device("cuda:0", RankInfo(0, 2, 0))
 
 
-def test_every_rank_draws_its_rows_of_the_whole_batchs_noise() -> None:
+@pytest.mark.parametrize("draw", [draw_normal, draw_uniform])
+def test_every_rank_draws_its_rows_of_the_whole_batchs_noise(draw: Callable[..., Tensor]) -> None:
     """The rows of two ranks, side by side, are what one process draws; their generators stay equal."""
 
     class Half(SingleLearner):
@@ -135,7 +137,7 @@ def test_every_rank_draws_its_rows_of_the_whole_batchs_noise() -> None:
 
     cpu = torch.device("cpu")
     generators = [torch.Generator().manual_seed(3) for _ in range(3)]
-    whole = draw_normal((2, 8, 5), SINGLE_PROCESS, generators[0], cpu, dim=1)
-    halves = [draw_normal((2, 4, 5), Half(index), generators[1 + index], cpu, dim=1) for index in range(2)]
+    whole = draw((2, 8, 5), SINGLE_PROCESS, generators[0], cpu, dim=1)
+    halves = [draw((2, 4, 5), Half(index), generators[1 + index], cpu, dim=1) for index in range(2)]
     assert torch.equal(torch.cat(halves, dim=1), whole)
     assert len({generator.get_state().numpy().tobytes() for generator in generators}) == 1

@@ -22,7 +22,7 @@ class DQNConfig:
     network: str = "nature"
     """Torso: `nature`, `nature_group_norm` or `impala` for images, `mlp` for vectors, or your own by `module:name`."""
     network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
-    """Settings of a user-defined torso, by name."""
+    """Settings of the torso, by name: a user-defined one's own, and `width`, `spectral_norm` and `pool` of `impala`."""
     hidden_sizes: tuple[int, ...] = (512,)
     """Units of each fully connected layer after the torso; a dueling head has the last one twice."""
     initialisation: Literal["torch", "xavier"] = "torch"
@@ -41,13 +41,27 @@ class DQNConfig:
     """
     double: bool = True
     """Whether the online network chooses the action that the target network values (van Hasselt et al. 2016)."""
-    distribution: Literal["none", "c51", "qr"] = "none"
-    """Prediction of the network: values, or their distribution over fixed atoms or by quantiles.
+    distribution: Literal["none", "c51", "qr", "iqn"] = "none"
+    """Prediction of the network: values, or their distribution over fixed atoms, by fixed quantiles (`qr`), or by those
+    of levels that each pass of an update draws (`iqn`, Dabney et al. 2018b).
 
-    Prioritized replay goes by the TD error, with `c51` by the KL divergence, with `qr` by the error of the mean.
+    Prioritized replay goes by the TD error, with `c51` by the KL divergence, with quantiles by the error of the mean.
     """
     atoms: int = 51
-    """Atoms of `c51`, or quantiles of `qr` (whose paper has 200)."""
+    """Atoms of `c51`, quantiles of `qr` (whose paper has 200), or levels of `iqn` for prediction and target each (64 in
+    its paper, 8 in BTR); actions are chosen by the mean of as many even levels."""
+    cosines: int = 64
+    """Cosines that a level of `iqn` is described by."""
+    munchausen_scale: float = 0.0
+    """Share of its own log-probability that the reward of an action grows by (Vieillard et al. 2020: 0.9); 0 is off.
+
+    Targets are then those of a soft policy of the target network, so that `double` must be off, and the distribution
+    must not be `c51`. Of `n_step` rewards the first one grows.
+    """
+    munchausen_temperature: float = 0.03
+    """Temperature of that soft policy, in units of value."""
+    munchausen_lowest: float = -1.0
+    """Bound from below of temperature times log-probability, before it is scaled."""
     value_min: float = -10.0
     """Lowest atom of `c51`, in discounted reward."""
     value_max: float = 10.0
@@ -107,28 +121,44 @@ class DQNConfig:
         check_torso(self.network)
         sizes = self.hidden_sizes
         require(len(sizes) > 0 and min(sizes) > 0, "hidden_sizes", sizes, "at least one size, each positive")
-        for name, allowed in (("initialisation", ("torch", "xavier")), ("distribution", ("none", "c51", "qr"))):
+        kinds = ("none", "c51", "qr", "iqn")
+        for name, allowed in (("initialisation", ("torch", "xavier")), ("distribution", kinds)):
             require(getattr(self, name) in allowed, name, getattr(self, name), f"one of {', '.join(allowed)}")
         require(0 < self.noisy_std < float("inf"), "noisy_std", self.noisy_std, "positive and finite")
         require(self.atoms >= 2, "atoms", self.atoms, "at least 2")
+        require(self.cosines >= 1, "cosines", self.cosines, "at least 1")
         require(self.value_min < self.value_max, "value_min", self.value_min, f"below value_max, {self.value_max}")
         require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
         require(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
         require(self.n_step >= 1, "n_step", self.n_step, "at least 1")
         require(self.target_update_period >= 0, "target_update_period", self.target_update_period, "0 or more")
         require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
+        self._check_munchausen()
         self._check_compile()
         self._check_optimizer()
         check_epsilons(self)
 
+    def _check_munchausen(self) -> None:
+        scale, temperature = self.munchausen_scale, self.munchausen_temperature
+        require(0 <= scale <= 1, "munchausen_scale", scale, "between 0 and 1")
+        require(0 < temperature < float("inf"), "munchausen_temperature", temperature, "positive and finite")
+        require(self.munchausen_lowest <= 0, "munchausen_lowest", self.munchausen_lowest, "0 or less")
+        if scale:
+            require(not self.double, "double", self.double, "false with munchausen_scale, whose targets are soft")
+            distribution, allowed = self.distribution, "none, qr or iqn with munchausen_scale"
+            require(distribution != "c51", "distribution", distribution, allowed)
+
     def _check_compile(self) -> None:
-        allowed = ("none",) if self.noisy else ("none", "default", "cuda-graphs")
-        reason = " with noisy layers, which draw between the passes" if self.noisy else ""
+        draws = self.noisy or self.distribution == "iqn"
+        allowed = ("none",) if draws else ("none", "default", "cuda-graphs")
+        reason = " with noisy layers or iqn, which draw between the passes" if draws else ""
         require(self.compile in allowed, "compile", self.compile, f"one of {', '.join(allowed)}{reason}")
 
     def _check_optimizer(self) -> None:
         own = ":" in self.loss and user_module_exists(self.loss.partition(":")[0])
         require(self.loss in ("huber", "mse") or own, "loss", self.loss, "'huber', 'mse' or module:name")
+        fits = not (own and self.distribution == "iqn")
+        require(fits, "loss", self.loss, "'huber' or 'mse' with iqn, whose loss needs the levels that were drawn")
         require(self.optimizer in ("adam", "rmsprop"), "optimizer", self.optimizer, "'adam' or 'rmsprop'")
         for name in ("learning_rate", "optimizer_epsilon"):
             require(getattr(self, name) > 0, name, getattr(self, name), "positive")

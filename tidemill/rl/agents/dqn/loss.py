@@ -10,7 +10,15 @@ from torch import Tensor
 
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.dqn.config import DQNConfig
-from tidemill.rl.losses import ItemLoss, categorical, quantile_huber_loss, quantile_target, td_item_loss
+from tidemill.rl.losses import (
+    ItemLoss,
+    categorical,
+    log_policy_bonus,
+    mask_illegal,
+    quantile_huber_loss,
+    quantile_target,
+    td_item_loss,
+)
 from tidemill.user_code import user_object
 
 
@@ -74,6 +82,10 @@ class CategoricalHead:
 class QuantileHead:
     """K quantiles (Dabney et al. 2018); the priority is the absolute error of their mean."""
 
+    def __init__(self, level: Tensor | None = None) -> None:
+        """Take which quantiles are predicted, [B, K], where they were drawn; None: those of even levels."""
+        self._level = level
+
     def mean(self, output: Tensor) -> Tensor:
         """Return Q, [...]."""
         return output.mean(dim=-1)
@@ -83,7 +95,7 @@ class QuantileHead:
     ) -> ItemLoss:
         """Return the quantile Huber loss against R + discount * each quantile of Z(s', a')."""
         target = quantile_target(n_step_return, bootstrap_discount, bootstrap_q)
-        return quantile_huber_loss(chosen_q, target, threshold=1.0)
+        return quantile_huber_loss(chosen_q, target, threshold=1.0, level=self._level)
 
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -142,18 +154,26 @@ def _check_loss(name: str, head: OwnLossHead, values: int, device: torch.device)
 def _build_head(config: DQNConfig, device: torch.device) -> ValueHead:
     if config.distribution == "c51":
         return CategoricalHead(categorical.atoms(config.value_min, config.value_max, config.atoms, device))
-    if config.distribution == "qr":
+    if config.distribution in ("qr", "iqn"):
         return QuantileHead()
     return ScalarHead(huber=config.loss == "huber")
 
 
-def gather_argmax(output: Tensor, chooser_q: Tensor) -> Tensor:
+def munchausen_bonus(config: DQNConfig, q: Tensor, action: Tensor) -> Tensor:
+    """Return `log_policy_bonus` with the settings' bounds, [B], of mean values [B, A] and actions [B]."""
+    scale, temperature, lowest = config.munchausen_scale, config.munchausen_temperature, config.munchausen_lowest
+    return log_policy_bonus(q, action, scale, temperature, lowest)
+
+
+def gather_argmax(output: Tensor, chooser_q: Tensor, legal: Tensor | None = None) -> Tensor:
     """Return the numbers of the action of largest `chooser_q` [B, A], [B, K], of a network's output [B, A, K].
+
+    Only actions that are `legal`, bool [B, A], are compared; None: all are.
 
     With the target network's own Q it is Q-learning, with the online network's double Q-learning (van Hasselt et al.
     2016, eq. 4).
     """
-    return gather_action(output, chooser_q.argmax(dim=1))
+    return gather_action(output, mask_illegal(chooser_q, legal).argmax(dim=1))
 
 
 def gather_action(output: Tensor, action: Tensor) -> Tensor:

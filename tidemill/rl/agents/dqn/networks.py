@@ -6,24 +6,32 @@ import torch
 from torch import Tensor, nn
 
 from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.losses import even_levels
 from tidemill.rl.networks.linear import Linear, xavier_uniform
 from tidemill.rl.networks.precision import FLOAT32, Precision, acting_dtype
 from tidemill.rl.networks.q_head import QHead
+from tidemill.rl.networks.quantile_embedding import QuantileEmbedding
 from tidemill.rl.networks.torso import build_torso
 from tidemill.types import EnvSpec
 
 
 class QNetwork(nn.Module):
-    """A torso and a head: observations [B, ...] -> K numbers for each action, float32 [B, A, K]."""
+    """A torso and a head: observations [B, ...] -> K numbers for each action, float32 [B, A, K].
+
+    With `iqn` the numbers are quantiles, of levels that are joined to the features between torso and head.
+    """
 
     def __init__(self, config: DQNConfig, env_spec: EnvSpec, rng: torch.Generator) -> None:
         super().__init__()
         self.torso = build_torso(config.network, env_spec, rng, config.network_settings)
+        features = int(self.torso.outputs)  # type: ignore[arg-type]  # every torso has it
+        self._levels = config.atoms if config.distribution == "iqn" else 0
+        self.embedding = QuantileEmbedding(features, config.cosines, rng) if self._levels else None
         self.head = QHead(
-            int(self.torso.outputs),  # type: ignore[arg-type]  # every torso has it
+            features,
             config.hidden_sizes,
             env_spec.num_actions,
-            config.values_per_action,
+            1 if self._levels else config.values_per_action,
             rng,
             dueling=config.dueling,
             noise_std=config.noisy_std if config.noisy else 0.0,
@@ -33,19 +41,31 @@ class QNetwork(nn.Module):
         self.matmul_precision = FLOAT32
         """In which format updates multiply."""
 
-    def forward(self, observation: Tensor) -> Tensor:
-        """Return [B, A, K]; what they mean says `tidemill.rl.agents.dqn.loss`."""
+    def forward(self, observation: Tensor, level: Tensor | None = None) -> Tensor:
+        """Return [B, A, K]; what they mean says `tidemill.rl.agents.dqn.loss`.
+
+        Args:
+            observation: [B, ...].
+            level: Of `iqn`, which quantiles, [B, K]; without it as many as the settings say, evenly spread.
+        """
         with self.matmul_precision():
-            output: Tensor = self.head(self.torso(observation))
-        return output
+            features = self.torso(observation)
+            if self.embedding is None:
+                output: Tensor = self.head(features)
+                return output
+            if level is None:
+                level = even_levels(self._levels, features.device).expand(len(features), -1)
+            quantiles: Tensor = self.head(self.embedding(features, level))  # [B, K, A, 1]
+        return quantiles.squeeze(-1).transpose(1, 2)
 
     def set_compute_dtype(self, precision: Precision, images: Tensor) -> None:
         """Put all but the last layers in the number format asked for; `images` is a batch that `auto` is timed on."""
         dtype = acting_dtype(self.torso, images, precision)
+        rows = len(images) * max(self._levels, 1)
         for module in (self.torso, *self.head.hidden_layers()):
             module.to(dtype)
             if isinstance(module, Linear):
-                module.pack(len(images))
+                module.pack(rows)
 
 
 def build_network(config: DQNConfig, env_spec: EnvSpec, seed: int) -> QNetwork:

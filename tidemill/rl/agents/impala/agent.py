@@ -56,7 +56,8 @@ class IMPALAAgent:
         """Return the loss, a mean over the transitions (Espeholt et al. 2018, section 4.2), [], and what to report."""
         config, rollout = self._config, Rollout.of(batch)
         shape = rollout.observation.shape[:2]
-        distribution, value = self.network(rollout.observation.flatten(0, 1))
+        legal = None if rollout.action_mask is None else rollout.action_mask.flatten(0, 1)
+        distribution, value = self.network(rollout.observation.flatten(0, 1), legal)
         value, count = value.unflatten(0, shape), rollout.reward.numel()
         # the rows of time come first, so those to bootstrap from are the last ones
         acted = distribution._replace(head=distribution.head[:count])

@@ -32,10 +32,14 @@ class Samples(NamedTuple):
     advantage: Tensor
     target: Tensor
     mask: Tensor
+    legal: Tensor | None = None
+    """Action masks, bool [M, A], where there are some."""
 
     def at(self, index: Tensor) -> Samples:
         """Return some of them."""
-        return Samples(*(column[index] for column in self))
+        legal = None if self.legal is None else self.legal[index]
+        columns = (self.observation, self.action, self.log_prob, self.value, self.advantage, self.target, self.mask)
+        return Samples(*(column[index] for column in columns))._replace(legal=legal)
 
 
 class PPOAgent:
@@ -94,12 +98,14 @@ class PPOAgent:
         columns = (rollout.reward, rollout.discount, rollout.continues, value[:-1], value[1:])
         advantage, target = generalized_advantage(*columns, self._config.gae_lambda)
         each = (rollout.observation[:-1], rollout.action, rollout.log_prob, value[:-1], advantage, target)
-        return Samples(*(column.flatten(0, 1) for column in (*each, rollout.is_trained * weight)))
+        legal = None if rollout.action_mask is None else rollout.action_mask[:-1].flatten(0, 1)
+        flat = (column.flatten(0, 1) for column in (*each, rollout.is_trained * weight))
+        return Samples(*flat)._replace(legal=legal)
 
     def loss(self, samples: Samples) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of a minibatch, [], and what to report of it."""
         config, mask = self._config, samples.mask
-        distribution, value = self.network(samples.observation)
+        distribution, value = self.network(samples.observation, samples.legal)
         log_ratio = distribution.log_prob(samples.action) - samples.log_prob
         advantage = normalized(samples.advantage, mask) if config.normalize_advantage else samples.advantage
         policy = masked_mean(clipped_policy_loss(log_ratio, advantage, config.clip), mask)

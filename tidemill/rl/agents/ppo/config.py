@@ -21,7 +21,7 @@ class PPOConfig:
     """Torso of policy and value: `nature`, `nature_group_norm` or `impala` for images, `mlp` (none) for vectors,
     or your own by `module:name`."""
     network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
-    """Settings of a user-defined torso, by name."""
+    """Settings of the torso, by name: a user-defined one's own, and `width`, `spectral_norm` and `pool` of `impala`."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Units of each fully connected layer after the torso, of the policy and of the value apart; may be empty."""
     activation: Literal["tanh", "relu"] = "tanh"

@@ -15,6 +15,7 @@ from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.r2d2.loss import sequence_loss, sequence_target
 from tidemill.rl.agents.r2d2.networks import RecurrentQNetwork, build_network, to_state
 from tidemill.rl.compilation import compiled
+from tidemill.rl.losses import mask_illegal
 from tidemill.rl.networks.image import to_channels_last
 from tidemill.rl.networks.precision import MatmulPrecision
 from tidemill.rl.optimizers import LearningRateDecay, build_optimizer, clip_
@@ -22,7 +23,7 @@ from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.sequences import sequences
 from tidemill.rl.target_network import TargetNetwork
 from tidemill.rl.train_state import TrainState
-from tidemill.types import EnvSpec
+from tidemill.types import ACTION_MASK, EnvSpec
 
 _STEPS = ("observation", "last_action", "last_reward", "is_first")
 
@@ -35,8 +36,9 @@ class R2D2Agent:
         self._shape = config.shape(env_spec.frame_stack)
         self.window = config.window(env_spec.frame_stack)
         self.recurrent_state_size = config.recurrent_state_size
+        self._masks = (ACTION_MASK,) if env_spec.masks_actions else ()
         self._online = build_network(config, env_spec, seed).to(device)
-        is_image = env_spec.observation_dtype == "uint8"
+        is_image = env_spec.is_image
         self._online.matmul_precision = MatmulPrecision(config.update_precision, device, images=is_image)
         if config.channels_last:
             to_channels_last(self._online)
@@ -50,7 +52,7 @@ class R2D2Agent:
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return sequences; see `tidemill.rl.sequences.sequences`."""
-        return sequences(columns, index, self._shape, self._config.gamma)
+        return sequences(columns, index, self._shape, self._config.gamma, row_extras=self._masks)
 
     def set_process_group(self, group: ProcessGroup) -> None:
         """Make every further update together with the same agent of the other ranks."""
@@ -97,7 +99,8 @@ class R2D2Agent:
     def _targets(self, batch: Mapping[str, Tensor], steps: Mapping[str, Tensor], online_q: Tensor) -> Tensor:
         """Return the target of each step of the unroll, [U, B]."""
         target_q = self._unrolled(self._target.network, steps, batch["recurrent_state"])
-        best = (online_q if self._config.double else target_q).argmax(dim=2, keepdim=True)
+        legal = batch[ACTION_MASK].transpose(0, 1)[self._config.burn_in :] if ACTION_MASK in batch else None
+        best = mask_illegal(online_q if self._config.double else target_q, legal).argmax(dim=2, keepdim=True)
         value = target_q.gather(2, best).squeeze(2)  # of every step, [U + n, B]
         bootstrap_q = value.gather(0, batch["bootstrap"].transpose(0, 1) - self._config.burn_in)
         return_, discount = (batch[name].transpose(0, 1) for name in ("n_step_return", "bootstrap_discount"))

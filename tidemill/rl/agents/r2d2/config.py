@@ -22,7 +22,7 @@ class R2D2Config:
     network: str = "nature"
     """Torso: `nature`, `nature_group_norm` or `impala` for images, `mlp` for vectors, or your own by `module:name`."""
     network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
-    """Settings of a user-defined torso, by name."""
+    """Settings of the torso, by name: a user-defined one's own, and `width`, `spectral_norm` and `pool` of `impala`."""
     hidden_sizes: tuple[int, ...] = (512,)
     """Units of each fully connected layer between the torso and the LSTM."""
     lstm_size: int = 512

@@ -13,7 +13,7 @@ from tidemill.rl.agents.interface import Array, PolicyContext
 from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.r2d2.loss import sequence_loss, sequence_target
 from tidemill.rl.agents.r2d2.networks import build_network, to_state
-from tidemill.rl.exploration import EpsilonGreedy
+from tidemill.rl.exploration import EpsilonGreedy, greedy
 from tidemill.rl.networks.image import blank_images
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.sequences import RETURN_COLUMNS, unroll_targets
@@ -30,7 +30,8 @@ class R2D2Policy:
         self._shape = config.shape(env_spec.frame_stack)
         self._device = context.device
         self._network = build_network(config, env_spec, context.seed).to(context.device).requires_grad_(False)
-        if env_spec.observation_dtype == "uint8":
+        self._network.eval()
+        if env_spec.is_image:
             images = blank_images(env_spec, context.slot.num_envs)
             self._network.set_compute_dtype(context.precision, images.to(context.device))
         self._chance = EpsilonGreedy(config, context.slot, context.seed)
@@ -47,9 +48,10 @@ class R2D2Policy:
         """
         q, recurrent_state = self._forward(policy_input)
         if evaluation:
-            return PolicyOutput(q.argmax(axis=1), recurrent_state=recurrent_state)
-        action = self._chance.explore(q, env_steps)
-        return PolicyOutput(action, {"chosen": q[np.arange(len(q)), action], "best": q.max(axis=1)}, recurrent_state)
+            return PolicyOutput(greedy(q, policy_input.action_mask), recurrent_state=recurrent_state)
+        action = self._chance.explore(q, env_steps, policy_input.action_mask)
+        rows, best = np.arange(len(q)), greedy(q, policy_input.action_mask)
+        return PolicyOutput(action, {"chosen": q[rows, action], "best": q[rows, best]}, recurrent_state)
 
     @torch.inference_mode()
     def initial_priority(self, steps: Mapping[str, Array]) -> Floats:

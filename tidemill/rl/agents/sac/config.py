@@ -22,7 +22,7 @@ class SACConfig:
     """Torso of actor and critic, each its own: `mlp` for vectors, `nature`, `nature_group_norm` or `impala` for images,
     or your own by `module:name`."""
     network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
-    """Settings of a user-defined torso, by name."""
+    """Settings of the torso, by name: a user-defined one's own, and `width`, `spectral_norm` and `pool` of `impala`."""
     hidden_sizes: tuple[int, ...] = (256, 256)
     """Units of each hidden layer of the actor and of both critics."""
     critic_layer_norm: bool = False

@@ -32,7 +32,8 @@ def _behind_torso(
     layer_norm: bool = False,
 ) -> EnsembleMLP:
     """Return an ensemble whose gradients are written out, behind a torso unless that is `mlp`."""
-    torso = None if config.network == "mlp" else build_torso(config.network, env_spec, rng, config.network_settings)
+    plain = config.network == "mlp" and not env_spec.observation_parts
+    torso = None if plain else build_torso(config.network, env_spec, rng, config.network_settings)
     features = env_spec.observation_size if torso is None else int(torso.outputs)  # type: ignore[arg-type]
     mlp = EnsembleMLP(ensemble_size, features + actions, config.hidden_sizes, outputs, rng, layer_norm)
     mlp.requires_grad_(False)

@@ -14,6 +14,7 @@ from tidemill.rl.action_noise import HeldActions
 from tidemill.rl.agents.interface import Array, PolicyContext
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.networks import build_actor
+from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.squashed_gaussian import mode, split
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.train_state import subdict
@@ -30,10 +31,10 @@ class SACPolicy:
         self._action_shape = env_spec.action_shape
         self._device = device
         rng = torch.Generator().manual_seed(seed)
-        self._actor = build_actor(config, env_spec, rng).to(device)
+        self._actor = build_actor(config, env_spec, rng).to(device).eval()
         self._evaluated = self._actor
         if config.actor_ema_decay:
-            self._evaluated = build_actor(config, env_spec, rng).to(device)
+            self._evaluated = build_actor(config, env_spec, rng).to(device).eval()
         self._rng = np.random.default_rng(seed)
         self._noise_rng = torch.Generator(device).manual_seed(seed)
         self._noise: Tensor | None = None  # of the last step, [N, A]
@@ -83,6 +84,12 @@ class SACPolicy:
     def initial_priority(self, steps: Mapping[str, Array]) -> NDArray[np.float32]:
         """Return for each window what items were lately worth to the learner, until it has seen this one."""
         return np.full(steps["reward"].shape[1], self._initial_priority, dtype=np.float32)
+
+    def evaluation_network(self) -> EvaluationNetwork:
+        """Return from observations to the squashed mean."""
+        return EvaluationNetwork(
+            self._evaluated, lambda actor, seen: mode(actor(seen)[0]).reshape(-1, *self._action_shape)
+        )
 
     def _tensor(self, observation: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(observation)).to(self._device)

@@ -1,15 +1,22 @@
-"""The residual network of IMPALA (Espeholt et al. 2018, figure 3, right)."""
+"""The residual network of IMPALA (Espeholt et al. 2018, figure 3, right), by settings that of BTR (Clark et al. 2024).
+
+BTR's has twice the channels (`width: 2`), spectral normalisation of the residual blocks' convolutions (`spectral_norm:
+true`), and an adaptive max pool to 6 x 6 at the end (`pool: 6`).
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from tidemill.rl.checks import require
 from tidemill.rl.networks.image import as_channels, convolution, image_channels, pixel_scale
+from tidemill.rl.networks.spectral_norm import normalise_spectrally
+from tidemill.rl.networks.torsos import NetworkSetting
 from tidemill.types import EnvSpec
 
 CHANNELS = (16, 32, 32)
-"""Channels of each section; a section halves the image's sides."""
+"""Channels of each section at width 1; a section halves the image's sides."""
 
 MIN_SIZE = 8
 """Pixels of the smallest side: three halvings leave one."""
@@ -18,10 +25,12 @@ MIN_SIZE = 8
 class ResidualBlock(nn.Module):
     """ReLU, convolution, ReLU, convolution, and what came in added: [B, C, H, W] -> the same."""
 
-    def __init__(self, channels: int, rng: torch.Generator) -> None:
+    def __init__(self, channels: int, rng: torch.Generator, *, spectral_norm: bool) -> None:
         super().__init__()
         self.first = convolution(channels, channels, 3, rng, padding=1)
         self.second = convolution(channels, channels, 3, rng, padding=1)
+        if spectral_norm:
+            normalise_spectrally(self, rng)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, C, H, W]."""
@@ -32,23 +41,37 @@ class ResidualBlock(nn.Module):
 class ImpalaResNet(nn.Module):
     """Images [B, ...] -> features [B, outputs] through three sections of a convolution, a pool and two blocks."""
 
-    def __init__(self, env_spec: EnvSpec, rng: torch.Generator) -> None:
+    def __init__(
+        self, env_spec: EnvSpec, rng: torch.Generator, width: int = 1, *, spectral_norm: bool = False, pool: int = 0
+    ) -> None:
+        """Make the layers.
+
+        Args:
+            env_spec: Shapes of the environment, whose observations are images.
+            rng: Draws the initial parameters.
+            width: What the channels of every section are multiplied by.
+            spectral_norm: Whether the residual blocks' weights are divided by their largest singular value.
+            pool: Sides of the features after an adaptive max pool; 0 leaves them as they are.
+        """
         super().__init__()
         self._env_spec = env_spec
-        channels, height, width = image_channels("impala", env_spec, MIN_SIZE)
+        channels, rows, columns = image_channels("impala", env_spec, MIN_SIZE)
         layers: list[nn.Module] = []
         scale = pixel_scale(env_spec)
-        for outputs in CHANNELS:
+        for outputs in (width * section for section in CHANNELS):
             layers += [
                 convolution(channels, outputs, 3, rng, padding=1, scale=scale),
                 nn.MaxPool2d(3, stride=2, padding=1),
-                ResidualBlock(outputs, rng),
-                ResidualBlock(outputs, rng),
+                ResidualBlock(outputs, rng, spectral_norm=spectral_norm),
+                ResidualBlock(outputs, rng, spectral_norm=spectral_norm),
             ]
             scale = 1.0
-            channels, height, width = outputs, (height + 1) // 2, (width + 1) // 2
+            channels, rows, columns = outputs, (rows + 1) // 2, (columns + 1) // 2
+        if pool:
+            layers.append(nn.AdaptiveMaxPool2d(pool))
+            rows = columns = pool
         self.sections = nn.Sequential(*layers, nn.ReLU(inplace=True))
-        self.outputs = channels * height * width
+        self.outputs = channels * rows * columns
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return features [B, outputs]."""
@@ -57,6 +80,19 @@ class ImpalaResNet(nn.Module):
         return features.flatten(1)
 
 
-def build(env_spec: EnvSpec, rng: torch.Generator) -> ImpalaResNet:
-    """Return the torso; raises ConfigError if observations are no images, or too small."""
-    return ImpalaResNet(env_spec, rng)
+def build(
+    env_spec: EnvSpec,
+    rng: torch.Generator,
+    *,
+    width: NetworkSetting = 1,
+    spectral_norm: NetworkSetting = False,
+    pool: NetworkSetting = 0,
+) -> ImpalaResNet:
+    """Return the torso of these settings; raises ConfigError if one is out of range, or observations do not fit."""
+    for name, value, least in (("width", width, 1), ("pool", pool, 0)):
+        fits = type(value) is int and value >= least
+        require(fits, f"network_settings.{name}", value, f"a whole number of {least} or more")
+    require(type(spectral_norm) is bool, "network_settings.spectral_norm", spectral_norm, "true or false")
+    assert isinstance(width, int)  # checked above
+    assert isinstance(pool, int)
+    return ImpalaResNet(env_spec, rng, width, spectral_norm=bool(spectral_norm), pool=pool)

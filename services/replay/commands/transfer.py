@@ -1,0 +1,148 @@
+"""`tidemill replay export`, `import`, `copy`: the table of a running server to files, back, and to another server."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tidemill.replay.transfer.copying import copy_tables
+from tidemill.replay.transfer.exporting import TransferReport, export_table
+from tidemill.replay.transfer.importing import import_table
+from tidemill.replay.transfer.minari import export_minari, import_minari
+
+_ADDRESS = "where the server listens, such as 127.0.0.1:7401"
+
+
+def export(arguments: Sequence[str]) -> int:
+    """Write a table into a folder and say what was written; return 0."""
+    parser = argparse.ArgumentParser(
+        prog="tidemill replay export",
+        description="Writes a table of a running replay server into a new folder of safetensors files, as it is at one "
+        "moment; writers and learners go on. The folder is there only once it is whole. Items meet every condition "
+        "given.",
+    )
+    parser.add_argument("address", help=_ADDRESS)
+    parser.add_argument("table", help="name of the table")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write; must not exist")
+    add_range(parser)
+    _add_timeout(parser)
+    options = parser.parse_args(arguments)
+    report = export_table(options.address, options.table, options.out, timeout_s=options.timeout_s, **range_of(options))
+    print(f"exported {described(report)} to {options.out}")
+    return 0
+
+
+def import_(arguments: Sequence[str]) -> int:
+    """Put a folder's table into a server and say what was imported; return 0."""
+    parser = argparse.ArgumentParser(
+        prog="tidemill replay import",
+        description="Puts a table that `tidemill replay export` wrote into a running replay server. The folder is "
+        "checked before anything is sent. A new table's rate limiter is off meanwhile and then begins with neither "
+        "side ahead.",
+    )
+    parser.add_argument("address", help=_ADDRESS)
+    parser.add_argument("folder", type=Path, help="what `tidemill replay export` wrote")
+    parser.add_argument("--table", default="", metavar="NAME", help="its name there, if it is to be another")
+    _add_timeout(parser)
+    options = parser.parse_args(arguments)
+    report = import_table(options.address, options.folder, table=options.table, timeout_s=options.timeout_s)
+    print(f"imported {described(report)} from {options.folder}")
+    return 0
+
+
+def described(report: TransferReport) -> str:
+    """Return what was moved, for a person to read."""
+    lost = f" ({report.lost_items:,} more are corrupt and were left out)" if report.lost_items else ""
+    return f"{report.items:,} items{lost} of {report.table}, {report.steps:,} steps, {report.size_bytes:,} bytes"
+
+
+def add_range(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which items."""
+    parser.add_argument("--newest", type=int, metavar="N", help="only the N newest items")
+    parser.add_argument(
+        "--min-age", type=int, default=0, metavar="N", help="only items with at least N inserted after them"
+    )
+    parser.add_argument("--max-age", type=int, metavar="N", help="only items with at most N inserted after them")
+
+
+def range_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what the options of `add_range` say."""
+    return {"newest": options.newest, "min_age": options.min_age, "max_age": options.max_age}
+
+
+def _add_timeout(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--timeout-s", type=float, default=60.0, metavar="S", help="longest wait for the server's next word, in seconds"
+    )
+
+
+def to_minari(arguments: Sequence[str]) -> int:
+    """Make a Minari dataset of a table and say what is in it; return 0."""
+    parser = argparse.ArgumentParser(
+        prog="tidemill replay to-minari",
+        description="Makes a Minari dataset of a table of a running replay server, as the table is at one moment. Its "
+        "columns are observation, action, reward, terminated and truncated, and is_first or next_observation.",
+    )
+    parser.add_argument("address", help=_ADDRESS)
+    parser.add_argument("table", help="name of the table")
+    parser.add_argument("dataset", help="name of the dataset, such as walks/random-v0; must not exist")
+    parser.add_argument("--env", metavar="ID", help="the gymnasium environment whose spaces it has; else boxes")
+    parser.add_argument("--newest", type=int, metavar="N", help="only the N newest items")
+    parser.add_argument("--temporary", type=Path, metavar="FOLDER", help="where the table is kept meanwhile")
+    _add_timeout(parser)
+    options = parser.parse_args(arguments)
+    report = export_minari(
+        options.address,
+        options.table,
+        options.dataset,
+        env=options.env,
+        newest=options.newest,
+        folder=options.temporary,
+        timeout_s=options.timeout_s,
+    )
+    print(f"made {report.dataset_id} of {report.table}: {report.episodes:,} episodes, {report.steps:,} steps")
+    return 0
+
+
+def from_minari(arguments: Sequence[str]) -> int:
+    """Put a Minari dataset into a table and say what it holds; return 0."""
+    parser = argparse.ArgumentParser(
+        prog="tidemill replay from-minari",
+        description="Writes a Minari dataset on this machine into a new table of a running replay server.",
+    )
+    parser.add_argument("address", help=_ADDRESS)
+    parser.add_argument("dataset", help="name of the dataset, as `minari list local` shows it")
+    parser.add_argument("table", help="name of the table; must not exist")
+    parser.add_argument(
+        "--item-steps", type=int, default=2, metavar="N", help="rows of an item: 2 for transitions, n + 1 for n steps"
+    )
+    _add_timeout(parser)
+    options = parser.parse_args(arguments)
+    report = import_minari(
+        options.address, options.dataset, options.table, item_steps=options.item_steps, timeout_s=options.timeout_s
+    )
+    print(f"wrote {report.dataset_id} to {report.table}: {report.episodes:,} episodes, {report.steps:,} steps")
+    return 0
+
+
+def copy(arguments: Sequence[str]) -> int:
+    """Copy tables to another server and say what was copied; return 0."""
+    parser = argparse.ArgumentParser(
+        prog="tidemill replay copy",
+        description="Copies tables of a running replay server to another one, such as for a fork of an experiment: "
+        "each as it is at one moment; writers and learners of the source go on. The target must not have them.",
+    )
+    parser.add_argument("source", help="where the server with the tables listens, such as 127.0.0.1:7401")
+    parser.add_argument("target", help="where the other one listens")
+    parser.add_argument("tables", nargs="*", help="names of the tables; all if none is given")
+    parser.add_argument("--temporary", type=Path, metavar="FOLDER", help="where each is kept on disk meanwhile")
+    _add_timeout(parser)
+    options = parser.parse_args(arguments)
+    reports = copy_tables(
+        options.source, options.target, options.tables, folder=options.temporary, timeout_s=options.timeout_s
+    )
+    for report in reports:
+        print(f"copied {described(report)}")
+    return 0

@@ -1,0 +1,226 @@
+"""Items of a table as they are at one moment, read chunk by chunk while others write, sample and delete."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from tidemill.errors import InvalidArgument, ResourceExhausted
+from tidemill.replay.sampling.batch import Blocks
+from tidemill.replay.wire import pack_export_chunks, pack_export_items, pack_export_start
+from tidemill.services.replay.chunks.blob_reader import BlobReader
+from tidemill.services.replay.chunks.logged_blocks import logged
+from tidemill.services.replay.state import ReplayState
+from tidemill.services.replay.tables.table import Table
+
+Ints = NDArray[np.int64]
+
+_PART_BYTES = 4 * 2**20
+"""Bytes of the chunks of one part as stored, and of the payloads of one part, unless it is one chunk or item."""
+
+_PART_DECODED_BYTES = 32 * 2**20
+"""Bytes that the chunks of one part decode to, unless it is one chunk."""
+
+_PART_CHUNKS = 4096
+_PART_ITEMS = 8192
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkPart:
+    """Some chunks of an export.
+
+    Attributes:
+        step_counts: Steps of each, int64 [C].
+        params_versions: Version of the parameters that chose each one's last action, uint64 [C].
+        continues: Which of them follow the chunk sent before, in the same stream, [C].
+        blocks: One entry for each column of the signature.
+    """
+
+    step_counts: Ints
+    params_versions: NDArray[np.uint64]
+    continues: NDArray[np.bool_]
+    blocks: tuple[Blocks, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ItemPart:
+    """Some items of an export.
+
+    Attributes:
+        first_rows: Row of each one's first step, over the chunks that were sent, int64 [N].
+        lengths: Steps of each, int64 [N].
+        priorities: float64 [N].
+        payloads: One for each, or empty.
+        ages: Items inserted after each, int64 [N].
+        times_sampled: How often each was sampled, uint32 [N].
+    """
+
+    first_rows: Ints
+    lengths: Ints
+    priorities: NDArray[np.float64]
+    payloads: tuple[bytes, ...]
+    ages: Ints
+    times_sampled: NDArray[np.uint32]
+
+
+class TableExport:
+    """The items of a table that meet some conditions, as of its making; their chunks are held until `close`."""
+
+    def __init__(self, table: Table, *, newest: int = 0, min_age: int = 0, max_age: int | None = None) -> None:
+        """Choose the items.
+
+        Args:
+            table: The table.
+            newest: Only so many of the newest; 0 means all.
+            min_age: Only those with at least so many inserted after them.
+            max_age: Only those with at most so many inserted after them; None means any.
+
+        Raises:
+            InvalidArgument: `max_age` is below `min_age`.
+        """
+        if max_age is not None and max_age < min_age:
+            raise InvalidArgument(f"max_age is {max_age}, must be at least min_age ({min_age})")
+        self._store, items = table.store, table.items
+        self._step_bytes = sum(column.step_bytes for column in table.config.signature)
+        slots = items.oldest_first()
+        ages = items.ages(slots)
+        slots = slots[(ages >= min_age) & (ages <= max_age if max_age is not None else True)]
+        slots = slots[-newest:] if newest else slots
+        spans = self._store.spans(items.first_chunks[slots].astype(np.int64), items.ends(slots))
+        self.chunks, places = self._store.in_order(spans)
+        self.step_counts = self._store.step_counts(self.chunks)
+        starts = np.cumsum(self.step_counts) - self.step_counts
+        self._first_rows = starts[places[: len(slots)]] + items.offsets[slots]
+        self._lengths = items.lengths[slots].astype(np.int64)
+        self._priorities, self._payloads = items.priorities[slots], items.payloads(slots)
+        self._ages, self._times_sampled = items.ages(slots), items.times_sampled[slots]
+        streams, numbers = self._store.streams_of(self.chunks), self._store.numbers_of(self.chunks)
+        self._continues = np.zeros(len(self.chunks), dtype=np.bool_)
+        self._continues[1:] = (np.diff(streams) == 0) & (np.diff(numbers) == 1)
+        self._is_corrupt = np.zeros(len(self.chunks), dtype=np.bool_)
+        self._store.acquire(self.chunks)
+        self._holds = True
+
+    @property
+    def items(self) -> int:
+        """Number of items that were chosen."""
+        return len(self._lengths)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the chunks are still held."""
+        return self._holds
+
+    def close(self) -> None:
+        """Let go of the chunks. May be called twice."""
+        if self._holds:
+            self._holds = False
+            self._store.release(self.chunks)
+
+    async def chunk_parts(self, replay: ReplayState, blobs: BlobReader | None) -> AsyncIterator[ChunkPart]:
+        """Yield the chunks in order of stream and position, the corrupt ones left out.
+
+        Args:
+            replay: The state, from which items that need corrupt chunks are dropped.
+            blobs: Reads what is not in memory; None if everything is in memory.
+
+        Raises:
+            ResourceExhausted: The memory of chunks was needed for what actors append.
+        """
+        left_out = False
+        for part in self._parts():
+            self._check()
+            blocks, corrupt = await self._read(self.chunks[part], self.step_counts[part], blobs)
+            for chunk in corrupt.tolist():
+                _log.error("corrupt chunk on disk, its items were dropped", items=replay.drop_chunk(self._store, chunk))
+            self._is_corrupt[part] = gone = np.isin(self.chunks[part], corrupt)
+            continues = self._continues[part].copy()
+            continues[1:] &= ~gone[:-1]
+            continues[0] &= not left_out
+            left_out = bool(gone[-1])
+            kept = self.chunks[part][~gone]
+            if len(kept):
+                yield ChunkPart(
+                    self._store.step_counts(kept), self._store.params_versions(kept), continues[~gone], blocks
+                )
+
+    def item_parts(self) -> list[slice]:
+        """Return the parts of the items; after the chunks, `item_part` has one."""
+        size = max(map(len, self._payloads), default=0)
+        count = max(1, min(_PART_ITEMS, _PART_BYTES // max(size, 1)))
+        return [slice(start, start + count) for start in range(0, self.items, count)]
+
+    def item_part(self, part: slice) -> ItemPart:
+        """Return some items, in the order of their insertion, those left out that need a corrupt chunk."""
+        ends = np.cumsum(self.step_counts)
+        first_rows, lengths = self._first_rows[part], self._lengths[part]
+        first = np.searchsorted(ends, first_rows, side="right")
+        last = np.searchsorted(ends, first_rows + lengths - 1, side="right")
+        corrupt_before = np.concatenate(([0], np.cumsum(self._is_corrupt)))
+        rows_gone = np.concatenate(([0], np.cumsum(np.where(self._is_corrupt, self.step_counts, 0))))
+        kept = corrupt_before[last + 1] == corrupt_before[first]
+        payloads = self._payloads[part]
+        return ItemPart(
+            first_rows=(first_rows - rows_gone[first])[kept],
+            lengths=lengths[kept],
+            priorities=self._priorities[part][kept],
+            payloads=tuple(payload for payload, is_it in zip(payloads, kept.tolist(), strict=False) if is_it),
+            ages=self._ages[part][kept],
+            times_sampled=self._times_sampled[part][kept],
+        )
+
+    def _parts(self) -> list[slice]:
+        """Return which chunks go together."""
+        sizes, decoded = self._store.sizes_of(self.chunks), self.step_counts * self._step_bytes
+        parts, start = [], 0
+        stored_ends, decoded_ends = np.cumsum(sizes), np.cumsum(decoded)
+        while start < len(sizes):
+            stored, opened = (int(ends[start - 1]) if start else 0 for ends in (stored_ends, decoded_ends))
+            fitting = min(
+                int(np.searchsorted(stored_ends, stored + _PART_BYTES, side="right")),
+                int(np.searchsorted(decoded_ends, opened + _PART_DECODED_BYTES, side="right")),
+                start + _PART_CHUNKS,
+            )
+            parts.append(slice(start, max(fitting, start + 1)))
+            start = parts[-1].stop
+        return parts
+
+    def _check(self) -> None:
+        if not self._holds:
+            raise ResourceExhausted(
+                "the memory that an export held was needed for what actors append: export fewer items (newest, "
+                "max_age), raise max_memory_mib, or give the server a folder"
+            )
+
+    async def _read(self, chunks: Ints, step_counts: Ints, blobs: BlobReader | None) -> tuple[tuple[Blocks, ...], Ints]:
+        """Return the blocks of chunks [C], and which of the chunks are corrupt and have none."""
+        if blobs is None:
+            return self._store.blocks.read(chunks, step_counts), np.zeros(0, dtype=np.int64)
+        blocks = logged(self._store)
+        found, corrupt = await blobs.blobs(blocks, chunks)
+        self._check()
+        kept = ~np.isin(chunks, corrupt)
+        if not kept.any():
+            return (), corrupt
+        whole = [blob for blob in found if blob is not None]
+        return blocks.cut(chunks[kept], whole, step_counts[kept]), corrupt
+
+
+async def exported_parts(
+    table: Table, export: TableExport, replay: ReplayState, blobs: BlobReader | None
+) -> AsyncIterator[bytes]:
+    """Yield the messages of an export, packed; raises like `TableExport.chunk_parts`."""
+    yield pack_export_start(table.config, export.items, len(export.chunks), int(export.step_counts.sum()))
+    async for chunks in export.chunk_parts(replay, blobs):
+        yield pack_export_chunks(chunks.step_counts, chunks.params_versions, chunks.continues, chunks.blocks)
+    for part in export.item_parts():
+        items = export.item_part(part)
+        yield pack_export_items(
+            items.first_rows, items.lengths, items.priorities, items.payloads, items.ages, items.times_sampled
+        )

@@ -1,0 +1,203 @@
+"""A writer whose process is gone goes on in another: the same streams, no step lost or twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.replay_log import kill, options
+from tests.support.replay_service import LocalServer, local_server, server_process
+from tests.support.waiting import WAIT_S
+from tidemill.errors import DataLoss, InvalidArgument
+from tidemill.replay import (
+    ItemWindow,
+    ReplayClient,
+    ReplayWriter,
+    SelectorConfig,
+    SelectorKind,
+    TableConfig,
+    export_table,
+    signature_like,
+)
+from tidemill.replay.transfer.folder import ExportedTable
+
+_TABLE = TableConfig(
+    "t", signature_like({"number": 0}), SelectorConfig(SelectorKind.UNIFORM), max_items=1000, max_item_steps=4
+)
+_STEPS = 40
+
+
+def _writer(address: str, **settings: Any) -> ReplayWriter:  # noqa: ANN401 - arguments of a writer
+    return ReplayWriter(address, _TABLE, num_envs=2, windows=ItemWindow(3), **settings)
+
+
+def _write(writer: ReplayWriter, steps: range, flushed: tuple[int, ...]) -> None:
+    """Write steps of two environments; episodes of the second end at every 15th step."""
+    for step in steps:
+        writer.append({"number": np.array([step, 1000 + step])})
+        if step % 4 == 0:
+            writer.create_item("t", last=min(2, writer.episode_steps(1)), env=1)
+        if step % 15 == 14:
+            writer.end_episode([1])
+        if step in flushed:
+            writer.flush(WAIT_S)
+
+
+def _items(address: str, folder: Path) -> list[list[int]]:
+    """Return the steps of every item, sorted."""
+    export_table(address, "t", folder)
+    exported = ExportedTable(folder)
+    numbers = exported.rows(0, exported.steps)["number"]
+    pairs = zip(exported.first_rows.tolist(), exported.lengths.tolist(), strict=True)
+    return sorted(numbers[first : first + length].tolist() for first, length in pairs)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    """The items of a writer that was never interrupted."""
+    with local_server() as server:
+        with _writer(server.address) as writer:
+            _write(writer, range(_STEPS), ())
+        return _items(server.address, tmp_path_factory.mktemp("expected") / "out")
+
+
+def _lose(writer: ReplayWriter) -> None:
+    """End a writer as SIGKILL does: what it has not sent is gone."""
+    writer.close()
+
+
+@pytest.mark.parametrize("flushed", [(), (9,), (6, 16, 17, 18, 30)], ids=str)
+@pytest.mark.parametrize("chunk_length", [1, 5, 16])
+@pytest.mark.parametrize("saved", [0, 1, 10, 17, 31, 32])
+def test_writer_continues_as_if_nothing_had_happened(
+    server: LocalServer,
+    tmp_path: Path,
+    expected: list[list[int]],
+    saved: int,
+    chunk_length: int,
+    flushed: tuple[int, ...],
+) -> None:
+    """In the middle of a chunk and of an episode; items reach over the restart."""
+    first = _writer(server.address, chunk_length=chunk_length)
+    _write(first, range(saved), flushed)
+    state = first.state()
+    _lose(first)
+    with _writer(server.address, chunk_length=chunk_length, state=state) as second:
+        assert not second.interrupted.any()
+        _write(second, range(saved, _STEPS), flushed)
+    assert _items(server.address, tmp_path / "out") == expected
+    assert server.replay.streams.actors == 1
+    assert server.replay.streams.count == 2
+    assert server.replay.env_steps == 2 * _STEPS
+
+
+@pytest.mark.parametrize("flushed", [(), (22, 25)], ids=str)
+@pytest.mark.parametrize("lost", [21, 26, 33])
+def test_program_that_repeats_itself_stores_each_step_once(
+    server: LocalServer, tmp_path: Path, expected: list[list[int]], lost: int, flushed: tuple[int, ...]
+) -> None:
+    """It had gone on after it saved its state: what it writes again is recognised."""
+    first = _writer(server.address, chunk_length=4)
+    _write(first, range(20), flushed)
+    state = first.state()
+    _write(first, range(20, lost), flushed)
+    _lose(first)
+    with _writer(server.address, chunk_length=4, state=state, replays=True) as second:
+        assert not second.interrupted.any()
+        _write(second, range(20, _STEPS), flushed)
+    assert _items(server.address, tmp_path / "out") == expected
+    assert server.replay.env_steps == 2 * _STEPS
+
+
+def test_program_that_goes_another_way_comes_behind_what_is_stored(server: LocalServer, tmp_path: Path) -> None:
+    """What was written after the state was saved stays; what comes next is a new episode."""
+    first = _writer(server.address, chunk_length=4)
+    _write(first, range(10), ())
+    state = first.state()
+    _write(first, range(10, 14), ())
+    first.flush(WAIT_S)
+    _lose(first)
+    with _writer(server.address, chunk_length=4, state=state) as second:
+        assert second.interrupted.tolist() == [True, True]
+        assert second.episode_steps(0) == 0
+        _write(second, range(50, 60), ())
+    items = _items(server.address, tmp_path / "out")
+    assert [item for item in items if len(item) == 3 and item[0] < 1000] == [
+        *([first, first + 1, first + 2] for first in range(12)),
+        *([first, first + 1, first + 2] for first in range(50, 58)),
+    ]
+    assert server.replay.env_steps == 2 * 24
+
+
+def test_unacknowledged_steps_are_in_the_state(tmp_path: Path, expected: list[list[int]]) -> None:
+    """Server and writer are killed: what was on the way is sent by the next writer to the next server, once."""
+    storage = options(tmp_path / "log")
+    with server_process("127.0.0.1:0", *storage) as server:
+        address = server.address
+        first = _writer(address, chunk_length=2)
+        _write(first, range(10), (9,))
+        kill(server)
+        _write(first, range(10, 25), ())
+        assert first.unacknowledged_chunks > 0
+        state = first.state()
+        _lose(first)
+    with server_process("127.0.0.1:0", *storage) as again:
+        with _writer(again.address, chunk_length=2, state=state) as second:
+            _write(second, range(25, _STEPS), ())
+        assert _items(again.address, tmp_path / "out") == expected
+
+
+def test_streams_begin_again_where_the_server_lost_them(tmp_path: Path) -> None:
+    """A server in memory that was restarted knows nothing of the state: the writer says so and goes on."""
+    with local_server() as server:
+        first = _writer(server.address, chunk_length=4)
+        _write(first, range(10), (9,))
+        state = first.state()
+        _lose(first)
+    with local_server() as other:
+        other.replay.streams.next_epoch = 1000
+        with _writer(other.address, chunk_length=4, state=state) as second:
+            _write(second, range(10, 20), ())
+            assert second.restarts == 1
+        assert [10, 11, 12] in _items(other.address, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "changes,said",
+    [
+        ({"chunk_length": 5}, "chunk_length is 5, must be 4 as in the writer of `state`"),
+        ({"num_envs": 3}, "num_envs is 3, must be 2"),
+        ({"name": "another"}, "name is 'another', must be 'w-"),
+        ({"windows": None}, "windows is {}, must be"),
+    ],
+)
+def test_state_of_another_writer_is_refused(server: LocalServer, changes: dict[str, Any], said: str) -> None:
+    """By the argument that differs, before anything is sent."""
+    arguments: dict[str, Any] = {"num_envs": 2, "windows": ItemWindow(3), "chunk_length": 4}
+    with ReplayWriter(server.address, _TABLE, **arguments) as first:
+        state = first.state()
+    with pytest.raises(InvalidArgument, match=said):
+        ReplayWriter(server.address, _TABLE, **(arguments | changes), state=state)
+
+
+@pytest.mark.parametrize(
+    "damage,error,said",
+    [
+        (lambda state: b"something else", InvalidArgument, "must be what ReplayWriter.state returned"),
+        (lambda state: state[:-1], DataLoss, "does not match its checksum"),
+        (lambda state: state[:-1] + bytes([state[-1] ^ 1]), DataLoss, "does not match its checksum"),
+    ],
+)
+def test_damaged_state_is_refused(
+    server: LocalServer, client: ReplayClient, damage: Callable[[bytes], bytes], error: type[Exception], said: str
+) -> None:
+    """Before anything is sent."""
+    with _writer(server.address) as first:
+        state = first.state()
+    with pytest.raises(error, match=said):
+        _writer(server.address, state=damage(state))
+    assert client.describe_table("t").items == 0

@@ -1,0 +1,154 @@
+"""Tables to Minari datasets and back, with the package itself: `tidemill replay to-minari` and `from-minari`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched import BOUND_S, ROOT
+from tests.support.replay_service import LocalServer, local_server
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+_PACKAGES = ROOT / ".venv-extras"
+_needs_minari = pytest.mark.skipif(not (_PACKAGES / "minari").exists(), reason="needs make .venv-extras/.installed")
+
+_RECORD = """
+import sys
+import gymnasium, minari, numpy as np
+from minari.data_collector import EpisodeBuffer
+
+env, rng, buffers = gymnasium.make("CartPole-v1", max_episode_steps=15), np.random.default_rng(0), []
+for number in range(6):
+    observation, _ = env.reset(seed=number)
+    observations, actions, rewards, terminations, truncations, over = [observation], [], [], [], [], False
+    while not over:
+        actions.append(np.int64(number % 2 if number < 3 else rng.integers(2)))
+        observation, reward, terminated, truncated, _ = env.step(int(actions[-1]))
+        over = terminated or truncated
+        observations.append(observation), rewards.append(reward)
+        terminations.append(terminated), truncations.append(truncated)
+    buffers.append(EpisodeBuffer(observations=np.array(observations), actions=np.array(actions), rewards=rewards,
+                                 terminations=terminations, truncations=truncations))
+minari.create_dataset_from_buffers("cartpole/played-v0", buffers, env="CartPole-v1", jpeg_encoding=False)
+"""
+
+_COMPARE = """
+import minari, numpy as np
+
+one, other = (minari.load_dataset(name) for name in ("cartpole/played-v0", "cartpole/back-v0"))
+assert one.total_steps == other.total_steps and one.total_episodes == other.total_episodes == 6
+assert one.observation_space == other.observation_space and one.action_space == other.action_space
+ends = set()
+for a, b in zip(one.iterate_episodes(), other.iterate_episodes(), strict=True):
+    for name in ("observations", "actions", "rewards", "terminations", "truncations"):
+        x, y = getattr(a, name), getattr(b, name)
+        assert x.dtype == y.dtype and x.tobytes() == y.tobytes(), (name, x, y)
+    ends.add((bool(a.terminations[-1]), bool(a.truncations[-1])))
+assert ends == {(True, False), (False, True)}
+print("equal")
+"""
+
+_NESTED = """
+import minari, numpy as np
+from gymnasium.spaces import Box
+
+data = minari.load_dataset("images-v0")
+(episode,) = data.iterate_episodes()
+assert isinstance(data.observation_space["image"], Box)
+assert episode.observations["image"].dtype == np.uint8
+assert np.array_equal(episode.observations["image"][:, 0, 0, 0], [7, 17, 27, 37])
+assert np.array_equal(episode.actions["1"], [0, 1, 2])
+assert np.array_equal(episode.infos["log_prob"], np.float32([0, -1, -2]))
+print("nested")
+"""
+
+
+def _python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(_PACKAGES), "MINARI_DATASETS_PATH": str(folder)}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        timeout=BOUND_S,
+        check=False,
+    )
+
+
+def _replay(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return _python(folder, "-m", "tidemill.services.replay", *arguments)
+
+
+@pytest.fixture
+def server() -> Iterator[LocalServer]:
+    """A server in memory."""
+    with local_server() as running:
+        yield running
+
+
+@_needs_minari
+def test_dataset_goes_into_a_table_and_comes_back_equal(server: LocalServer, tmp_path: Path) -> None:
+    """Recorded with Minari, through a table, and as Minari reads it again: spaces, dtypes and every bit."""
+    recorded = _python(tmp_path, "-c", _RECORD)
+    assert recorded.returncode == 0, recorded.stderr
+    taken = _replay(tmp_path, "from-minari", server.address, "cartpole/played-v0", "played")
+    assert taken.returncode == 0, taken.stderr
+    assert "6 episodes" in taken.stdout
+    given = _replay(tmp_path, "to-minari", server.address, "played", "cartpole/back-v0", "--env", "CartPole-v1")
+    assert given.returncode == 0, given.stderr
+    compared = _python(tmp_path, "-c", _COMPARE)
+    assert compared.stdout == "equal\n", compared.stderr
+    table = server.replay.find("played")
+    lines = taken.stdout.split()
+    assert table.size == int(lines[lines.index("steps") - 1].replace(",", ""))  # an item for each step
+    again = _replay(tmp_path, "to-minari", server.address, "played", "cartpole/back-v0")
+    assert again.returncode == 1
+    assert "'cartpole/back-v0' exists in" in again.stderr
+    other = _replay(tmp_path, "to-minari", server.address, "played", "other-v0", "--env", "MountainCar-v0")
+    assert "whose observation has columns {'observation': (2,)}, the table has {'observation': (4,)}" in other.stderr
+    missing = _replay(tmp_path, "from-minari", server.address, "nowhere-v0", "played")
+    assert "no dataset 'nowhere-v0'" in missing.stderr
+    assert sorted(path.name for path in tmp_path.glob("*-v0")) == []
+
+
+_WRITE = """
+import sys
+import numpy as np
+from tidemill.replay import ItemWindow, ReplayWriter, SelectorConfig, SelectorKind, TableConfig, signature_like
+
+def row(n):
+    image = np.full((8, 8, 3), 10 * n + 7, np.uint8)
+    return {"observation": {"image": image, "speed": 0.5 * n}, "action": (np.float32([n, n]), n), "reward": 1.0,
+            "terminated": False, "truncated": n == 2, "is_first": n == 0, "log_prob": -float(n)}
+
+table = TableConfig("images", signature_like(row(0)), SelectorConfig(SelectorKind.UNIFORM), 100, 2)
+with ReplayWriter(sys.argv[1], table, windows=ItemWindow(2)) as writer:
+    for n in range(4):
+        writer.append(row(n))
+"""
+
+
+@_needs_minari
+def test_nested_steps_and_images_are_kept_as_they_are(server: LocalServer, tmp_path: Path) -> None:
+    """Spaces made of the columns; images not compressed with loss; what is none of Minari's becomes infos."""
+    written = _python(tmp_path, "-c", _WRITE, server.address)
+    assert written.returncode == 0, written.stderr
+    given = _replay(tmp_path, "to-minari", server.address, "images", "images-v0")
+    assert given.returncode == 0, given.stderr
+    assert _python(tmp_path, "-c", _NESTED).stdout == "nested\n"
+
+
+def test_without_the_package_it_says_what_to_install(server: LocalServer) -> None:
+    """In one line."""
+    code = "import sys; sys.modules['minari'] = None; from tidemill.services.replay.__main__ import main; "
+    code += f"sys.exit(main(['to-minari', '{server.address}', 't', 'x-v0']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 1
+    assert "pip install 'tidemill[minari]'" in done.stderr

@@ -1,0 +1,61 @@
+"""The acting loop: what it hands to the policy and stores of each step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.envs.make import make_env
+from tidemill.envs.settings import EnvSettings
+from tidemill.rl.agents.build import build_policy
+from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.agents.registry import stored_columns
+from tidemill.services.actor.loop import ActingLoop
+from tidemill.services.actor.metrics import ActorMetrics
+from tidemill.types import column_names
+
+
+class _Params:
+    """Parameters that never change."""
+
+    version = env_steps = 0
+
+    def refresh(self) -> None:
+        """Do nothing."""
+
+
+class _Writer:
+    """Keeps the rows, and stops the loop after some."""
+
+    env_steps = 0
+
+    def __init__(self, count: int) -> None:
+        self.rows: list[dict[str, NDArray[Any]]] = []
+        self.stop = threading.Event()
+        self._count = count
+
+    def add(self, row: Mapping[str, NDArray[Any]], *_: object) -> None:
+        """Keep a row."""
+        self.rows.append(dict(row))
+        if len(self.rows) == self._count:
+            self.stop.set()
+
+
+def test_rows_have_the_masks_by_which_their_actions_were_chosen() -> None:
+    """Random actions of 40 steps are legal by the mask beside them; the columns are those of the signature."""
+    config = DQNConfig(network="mlp", hidden_sizes=(8,), exploration="schedule")
+    env = make_env(EnvSettings("tests.support.envs:masked", action_mask="info.action_mask"), 3, training=True)
+    writer = _Writer(40)
+    policy = build_policy(config, env.spec)
+    params: Any = _Params()
+    stand_in: Any = writer
+    ActingLoop(env, policy, params, stand_in, ActorMetrics(1e9), lambda: None).run(0, writer.stop)
+    assert len(writer.rows) == 40
+    for row in writer.rows:
+        assert row.keys() == set(column_names(stored_columns(config, env.spec)))
+        assert row["action_mask"].dtype == np.bool_
+        assert row["action_mask"][np.arange(3), row["action"]].all()

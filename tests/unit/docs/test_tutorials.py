@@ -1,0 +1,51 @@
+"""The code of tutorials: taken from the page, and run."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tidemill
+from tidemill.config.load import load_config, read_document
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "tutorials" / "own-environment.md"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The files of the tutorial where a reader has put them."""
+    text = PAGE.read_text()
+    code, check = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (settings,) = re.findall(r"`thermostat.yaml`:\n\n```yaml\n(.*?)```", text, re.DOTALL)
+    for name, content in (("thermostat.py", code), ("check.py", check), ("thermostat.yaml", settings)):
+        (tmp_path / name).write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("thermostat", None)
+
+
+def test_environment_of_the_tutorial_is_sound(folder: Path) -> None:
+    """The check of gymnasium finds nothing, as the page says to run it."""
+    exec((folder / "check.py").read_text(), {})
+
+
+def test_environment_of_the_tutorial_is_made_by_its_config(folder: Path) -> None:
+    """With its argument and its limit: an unheated room at 0 degrees outside loses a tenth a minute."""
+    config = load_config(read_document(folder / "thermostat.yaml"))
+    env = tidemill.make_env(config.env, 2, training=True)
+    try:
+        first = env.reset(1)
+        cold = np.zeros((2, 1), np.float32) - 1.0  # the lowest action: no heat
+        second = env.step(cold).observation
+        np.testing.assert_allclose((second + 1.0) / (first + 1.0), 0.9, rtol=1e-4)
+        config.agent.validate_env(env.spec)
+    finally:
+        env.close()
+    assert importlib.import_module("thermostat").Thermostat()._outside == 5.0

@@ -1,0 +1,147 @@
+"""Action masks of environments: where they are found, what is refused, and that no illegal action passes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.envs import MaskedEnv
+from tidemill.envs.interface import VectorEnv, action_mask_of
+from tidemill.envs.make import make_env, spec_of
+from tidemill.envs.settings import EnvSettings
+from tidemill.errors import ConfigError, FatalError, InvalidArgument
+from tidemill.types import signature_of
+
+MASKED = "tests.support.envs:masked"
+EVEN, ODD, ANY = [True, False, True, False], [False, True, False, True], [True] * 4
+
+SETTINGS = {
+    "info": EnvSettings(MASKED, action_mask="info.action_mask"),
+    "observation": EnvSettings(MASKED, {"mask": "observation"}, action_mask="observation.action_mask"),
+    **{
+        mode: EnvSettings(
+            vector="tests.support.envs:masked_vector", kwargs={"mode": mode}, action_mask="info.action_mask"
+        )
+        for mode in ("NextStep", "SameStep", "Disabled")
+    },
+}
+
+
+def _mask(env: VectorEnv) -> list[list[bool]]:
+    mask = action_mask_of(env)
+    assert mask is not None
+    rows: list[list[bool]] = mask.tolist()
+    return rows
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_mask_is_that_of_the_newest_observation(settings: EnvSettings) -> None:
+    """Even and odd actions are legal in turn; all are at the last observation, where none is chosen."""
+    env = make_env(settings, 2, training=True)
+    assert env.reset(0).tolist() == [[1, 0], [1, 0]]
+    found = [_mask(env)]
+    for step in range(8):
+        env.step(np.array([2 + step % 2, step % 2] if step < 7 else [2, 0]))
+        found.append(_mask(env))
+    expected = [EVEN, ODD, EVEN, ODD, EVEN, ODD, ANY, EVEN, ODD]
+    assert found == [[mask, mask] for mask in expected]
+    env.close()
+
+
+def test_spec_and_signature_have_the_mask() -> None:
+    """The column is stored as one bool per action; without the setting there is none."""
+    spec = spec_of(SETTINGS["info"])
+    assert spec.masks_actions
+    assert (signature_of(spec)[-1].name, signature_of(spec)[-1].dtype, signature_of(spec)[-1].shape) == (
+        "action_mask",
+        "bool",
+        (4,),
+    )
+    plain = spec_of(EnvSettings(MASKED))
+    assert not plain.masks_actions
+    assert "action_mask" not in [column.name for column in signature_of(plain)]
+
+
+@pytest.mark.parametrize(
+    "how, step, message",
+    [
+        ("short", 0, r"environment 0 at step 0 of its episode has an action mask of int8 \(3,\), allowed: 4 entries"),
+        (
+            "float",
+            2,
+            r"environment 0 at step 2 of its episode has an action mask of float32 \(4,\), allowed: 4 entries",
+        ),
+        ("none", 1, r"environment 0 at step 1 of its episode has an action mask without a legal action, allowed: at l"),
+        ("missing", 1, r"environment 0 at step 1 of its episode has no info\['action_mask'\], allowed: 4 entries of b"),
+        (
+            "two",
+            1,
+            r"environment 0 at step 1 .* has an action mask of integers from 0 to 2, allowed: 4 entries of bool",
+        ),
+    ],
+)
+def test_wrong_mask_is_told_with_its_place(how: str, step: int, message: str) -> None:
+    """One line names the environment, the step, what was there and what is allowed."""
+    settings = EnvSettings(MASKED, {"mask": how, "bad_step": step}, action_mask="info.action_mask")
+    env = make_env(settings, 1, training=True)
+    with pytest.raises(FatalError, match=message) as raised:  # noqa: PT012 - at one of these
+        env.reset(0)
+        for number in range(step):
+            env.step(np.array([number % 2]))
+    assert "\n" not in str(raised.value)
+
+
+def test_mask_may_be_missing_where_the_episode_has_ended() -> None:
+    """Nothing is chosen there."""
+    settings = EnvSettings(MASKED, {"mask": "missing", "bad_step": MaskedEnv.LENGTH}, action_mask="info.action_mask")
+    env = make_env(settings, 1, training=True)
+    env.reset(0)
+    for number in range(MaskedEnv.LENGTH):
+        env.step(np.array([number % 2]))
+    assert _mask(env) == [ANY]
+
+
+@pytest.mark.parametrize("settings", [SETTINGS["info"], SETTINGS["NextStep"]], ids=["single", "batched"])
+def test_illegal_action_never_reaches_the_environment(settings: EnvSettings) -> None:
+    """It is a mistake of the policy, which is told what it might have done; during a reset nothing is wrong."""
+    env = make_env(settings, 2, training=True)
+    env.reset(0)
+    env.step(np.array([0, 2]))
+    with pytest.raises(InvalidArgument, match=r"environment 1 at step 1 of its episode is 2, .* mask: \[1, 3\]"):
+        env.step(np.array([1, 2]))
+    for step in range(1, 6):
+        env.step(np.array([step % 2, step % 2]))
+    env.step(np.array([3, 0]))
+    env.close()
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (EnvSettings("Pendulum-v1", action_mask="info.m"), "actions are continuous; allowed: nothing"),
+        (EnvSettings(MASKED, action_mask="observation.m"), "observations are Box.*, allowed: a key of a Dict"),
+        (
+            EnvSettings(MASKED, {"mask": "observation"}, action_mask="observation.legal"),
+            r"allowed: one of the keys \['action_mask', 'seen'\] beside another",
+        ),
+    ],
+)
+def test_mask_that_cannot_be_is_refused(settings: EnvSettings, message: str) -> None:
+    """Before anything starts: continuous actions, and a key that is not there."""
+    with pytest.raises(ConfigError, match=message):
+        make_env(settings, 1, training=True)
+
+
+@pytest.mark.parametrize("value", ["info", "info.", "action_mask", "reward.m"])
+def test_setting_names_what_is_allowed(value: str) -> None:
+    """A source and a key."""
+    with pytest.raises(ConfigError, match=r"env.action_mask is .*, allowed: nothing, or info.KEY or observation.KEY"):
+        EnvSettings(MASKED, action_mask=value)
+
+
+def test_batch_of_a_simulator_takes_info_only() -> None:
+    """And a game of ours has no masks."""
+    with pytest.raises(ConfigError, match=r"allowed: nothing, or info.KEY beside env\.vector"):
+        EnvSettings(vector="a:b", action_mask="observation.m")
+    with pytest.raises(ConfigError, match="allowed: nothing for an ALE/ game"):
+        EnvSettings("ALE/Pong", action_mask="info.m")

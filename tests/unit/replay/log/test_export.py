@@ -1,0 +1,111 @@
+"""An export of a table larger than its memory: read from the log, without what is corrupt there."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
+from tests.unit.replay.log.logs import Log, open_log
+from tidemill.errors import ResourceExhausted
+from tidemill.services.replay.chunks.blob_reader import BlobFiles, BlobReader
+from tidemill.services.replay.chunks.logged_blocks import logged
+from tidemill.services.replay.export import ChunkPart, ItemPart, TableExport
+
+_CHUNKS = 40
+
+
+def _filled(path: Path, monkeypatch: pytest.MonkeyPatch) -> Log:
+    """Return a log with a stream of which memory holds a few chunks; exports have parts of about five."""
+    monkeypatch.setattr("tidemill.services.replay.export._PART_BYTES", 500)
+    log = open_log(path, max_memory_bytes=1000)
+    log.replay.create_table(make_config(max_items=1000))
+    session = open_streams(log.replay)
+    for first in range(0, 4 * _CHUNKS, 4):
+        items = [(0, i, min(first + i + 1, 3)) for i in range(4)]
+        append(log.replay, session, [make_chunk(0, 0, first, 4)], [make_items(0, items)])
+    return log
+
+
+def _exported(log: Log) -> tuple[list[ChunkPart], list[ItemPart]]:
+    async def read() -> tuple[list[ChunkPart], list[ItemPart]]:
+        export, blobs = TableExport(log.replay.find("t")), BlobReader(BlobFiles(log.recovered.folder))
+        try:
+            chunks = [part async for part in export.chunk_parts(log.replay, blobs)]
+            return chunks, [export.item_part(part) for part in export.item_parts()]
+        finally:
+            blobs.close()
+            export.close()
+
+    return asyncio.run(read())
+
+
+def _steps(chunks: list[ChunkPart]) -> list[int]:
+    """Return the numbers of the steps, from the second column of the tests' signature."""
+    return [int(step) for part in chunks for step in np.frombuffer(part.blocks[1].data, dtype=np.int64)]
+
+
+def test_table_larger_than_memory_is_exported_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunk by chunk, in parts; one stream without a gap."""
+    log = _filled(tmp_path, monkeypatch)
+    chunks, (items,) = _exported(log)
+    assert len(chunks) > 5
+    assert _steps(chunks) == list(range(160))
+    assert np.concatenate([part.continues for part in chunks]).tolist() == [False] + [True] * 39
+    assert (items.first_rows + items.lengths - 1).tolist() == list(range(160))
+    assert items.ages.tolist() == list(range(159, -1, -1))
+    log.crash()
+
+
+@pytest.mark.parametrize("corrupt", [[0], [7], [38, 39], [4, 5, 6, 20], list(range(_CHUNKS))])
+def test_corrupt_chunks_are_left_out_with_their_items(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corrupt: list[int]
+) -> None:
+    """The rows of the others count on, a stream begins anew behind a gap, and the table has lost the items, too."""
+    log = _filled(tmp_path, monkeypatch)
+    table = log.replay.find("t")
+    slots = np.array(corrupt)  # a new store gives slots in order
+    where = logged(table.store).locations(slots)
+    for slot, segment, offset in zip(corrupt, where.segments.tolist(), where.offsets.tolist(), strict=True):
+        path = log.recovered.folder.segment(segment)
+        data = bytearray(path.read_bytes())
+        data[offset + 10] ^= 1
+        path.write_bytes(data)
+        logged(table.store)._data[slot] = None  # only the log has it
+    gone = set(corrupt)
+    chunks, parts = _exported(log)
+    kept = [step for step in range(160) if step // 4 not in gone]
+    assert _steps(chunks) == kept
+    follows = [chunk - 1 not in gone and chunk > 0 for chunk in range(_CHUNKS) if chunk not in gone]
+    assert [bool(one) for part in chunks for one in part.continues] == follows
+    expected = [
+        (end - min(end + 1, 3) + 1, end) for end in range(160) if not gone & {(end - min(end, 2)) // 4, end // 4}
+    ]
+    found = [
+        (kept[first], kept[first + length - 1])
+        for part in parts
+        for first, length in zip(part.first_rows.tolist(), part.lengths.tolist(), strict=True)
+    ]
+    assert found == expected
+    assert table.size == len(expected)
+    log.crash()
+
+
+def test_export_that_let_go_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory was needed for others: the next part is an error, not a part of what is no longer held."""
+    log = _filled(tmp_path, monkeypatch)
+
+    async def read() -> None:
+        export, blobs = TableExport(log.replay.find("t")), BlobReader(BlobFiles(log.recovered.folder))
+        try:
+            async for _ in export.chunk_parts(log.replay, blobs):
+                export.close()
+        finally:
+            blobs.close()
+
+    with pytest.raises(ResourceExhausted, match="export fewer items"):
+        asyncio.run(read())
+    log.crash()

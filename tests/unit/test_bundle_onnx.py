@@ -1,0 +1,132 @@
+"""A policy as ONNX: what it holds is what the policy does in evaluation, and a reason where there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tidemill
+from tests.support.batches import policy_input
+from tidemill.bundle import onnx_report
+from tidemill.bundle.onnx_file import write_onnx
+from tidemill.bundle.onnx_report import OnnxReport, try_onnx
+from tidemill.config.load import from_document
+from tidemill.config.sections import RunConfig
+from tidemill.services.launcher.commands.export import _describe_onnx
+from tidemill.types import EnvSpec, ObservationPart
+
+ROOT = Path(__file__).resolve().parents[2]
+EXTRAS = ROOT / ".venv-extras"
+BOX = EnvSpec((3,), "float32", action_shape=(2,))
+DISCRETE = EnvSpec((3,), "float32", num_actions=4)
+MASKED = EnvSpec((3,), "float32", num_actions=4, masks_actions=True)
+PARTS = EnvSpec((12,), "uint8", num_actions=4, observation_parts=(ObservationPart("speed", "float32", (3,)),))
+CASES: list[tuple[EnvSpec, dict[str, Any]]] = [
+    (DISCRETE, {"algorithm": "dqn", "network": "mlp", "hidden_sizes": [8]}),
+    (DISCRETE, {"algorithm": "dqn", "network": "mlp", "hidden_sizes": [8], "distribution": "c51", "noisy": True}),
+    (
+        DISCRETE,
+        {"algorithm": "dqn", "network": "mlp", "hidden_sizes": [8], "distribution": "iqn", "atoms": 4, "loss": "mse"},
+    ),
+    (DISCRETE, {"algorithm": "sac_discrete"}),
+    (BOX, {"algorithm": "sac", "hidden_sizes": [8], "actor_ema_decay": 0.9}),
+    (BOX, {"algorithm": "td3"}),
+    (BOX, {"algorithm": "ddpg"}),
+    (BOX, {"algorithm": "d4pg"}),
+    (BOX, {"algorithm": "ppo"}),
+    (DISCRETE, {"algorithm": "impala"}),
+]
+
+
+def _policy(spec: EnvSpec, settings: dict[str, Any]) -> Any:  # noqa: ANN401 - any algorithm's
+    return tidemill.build_policy(from_document(RunConfig, {"agent": settings}).agent, spec, seed=3)
+
+
+@pytest.mark.parametrize("spec,settings", CASES, ids=[f"{case[1]['algorithm']}{len(case[1])}" for case in CASES])
+def test_evaluation_network_acts_as_the_policy_in_evaluation(spec: EnvSpec, settings: dict[str, Any]) -> None:
+    """Of every algorithm that has no recurrent state: the same actions, of the same dtype and shape."""
+    policy = _policy(spec, settings)
+    seen = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+    expected = policy.act(policy_input(seen), evaluation=True).action
+    with torch.inference_mode():
+        found = policy.evaluation_network()(torch.from_numpy(seen)).numpy()
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("spec, word", [(MASKED, "legal"), (PARTS, "parts")])
+def test_environment_whose_policy_needs_more_than_one_input_gets_none(spec: EnvSpec, word: str, tmp_path: Path) -> None:
+    """A file that ignored the mask would choose illegal actions."""
+    policy = _policy(spec, {"algorithm": "dqn", "network": "mlp"})
+    assert word in write_onnx(policy, spec, tmp_path / "policy.onnx").reason
+
+
+def test_policy_that_remembers_or_hides_its_network_has_none(tmp_path: Path) -> None:
+    """The report says which of the two."""
+    recurrent = _policy(EnvSpec((3,), "float32", num_actions=2), {"algorithm": "r2d2", "network": "mlp"})
+    assert "recurrent" in write_onnx(recurrent, DISCRETE, tmp_path / "a.onnx").reason
+    assert write_onnx(object(), DISCRETE, tmp_path / "a.onnx").reason == "object has no `evaluation_network`"
+    assert not (tmp_path / "a.onnx").exists()
+
+
+def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is started then."""
+    monkeypatch.setattr(onnx_report, "_NEEDED", ("numpy", "no_such_package"))
+    report = try_onnx(tmp_path, 1, tmp_path / "a.onnx")
+    assert report == OnnxReport("no_such_package not installed: pip install 'tidemill[onnx]'")
+
+
+def test_process_that_fails_gives_its_last_line_as_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export without ONNX is an export."""
+    monkeypatch.setattr(onnx_report, "_NEEDED", ())
+    assert "is neither a run nor a bundle" in try_onnx(tmp_path, 1, tmp_path / "a.onnx").reason
+
+
+def test_card_describes_the_file_or_why_there_is_none() -> None:
+    """Shapes, agreement, and the range of continuous actions."""
+    assert (
+        _describe_onnx(OnnxReport("it is recurrent"), is_discrete=True) == "There is no `policy.onnx`: it is recurrent."
+    )
+    report = OnnxReport("", 64, 1.5e-7, "float32 [N, 3]", "float32 [N, 1]")
+    said = _describe_onnx(report, is_discrete=False)
+    assert "`observation` float32 [N, 3], as `make_env` gives it, to `action` float32 [N, 1]; actions lie in" in said
+    assert said.endswith("On 64 random observations onnxruntime and torch differed by at most 1.5e-07.")
+    assert "chose the actions that torch chose." in _describe_onnx(report, is_discrete=True)
+
+
+_WRITE = """
+import dataclasses, json, pathlib, sys, tidemill
+from tidemill.bundle.onnx_file import write_onnx
+from tidemill.config.load import from_document
+from tidemill.config.sections import RunConfig
+from tidemill.types import EnvSpec, ObservationPart
+for number, (settings, spec) in enumerate(json.loads(sys.argv[1])):
+    shapes = EnvSpec(**{name: tuple(value) if isinstance(value, list) else value for name, value in spec.items()})
+    policy = tidemill.build_policy(from_document(RunConfig, {"agent": settings}).agent, shapes, seed=3)
+    file = pathlib.Path(sys.argv[2]) / f"{number}.onnx"
+    print(json.dumps([dataclasses.asdict(write_onnx(policy, shapes, file)), file.exists()]), flush=True)
+"""
+
+
+@pytest.mark.skipif(not (EXTRAS / ".installed").exists(), reason="needs make .venv-extras/.installed")
+def test_onnxruntime_acts_as_torch(tmp_path: Path) -> None:
+    """A vector policy of floats and one of stacked images: written in one file, and compared on 64 observations."""
+    images = {"observation_shape": [84, 84], "observation_dtype": "uint8", "num_actions": 4, "frame_stack": 4}
+    vectors = {"observation_shape": [3], "observation_dtype": "float32", "action_shape": [2]}
+    cases = [({"algorithm": "sac", "hidden_sizes": [8]}, vectors), ({"algorithm": "dqn", "network": "nature"}, images)]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{EXTRAS}"}
+    command = [sys.executable, "-c", _WRITE, json.dumps(cases), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[{")]
+    assert [(report["reason"], exists) for report, exists in lines] == [("", True), ("", True)]
+    assert lines[0][0]["difference"] < 1e-5
+    assert (lines[1][0]["input"], lines[1][0]["output"]) == ("uint8 [N, 4, 84, 84]", "int64 [N]")

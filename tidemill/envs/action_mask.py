@@ -1,0 +1,146 @@
+"""Which actions an environment allows at each step: read from its info, checked, and held against what is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from tidemill.envs.checks import place
+from tidemill.envs.settings import INFO, OBSERVATION
+from tidemill.errors import ConfigError, FatalError, InvalidArgument
+
+_NAME = "action_mask"
+"""Key of the info under which a mask from an observation travels to `ActionMasks`."""
+
+
+class MaskFromObservation(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Moves the mask from a key of a Dict observation to the info; a single key that is left is the observation."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], key: str) -> None:
+        """Take the environment.
+
+        Raises:
+            ConfigError: Observations have no such key, or no other.
+        """
+        super().__init__(env)
+        space = env.observation_space
+        keys = list(space.spaces) if isinstance(space, spaces.Dict) else []
+        if key not in keys or len(keys) < 2:
+            allowed = f"one of the keys {keys} beside another" if keys else "a key of a Dict"
+            raise ConfigError(
+                f"env.action_mask is '{OBSERVATION}.{key}', but observations are {space}, allowed: {allowed}"
+            )
+        assert isinstance(space, spaces.Dict)
+        self._key, self._rest = key, [each for each in keys if each != key]
+        left = {each: space.spaces[each] for each in self._rest}
+        self.observation_space = left[self._rest[0]] if len(left) == 1 else spaces.Dict(left)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start the next episode."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._without(observation), {**info, _NAME: observation[self._key]}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:  # noqa: ANN401 - gymnasium's
+        """Act once."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._without(observation), reward, terminated, truncated, {**info, _NAME: observation[self._key]}
+
+    def _without(self, observation: Mapping[str, Any]) -> Any:  # noqa: ANN401 - the user's
+        rest = self._rest
+        return observation[rest[0]] if len(rest) == 1 else {each: observation[each] for each in rest}
+
+
+def info_key(setting: str) -> str:
+    """Return the key of the info that holds the mask, by `env.action_mask`; nothing without one."""
+    source, _, key = setting.partition(".")
+    return key if source == INFO else _NAME if source == OBSERVATION else ""
+
+
+class ActionMasks:
+    """The newest mask of each of N environments.
+
+    Attributes:
+        newest: Whether each action is legal at the newest observation, bool [N, A]; never written again.
+    """
+
+    def __init__(self, key: str, num_envs: int, actions: Sequence[int]) -> None:
+        """Allow everything until the first `read`.
+
+        Args:
+            key: Of the info that holds the mask.
+            num_envs: N.
+            actions: Options of each choice; one of them for a plain discrete action. A is their sum.
+
+        Raises:
+            ConfigError: Actions are not discrete.
+        """
+        if not actions:
+            raise ConfigError("env.action_mask is set, but actions are continuous; allowed: nothing")
+        self._key, self._length = key, sum(actions)
+        self._offsets = np.cumsum((0, *actions[:-1]))
+        self._envs = np.arange(num_envs)[:, None]
+        self.newest: NDArray[np.bool_] = np.ones((num_envs, self._length), np.bool_)
+
+    def read(
+        self, infos: Sequence[Mapping[str, Any]], ended: NDArray[np.bool_], lengths: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Take and return the masks of newest observations, [N, A].
+
+        Args:
+            infos: Of each environment.
+            ended: Where the observation is an episode's last: nothing needs to be legal there, nor a mask given.
+            lengths: Agent decisions of each episode so far, [N].
+
+        Raises:
+            FatalError: A mask is missing, of another length or dtype, or allows nothing.
+        """
+        masks = np.ones((len(infos), self._length), np.bool_)
+        for index, info in enumerate(infos):
+            given = info.get(self._key)
+            if given is not None:
+                masks[index] = self._checked(given, index, lengths)
+            elif not ended[index]:
+                found = f"has no info[{self._key!r}], allowed: {self._wanted}"
+                raise FatalError(f"{place(index, lengths[index])} {found} (env.action_mask)")
+        nothing = ~masks.any(axis=1)
+        if nothing.any():
+            if (stuck := np.flatnonzero(nothing & ~ended)).size:
+                index = int(stuck[0])
+                raise FatalError(
+                    f"{place(index, lengths[index])} has an action mask without a legal action, "
+                    f"allowed: at least 1 of {self._length}, unless the episode has ended"
+                )
+            masks[nothing] = True
+        self.newest = masks
+        return masks
+
+    @property
+    def _wanted(self) -> str:
+        return f"{self._length} entries of bool, or integers 0 and 1, 1 being legal"
+
+    def _checked(self, given: Any, index: int, lengths: NDArray[np.int64]) -> NDArray[Any]:  # noqa: ANN401 - the user's
+        mask = np.asarray(given)
+        if mask.shape != (self._length,) or mask.dtype.kind not in "bui":
+            found = f"{mask.dtype} {mask.shape}"
+        elif mask.dtype.kind == "b" or (mask.min() >= 0 and mask.max() <= 1):
+            return mask
+        else:
+            found = f"integers from {mask.min()} to {mask.max()}"
+        raise FatalError(f"{place(index, lengths[index])} has an action mask of {found}, allowed: {self._wanted}")
+
+    def check_legal(self, action: NDArray[Any], is_reset_step: NDArray[np.bool_], lengths: NDArray[np.int64]) -> None:
+        """Raise InvalidArgument if an action, [N] or [N, choices], is illegal and not ignored as one of a reset."""
+        legal = self.newest[self._envs, action.reshape(len(action), -1) + self._offsets].all(axis=1) | is_reset_step
+        if not legal.all():
+            index = int(np.flatnonzero(~legal)[0])
+            parts = np.split(self.newest[index], self._offsets[1:])
+            allowed = [np.flatnonzero(part).tolist() for part in parts]
+            raise InvalidArgument(
+                f"the action of {place(index, lengths[index])} is {action[index].tolist()}, "
+                f"allowed by its action mask: {allowed[0] if len(allowed) == 1 else allowed}"
+            )

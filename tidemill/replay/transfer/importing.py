@@ -1,0 +1,154 @@
+"""An exported table into a running server."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from tidemill.codec import encode
+from tidemill.errors import FailedPrecondition, TidemillError, Unavailable
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.table_config import TableConfig, TableUpdate
+from tidemill.replay.transfer.exporting import TransferReport
+from tidemill.replay.transfer.folder import ExportedTable
+from tidemill.replay.transfer.plan import ImportPlan, PlannedMessage
+from tidemill.replay.writing.appender import StreamAppender, StreamRestarted
+from tidemill.replay.writing.chunk import Chunk, ItemBatch
+
+_MAX_IN_FLIGHT = 1024
+
+
+def import_table(address: str, folder: str | Path, *, table: str = "", timeout_s: float = 60.0) -> TransferReport:
+    """Put an exported table into a running server: every item with its steps, priority and payload, in its order.
+
+    The whole folder is checked first. The table is created as it was; its rate limiter is off meanwhile and then begins
+    with neither side ahead. If there is such a table already, of the same configuration, the items come behind its own,
+    as its rate limiter allows. Counters, ages and how often an item was sampled begin from 0.
+
+    Args:
+        address: Of the server.
+        folder: What `export_table` wrote.
+        table: Name of the table there; empty for the name it had.
+        timeout_s: Longest wait for the server, in seconds.
+
+    Raises:
+        InvalidArgument: The folder is none of an exported table, or of another version; nothing was sent.
+        DataLoss: A file is damaged or missing; nothing was sent.
+        AlreadyExists: The server has a table of that name with another configuration; nothing was sent.
+        Unavailable: The server cannot be reached, or took nothing for `timeout_s`. A table that was created is empty
+            then, if the server could still be told.
+        FailedPrecondition: A server that keeps its tables in memory was restarted meanwhile.
+    """
+    exported = ExportedTable(Path(folder))
+    plan = ImportPlan(exported)
+    config = replace(exported.config, name=table) if table else exported.config
+    with ReplayClient(address, deadline_s=timeout_s) as client:
+        client.wait_for_ready(timeout_s)
+        filling = _filling(client, config) if client.create_table(config) else nullcontext()
+        with filling, _Lanes(address, config, plan.lanes, timeout_s) as lanes:
+            for message in plan.messages():
+                lanes.append(exported, message)
+            lanes.flush()
+    return TransferReport(config.name, exported.items, exported.steps, 0, exported.size_bytes)
+
+
+@contextmanager
+def _filling(client: ReplayClient, config: TableConfig) -> Iterator[None]:
+    """Switch a new table's rate limiter off meanwhile; empty the table if the block fails."""
+    client.update_table(config.name, TableUpdate(rate_limiter_on=False))
+    try:
+        yield
+    except BaseException:
+        with suppress(TidemillError):
+            client.reset_table(config.name)
+        raise
+    finally:
+        with suppress(TidemillError):
+            client.update_table(config.name, TableUpdate(rate_limiter_on=True))
+
+
+class _Lanes:
+    """The appenders of an import, one for each length of chunks; items are inserted in the order of the calls."""
+
+    def __init__(self, address: str, config: TableConfig, lanes: dict[int, int], timeout_s: float) -> None:
+        self._config, self._timeout_s = config, timeout_s
+        self._address, self._lanes = address, lanes
+        self._name = f"import-{secrets.token_hex(6)}"
+        self._appenders: dict[int, StreamAppender] = {}
+        self._newest: StreamAppender | None = None
+        self._stack = ExitStack()
+
+    def append(self, exported: ExportedTable, message: PlannedMessage) -> None:
+        """Append a message, once all before it are stored if these had chunks of another length."""
+        appender = self._appender(message.chunk_length)
+        if self._newest not in (None, appender):
+            self.flush()
+        self._newest = appender
+        priorities, payloads = exported.priorities_and_payloads(message.items.start, message.items.stop)
+        items = ItemBatch(
+            table_index=0,
+            chunk_indices=message.chunk_indices,
+            last_offsets=message.last_offsets,
+            lengths=exported.lengths[message.items],
+            priorities=priorities,
+            payloads=tuple(map(bytes, payloads)) if self._config.payload_bytes else (),
+        )
+        try:
+            appender.append(self._chunks(exported, message), [items], self._timeout_s)
+        except StreamRestarted as restarted:
+            raise FailedPrecondition(
+                "the server was restarted and had nothing on disk: what was imported is gone, import again"
+            ) from restarted
+
+    def flush(self) -> None:
+        """Wait until everything is acknowledged."""
+        if self._newest is not None and not self._newest.flush(self._timeout_s):
+            raise Unavailable(
+                f"the replay server at {self._address} did not acknowledge "
+                f"{self._newest.unacknowledged_chunks} chunks within {self._timeout_s:g} s: it is away, its disk is "
+                "full, or the table's rate limiter holds inserts back (`tidemill replay update` switches it off)"
+            )
+        if self._newest is not None and self._newest.restarts:
+            raise FailedPrecondition(
+                "the server was restarted and had nothing on disk: what was imported is gone, import again"
+            )
+
+    def _chunks(self, exported: ExportedTable, message: PlannedMessage) -> list[Chunk]:
+        signature, length = self._config.signature, message.chunk_length
+        chunks = []
+        for planned in message.chunks:
+            start, count = exported.rows_of(planned.index)
+            columns = exported.rows(start, start + count)
+            if count < length:
+                columns = {
+                    name: np.concatenate([column, np.zeros((length - count, *column.shape[1:]), column.dtype)])
+                    for name, column in columns.items()
+                }
+            version = int(exported.params_versions[planned.index])
+            chunks.append(Chunk(planned.lane, planned.first_step, length, 0, version, encode(signature, columns)))
+        return chunks
+
+    def _appender(self, length: int) -> StreamAppender:
+        if length not in self._appenders:
+            appender = StreamAppender(
+                self._address,
+                f"{self._name}-{length}",
+                self._lanes[length],
+                self._config.signature,
+                (self._config.name,),
+                length,
+                max_in_flight_chunks=_MAX_IN_FLIGHT,
+            )
+            self._appenders[length] = self._stack.enter_context(appender)
+        return self._appenders[length]
+
+    def __enter__(self) -> _Lanes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()

@@ -1,0 +1,285 @@
+"""Tables to Minari datasets (minari.farama.org) and back, by the package `minari`, which is asked for as an extra."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
+from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
+from tidemill.replay.transfer.episodes import ACTION, OBSERVATION, Episodes
+from tidemill.replay.transfer.exporting import export_table
+from tidemill.replay.transfer.folder import ExportedTable
+from tidemill.replay.writing.steps import flatten, nest, signature_like
+from tidemill.replay.writing.stream_items import ItemWindow
+from tidemill.replay.writing.writer import ReplayWriter
+from tidemill.types import ColumnSpec
+
+if TYPE_CHECKING:
+    from gymnasium import Space
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class MinariReport:
+    """What went to a Minari dataset, or came from one.
+
+    Attributes:
+        dataset_id: Name of the dataset.
+        table: Name of the table.
+        episodes: Episodes, those that are there in part included.
+        steps: Steps of all of them, final observations not counted.
+    """
+
+    dataset_id: str
+    table: str
+    episodes: int
+    steps: int
+
+
+def export_minari(
+    address: str,
+    table: str,
+    dataset_id: str,
+    *,
+    env: str | None = None,
+    newest: int | None = None,
+    folder: str | Path | None = None,
+    timeout_s: float = 60.0,
+) -> MinariReport:
+    """Make a Minari dataset of a table of a running server, as the table is at one moment.
+
+    The table has columns `observation`, `action`, `reward`, `terminated`, `truncated`, and `is_first` where a row after
+    an episode's end holds its last observation; or `next_observation` beside them. Observation, action may be nested.
+    Steps that items cover become episodes; one that is there in part ends truncated. Where its last observation was not
+    written, a terminated episode repeats the one before, and another one loses its last step. Other columns become
+    `infos`; priorities and payloads stay behind. Images are kept as they are.
+
+    Args:
+        address: Of the server.
+        table: Name of the table.
+        dataset_id: Name of the dataset, such as `walks/random-v0`; must not exist.
+        env: Id of a gymnasium environment whose spaces the dataset has; None makes boxes of the columns' shapes.
+        newest: Only so many of the newest items; None means all.
+        folder: Where the table is kept on disk meanwhile; None takes the system's temporary folder.
+        timeout_s: Longest wait for the server's next part, in seconds.
+
+    Raises:
+        InvalidArgument: `minari` is not installed, the table lacks a column, has no step, or does not fit the spaces.
+        AlreadyExists: There is a dataset of that name.
+        NotFound: No such table.
+    """
+    minari = _minari()
+    path = minari.storage.get_dataset_path(dataset_id)
+    if path.exists():
+        raise AlreadyExists(f"the dataset {dataset_id!r} exists in {path}: choose another name, or delete it")
+    with tempfile.TemporaryDirectory(dir=folder, prefix="tidemill-") as temporary:
+        export_table(address, table, Path(temporary) / "table", newest=newest, timeout_s=timeout_s)
+        exported = ExportedTable(Path(temporary) / "table")
+        if not exported.items:
+            raise InvalidArgument(f"table {table!r} has no items to make episodes of")
+        spaces = _spaces(exported.config, env)
+        counted = _Counted(Episodes(exported), *spaces)
+        try:
+            minari.create_dataset_from_buffers(
+                dataset_id,
+                counted,  # read one by one
+                env=env,
+                observation_space=spaces[0],
+                action_space=spaces[1],
+                description=f"Table {table!r} of a Tidemill replay server.",
+                jpeg_encoding=False,
+            )
+        except BaseException as error:
+            shutil.rmtree(path, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise ResourceExhausted(f"cannot write {path}: {error}") from error
+            raise
+    return MinariReport(dataset_id, table, counted.episodes, counted.steps)
+
+
+def import_minari(
+    address: str,
+    dataset_id: str,
+    table: str,
+    *,
+    item_steps: int = 2,
+    sampler: SelectorConfig | None = None,
+    timeout_s: float = 60.0,
+) -> MinariReport:
+    """Write a Minari dataset on this machine into a new table of a running server, for an offline run.
+
+    Each step is a row of `observation`, `action`, `reward`, `terminated`, `truncated` and `is_first`, as Tidemill's
+    actors write them: the reward is what followed the action; after an episode's last step comes a row with its last
+    observation, whose action and reward are 0. An item is `item_steps` consecutive rows of an episode: 2 for
+    transitions, n + 1 for n steps.
+
+    Args:
+        address: Of the server.
+        dataset_id: Name of the dataset, as `minari list local` shows it.
+        table: Name of the table; must not exist.
+        item_steps: Rows of an item; a shorter episode is one shorter item.
+        sampler: How items are drawn; None is uniformly.
+        timeout_s: Longest wait for the server, in seconds.
+
+    Raises:
+        InvalidArgument: `minari` is not installed, or the dataset has no step, or one that no column can hold.
+        NotFound: There is no such dataset on this machine.
+        AlreadyExists: The server has a table of that name with another configuration.
+        Unavailable: The server cannot be reached, or took nothing for `timeout_s`.
+    """
+    minari = _minari()
+    path = minari.storage.get_dataset_path(dataset_id)
+    if not path.exists():
+        raise NotFound(f"no dataset {dataset_id!r} in {path.parent}: `minari download {dataset_id}` fetches it")
+    dataset = minari.load_dataset(dataset_id)
+    steps, episodes = int(dataset.total_steps), int(dataset.total_episodes)
+    rows = (row for episode in dataset.iterate_episodes() for row in _rows(episode))
+    first = next(rows, None)
+    if first is None or not steps:
+        raise InvalidArgument(f"the dataset {dataset_id!r} has no steps")
+    config = TableConfig(
+        table,
+        signature_like(first[0]),
+        sampler or SelectorConfig(SelectorKind.UNIFORM),
+        max_items=steps,
+        max_item_steps=item_steps,
+    )
+    window = ItemWindow(item_steps, partial=True)
+    with ReplayWriter(address, config, windows=window, timeout_s=timeout_s) as writer:
+        for row, is_last in chain([first], rows):
+            writer.append(row, timeout_s=timeout_s)
+            if is_last:
+                writer.end_episode()
+        writer.flush(timeout_s)
+    return MinariReport(dataset_id, table, episodes, steps)
+
+
+class _Counted:
+    """Episodes as Minari takes them, one at a time, and how many there were."""
+
+    def __init__(self, episodes: Episodes, observation_space: Space[Any], action_space: Space[Any]) -> None:
+        self._all, self._spaces = episodes, (observation_space, action_space)
+        self.episodes = self.steps = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        buffer = _minari().data_collector.EpisodeBuffer
+        for episode in self._all:
+            self.episodes += 1
+            self.steps += len(episode.rewards)
+            yield buffer(
+                observations=_as_in(self._spaces[0], nest(episode.observations)[OBSERVATION]),
+                actions=_as_in(self._spaces[1], nest(episode.actions)[ACTION]),
+                rewards=episode.rewards,
+                terminations=episode.terminated,
+                truncations=episode.truncated,
+                infos=nest(episode.others),
+            )
+
+
+def _rows(episode: Any) -> Iterator[tuple[dict[str, Any], bool]]:  # noqa: ANN401 - Minari's
+    """Yield the rows of an episode of Minari, and whether each is the last."""
+    count = len(episode.rewards)
+    for i in range(count + 1):
+        at = min(i, count - 1)
+        action = _entry(episode.actions, at)
+        yield (
+            {
+                OBSERVATION: _entry(episode.observations, i),
+                ACTION: action if i < count else _zeros(action),
+                "reward": np.asarray(episode.rewards[at] * (i < count)),
+                "terminated": episode.terminations[at] & (i < count),
+                "truncated": episode.truncations[at] & (i < count),
+                "is_first": np.bool_(i == 0),
+            },
+            i == count,
+        )
+
+
+def _entry(values: Any, index: int) -> Any:  # noqa: ANN401 - a nest of arrays
+    """Return one entry of each array of a nest."""
+    if isinstance(values, dict):
+        return {key: _entry(value, index) for key, value in values.items()}
+    if isinstance(values, tuple):
+        return tuple(_entry(value, index) for value in values)
+    return np.asarray(values[index])  # a float64 would be taken for a float of Python's
+
+
+def _zeros(values: Any) -> Any:  # noqa: ANN401 - a nest of arrays
+    if isinstance(values, dict):
+        return {key: _zeros(value) for key, value in values.items()}
+    return tuple(map(_zeros, values)) if isinstance(values, tuple) else np.zeros_like(values)
+
+
+def _spaces(config: TableConfig, env: str | None) -> tuple[Space[Any], Space[Any]]:
+    """Return the spaces of observation and action, an environment's or boxes. InvalidArgument: they do not fit."""
+    import gymnasium
+
+    if env is None:
+        return _boxes(config.signature, OBSERVATION), _boxes(config.signature, ACTION)
+    try:
+        made = gymnasium.make(env)
+    except gymnasium.error.Error as error:
+        raise InvalidArgument(f"env is {env!r}, which gymnasium does not make: {error}") from error
+    spaces = made.observation_space, made.action_space
+    made.close()
+    columns = {column.name: column.shape for column in config.signature}
+    for part, space in zip((OBSERVATION, ACTION), spaces, strict=True):
+        wanted = {name: np.shape(value) for name, value in flatten({part: space.sample()}).items()}
+        found = {name: shape for name, shape in columns.items() if name == part or name.startswith(part + "__")}
+        if wanted != found:
+            raise InvalidArgument(f"env is {env!r}, whose {part} has columns {wanted}, the table has {found}")
+    return spaces
+
+
+def _boxes(signature: Sequence[ColumnSpec], part: str) -> Space[Any]:
+    """Return a space of boxes that hold whatever the columns of a part can."""
+    columns = {column.name: _box(column) for column in signature}
+    names = [name for name in columns if name == part or name.startswith(part + "__")]
+    space: Space[Any] = _dict_space(nest({name: columns[name] for name in names})[part])
+    return space
+
+
+def _dict_space(values: Any) -> Any:  # noqa: ANN401 - a nest of spaces
+    from gymnasium.spaces import Dict
+
+    return Dict({key: _dict_space(value) for key, value in values.items()}) if isinstance(values, dict) else values
+
+
+def _box(column: ColumnSpec) -> Any:  # noqa: ANN401 - a space
+    from gymnasium.spaces import Box, MultiBinary
+
+    dtype = np.dtype(column.dtype)
+    if dtype.kind == "b":
+        return MultiBinary(column.shape or 1)
+    low, high = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return Box(low, high, column.shape, dtype.type)
+
+
+def _as_in(space: Any, values: Any) -> Any:  # noqa: ANN401 - a nest
+    """Return a nest whose tuples became dicts with tuples again, where the space has them."""
+    from gymnasium.spaces import Dict, Tuple
+
+    if isinstance(space, Tuple):
+        return tuple(_as_in(part, values[str(i)]) for i, part in enumerate(space.spaces))
+    return {key: _as_in(space[key], value) for key, value in values.items()} if isinstance(space, Dict) else values
+
+
+def _minari() -> Any:  # noqa: ANN401 - the module
+    """Return the package. InvalidArgument: it is not installed."""
+    try:
+        import minari
+        import minari.data_collector
+        import minari.storage
+    except ImportError as error:
+        raise InvalidArgument(f"minari cannot be imported ({error}): pip install 'tidemill[minari]'") from error
+    return minari

@@ -1,0 +1,133 @@
+"""The state of a writer as bytes, for the writer of a restarted process: arrays and JSON with a checksum, no pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.errors import DataLoss, InvalidArgument
+from tidemill.replay.table_config import TableConfig
+from tidemill.replay.writing.appender import AppenderState
+from tidemill.replay.writing.stream_items import StreamItems
+from tidemill.replay.writing.stream_rows import StreamRows
+
+Array = NDArray[Any]
+
+_MAGIC = b"tidemill writer 1\n"
+_DOCUMENT = "document"
+
+
+@dataclass(frozen=True, slots=True)
+class WriterProgress:
+    """What a writer's state has beside its rows and items.
+
+    Attributes:
+        name: Its name.
+        params_version: Version of the parameters that chose the newest action.
+        appender: Where its appender was; None for a new writer.
+    """
+
+    name: str
+    params_version: int = 0
+    appender: AppenderState | None = None
+
+
+def new_name() -> str:
+    """Return a name for a writer of this process that no other has."""
+    host = "".join(letter if letter.isalnum() or letter in "_.-" else "-" for letter in socket.gethostname())
+    return f"w-{host[:64]}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def arguments_of(
+    batch: tuple[int, ...], chunk_length: int, tables: Sequence[TableConfig], windows: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what a writer that continues another must have in common with it, as a JSON document."""
+    return {
+        "num_envs": batch[0] if batch else None,
+        "chunk_length": chunk_length,
+        "tables": [[table.name, table.max_item_steps, table.payload_bytes] for table in tables],
+        "signature": [[c.name, c.dtype, list(c.shape), c.codec.value] for c in tables[0].signature],
+        "windows": dict(windows),
+    }
+
+
+def pack_writer(arguments: Mapping[str, Any], progress: WriterProgress, rows: StreamRows, items: StreamItems) -> bytes:
+    """Return the state of a writer, whose appender is at `progress.appender`."""
+    appender = progress.appender or AppenderState(0, ())
+    waiting, next_start = items.state()
+    document = {
+        "arguments": dict(arguments),
+        "name": progress.name,
+        "params_version": progress.params_version,
+        "epoch": appender.epoch,
+        "sizes": [len(message) for message in appender.unacknowledged],
+        "items": waiting,
+    }
+    messages = np.frombuffer(b"".join(appender.unacknowledged), dtype=np.uint8)
+    return _pack(document, rows.state() | {"messages": messages, "next_start": next_start})
+
+
+def unpack_writer(
+    state: bytes, arguments: Mapping[str, Any], name: str, rows: StreamRows, items: StreamItems
+) -> WriterProgress:
+    """Put a state into the rows and items of a writer that has done nothing yet; return the rest.
+
+    Args:
+        state: What `pack_writer` returned.
+        arguments: Of the writer, see `arguments_of`.
+        name: Its name; empty for that of the state.
+        rows: Its rows.
+        items: Its items.
+
+    Raises:
+        InvalidArgument: The bytes are no state, of another version, or of a writer with other arguments.
+        DataLoss: They are damaged.
+    """
+    document, arrays = _unpack(state)
+    own, before = {**arguments, "name": name or document["name"]}, {**document["arguments"], "name": document["name"]}
+    for field, value in own.items():
+        if before[field] != value:
+            raise InvalidArgument(f"{field} is {value!r}, must be {before[field]!r} as in the writer of `state`")
+    rows.restore(arrays)
+    items.restore(document["items"], arrays["next_start"])
+    ends, messages = np.cumsum([0, *document["sizes"]]).tolist(), arrays["messages"].tobytes()
+    appender = AppenderState(document["epoch"], tuple(messages[a:b] for a, b in pairwise(ends)))
+    return WriterProgress(document["name"], document["params_version"], appender)
+
+
+def _pack(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
+    """Return the bytes of a state; `_unpack` reads them."""
+    from safetensors.numpy import save
+
+    text = np.frombuffer(json.dumps(document).encode(), dtype=np.uint8)
+    body = save({_DOCUMENT: text} | {name: np.ascontiguousarray(array) for name, array in arrays.items()})
+    return _MAGIC + hashlib.sha256(body).digest() + body
+
+
+def _unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Return the document and the arrays of a state.
+
+    Raises:
+        InvalidArgument: The bytes are no state of a writer, or of another version.
+        DataLoss: They are damaged.
+    """
+    from safetensors.numpy import load
+
+    if not data.startswith(_MAGIC):
+        raise InvalidArgument(f"state begins with {data[:18]!r}, must be what ReplayWriter.state returned")
+    start = len(_MAGIC) + hashlib.sha256().digest_size
+    if hashlib.sha256(data[start:]).digest() != data[len(_MAGIC) : start]:
+        raise DataLoss(f"state of {len(data)} bytes is damaged: it does not match its checksum")
+    arrays = load(data[start:])
+    document = json.loads(arrays.pop(_DOCUMENT).tobytes())
+    return document, arrays

@@ -1,0 +1,66 @@
+"""Discrete soft actor-critic's acting side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tidemill.rl.agents.interface import Array, PolicyContext
+from tidemill.rl.agents.sac_discrete.config import SACDiscreteConfig
+from tidemill.rl.agents.sac_discrete.loss import log_policy
+from tidemill.rl.agents.sac_discrete.networks import build_actor
+from tidemill.rl.exploration import random_legal
+from tidemill.rl.networks.actor_critic import ActionDistribution
+from tidemill.rl.networks.evaluation import EvaluationNetwork
+from tidemill.rl.policy_io import PolicyInput, PolicyOutput
+from tidemill.rl.train_state import subdict
+from tidemill.types import EnvSpec
+
+
+class SACDiscretePolicy:
+    """Samples from the actor to explore; takes its most likely action to be evaluated."""
+
+    recurrent_state_size = 0
+
+    def __init__(self, config: SACDiscreteConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
+        self._config, self._num_actions, self._device = config, env_spec.num_actions, device
+        rng = torch.Generator().manual_seed(seed)
+        self._actor = build_actor(config, env_spec, rng).to(device).requires_grad_(False).eval()
+        self._rng = np.random.default_rng(seed)
+        self._noise = torch.Generator(device).manual_seed(seed)
+        self._initial_priority = 1.0
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take `actor.*`, and `initial_priority` if it is there."""
+        self._initial_priority = float(state.get("initial_priority", self._initial_priority))
+        self._actor.load_state_dict(subdict("actor", state))
+
+    @torch.inference_mode()
+    def act(self, policy_input: PolicyInput, env_steps: int = 0, *, evaluation: bool = False) -> PolicyOutput:
+        """Return random legal actions [N] for the first `start_steps`, then samples; in evaluation the likeliest."""
+        legal = policy_input.action_mask
+        if not evaluation and env_steps < self._config.start_steps:
+            allowed = np.ones((len(policy_input), self._num_actions), dtype=np.bool_) if legal is None else legal
+            return PolicyOutput(random_legal(self._rng, allowed))
+        observation = torch.from_numpy(np.ascontiguousarray(policy_input.observation)).to(self._device)
+        mask = None if legal is None else torch.from_numpy(legal).to(self._device)
+        policy = ActionDistribution(log_policy(self._actor(observation)[0], mask), None)
+        action = policy.mode() if evaluation else policy.sample(self._noise)
+        return PolicyOutput(action.cpu().numpy())
+
+    def evaluation_network(self) -> EvaluationNetwork:
+        """Return from observations to the likeliest actions."""
+        return EvaluationNetwork(self._actor, lambda actor, seen: actor(seen)[0].argmax(1))
+
+    def initial_priority(self, steps: Mapping[str, Array]) -> NDArray[np.float32]:
+        """Return for each window what items were lately worth to the learner, until it has seen this one."""
+        return np.full(steps["reward"].shape[1], self._initial_priority, dtype=np.float32)
+
+
+def build(config: SACDiscreteConfig, env_spec: EnvSpec, context: PolicyContext) -> SACDiscretePolicy:
+    """Return the acting side of discrete SAC; `tidemill.rl.agents.build` calls this."""
+    return SACDiscretePolicy(config, env_spec, context.device, context.seed)
