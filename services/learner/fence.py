@@ -15,28 +15,23 @@ class Fence:
     one authority; while it cannot be asked a learner continues, and what it writes bears its fencing token.
     """
 
-    def __init__(self, newest_token: Callable[[], int], fencing_token: int, clock: Callable[[], float]) -> None:
+    def __init__(self, newest_token: Callable[[], int], fencing_token: int) -> None:
         """Create a fence.
 
         Args:
             newest_token: Returns the newest fencing token handed out; bounded in time.
             fencing_token: This learner's.
-            clock: Monotonic time in seconds, which keeps running while the process is frozen.
         """
-        self._newest_token, self._fencing_token, self._clock = newest_token, fencing_token, clock
-        self._asked_at = clock()
+        self._newest_token, self._fencing_token = newest_token, fencing_token
         self._newer = 0
 
-    def check(self, max_age_s: float = 0.0) -> None:
+    def check(self) -> None:
         """Return if no newer learner took over, as far as is known.
-
-        Args:
-            max_age_s: How old the last answer may be, in seconds, before the server is asked again.
 
         Raises:
             StalePublisher: A newer learner took over; also from then on.
         """
-        if not self._newer and self._clock() - self._asked_at >= max_age_s:
+        if not self._newer:
             self._ask()
         if self._newer:
             raise StalePublisher(
@@ -49,5 +44,4 @@ class Fence:
             newest = self._newest_token()
         except TidemillError:
             newest = 0
-        self._asked_at = self._clock()
         self._newer = newest if newest > self._fencing_token else 0

@@ -58,7 +58,6 @@ from tidemill.tensorboard_writer import TensorboardWriter
 
 _LAST_PUBLISH_S = 5.0
 _METRICS_EVERY_S = 10.0  # between two lines of metrics.jsonl
-_FENCE_S = 1.0  # how old the parameter server's answer that no newer learner took over may be, for priorities
 _FENCE_DEADLINE_S = 1.0  # for that answer; a server that is silent holds nothing up for longer
 
 _log = structlog.get_logger()
@@ -171,8 +170,6 @@ class Learner:
         sampler = self._sampler(directory, table, mirror, stack)
         self._board.shards = sampler.shards
         priorities = self._priorities(sampler, stack)
-        if priorities is not None:
-            stack.enter_context(closing(priorities))
         batches = stack.enter_context(closing(self._batches(agent, table, device, sampler, mirror)))
         trainer = Trainer(
             agent,
@@ -188,6 +185,8 @@ class Learner:
         self._control.stop(trainer.run())
         self._progress.finish()
         set_serving(False)
+        if priorities is not None:
+            priorities.close()  # before the connection that it shares
         batches.close()  # what still arrives is not trained on
         rolled_back = publisher is not None and rollback is not None and rollback.roll_back(publisher)
         self._finish(publisher, checkpointer, PUBLISH_S if rolled_back else _LAST_PUBLISH_S)
@@ -214,9 +213,10 @@ class Learner:
         if not self._rank.is_first:
             state.load_bytes(group.broadcast(b""))
             return None, None, None
-        table_items = create_tables(self._config.cluster, directory, table)
-        store = self._restored(state, table_items)
-        connection = stack.enter_context(closing(self._connection(last_known_token=store.fencing_token)))
+        found = create_tables(self._config.cluster, directory, table)
+        store = self._restored(state, found.items)
+        last_known_token = max(store.fencing_token, found.fencing_token)
+        connection = stack.enter_context(closing(self._connection(last_known_token=last_known_token)))
         rollback = self._rollback(connection.fencing_token, state, stack)
         take_snapshot = rollback.take_snapshot if rollback is not None else lambda: None
         publisher = stack.enter_context(closing(self._publisher(agent, connection, take_snapshot)))
@@ -277,7 +277,7 @@ class Learner:
     def _fence(self, stack: ExitStack) -> Fence:
         """Return the fence that keeps this learner from writing once a newer one took over."""
         client = stack.enter_context(ParamsClient(self._config.cluster.params, deadline_s=_FENCE_DEADLINE_S))
-        return Fence(lambda: client.list_versions().fencing_token, self._counters.fencing_token, time.monotonic)
+        return Fence(lambda: client.list_versions().fencing_token, self._counters.fencing_token)
 
     def _connection(self, *, last_known_token: int) -> ParamsPublisher:
         cluster, name = self._config.cluster, f"{socket.gethostname()}-{os.getpid()}"
@@ -336,7 +336,8 @@ class Learner:
     def _priorities(self, sampler: ReplaySampler, stack: ExitStack) -> PriorityWriter | None:
         if self._config.table.sampler != "prioritized":
             return None
-        return PriorityWriter(sampler.update_priorities, partial(self._fence(stack).check, _FENCE_S))
+        send = partial(sampler.update_priorities, fencing_token=self._counters.fencing_token)
+        return stack.enter_context(closing(PriorityWriter(send)))
 
     def _batches(
         self,

@@ -42,6 +42,7 @@ def describe(table: Table, replay: ReplayState, admission: AdmissionQueue, log: 
             for name in TableConfig.__dataclass_fields__
             if getattr(table.config, name) != getattr(table.declared, name)
         ),
+        fencing_token=table.fencing_token,
         **(_log_fields(log) if log is not None else {"memory_bytes": replay.chunk_bytes}),
     )
 

@@ -138,7 +138,7 @@ class ReplayServicer:
         updated = 0
         for part in parts:
             keys = np.array(request.keys[part], dtype=np.uint64)
-            updated += table.update_priorities(keys, np.array(request.priorities[part]))
+            updated += table.update_priorities(keys, np.array(request.priorities[part]), request.fencing_token)
             self._admission.changed()
             await _pause(part)
         return pb.UpdatePrioritiesResponse(updated=updated, unknown=len(request.keys) - updated)

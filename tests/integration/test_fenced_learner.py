@@ -78,3 +78,24 @@ def test_checkpoints_outlive_a_parameter_server_that_lost_everything(tmp_path: P
         assert third.wait() is None
         assert _newest(cluster)[1] == 70
         assert cluster.params_client().acquire_fencing_token("test").fencing_token == 4
+
+
+def test_replay_server_that_outlived_all_else_is_written_to(tmp_path: Path) -> None:
+    """Parameter server and checkpoints were removed: the new learner's token is still above that of its table."""
+    with learner_cluster(tmp_path) as cluster:
+        cluster.start_replay()
+        params = cluster.start_params()
+        cluster.feed()
+        for limit in ("50", "60"):
+            assert cluster.start_learner("--run.max-learner-steps", limit).wait() is None
+        before = cluster.replay_client().describe_table(TABLE)
+        assert before.fencing_token == 2
+        params.signal(signal.SIGTERM)
+        assert params.wait() == 0
+        shutil.rmtree(tmp_path / "test" / "params")
+        shutil.rmtree(cluster.checkpoints)
+        cluster.start_params()
+        assert cluster.start_learner("--run.max-learner-steps", "50").wait() is None
+        after = cluster.replay_client().describe_table(TABLE)
+        assert after.fencing_token == 3
+        assert after.priority_updates > before.priority_updates

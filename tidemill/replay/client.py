@@ -81,26 +81,36 @@ class ReplayClient:
         with translated():
             return self._stub.ResetTable(pb.ResetTableRequest(name=name), timeout=self._deadline_s).removed
 
-    def update_priorities(self, table: str, keys: ArrayLike, priorities: ArrayLike) -> int:
+    def update_priorities(self, table: str, keys: ArrayLike, priorities: ArrayLike, fencing_token: int = 0) -> int:
         """Set priorities [N] of items by key [N]; return how many keys were in the table.
+
+        Args:
+            table: Name of the table.
+            keys: Keys of the items, [N].
+            priorities: Their new priorities, [N].
+            fencing_token: Of the learner that writes, see `ParamsClient.acquire_fencing_token`; 0 for none.
 
         Raises:
             InvalidArgument: a priority is not 0 to `MAX_PRIORITY`, or keys are not integers; none was set.
+            FailedPrecondition: the table has seen a newer fencing token; none was set.
             NotFound: no such table.
         """
         request = pb.UpdatePrioritiesRequest(
             table=table,
             keys=_checked(keys).tolist(),
             priorities=np.asarray(priorities, dtype=np.float64).tolist(),
+            fencing_token=fencing_token,
         )
         with translated():
             return self._stub.UpdatePriorities(request, timeout=self._deadline_s).updated
 
     def begin_update_priorities(
-        self, table: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]
+        self, table: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64], fencing_token: int = 0
     ) -> grpc.Future[pb.UpdatePrioritiesResponse]:
         """Send what `update_priorities` sends without waiting for the answer; its result may raise an RpcError."""
-        request = pb.UpdatePrioritiesRequest(table=table, keys=keys.tolist(), priorities=priorities.tolist())
+        request = pb.UpdatePrioritiesRequest(
+            table=table, keys=keys.tolist(), priorities=priorities.tolist(), fencing_token=fencing_token
+        )
         return self._stub.UpdatePriorities.future(request, timeout=self._deadline_s)
 
     def delete_items(self, table: str, keys: ArrayLike) -> int:

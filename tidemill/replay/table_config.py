@@ -250,6 +250,7 @@ class TableDescription:
         fsync_sum_s: Time it took altogether, in seconds.
         rate_limiter_off: Whether its rate limiter is switched off.
         updated_fields: Fields of `config` that have another value than the table was created with.
+        fencing_token: Greatest fencing token that came with new priorities since the server started; 0 for none.
     """
 
     config: TableConfig
@@ -283,6 +284,7 @@ class TableDescription:
     fsync_sum_s: float = 0.0
     rate_limiter_off: bool = False
     updated_fields: tuple[str, ...] = ()
+    fencing_token: int = 0
 
     @property
     def samples_per_insert(self) -> float:

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.errors import FatalError, NotFound, Unavailable
+from tidemill.errors import FailedPrecondition, FatalError, NotFound, Unavailable
+from tidemill.params.publisher import StalePublisher
 from tidemill.replay.writing.chunk import SMALLEST_PRIORITY
 from tidemill.services.learner import metrics
 
@@ -35,14 +36,13 @@ class PriorityWriter:
     Priorities are advice: what cannot be delivered is counted and dropped, never waited for.
     """
 
-    def __init__(self, send: Send, fence: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, send: Send) -> None:
         """Start the thread.
 
         Args:
-            send: Sends them.
-            fence: Raises StalePublisher if a newer learner took over; asked before each message.
+            send: Sends them; raises FailedPrecondition if a newer learner took over.
         """
-        self._send, self._fence = send, fence
+        self._send = send
         self._collected: _Message = []
         self._queue: queue.Queue[_Message | None] = queue.Queue(_MESSAGES_WAITING)
         self._error: BaseException | None = None
@@ -98,9 +98,10 @@ class PriorityWriter:
         priorities = torch.cat([priority for _, priority in message]).cpu().numpy().astype(np.float64)
         if not np.isfinite(priorities).all():
             raise FatalError("priorities are not finite: training has diverged; try a smaller learning rate")
-        self._fence()
         try:
             self._send(keys, priorities + SMALLEST_PRIORITY)
+        except FailedPrecondition as error:
+            raise StalePublisher(str(error)) from error
         except (Unavailable, NotFound) as error:  # a service that restarts has neither items nor table
             _count_dropped(message)
             _log.debug("priorities dropped", reason=str(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 import structlog
 from prometheus_client import REGISTRY
@@ -17,7 +18,7 @@ from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.table import shard_config
-from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
+from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig, TableDescription
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.data.decoder import STATE_DTYPE
 from tidemill.services.learner.metrics import SamplerCollector
@@ -79,8 +80,21 @@ def batches_per_sample(table: TableSettings, learner: LearnerSettings, signature
     return min(max(worthwhile // batch_size, 1), _MAX_BATCHES)
 
 
-def create_tables(cluster: ClusterSettings, directory: ShardDirectory | None, table: TableConfig) -> int:
-    """Create the table, or each shard's part of it, if it does not exist; return the number of items it holds.
+@dataclass(frozen=True)
+class FoundTable:
+    """What a table held when the learner came, all shards together.
+
+    Attributes:
+        items: Its items.
+        fencing_token: Greatest fencing token of a learner that wrote priorities; 0 for none.
+    """
+
+    items: int
+    fencing_token: int
+
+
+def create_tables(cluster: ClusterSettings, directory: ShardDirectory | None, table: TableConfig) -> FoundTable:
+    """Create the table, or each shard's part of it, if it does not exist; return what it holds.
 
     An unavailable shard gets its part when it is first sampled.
 
@@ -90,17 +104,17 @@ def create_tables(cluster: ClusterSettings, directory: ShardDirectory | None, ta
     """
     part = shard_config(table, cluster.shard_count)
     addresses: Mapping[str, str] = {"": cluster.replay[0]} if directory is None else directory.current
-    items, unavailable = 0, []
+    found, unavailable = [], []
     for address in addresses.values():
         with ReplayClient(address, deadline_s=_CREATE_S) as client:
             try:
-                items += create_table(client, part)
+                found.append(create_table(client, part))
             except Unavailable as error:
                 unavailable.append(error)
                 _log.warning("replay server unavailable at the start", address=address, reason=str(error))
     if len(unavailable) == len(addresses):
         raise unavailable[-1] if unavailable else Unavailable(f"no replay shard is known by {cluster.replay[0]}")
-    return items
+    return FoundTable(sum(part.items for part in found), max(part.fencing_token for part in found))
 
 
 def open_sampler(
@@ -129,21 +143,20 @@ def open_sampler(
     return sampler
 
 
-def create_table(replay: ReplayClient, config: TableConfig) -> int:
-    """Create the table, or find the one that is there; return the items it holds.
+def create_table(replay: ReplayClient, config: TableConfig) -> TableDescription:
+    """Create the table, or find the one that is there; return its description.
 
     Raises:
         FatalError: The name is taken by a table with another configuration; the message says what to do.
     """
     try:
-        if replay.create_table(config):
-            return 0
+        replay.create_table(config)
     except AlreadyExists as error:
         raise FatalError(
             f"{error}. The replay service was set up by a run with other settings: "
             "restart it, or choose another table.name"
         ) from error
-    return replay.describe_table(config.name).items
+    return replay.describe_table(config.name)
 
 
 def _sampler(table: TableSettings) -> SelectorConfig:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.errors import InvalidArgument
+from tidemill.errors import FailedPrecondition, InvalidArgument
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.table_config import TableConfig
 from tidemill.services.replay.chunks.ref_counts import ChunkRefCounts
@@ -47,6 +47,7 @@ class Table:
         """
         self.config = self.declared = config  # as it is now, and as its clients create it: see ADR 0038
         self.former: deque[TableConfig] = deque(maxlen=_MAX_FORMER)  # before each change in use since the start
+        self.fencing_token = 0  # the greatest that came with new priorities
         self.store = store
         self.durable = durable
         self._rng = rng
@@ -152,8 +153,19 @@ class Table:
         self._evict(evicted)
         return evicted
 
-    def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> int:
-        """Set priorities [N] of items by key [N]; the last of a repeated key counts. Return how many were found."""
+    def update_priorities(
+        self, keys: NDArray[np.uint64], priorities: NDArray[np.float64], fencing_token: int = 0
+    ) -> int:
+        """Set priorities [N] of items by key [N]; the last of a repeated key counts. Return how many were found.
+
+        Raises:
+            FailedPrecondition: `fencing_token` is not 0 and older than one that came before; nothing was set.
+        """
+        if 0 < fencing_token < self.fencing_token:
+            raise FailedPrecondition(
+                f"fencing token {fencing_token} was superseded by {self.fencing_token}: another learner trains now"
+            )
+        self.fencing_token = max(self.fencing_token, fencing_token)
         slots, found = self.items.find(keys)
         unique, last = np.unique(slots[::-1], return_index=True)
         self._sampler.discard(unique)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.learner_fakes import Clock
 from tidemill.errors import Unavailable
 from tidemill.params.publisher import StalePublisher
 from tidemill.services.learner.fence import Fence
@@ -25,9 +24,9 @@ class _Server:
 
 
 def test_newest_token_passes() -> None:
-    """Also beside a server that lost its count; without an age each check asks."""
+    """Also beside a server that lost its count; each check asks."""
     server = _Server()
-    fence = Fence(server, 2, Clock())
+    fence = Fence(server, 2)
     fence.check()
     server.newest = 0
     fence.check()
@@ -38,32 +37,18 @@ def test_older_fencing_token_is_refused_for_good() -> None:
     """The server is not asked again; the message names both fencing tokens."""
     server = _Server()
     server.newest = 3
-    fence = Fence(server, 2, Clock())
+    fence = Fence(server, 2)
     for _ in range(2):
         with pytest.raises(StalePublisher, match="fencing token 2 was superseded by 3"):
             fence.check()
     assert server.asked == 1
 
 
-def test_answer_is_good_for_a_while() -> None:
-    """Within its age the server is not asked again; after a freeze it is."""
-    server, clock = _Server(), Clock()
-    fence = Fence(server, 2, clock)
-    fence.check(1.0)
-    clock.now += 0.5
-    fence.check(1.0)
-    assert server.asked == 0
-    clock.now += 600.0
-    server.newest = 3
-    with pytest.raises(StalePublisher):
-        fence.check(1.0)
-
-
 def test_learner_goes_on_while_the_server_cannot_be_asked() -> None:
     """An outage stops nothing; the server's return tells."""
-    server, clock = _Server(), Clock()
+    server = _Server()
     server.newest = None
-    fence = Fence(server, 2, clock)
+    fence = Fence(server, 2)
     fence.check()
     server.newest = 3
     with pytest.raises(StalePublisher):

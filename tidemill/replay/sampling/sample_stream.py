@@ -69,9 +69,11 @@ class SampleStream:
             self._grant(1)
         return batch
 
-    def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
+    def update_priorities(
+        self, keys: NDArray[np.uint64], priorities: NDArray[np.float64], fencing_token: int = 0
+    ) -> None:
         """Set the priorities [N] of items by key [N], see `ReplayClient.update_priorities`."""
-        self._call.client.update_priorities(self._table, keys, priorities)
+        self._call.client.update_priorities(self._table, keys, priorities, fencing_token)
 
     def delete_items(self, keys: NDArray[np.uint64]) -> None:
         """Remove items by key [N], see `ReplayClient.delete_items`."""

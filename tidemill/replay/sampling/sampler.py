@@ -128,7 +128,9 @@ class ReplaySampler(Iterator[SampledBatch]):
                 return batch
         raise StopIteration
 
-    def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
+    def update_priorities(
+        self, keys: NDArray[np.uint64], priorities: NDArray[np.float64], fencing_token: int = 0
+    ) -> None:
         """Set new priorities of sampled items; one that has left the table is skipped, never its successor changed.
 
         With one server this waits for the answer, at most the client's deadline; with several it never waits, and what
@@ -137,13 +139,16 @@ class ReplaySampler(Iterator[SampledBatch]):
         Args:
             keys: Keys as they came with a batch of this sampler, uint64 [N], or [N, 2] from several shards.
             priorities: Finite and not negative, float64 [N].
+            fencing_token: Of the learner that writes, see `ParamsClient.acquire_fencing_token`; 0 for none.
 
         Raises:
             InvalidArgument: A priority is out of range; none was set.
+            FailedPrecondition: The table has seen a newer fencing token: these, or with several servers earlier ones,
+                were not set.
             Unavailable: The only server cannot be reached.
             NotFound: The only server has no such table.
         """
-        self._stream.update_priorities(keys, priorities)
+        self._stream.update_priorities(keys, priorities, fencing_token)
 
     def delete_items(self, keys: NDArray[np.uint64]) -> None:
         """Remove sampled items from the table; those on a shard that is unavailable stay.

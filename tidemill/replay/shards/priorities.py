@@ -44,7 +44,7 @@ class ShardedPriorities:
         """Priorities that were delivered when their item had left its table."""
         return self._unknown
 
-    def send(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
+    def send(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64], fencing_token: int = 0) -> None:
         """Send the priorities [N] of items by key [N, 2], as sampled; never waits.
 
         Raises:
@@ -56,14 +56,16 @@ class ShardedPriorities:
             raise self._error
         for incarnation in np.unique(keys[:, 1]).tolist():
             own = keys[:, 1] == incarnation
-            self._send(incarnation, keys[own, 0], priorities[own])
+            self._send(incarnation, keys[own, 0], priorities[own], fencing_token)
 
     def close(self, timeout_s: float = 3.0) -> None:
         """Wait for answers, for a bounded time."""
         with self._changed:
             self._changed.wait_for(lambda: not self._underway.total(), timeout_s)
 
-    def _send(self, incarnation: int, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
+    def _send(
+        self, incarnation: int, keys: NDArray[np.uint64], priorities: NDArray[np.float64], fencing_token: int
+    ) -> None:
         client = self._client_of(incarnation)
         with self._changed:
             if client is None or self._underway[incarnation] >= _MOST_UNDERWAY:
@@ -71,7 +73,7 @@ class ShardedPriorities:
                 return
             self._underway[incarnation] += 1
         try:
-            answer = client.begin_update_priorities(self._table, keys, priorities)
+            answer = client.begin_update_priorities(self._table, keys, priorities, fencing_token)
         except ValueError:  # the shard was given up just now, its channel is closed
             self._settle(incarnation, dropped=len(keys))
             return

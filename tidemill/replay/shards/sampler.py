@@ -147,9 +147,11 @@ class ShardedSampleStream:
                 for name, shard in sorted(self._shards.items())
             )
 
-    def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
+    def update_priorities(
+        self, keys: NDArray[np.uint64], priorities: NDArray[np.float64], fencing_token: int = 0
+    ) -> None:
         """Send the priorities [N] of items by key [N, 2], see `ShardedPriorities.send`; never waits."""
-        self._priorities.send(keys, priorities)
+        self._priorities.send(keys, priorities, fencing_token)
 
     def delete_items(self, keys: NDArray[np.uint64]) -> None:
         """Remove items by key [N, 2], see `ReplayClient.delete_items`; those of an unavailable shard stay."""

@@ -436,6 +436,7 @@ class TableDescription(_message.Message):
     FSYNC_SUM_S_FIELD_NUMBER: _builtins.int
     RATE_LIMITER_OFF_FIELD_NUMBER: _builtins.int
     UPDATED_FIELDS_FIELD_NUMBER: _builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     items: _builtins.int
     """Items in the table now."""
     chunk_bytes: _builtins.int
@@ -492,6 +493,8 @@ class TableDescription(_message.Message):
     """Total duration of all fsyncs, in seconds."""
     rate_limiter_off: _builtins.bool
     """Whether its rate limiter is switched off, see UpdateTable."""
+    fencing_token: _builtins.int
+    """Greatest fencing token that came with new priorities since the server started; 0 for none."""
     @_builtins.property
     def config(self) -> Global___TableConfig:
         """Its configuration now."""
@@ -543,10 +546,11 @@ class TableDescription(_message.Message):
         fsync_sum_s: _builtins.float = ...,
         rate_limiter_off: _builtins.bool = ...,
         updated_fields: _abc.Iterable[_builtins.str] | None = ...,
+        fencing_token: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "chunks", b"chunks", "config", b"config", "corrupt_items", b"corrupt_items", "corrupt_records", b"corrupt_records", "env_steps", b"env_steps", "evictions", b"evictions", "fsync_bounds_s", b"fsync_bounds_s", "fsync_counts", b"fsync_counts", "fsync_sum_s", b"fsync_sum_s", "held_bytes", b"held_bytes", "insert_blocked", b"insert_blocked", "insert_blocked_s", b"insert_blocked_s", "inserts", b"inserts", "items", b"items", "limiter_diff", b"limiter_diff", "log_bytes", b"log_bytes", "log_full", b"log_full", "log_segments", b"log_segments", "mean_sampled_age", b"mean_sampled_age", "memory_bytes", b"memory_bytes", "priority_updates", b"priority_updates", "rate_limiter_off", b"rate_limiter_off", "sample_blocked", b"sample_blocked", "sample_blocked_s", b"sample_blocked_s", "samples", b"samples", "samples_per_insert", b"samples_per_insert", "snapshot", b"snapshot", "streams", b"streams", "total_weight", b"total_weight", "unknown_keys", b"unknown_keys", "updated_fields", b"updated_fields"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "chunks", b"chunks", "config", b"config", "corrupt_items", b"corrupt_items", "corrupt_records", b"corrupt_records", "env_steps", b"env_steps", "evictions", b"evictions", "fencing_token", b"fencing_token", "fsync_bounds_s", b"fsync_bounds_s", "fsync_counts", b"fsync_counts", "fsync_sum_s", b"fsync_sum_s", "held_bytes", b"held_bytes", "insert_blocked", b"insert_blocked", "insert_blocked_s", b"insert_blocked_s", "inserts", b"inserts", "items", b"items", "limiter_diff", b"limiter_diff", "log_bytes", b"log_bytes", "log_full", b"log_full", "log_segments", b"log_segments", "mean_sampled_age", b"mean_sampled_age", "memory_bytes", b"memory_bytes", "priority_updates", b"priority_updates", "rate_limiter_off", b"rate_limiter_off", "sample_blocked", b"sample_blocked", "sample_blocked_s", b"sample_blocked_s", "samples", b"samples", "samples_per_insert", b"samples_per_insert", "snapshot", b"snapshot", "streams", b"streams", "total_weight", b"total_weight", "unknown_keys", b"unknown_keys", "updated_fields", b"updated_fields"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1278,8 +1282,13 @@ class UpdatePrioritiesRequest(_message.Message):
     TABLE_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     PRIORITIES_FIELD_NUMBER: _builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """Name of the table."""
+    fencing_token: _builtins.int
+    """Of the learner that writes, see AcquireFencingToken of the parameter server: an older one than the table has seen
+    since the server started is refused. 0 for a caller without one, who is never refused.
+    """
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Keys of the items, at most 1,048,576; the last entry of a repeated key counts."""
@@ -1294,10 +1303,11 @@ class UpdatePrioritiesRequest(_message.Message):
         table: _builtins.str = ...,
         keys: _abc.Iterable[_builtins.int] | None = ...,
         priorities: _abc.Iterable[_builtins.float] | None = ...,
+        fencing_token: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "priorities", b"priorities", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "keys", b"keys", "priorities", b"priorities", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from tests.support.waiting import wait_until
-from tidemill.errors import FatalError, InvalidArgument, Unavailable
+from tidemill.errors import FailedPrecondition, FatalError, InvalidArgument, Unavailable
 from tidemill.params.publisher import StalePublisher
 from tidemill.replay.writing.chunk import SMALLEST_PRIORITY
 from tidemill.services.learner.data.priorities import PriorityWriter
@@ -108,16 +108,11 @@ def test_refused_priorities_are_raised_in_the_owner() -> None:
         wait_until(writer.flush, "the reason")
 
 
-def test_priorities_of_a_superseded_learner_are_not_sent() -> None:
-    """The fence is asked before each message; what it raises ends the training thread."""
+def test_superseded_learner_ends() -> None:
+    """The table refuses its fencing token, which ends the training thread."""
     table = _Table()
-
-    def refuse() -> None:
-        raise StalePublisher("fencing token 1 was superseded by 2")
-
-    writer = PriorityWriter(table, refuse)
+    table.faults = [FailedPrecondition("fencing token 1 was superseded by 2")]
+    writer = PriorityWriter(table)
     writer.offer(_keys(1), torch.ones(1))
-    writer.close()
-    assert table.messages == []
     with pytest.raises(StalePublisher, match="superseded by 2"):
-        writer.flush()
+        wait_until(writer.flush, "the reason")
