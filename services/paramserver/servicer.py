@@ -8,6 +8,7 @@ import math
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 import grpc.aio
 import structlog
@@ -25,6 +26,7 @@ from tidemill.params.wire import (
     unpack_precision,
 )
 from tidemill.rpc.server import RpcServer
+from tidemill.rpc.tls import is_local
 from tidemill.services.paramserver.metrics import Metrics
 from tidemill.services.paramserver.upload import PublishRequest, check_text
 from tidemill.services.paramserver.version_files import StoredBlob
@@ -115,6 +117,9 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
         precision = unpack_precision(request.precision) if request.precision else Precision.FULL
         with self._metrics.fetches.track_inprogress():
             while (version := await self._find(request)) is not None:
+                if request.accepts_file and is_local(unquote(context.peer())):
+                    yield pb.FetchResponse(header=self._file_header(version, precision))
+                    return
                 async with self._fetch_slot():
                     try:
                         blob = self._store.open(version.version, precision)
@@ -165,6 +170,10 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
             yield
         finally:
             self._fetch_slots.release()
+
+    def _file_header(self, version: Version, precision: Precision) -> pb.FetchHeader:
+        encoding, file = version.encoding(precision), str(self._store.file(version, precision))
+        return pb.FetchHeader(version=pack_version(version), encoding=pack_encoding(encoding), file=file)
 
     async def _send(self, version: Version, blob: StoredBlob) -> AsyncIterator[pb.FetchResponse]:
         if not blob.in_memory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -16,6 +16,7 @@ from tidemill.atomic_files import is_disk_full, remove, write_all_atomically
 from tidemill.errors import DataLoss, NotFound, ResourceExhausted, Unavailable
 from tidemill.params.document import from_version, seal, to_version, unseal
 from tidemill.params.version import Encoding, Precision, Version
+from tidemill.services.paramserver.newest_blobs import NewestBlobs
 
 _NAME = re.compile(r"(\d{10,20})\.(json|copy\.json|removed|full\.safetensors|half\.safetensors)")
 _DESCRIPTIONS = ("json", "copy.json")
@@ -204,22 +205,22 @@ class StoredBlob:
     Reading continues, from the disk, when a newer version takes its place in memory or retention removes it.
     """
 
-    def __init__(self, number: int, encoding: Encoding, file: BinaryIO, cached: Callable[[], bytes | None]) -> None:
+    def __init__(self, number: int, encoding: Encoding, file: BinaryIO, newest: NewestBlobs) -> None:
         """Open a reader.
 
         Args:
             number: Number of the version it is of.
             encoding: What it is.
             file: Its file; closed with this.
-            cached: Returns its verified bytes as long as the store holds them in memory for all readers.
+            newest: Holds its bytes in memory for all readers as long as no newer version takes its place.
         """
         self.number, self.encoding = number, encoding
-        self._file, self._cached, self._offset = file, cached, 0
+        self._file, self._newest, self._offset = file, newest, 0
 
     @property
     def in_memory(self) -> bool:
         """Whether it was verified and is read without waiting for the disk, for now."""
-        return self._cached() is not None
+        return self._held() is not None
 
     @property
     def closed(self) -> bool:
@@ -227,17 +228,18 @@ class StoredBlob:
         return self._file.closed
 
     def verify(self) -> None:
-        """Check the bytes before the first is read.
+        """Check the bytes before the first is read; those of the newest version stay in memory.
 
         Raises:
             DataLoss: They are truncated or have flipped bits.
         """
-        verify(self._file, self.encoding)
+        if not self._newest.load(self.number, self.encoding, self._read_whole):
+            verify(self._file, self.encoding)
 
     def read_memory(self, size_bytes: int) -> bytes | None:
         """Return the next bytes, at most `size_bytes` and none at the end; None if they must come from the disk."""
-        cached = self._cached()
-        return None if cached is None else self._moved(cached[self._offset : self._offset + size_bytes])
+        held = self._held()
+        return None if held is None else self._moved(held[self._offset : self._offset + size_bytes])
 
     def read_disk(self, size_bytes: int) -> bytes:
         """Return the next bytes as `read_memory`, but from the disk.
@@ -256,6 +258,13 @@ class StoredBlob:
     def close(self) -> None:
         """Close the file; from any thread, also while it is read. May be called twice."""
         self._file.close()
+
+    def _held(self) -> bytes | None:
+        return self._newest.get(self.number, self.encoding.precision)
+
+    def _read_whole(self) -> bytes:
+        verify(self._file, self.encoding)
+        return self._file.read()
 
     def _moved(self, data: bytes) -> bytes:
         self._offset += len(data)

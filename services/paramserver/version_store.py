@@ -30,12 +30,13 @@ from typing import BinaryIO
 import structlog
 
 from tidemill.atomic_files import TEMPORARY, remove, write_all_atomically
-from tidemill.errors import DataLoss, FatalError
-from tidemill.params.version import Encoding, Precision, Version
+from tidemill.errors import FatalError
+from tidemill.params.version import Precision, Version
 from tidemill.services.paramserver.catalog import Catalog
+from tidemill.services.paramserver.newest_blobs import NewestBlobs
 from tidemill.services.paramserver.state_file import State, StateFile
 from tidemill.services.paramserver.upload import PublishRequest, Upload
-from tidemill.services.paramserver.version_files import StoredBlob, VersionFiles, full_disk_reported, verify
+from tidemill.services.paramserver.version_files import StoredBlob, VersionFiles, full_disk_reported
 
 _log = structlog.get_logger()
 
@@ -70,7 +71,7 @@ class VersionStore:
         self._incoming = folder / "incoming"
         self._files, self._state_file = VersionFiles(folder), StateFile(folder)
         self._catalog = Catalog()
-        self._cache: Mapping[tuple[int, Precision], bytes] = {}
+        self._newest = NewestBlobs(max_fetch_bytes // 2)
         self._reading: weakref.WeakSet[StoredBlob] = weakref.WeakSet()
         self._corrupt_versions = 0
         self._lock = _lock(folder)
@@ -156,8 +157,7 @@ class VersionStore:
         catalog = self._catalog.with_version(version)
         with full_disk_reported():
             self._files.write(version, upload.paths, self._numbers(catalog))
-        self._cache = {}  # before the next, so that memory never holds two versions
-        self._cache = self._read_newest(catalog)
+        self._newest.replace(version)
         self._catalog = catalog
         self._prune()
         return version
@@ -169,10 +169,13 @@ class VersionStore:
             NotFound: There is no such version, or no longer.
         """
         encoding = self._catalog.find(number).encoding(precision)
-        key = (number, encoding.precision)
-        blob = StoredBlob(number, encoding, self._files.open(*key), lambda: self._cache.get(key))
+        blob = StoredBlob(number, encoding, self._files.open(number, encoding.precision), self._newest)
         self._reading.add(blob)
         return blob
+
+    def file(self, version: Version, precision: Precision) -> Path:
+        """Return the absolute path of an encoding, the full one when the version has no such encoding."""
+        return self._files.path(version.version, version.encoding(precision).precision.value).absolute()
 
     def close(self) -> None:
         """Unlock the folder. May be called twice."""
@@ -197,7 +200,7 @@ class VersionStore:
         if corrupt_copies or lost or state.is_joint or recovered != (state.fencing_token, state.high_water):
             self._write(self._numbers(self._catalog) | self._state_file.tags(self._catalog.tags))
         self._prune()
-        self._cache = self._read_newest(self._catalog)
+        self._newest.replace(self._catalog.newest)
 
     def _write(self, contents: Mapping[Path, bytes]) -> None:
         with full_disk_reported():
@@ -226,22 +229,6 @@ class VersionStore:
             kept_bytes -= removed[key][0].encoding.size_bytes
             for blob in removed[key]:
                 blob.close()
-
-    def _read_newest(self, catalog: Catalog) -> Mapping[tuple[int, Precision], bytes]:
-        """Return the newest version's encodings; nothing when they are large or cannot be read just now."""
-        newest = catalog.newest
-        if newest is None or sum(item.size_bytes for item in newest.encodings) > self._max_fetch_bytes // 2:
-            return {}
-        try:
-            return {(newest.version, item.precision): self._read(newest, item) for item in newest.encodings}
-        except (DataLoss, OSError) as error:
-            _log.error("cannot read the newest version", version=newest.version, reason=str(error))
-            return {}
-
-    def _read(self, version: Version, encoding: Encoding) -> bytes:
-        with self._files.open(version.version, encoding.precision) as file:
-            verify(file, encoding)
-            return file.read()
 
 
 def _rebuilt(versions: Mapping[int, Version]) -> State:

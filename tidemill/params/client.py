@@ -10,6 +10,7 @@ from typing import Any, Self
 import grpc
 
 from tidemill.errors import DataLoss, ResourceExhausted
+from tidemill.params.encoding_file import UnreadableFile, read_encoding
 from tidemill.params.v1 import params_pb2 as pb
 from tidemill.params.v1 import params_pb2_grpc
 from tidemill.params.version import (
@@ -68,6 +69,7 @@ class ParamsClient:
         deadline_s: float = DEADLINE_S,
         transfer_deadline_s: float = TRANSFER_DEADLINE_S,
         max_blob_bytes: int = MAX_BLOB_BYTES,
+        reads_files: bool = True,
     ) -> None:
         """Prepare a channel; it connects with the first call.
 
@@ -76,11 +78,13 @@ class ParamsClient:
             deadline_s: Longest wait for an answer, in seconds.
             transfer_deadline_s: Longest time a publish or fetch may take, in seconds.
             max_blob_bytes: Largest encoding a fetch accepts, in bytes.
+            reads_files: Whether to read a version's file where the server and its folder are on this machine, which
+                costs a fraction of being sent its bytes.
         """
         self._channel = open_channel(address)
         self._stub = params_pb2_grpc.ParamServiceStub(self._channel)
         self._deadline_s, self._transfer_deadline_s = deadline_s, transfer_deadline_s
-        self._max_blob_bytes = max_blob_bytes
+        self._max_blob_bytes, self._reads_files = max_blob_bytes, reads_files
 
     def acquire_fencing_token(
         self, publisher: str, *, last_known_token: int = 0, connect_timeout_s: float = 0.0
@@ -164,11 +168,11 @@ class ParamsClient:
         else:
             request.tag = selector
         with translated():
-            call = self._stub.Fetch(request, timeout=wait_s + self._transfer_deadline_s)
             try:
-                return self._receive(call)
-            finally:
-                call.cancel()  # without effect on a call that ended
+                return self._fetch(request, accepts_file=self._reads_files)
+            except UnreadableFile as unreadable:
+                self._reads_files = unreadable.may_pass
+                return self._fetch(request, accepts_file=False)
 
     def watch(self, tag: str = LATEST, *, newer_than: int = 0) -> Watch:
         """Return an iterator over the versions a tag points at: at once, then whenever it changes.
@@ -210,6 +214,14 @@ class ParamsClient:
         """Close."""
         self.close()
 
+    def _fetch(self, request: pb.FetchRequest, *, accepts_file: bool) -> Params | None:
+        request.accepts_file = accepts_file
+        call = self._stub.Fetch(request, timeout=request.wait_s + self._transfer_deadline_s)
+        try:
+            return self._receive(call)
+        finally:
+            call.cancel()  # without effect on a call that ended
+
     def _receive(self, responses: Iterator[pb.FetchResponse]) -> Params | None:
         first = next(responses, None)
         if first is None or not first.HasField("header"):
@@ -222,7 +234,9 @@ class ParamsClient:
             raise ResourceExhausted(
                 f"version {version.version} is {encoding.size_bytes} bytes, allowed: {self._max_blob_bytes}"
             )
-        return Params(version, encoding.precision, _join(responses, version.version, encoding))
+        file = first.header.file
+        blob = read_encoding(file, encoding) if file else _join(responses, version.version, encoding)
+        return Params(version, encoding.precision, blob)
 
 
 class Watch:

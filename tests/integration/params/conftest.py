@@ -22,8 +22,8 @@ def server(tmp_path: Path) -> Iterator[LocalServer]:
 
 @pytest.fixture
 def client(server: LocalServer) -> Iterator[ParamsClient]:
-    """A client of the server."""
-    with ParamsClient(server.address) as connected:
+    """A client that is sent the bytes, as on another machine."""
+    with ParamsClient(server.address, reads_files=False) as connected:
         yield connected
 
 

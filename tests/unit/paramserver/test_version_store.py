@@ -57,6 +57,7 @@ def test_missing_half_is_answered_with_full(tmp_path: Path, open_store: OpenStor
     store = open_store(tmp_path)
     publish(store, b"full")
     blob = store.open(1, Precision.HALF)
+    blob.verify()
     assert (blob.encoding.precision, blob.read_memory(10)) == (Precision.FULL, b"full")
     blob.close()
 
@@ -77,14 +78,16 @@ def test_restart_restores_everything(tmp_path: Path, open_store: OpenStore) -> N
 
 
 def test_newest_version_is_read_from_memory_and_others_from_disk(tmp_path: Path, open_store: OpenStore) -> None:
-    """Memory holds one version, also after a restart."""
+    """Memory holds one version, also after a restart, and none before it is asked for."""
     store = open_store(tmp_path)
     publish(store, b"old")
     publish(store, b"new", b"hn")
     for _ in range(2):
         for number, precision in ((2, Precision.FULL), (2, Precision.HALF), (1, Precision.FULL)):
-            with closing(store.open(number, precision)) as blob:
-                assert blob.in_memory == (number == 2)
+            with closing(store.open(number, precision)) as blob, closing(store.open(number, precision)) as other:
+                assert not blob.in_memory
+                blob.verify()
+                assert blob.in_memory == other.in_memory == (number == 2)
         store.close()
         store = open_store(tmp_path)
 
@@ -95,6 +98,7 @@ def test_large_version_is_not_held_in_memory(tmp_path: Path, open_store: OpenSto
     publish(store, b"abcd")
     publish(store, b"abcde")
     with closing(store.open(2, Precision.FULL)) as blob:
+        blob.verify()
         assert not blob.in_memory
     assert read(store, 2) == b"abcde"
 
@@ -106,6 +110,7 @@ def test_reader_goes_on_from_the_disk_when_a_newer_version_takes_the_memory(
     store = open_store(tmp_path)
     publish(store, b"abcdef")
     with closing(store.open(1, Precision.FULL)) as blob:
+        blob.verify()
         assert blob.read_memory(2) == b"ab"
         publish(store, b"newer")
         assert blob.read_memory(2) is None

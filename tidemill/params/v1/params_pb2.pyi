@@ -322,6 +322,7 @@ class FetchRequest(_message.Message):
     NEWER_THAN_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
+    ACCEPTS_FILE_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """By number."""
     tag: _builtins.str
@@ -332,6 +333,8 @@ class FetchRequest(_message.Message):
     """How long to wait for such a version, in seconds, 0 .. 300; 0 means not at all."""
     precision: Global___Precision.ValueType
     """Preferred number format; full is sent when the version has no such encoding."""
+    accepts_file: _builtins.bool
+    """Whether the caller, if it is on the server's machine, would rather read the encoding's file than be sent pieces."""
     def __init__(
         self,
         *,
@@ -340,10 +343,11 @@ class FetchRequest(_message.Message):
         newer_than: _builtins.int = ...,
         wait_s: _builtins.float = ...,
         precision: Global___Precision.ValueType = ...,
+        accepts_file: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["selector", b"selector", "tag", b"tag", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["newer_than", b"newer_than", "precision", b"precision", "selector", b"selector", "tag", b"tag", "version", b"version", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepts_file", b"accepts_file", "newer_than", b"newer_than", "precision", b"precision", "selector", b"selector", "tag", b"tag", "version", b"version", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_selector: _TypeAlias = _typing.Literal["version", "tag"]  # noqa: Y015
     _WhichOneofArgType_selector: _TypeAlias = _typing.Literal["selector", b"selector"]  # noqa: Y015
@@ -390,8 +394,13 @@ class FetchHeader(_message.Message):
     NOT_NEWER_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     ENCODING_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
     not_newer: _builtins.bool
     """True when there was no newer version in time; then nothing follows and the other fields are empty."""
+    file: _builtins.str
+    """Absolute path of the file with these bytes, on the server's machine; then nothing follows. Empty if pieces do. The
+    caller checks size and SHA-256, and fetches again without `accepts_file` if it cannot read the file.
+    """
     @_builtins.property
     def version(self) -> Global___Version:
         """The version."""
@@ -406,10 +415,11 @@ class FetchHeader(_message.Message):
         not_newer: _builtins.bool = ...,
         version: Global___Version | None = ...,
         encoding: Global___Encoding | None = ...,
+        file: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["encoding", b"encoding", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoding", b"encoding", "not_newer", b"not_newer", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoding", b"encoding", "file", b"file", "not_newer", b"not_newer", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
