@@ -1,8 +1,8 @@
 """Runs the whole suite with three workers; tests of real processes that failed are tried once more, alone.
 
-Processes, containers and training share the machine with two other workers there, and on a busy one a bound may be
-missed that holds everywhere else. A test that fails beside others and passes alone is named at the end: look at it, its
-bound is too tight or it has found a race. Unit and integration tests get no second try, nor do many failures.
+Servers, processes, containers and training share the machine with two other workers there, and on a busy one a bound
+may be missed that holds everywhere else. A test that fails beside others and passes alone is named at the end: look at
+it, its bound is too tight or it has found a race. Unit tests get no second try, nor do many failures.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_ROOMS = ("tests/process/", "tests/compose/", "tests/chaos/", "tests/learning/")
+_ROOMS = ("tests/integration/", "tests/process/", "tests/compose/", "tests/chaos/", "tests/learning/")
 _MOST = 3
 """More failures than these are no accident of the machine."""
 _TESTS_FAILED = 1

@@ -29,7 +29,8 @@ def test_it():
         ),
         ([], False),
         (["tests/unit/test_a.py::test_b"], False),
-        (["tests/process/test_a.py::test_b", "tests/integration/test_a.py::test_b"], False),
+        (["tests/process/test_a.py::test_b", "tests/integration/test_a.py::test_b"], True),
+        (["tests/process/test_a.py::test_b", "tests/unit/test_a.py::test_b"], False),
         ([f"tests/process/test_a.py::test_{number}" for number in range(4)], False),
     ],
 )
