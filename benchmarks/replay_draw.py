@@ -1,7 +1,8 @@
 """What one replay server can give out: batches of 512 Atari items, drawn by priority from a table of a million.
 
 The server has core 0 and its client core 1, which reads no more than it must: nothing of whole batches, the keys of
-mirrored ones, to send new priorities for each. Rates are per second of the server's processor time, so that other
+mirrored ones, to send new priorities for each; of these also several batches in one call, as learners draw small ones
+(`learner.batches_per_sample`). Rates are per second of the server's processor time, so that other
 programs disturb them little. A server with the compiled kernel and one without it are measured in turns.
 
     python -m benchmarks.replay_draw [--items 1000000] [--rounds 3] [--seconds 5]
@@ -38,6 +39,7 @@ from tidemill.rpc.channel import open_channel
 
 _BATCH = 512
 _IN_FLIGHT = 4
+_SEVERAL = 8
 _CHUNK_LENGTH = 16
 _DIFFERENT_CHUNKS = 64
 _WARM_UP_S = 2.0
@@ -67,12 +69,13 @@ def fill(address: str, table: TableConfig) -> None:
 class Draws:
     """A call of Sample that takes batches as fast as they come."""
 
-    def __init__(self, address: str, table: TableConfig, *, mirrored: bool) -> None:
-        """Open the call; with `mirrored` every priority is set after each draw."""
+    def __init__(self, address: str, table: TableConfig, *, mirrored: bool, batches: int = 1) -> None:
+        """Open the call, for so many batches at a time; with `mirrored` every priority is set after each draw."""
         self.batches = self.size_bytes = 0
+        self._at_a_time = batches
         self._granted: queue.SimpleQueue[pb.SampleRequest | None] = queue.SimpleQueue()
         mirror = pb.Mirror(slots=2 * table.max_items // _CHUNK_LENGTH + 4096, slot_steps=_CHUNK_LENGTH, hold=_IN_FLIGHT)
-        opening = pb.SampleOpen(table=table.name, batch_size=_BATCH, mirror=mirror if mirrored else None)
+        opening = pb.SampleOpen(table=table.name, batch_size=batches * _BATCH, mirror=mirror if mirrored else None)
         self._granted.put(pb.SampleRequest(open=opening, credit=_IN_FLIGHT))
         self._channel, self._client, self._table = open_channel(address), ReplayClient(address), table.name
         method: grpc.StreamStreamMultiCallable[pb.SampleRequest, bytes] = self._channel.stream_stream(
@@ -95,7 +98,7 @@ class Draws:
         try:
             for answer in self._call:
                 self._granted.put(pb.SampleRequest(credit=1))
-                self.batches += 1
+                self.batches += self._at_a_time
                 self.size_bytes += len(answer)
                 if self._mirrored:
                     keys = np.array(pb.SampleResponse.FromString(answer).keys, dtype=np.uint64)
@@ -118,14 +121,18 @@ def server(folder: Path, table: TableConfig, *, kernel: bool) -> Iterator[tuple[
 def measure(items: int, rounds: int, seconds: float) -> list[Row]:
     """Measure both kinds of batches with both servers, in turns."""
     table = dataclasses.replace(TABLE, max_items=items)
-    kinds = {"whole": False, "mirrored, with new priorities": True}
+    kinds = {
+        "whole": (False, 1),
+        "mirrored, with new priorities": (True, 1),
+        f"mirrored, with new priorities, {_SEVERAL} batches a call": (True, _SEVERAL),
+    }
     rates: dict[tuple[str, bool], list[float]] = {(name, kernel): [] for name in kinds for kernel in (True, False)}
     sizes: dict[str, list[float]] = {name: [] for name in kinds}
     with tempfile.TemporaryDirectory(prefix="tm-") as folder, ExitStack() as stack:
         servers = {used: stack.enter_context(server(Path(folder), table, kernel=used)) for used in (True, False)}
         for _ in range(rounds):
-            for (name, mirrored), (kernel, (address, pid)) in product(kinds.items(), servers.items()):
-                draws = Draws(address, table, mirrored=mirrored)
+            for (name, (mirrored, batches)), (kernel, (address, pid)) in product(kinds.items(), servers.items()):
+                draws = Draws(address, table, mirrored=mirrored, batches=batches)
                 for rate, size in _rates(draws, pid, seconds, mirrored):
                     rates[name, kernel].append(rate)
                     sizes[name].append(size)
