@@ -15,16 +15,21 @@ from tidemill.services.launcher.commands.plan import RATES_FILE
 _RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 _ACTOR = "env steps/s on one core, "
 _LEARNER = "updates per core second, "
+_DRAW_BATCH = 512
 _REPLAY = {
-    "decoded": "sample decoded, prioritized with updates, batch 256",
-    "inserted": "mixed, inserted",
-    "sampled": "mixed, sampled",
+    "decoded_whole": ("feed", "feed unmirrored against", 1),
+    "decoded_mirrored": ("feed", "feed mirrored against", 1),
+    "two_threads": ("decode", "batches of 512 decoded, 2 threads against 1, kernel", None),
+    "inserted": ("replay", "insert, 1 writer", 1),
+    "sampled_whole": ("replay_draw", "batches of 512 per core second of one server, whole", _DRAW_BATCH),
+    "sampled_mirrored": ("replay_draw", "batches of 512 per core second of one server, mirrored", _DRAW_BATCH),
 }
+"""What is planned with: the benchmark, its row, and the transitions of the row's unit; None for the row's ratio."""
 
 
 def measured() -> dict[str, Any]:
     """Return the document of `RATES_FILE`, from the results of the benchmarks."""
-    actor, learner, replay = (_results(name) for name in ("actor", "learner", "replay"))
+    actor, learner = _results("actor"), _results("learner")
     updates: dict[str, dict[str, float]] = {}
     for name, rate in _rows(learner, _LEARNER).items():
         case, batch, _ = name.split(", ", 2)
@@ -36,7 +41,7 @@ def measured() -> dict[str, Any]:
         "cpu": actor["machine"]["cpu"],
         "actor_env_steps_per_s": {env: rate for env, rate in envs.items() if " " not in env},  # no variants
         "updates_per_core_s": updates,
-        "replay_transitions_per_s": {what: next(iter(_rows(replay, row).values())) for what, row in _REPLAY.items()},
+        "replay_transitions_per_s": {what: _figure(*source) for what, source in _REPLAY.items()},
     }
 
 
@@ -55,6 +60,12 @@ def main() -> int:
 def _results(name: str) -> dict[str, Any]:
     results: dict[str, Any] = json.loads((_RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     return results
+
+
+def _figure(benchmark: str, prefix: str, transitions: int | None) -> float:
+    """Return a row's rate in transitions, or its ratio."""
+    row = next(row for row in _results(benchmark)["rows"] if row["name"].startswith(prefix))
+    return float(row["ratio"]) if transitions is None else round(row["ours"] * transitions, 1)
 
 
 def _rows(results: dict[str, Any], prefix: str) -> dict[str, float]:

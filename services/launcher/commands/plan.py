@@ -45,6 +45,8 @@ class PlanOptions:
     """Updates per second of one learner that never waits for data; 0 takes the measured rate of one core."""
     actor_steps_per_s: float = 0.0
     """Env steps per second of one actor on one core; 0 takes the measured rate."""
+    mirror: bool = True
+    """Whether learners mirror their table, as they do by default where they have memory for it."""
 
     def __post_init__(self) -> None:
         check(self.cores >= 2, "cores", self.cores, "at least 2")
@@ -64,11 +66,13 @@ class Rates:
     update: float
     """Updates of one learner; on a CPU one core does them, decoding included."""
     decode: float
-    """Transitions that one core samples and decodes; the `update` of a learner on a CPU includes that."""
+    """Transitions that one thread makes ready for updates; the `update` of a learner on a CPU includes that."""
+    two_threads: float
+    """How much two such threads do, as a multiple of one's."""
     shard_inserts: float
-    """Transitions that one replay shard inserts while it is sampled."""
+    """Transitions that one replay shard inserts if nothing is sampled from it."""
     shard_samples: float
-    """Transitions that one replay shard serves at the same time."""
+    """Transitions that one replay shard gives out if nothing is inserted into it."""
 
 
 @dataclass(frozen=True)
@@ -101,24 +105,30 @@ def make_plan(options: PlanOptions, rates_: Rates) -> Plan:
     """Return the plan that keeps every core busy.
 
     Every learner has a core for its training thread, which on a CPU decodes and updates, and on a GPU only launches. Of
-    the others each env step takes a part for the actor and the insert, and for a learner on a GPU a part for each
-    transition that is sampled for it.
+    the others each env step takes a part for the actor, for the insert and the samples of the replay shards, and for a
+    learner on a GPU a part for each transition that is decoded for it.
     """
     learners = max(options.gpus, 1)
     sampled = options.updates_per_env_step * options.batch_size  # transitions for each env step
     decode = sampled / rates_.decode if options.gpus else 0.0
-    by_cores = (options.cores - learners) / (1 / rates_.actor + 1 / rates_.shard_inserts + decode)
+    shard = 1 / rates_.shard_inserts + sampled / rates_.shard_samples
+    by_cores = (options.cores - learners) / (1 / rates_.actor + shard + decode)
     by_learner = learners * rates_.update / options.updates_per_env_step
     env_steps = min(by_cores, by_learner)
     return Plan(
         actors=max(math.ceil(env_steps / rates_.actor), 1),
         learners=learners,
-        decode_threads=max(math.ceil(env_steps * decode / learners), 1),
-        shards=math.ceil(max(env_steps / rates_.shard_inserts, env_steps * sampled / rates_.shard_samples)),
+        decode_threads=_threads(env_steps * decode / learners, rates_.two_threads),
+        shards=math.ceil(env_steps * shard),
         env_steps_per_s=env_steps,
         updates_per_s=env_steps * options.updates_per_env_step,
         limit="the learner" if by_learner < by_cores else "the number of cores",
     )
+
+
+def _threads(work: float, two_threads: float) -> int:
+    """Return the threads that do the work of so many that disturb nobody, if each doubling multiplies by the same."""
+    return max(math.ceil(work ** (1 / math.log2(two_threads))), 1)
 
 
 def measured_rates(options: PlanOptions) -> Rates:
@@ -132,13 +142,15 @@ def measured_rates(options: PlanOptions) -> Rates:
     """
     is_atari = options.env.startswith("ALE/")
     replay = _measured()["replay_transitions_per_s"]
+    kind = "mirrored" if options.mirror else "whole"
     case = options.case or ("nature_dueling_dqn" if is_atari else "sac_256_256")
     return Rates(
         actor=options.actor_steps_per_s or actor_steps_per_s(options.env),
         update=options.updates_per_s or updates_per_core_s(case, options.batch_size),
-        decode=replay["decoded"],
+        decode=replay[f"decoded_{kind}"],
+        two_threads=replay["two_threads"],
         shard_inserts=replay["inserted"],
-        shard_samples=replay["sampled"] if is_atari else math.inf,
+        shard_samples=replay[f"sampled_{kind}"] if is_atari else math.inf,
     )
 
 

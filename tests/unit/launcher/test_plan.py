@@ -15,11 +15,14 @@ from tidemill.services.launcher.commands.plan import (
     Rates,
     actor_steps_per_s,
     make_plan,
+    measured_rates,
     plan,
     updates_per_core_s,
 )
 
-_RATES = Rates(actor=1_000.0, update=100.0, decode=10_000.0, shard_inserts=100_000.0, shard_samples=50_000.0)
+_RATES = Rates(
+    actor=1_000.0, update=100.0, decode=10_000.0, two_threads=2.0, shard_inserts=100_000.0, shard_samples=50_000.0
+)
 
 
 def test_plan_without_a_gpu_is_held_back_by_its_learner() -> None:
@@ -31,18 +34,35 @@ def test_plan_without_a_gpu_is_held_back_by_its_learner() -> None:
 
 
 def test_plan_with_gpus_divides_the_cores() -> None:
-    """An env step costs 1 ms of an actor, .01 ms of replay and 2.5 ms of decoding: 38 cores do 10,826 steps/s.
+    """An env step costs 1 ms of an actor, 0.01 + 0.5 ms of replay and 2.5 ms of decoding: 38 cores do 9,476 steps/s.
 
-    Two more belong to the learners. Actors need 10.8 cores, decoding 27.1, or 13.5 for each learner; 270,655
-    transitions/s are sampled from shards of 50,000.
+    Two more belong to the learners. Actors need 9.5 cores, shards 4.8, decoding 23.7, or 11.8 for each learner.
     """
     options = PlanOptions(cores=40, env="x", gpus=2, batch_size=100, updates_per_env_step=0.25, updates_per_s=5_000.0)
     found = make_plan(options, dataclasses.replace(_RATES, update=5_000.0))
-    assert found.env_steps_per_s == pytest.approx(38 / 3.51e-3)
-    assert found.updates_per_s == pytest.approx(38 / 3.51e-3 / 4)
-    assert (found.actors, found.learners, found.decode_threads, found.shards) == (11, 2, 14, 6)
+    assert found.env_steps_per_s == pytest.approx(38 / 4.01e-3)
+    assert found.updates_per_s == pytest.approx(38 / 4.01e-3 / 4)
+    assert (found.actors, found.learners, found.decode_threads, found.shards) == (10, 2, 12, 5)
     assert found.limit == "the number of cores"
-    assert "--launcher.actors 11" in found.lines()[0]
+    assert "--launcher.actors 10" in found.lines()[0]
+
+
+def test_threads_that_disturb_each_other_are_more() -> None:
+    """If two do the work of 1.5, the work of 2.25 takes four, and that of one takes one."""
+    options = PlanOptions(cores=64, env="x", gpus=1, batch_size=100, updates_per_env_step=0.25, updates_per_s=225.0)
+    rates = dataclasses.replace(_RATES, update=225.0, two_threads=1.5)  # 22,500 transitions/s, 10,000 a thread
+    assert make_plan(options, rates).decode_threads == 4
+    assert make_plan(options, dataclasses.replace(rates, update=100.0)).decode_threads == 1
+
+
+def test_three_hundred_updates_of_512_take_two_shards_with_a_mirror() -> None:
+    """153,600 transitions/s; whole ones, of which a server gives out half as many, take three."""
+    options = PlanOptions(
+        cores=32, env="ALE/Pong-v5", gpus=1, batch_size=512, updates_per_env_step=0.05, updates_per_s=300.0
+    )
+    assert make_plan(options, measured_rates(options)).shards == 2
+    whole = dataclasses.replace(options, mirror=False)
+    assert make_plan(whole, measured_rates(whole)).shards == 3
 
 
 def test_rates_of_the_package_are_those_of_the_committed_results() -> None:
