@@ -131,8 +131,8 @@ def measure(items: int, rounds: int, seconds: float) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="tm-") as folder, ExitStack() as stack:
         servers = {used: stack.enter_context(server(Path(folder), table, kernel=used)) for used in (True, False)}
         for _ in range(rounds):
-            for (name, (mirrored, batches)), (kernel, (address, pid)) in product(kinds.items(), servers.items()):
-                draws = Draws(address, table, mirrored=mirrored, batches=batches)
+            for (name, (mirrored, at_a_time)), (kernel, (address, pid)) in product(kinds.items(), servers.items()):
+                draws = Draws(address, table, mirrored=mirrored, batches=at_a_time)
                 for rate, size in _rates(draws, pid, seconds, mirrored):
                     rates[name, kernel].append(rate)
                     sizes[name].append(size)

@@ -128,7 +128,8 @@ def make_plan(options: PlanOptions, rates_: Rates) -> Plan:
 
 def _threads(work: float, two_threads: float) -> int:
     """Return the threads that do the work of so many that disturb nobody, if each doubling multiplies by the same."""
-    return max(math.ceil(work ** (1 / math.log2(two_threads))), 1)
+    needed: float = work ** (1 / math.log2(two_threads))
+    return max(math.ceil(needed), 1)
 
 
 def measured_rates(options: PlanOptions) -> Rates:
