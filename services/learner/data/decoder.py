@@ -34,6 +34,9 @@ STATE_DTYPE = np.dtype("<f4")
 RECURRENT_STATE = "recurrent_state"
 """Column of it in the batches of an agent that has one, float32 [B, M]."""
 
+_AT_ONCE_BYTES = 8 * 2**20
+"""Of the batches that are gathered from a mirror at once: larger ones take new memory from the system each time."""
+
 _WEIGHT = "importance_weight"
 _DECODE_S, _COPY_S = (metrics.STAGE_SECONDS.labels(stage) for stage in ("decode", "copy"))
 
@@ -44,7 +47,7 @@ class Batch:
 
     Attributes:
         columns: What `Agent.decode` returned, on the device, each [B, ...] except the `frames` that batches of one
-            sample share; and `recurrent_state` if the items have one.
+            sample may share; and `recurrent_state` if the items have one.
         weight: Importance weights, float32 [B].
         keys: Keys of the items, uint64 [B].
         device_batch: The copy to the device; wait for it before use.
@@ -84,7 +87,7 @@ class Decoder:
         self._mirror = mirror
 
     def decode(self, sample: SampledBatch, received_at: float) -> list[Batch]:
-        """Return the batches of a sample, all of the same size; the work is done once for all of them.
+        """Return the batches of a sample, all of the same size; what is small is done once for all of them.
 
         Corrupt items are left out. Where all are, no batch is returned, nor where a mirror's rows were written over.
 
@@ -96,9 +99,30 @@ class Decoder:
         if opened is None:
             return []
         sample, rows = opened
+        _DECODE_S.inc(time.perf_counter() - started)
         # Batch i takes items i, i + splits, ...: of a sampler's strata each batch gets its share.
-        order = np.arange(len(sample.keys)).reshape(-1, self._splits).T.ravel()
-        arrays = self._agent.decode(rows.columns, rows.index[order])
+        order = np.arange(len(sample.keys)).reshape(-1, self._splits).T
+        batches: list[Batch] = []
+        at_once = self._at_once(rows)
+        for first in range(0, self._splits, at_once):
+            batches += self._gather(sample, rows, order[first : first + at_once], received_at)
+        return batches
+
+    def _at_once(self, rows: codec.DecodedBatch) -> int:
+        """Return how many batches are gathered together."""
+        if self._mirror is None:  # its batches may share frames, which are copied to the device once
+            return self._splits
+        row_bytes = sum(column[:1].nbytes for column in rows.columns.values())
+        batch_bytes = row_bytes * rows.index.size // self._splits
+        return min(max(_AT_ONCE_BYTES // max(batch_bytes, 1), 1), self._splits)
+
+    def _gather(
+        self, sample: SampledBatch, rows: codec.DecodedBatch, order: NDArray[np.int64], received_at: float
+    ) -> list[Batch]:
+        """Return the batches of the items at the rows of `order`, [batches, B]; none if they were written over."""
+        started = time.perf_counter()
+        picked = order.ravel()
+        arrays = self._agent.decode(rows.columns, rows.index[picked])
         if self._mirror is not None:
             if FRAMES in arrays:
                 arrays |= _own_frames(arrays)
@@ -107,13 +131,13 @@ class Decoder:
                 return []
         arrays[_WEIGHT], largest = self._weights(sample, order)
         if self._agent.recurrent_state_size:
-            arrays[RECURRENT_STATE] = recurrent_states(sample.payloads, self._agent.recurrent_state_size)[order]
+            arrays[RECURRENT_STATE] = recurrent_states(sample.payloads, self._agent.recurrent_state_size)[picked]
         decoded = time.perf_counter()
         on_device = self._prefetcher.start(arrays)
         _DECODE_S.inc(decoded - started)
         _COPY_S.inc(time.perf_counter() - decoded)
-        items = _Items(sample.keys[order], self._versions(sample)[order], largest)
-        return self._split(items, on_device, sample.table_items, received_at)
+        items = _Items(sample.keys[picked], self._versions(sample)[picked], largest)
+        return self._split(items, len(order), on_device, sample.table_items, received_at)
 
     def _open(self, sample: SampledBatch) -> tuple[SampledBatch, codec.DecodedBatch] | None:
         """Return a sample without its corrupt items, and its rows; None if it has no others."""
@@ -142,11 +166,11 @@ class Decoder:
     def _weights(
         self, sample: SampledBatch, order: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-        """Return the weight of each item and the divisor of each batch."""
+        """Return the weight of each item of `order`, flat, and the divisor of each batch."""
         if self._table.sampler != "prioritized":
-            return np.ones(len(order), dtype=np.float32), np.ones(self._splits)
+            return np.ones(order.size, dtype=np.float32), np.ones(len(order))
         exponent = importance_sampling_exponent(self._table, self._counters.learner_steps)
-        probability = sample.probabilities[order].reshape(self._splits, -1)
+        probability = sample.probabilities[order]
         weights = importance_weights(probability, sample.table_items, exponent).ravel()
         return weights, largest_weight(probability, sample.table_items, exponent)
 
@@ -157,14 +181,16 @@ class Decoder:
         chunk = np.searchsorted(np.cumsum(sample.step_counts), sample.first_rows + history, side="right")
         return sample.params_versions[chunk].astype(np.float64)
 
-    def _split(self, items: _Items, on_device: DeviceBatch, table_items: int, received_at: float) -> list[Batch]:
-        size = len(items.keys) // self._splits
+    def _split(
+        self, items: _Items, count: int, on_device: DeviceBatch, table_items: int, received_at: float
+    ) -> list[Batch]:
+        size = len(items.keys) // count
         parts = {
-            name: (tensor,) * self._splits if name == FRAMES else tensor.split(size)
+            name: (tensor,) * count if name == FRAMES else tensor.split(size)
             for name, tensor in on_device.tensors.items()
         }
         batches = []
-        for number in range(self._splits):
+        for number in range(count):
             columns = {name: part[number] for name, part in parts.items()}
             weight = columns.pop(_WEIGHT)
             part_of = slice(number * size, (number + 1) * size)

@@ -30,6 +30,9 @@ _MIN_VECTORS, _MIN_IMAGES = 2048, 128
 _MAX_BATCHES = 8
 """In one call, so that the last one's priorities are not much older than the first one's."""
 
+_MAX_IMAGE_BATCHES = 4
+"""The same of images, of which a batch is a greater part of what was learned from."""
+
 _CREATE_S = 5.0
 
 _log = structlog.get_logger()
@@ -69,15 +72,17 @@ def batches_per_sample(table: TableSettings, learner: LearnerSettings, signature
     Of a queue it is one: a second batch may not be there before the first was learned from.
 
     A call costs about half a millisecond of both sides besides its items (benchmarks/learner.py): as much as decoding
-    some thousand short vectors, or a few dozen stacks of images.
+    some thousand short vectors, or a few dozen stacks of images. Of images that the learner mirrors, a call brings
+    little more than keys: of batches of 512 a server gives out three times as many if it draws eight in one call
+    (benchmarks/replay_draw.py).
     """
     if learner.batches_per_sample:
         return learner.batches_per_sample
     if table.sampler == "fifo":
         return 1
     has_images = any(len(column.shape) > 1 for column in signature if column.name.startswith(OBSERVATION))
-    worthwhile = _MIN_IMAGES if has_images else _MIN_VECTORS
-    return min(max(worthwhile // batch_size, 1), _MAX_BATCHES)
+    worthwhile = _MIN_IMAGES if has_images and not learner.mirror_mib else _MIN_VECTORS
+    return min(max(worthwhile // batch_size, 1), _MAX_IMAGE_BATCHES if has_images else _MAX_BATCHES)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from tidemill import codec
 from tidemill.config.table import TableSettings
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.data import decoder as decoder_module
 from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
 from tidemill.services.learner.data.decoder import Batch, Decoder
 from tidemill.services.learner.data.device import DevicePrefetcher, resolve_device
@@ -124,3 +125,55 @@ def test_frames_are_shared_by_the_batches_of_a_sample() -> None:
     first, second = decoder.decode(sample(_REWARDS), received_at=7.0)
     assert first.columns["frames"].tolist() == second.columns["frames"].tolist() == [*_REWARDS, 0.0]
     assert second.columns["observation_rows"].tolist() == [1, 3, 5]
+
+
+class _Mirror:
+    """Keeps the rows of `_REWARDS`; written over once so many batches were gathered."""
+
+    def __init__(self, intact: int) -> None:
+        self.columns = {"reward": np.array([*_REWARDS, 0.0], np.float32)}
+        self._intact = intact
+
+    def corrupt_chunks(self, found: SampledBatch) -> np.ndarray:
+        return np.empty(0, np.int64)
+
+    def rows_of(self, found: SampledBatch, length: int) -> np.ndarray:
+        return found.first_rows[:, None] + np.arange(length)
+
+    def is_intact(self, found: SampledBatch) -> bool:
+        self._intact -= 1
+        return self._intact >= 0
+
+
+def _gathered(mirror: _Mirror, at_once_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    monkeypatch.setattr(decoder_module, "_AT_ONCE_BYTES", at_once_bytes)
+    settings = TableSettings(sampler="prioritized")
+    found = dataclasses.replace(sample(_REWARDS), probabilities=np.arange(1, 7) / 21)
+    parts = Counters(), _transfer(), _NO_CORRUPTION
+    decoder = Decoder(FakeAgent(), _SIGNATURE, settings, *parts, splits=3, mirror=mirror)  # type: ignore[arg-type]
+    return [
+        {
+            "keys": batch.keys.tolist(),
+            "weight": batch.weight.tolist(),
+            "largest": batch.largest_weight,
+            "reward": batch.columns["reward"].tolist(),
+            "versions": batch.params_versions.tolist(),
+        }
+        for batch in decoder.decode(found, received_at=7.0)
+    ]
+
+
+@pytest.mark.parametrize("at_once_bytes", [1, 2 * 2 * 2 * 4])  # one batch, and two of two items of two floats
+def test_large_batches_are_gathered_from_a_mirror_one_by_one(
+    at_once_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They equal those that are gathered together, weights included."""
+    together = _gathered(_Mirror(intact=1), 2**20, monkeypatch)
+    assert [batch["keys"] for batch in together] == [[1, 4], [2, 5], [3, 6]]
+    assert _gathered(_Mirror(intact=3), at_once_bytes, monkeypatch) == together
+
+
+def test_batches_that_were_gathered_before_a_mirror_was_written_over_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three, the first two were read in time."""
+    found = _gathered(_Mirror(intact=2), 1, monkeypatch)
+    assert [batch["keys"] for batch in found] == [[1, 4], [2, 5]]

@@ -55,18 +55,26 @@ def test_error_buffer_is_never_less_than_one_sample_call() -> None:
         ((8,), 1_000, 0, 2),
         ((8,), 4_096, 0, 1),
         ((84, 84), 32, 0, 4),
-        ((84, 84), 512, 0, 1),
+        ((84, 84), 512, 0, 4),
+        ((84, 84), 4_096, 0, 1),
         ((84, 84), 512, 3, 3),
     ],
 )
 def test_small_batches_are_drawn_several_at_once(
     shape: tuple[int, ...], batch_size: int, asked: int, expected: int
 ) -> None:
-    """About 2048 vectors or 128 images make a call, of at most eight batches, unless the settings say otherwise."""
+    """About 2048 items make a call, of at most eight batches, or four of images, unless the settings say otherwise."""
     signature = signature_of(EnvSpec(shape, "uint8", num_actions=2))
     learner = LearnerSettings(batches_per_sample=asked)
     assert batches_per_sample(TableSettings(), learner, signature, batch_size) == expected
     assert batches_per_sample(TableSettings(sampler="fifo"), learner, signature, batch_size) == (asked or 1)
+
+
+@pytest.mark.parametrize("batch_size, expected", [(32, 4), (64, 2), (512, 1)])
+def test_images_that_are_sent_whole_are_drawn_fewer_at_once(batch_size: int, expected: int) -> None:
+    """Without a mirror 128 images cost as much as a call."""
+    signature = signature_of(EnvSpec((84, 84), "uint8", num_actions=2))
+    assert batches_per_sample(TableSettings(), LearnerSettings(mirror_mib=0), signature, batch_size) == expected
 
 
 def test_no_ratio_means_no_buffer() -> None:
