@@ -52,6 +52,7 @@ OWN_NETWORK: list[tuple[str, type[Any], EnvSpec, dict[str, Any]]] = [
     ("ppo", PPOConfig, VECTOR, {"hidden_sizes": (16,), "unroll": 5}),
     ("impala", IMPALAConfig, CONTINUOUS, {"hidden_sizes": (16,), "unroll": 5}),
     ("sac", SACConfig, CONTINUOUS, {"hidden_sizes": (16,), "actor_ema_decay": 0.9}),
+    ("sac_crossq", SACConfig, CONTINUOUS, {"hidden_sizes": (16,), "crossq": True}),
     ("sac_discrete", SACDiscreteConfig, VECTOR, {"hidden_sizes": (16,)}),
     ("ddpg", DDPGConfig, CONTINUOUS_BYTES, {"actor_sizes": (16,), "critic_sizes": (16, 16)}),
     ("td3", TD3Config, CONTINUOUS, {"hidden_sizes": (16,)}),
@@ -174,6 +175,19 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         ),
         CONTINUOUS,
     ),
+    "sac_tqc": (SACConfig(hidden_sizes=(16,), critic_sizes=(16, 16), critics=3, quantiles=7), CONTINUOUS_BYTES),
+    "sac_crossq": (
+        SACConfig(
+            hidden_sizes=(16,),
+            critic_sizes=(16, 16),
+            crossq=True,
+            crossq_warmup_updates=5,
+            adam_beta1=0.5,
+            policy_delay=2,
+        ),
+        CONTINUOUS,
+    ),
+    "sac_crossq_quantiles": (SACConfig(hidden_sizes=(16,), crossq=True, quantiles=5), CONTINUOUS),
     "sac_discrete": (SACDiscreteConfig(hidden_sizes=(16, 16)), VECTOR),
     "sac_discrete_image": (
         SACDiscreteConfig(
