@@ -44,6 +44,7 @@ CASES: list[tuple[EnvSpec, dict[str, Any]]] = [
     (BOX, {"algorithm": "d4pg"}),
     (BOX, {"algorithm": "ppo"}),
     (DISCRETE, {"algorithm": "impala"}),
+    (DISCRETE, {"algorithm": "pqn"}),
 ]
 
 
