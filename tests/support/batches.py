@@ -18,6 +18,7 @@ from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.impala.config import IMPALAConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.ppo.config import PPOConfig
+from tidemill.rl.agents.pqn.config import PQNConfig
 from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.registry import AgentConfig, extra_columns_of
 from tidemill.rl.agents.sac.config import SACConfig
@@ -51,7 +52,9 @@ OWN_NETWORK: list[tuple[str, type[Any], EnvSpec, dict[str, Any]]] = [
     ("r2d2", R2D2Config, VECTOR, SMALL_R2D2),
     ("ppo", PPOConfig, VECTOR, {"hidden_sizes": (16,), "unroll": 5}),
     ("impala", IMPALAConfig, CONTINUOUS, {"hidden_sizes": (16,), "unroll": 5}),
+    ("pqn", PQNConfig, VECTOR, {"hidden_sizes": (16,), "unroll": 5}),
     ("sac", SACConfig, CONTINUOUS, {"hidden_sizes": (16,), "actor_ema_decay": 0.9}),
+    ("sac_crossq", SACConfig, CONTINUOUS, {"hidden_sizes": (16,), "crossq": True}),
     ("sac_discrete", SACDiscreteConfig, VECTOR, {"hidden_sizes": (16,)}),
     ("ddpg", DDPGConfig, CONTINUOUS_BYTES, {"actor_sizes": (16,), "critic_sizes": (16, 16)}),
     ("td3", TD3Config, CONTINUOUS, {"hidden_sizes": (16,)}),
@@ -154,13 +157,28 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         ),
         CONTINUOUS,
     ),
+    "ppo_std_of_observation": (PPOConfig(hidden_sizes=(16,), unroll=5, gaussian_std="observation"), CONTINUOUS),
     "ppo_image": (PPOConfig(network="nature", hidden_sizes=(16,), unroll=5, epochs=1, minibatches=2), IMAGE),
     "impala": (IMPALAConfig(hidden_sizes=(16,), unroll=5), VECTOR),
     "impala_continuous": (
         IMPALAConfig(hidden_sizes=(16,), unroll=5, trace_decay=0.9, max_rho=2.0, learning_rate_decay_updates=1_000),
         CONTINUOUS_BYTES,
     ),
+    "impala_std_of_observation": (IMPALAConfig(hidden_sizes=(16,), unroll=5, gaussian_std="observation"), CONTINUOUS),
     "impala_colours": (IMPALAConfig(network="impala", hidden_sizes=(), unroll=5), COLOURS),
+    "pqn": (PQNConfig(hidden_sizes=(16, 16), unroll=5, epochs=2, minibatches=3), VECTOR),
+    "pqn_image": (
+        PQNConfig(
+            network="nature_group_norm",
+            hidden_sizes=(16,),
+            exploration="ladder",
+            unroll=5,
+            epochs=1,
+            minibatches=2,
+            learning_rate_decay_updates=1_000,
+        ),
+        IMAGE,
+    ),
     "sac": (SACConfig(hidden_sizes=(16, 16)), CONTINUOUS),
     "sac_all_options": (
         SACConfig(
@@ -174,6 +192,19 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         ),
         CONTINUOUS,
     ),
+    "sac_tqc": (SACConfig(hidden_sizes=(16,), critic_sizes=(16, 16), critics=3, quantiles=7), CONTINUOUS_BYTES),
+    "sac_crossq": (
+        SACConfig(
+            hidden_sizes=(16,),
+            critic_sizes=(16, 16),
+            crossq=True,
+            crossq_warmup_updates=5,
+            adam_beta1=0.5,
+            policy_delay=2,
+        ),
+        CONTINUOUS,
+    ),
+    "sac_crossq_quantiles": (SACConfig(hidden_sizes=(16,), crossq=True, quantiles=5), CONTINUOUS),
     "sac_discrete": (SACDiscreteConfig(hidden_sizes=(16, 16)), VECTOR),
     "sac_discrete_image": (
         SACDiscreteConfig(

@@ -38,11 +38,13 @@ CASES: list[tuple[EnvSpec, dict[str, Any]]] = [
     ),
     (DISCRETE, {"algorithm": "sac_discrete"}),
     (BOX, {"algorithm": "sac", "hidden_sizes": [8], "actor_ema_decay": 0.9}),
+    (BOX, {"algorithm": "sac", "hidden_sizes": [8], "crossq": True}),
     (BOX, {"algorithm": "td3"}),
     (BOX, {"algorithm": "ddpg"}),
     (BOX, {"algorithm": "d4pg"}),
     (BOX, {"algorithm": "ppo"}),
     (DISCRETE, {"algorithm": "impala"}),
+    (DISCRETE, {"algorithm": "pqn"}),
 ]
 
 

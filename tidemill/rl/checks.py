@@ -6,7 +6,7 @@ from tidemill.errors import ConfigError
 from tidemill.types import EnvSpec
 
 _ALGORITHMS = {
-    True: ("dqn", "r2d2", "sac_discrete", "ppo", "impala"),
+    True: ("dqn", "r2d2", "sac_discrete", "ppo", "impala", "pqn"),
     False: ("sac", "td3", "ddpg", "d4pg", "ppo", "impala"),
 }
 """Those that come with the project, by whether their actions are discrete."""

@@ -78,10 +78,11 @@ def test_help_of_train_lists_every_algorithm(capsys: pytest.CaptureFixture[str])
     """Each has a line on what it is; the option shows them all, and how to see the settings of another one."""
     assert cli.main(["train", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert len(algorithms()) == 9
+    assert len(algorithms()) == 10
     for name in algorithms():
         assert f" {name} {str(config_class(name).__doc__).splitlines()[0]}" in shown
-    assert f"--agent.algorithm {{{','.join(algorithms())}}}|PACKAGE" in shown
+    unbroken = shown.replace("│", "").replace(" ", "")  # the line is longer than its box
+    assert f"--agent.algorithm{{{','.join(algorithms())}}}|PACKAGE" in unbroken
     assert "tidemill train --agent.algorithm dqn --help" in shown
     assert "--agent.temperature {learned,fixed}" in shown
 

@@ -60,6 +60,55 @@ def batched(params: Params, inputs: Floats) -> Floats:
     return np.stack(outputs)
 
 
+def batch_normalised(params: Params, inputs: Floats) -> Floats:
+    """Return [copies, B, outputs] of networks with one hidden layer, each of whose layers normalises by the batch."""
+    outputs = []
+    for copy in range(len(params["layers.0.weight"])):
+        hidden = inputs
+        for number in range(2):
+            layer = {name: params[f"layers.{number}.{name}"][copy] for name in ("weight", "bias")}
+            affine = [params[f"layers.{number}.renorm.{name}"][copy] for name in ("scale", "shift")]
+            normal = (hidden - hidden.mean(axis=0)) / np.sqrt(hidden.var(axis=0) + 1e-3)
+            hidden = (normal * affine[0] + affine[1]) @ layer["weight"] + layer["bias"]
+            hidden = np.maximum(hidden, 0.0) if number == 0 else hidden
+        outputs.append(hidden)
+    return np.stack(outputs)
+
+
+def running_normalised(params: Params, inputs: Floats) -> Floats:
+    """Return the same by the running statistics."""
+    outputs = []
+    for copy in range(len(params["layers.0.weight"])):
+        hidden = inputs
+        for number in range(2):
+            own = {name: params[f"layers.{number}.{name}"][copy] for name in ("weight", "bias")}
+            names = ("running_mean", "running_std", "scale", "shift")
+            mean, std, scale, shift = (params[f"layers.{number}.renorm.{name}"][copy] for name in names)
+            hidden = ((hidden - mean) / std * scale + shift) @ own["weight"] + own["bias"]
+            hidden = np.maximum(hidden, 0.0) if number == 0 else hidden
+        outputs.append(hidden)
+    return np.stack(outputs)
+
+
+def truncated(quantiles: Floats, dropped: int) -> Floats:
+    """Return, item by item, the smallest of all critics' quantiles [C, B, K]: `dropped` fewer for each critic."""
+    critics, _, count = quantiles.shape
+    return np.stack([sorted(item.flatten())[: critics * (count - dropped)] for item in quantiles.transpose(1, 0, 2)])
+
+
+def quantile_huber(quantiles: Floats, target: Floats, weight: Floats) -> float:
+    """Return the weighted mean over items of the critics' summed losses, written out pair by pair."""
+    critics, batch, count = quantiles.shape
+    total = 0.0
+    for critic, item, rank in np.ndindex(critics, batch, count):
+        level = (2 * rank + 1) / (2 * count)
+        for sample in target[item]:
+            error = sample - quantiles[critic, item, rank]
+            huber = 0.5 * error**2 if abs(error) <= 1.0 else abs(error) - 0.5
+            total += weight[item] * abs(level - (error < 0.0)) * huber / (count * target.shape[1] * batch)
+    return total
+
+
 def twin_q(params: Params, observation: Floats, action: Floats) -> Floats:
     """Return both critics' values [2, B]."""
     return batched(params, np.concatenate((observation, action), axis=1))[..., 0]

@@ -24,6 +24,7 @@ from tidemill.rl.agents.impala.config import IMPALAConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.ppo.agent import PPOAgent
 from tidemill.rl.agents.ppo.config import PPOConfig
+from tidemill.rl.agents.pqn.config import PQNConfig
 from tidemill.rl.agents.r2d2.agent import R2D2Agent
 from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.registry import AgentConfig
@@ -45,6 +46,7 @@ ALGORITHMS: dict[str, AgentConfig] = {
     "r2d2": R2D2Config(network="mlp", **SMALL_R2D2, exploration="schedule", epsilon_final=0.5),
     "ppo": PPOConfig(hidden_sizes=(8,)),
     "impala": IMPALAConfig(hidden_sizes=(8,)),
+    "pqn": PQNConfig(hidden_sizes=(8,), epsilon_final=0.5),
 }
 
 

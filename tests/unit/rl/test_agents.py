@@ -98,8 +98,12 @@ def observations(env_spec: EnvSpec, count: int = 5) -> Array:
         ("dqn_colours", 6),
         ("r2d2", 30),
         ("r2d2_image", 4),
+        ("pqn", 30),
         ("sac", 500),
         ("sac_all_options", 60),
+        ("sac_tqc", 60),
+        ("sac_crossq", 60),
+        ("sac_crossq_quantiles", 60),
         ("sac_discrete", 60),
         ("ddpg", 60),
         ("td3", 60),
@@ -150,7 +154,8 @@ def test_losses_values_and_norms_of_gradients_are_reported(config: AgentConfig, 
     if isinstance(config, LearnsOnPolicy):
         batch = sampled_batch(agent, config, env_spec, 4, torch.Generator().manual_seed(0))
         names = set(agent.update(batch, torch.ones(4)).metrics)
-        assert names >= {"loss", "policy_loss", "value_loss", "value", "entropy", "grad_norm"}
+        parts = {"q"} if config.algorithm == "pqn" else {"policy_loss", "value_loss", "value", "entropy"}
+        assert names >= {"loss", "grad_norm"} | parts
         return
     norms = {"grad_norm"} if config.algorithm in ("dqn", "r2d2") else {"critic_grad_norm", "actor_grad_norm"}
     seen: list[set[str]] = []
@@ -169,15 +174,17 @@ def test_losses_values_and_norms_of_gradients_are_reported(config: AgentConfig, 
 def test_item_of_weight_zero_does_not_move_the_values(config: AgentConfig, env_spec: EnvSpec) -> None:
     """Importance weights scale each item's part in the loss: with all of them 0 the critic's gradient is 0."""
     agent = build_agent(config, env_spec)
-    name = {"dqn": "online", "r2d2": "online", "ppo": "network", "impala": "network"}.get(config.algorithm, "critic")
-    before = copy.deepcopy(_without_singular_vectors(agent.state_dict()[name]))
+    names = {"dqn": "online", "r2d2": "online", "ppo": "network", "impala": "network", "pqn": "network"}
+    name = names.get(config.algorithm, "critic")
+    before = copy.deepcopy(_learned(agent.state_dict()[name]))
     agent.update(sampled_batch(agent, config, env_spec, 6, torch.Generator().manual_seed(0)), torch.zeros(6))
-    assert_equal_states(_without_singular_vectors(agent.state_dict()[name]), before)
+    assert_equal_states(_learned(agent.state_dict()[name]), before)
 
 
-def _without_singular_vectors(network: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters; the vectors of spectral normalisation are brought nearer by every pass."""
-    return {name: value for name, value in network.items() if not name.endswith(("._u", "._v"))}
+def _learned(network: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters; every pass moves the vectors of spectral normalisation, and running statistics."""
+    moving = ("._u", "._v", ".running_mean", ".running_std")
+    return {name: value for name, value in network.items() if not name.endswith(moving)}
 
 
 @every_agent

@@ -37,6 +37,18 @@ CASES: dict[str, AgentConfig] = {
         critic_learning_rate=3e-3,
     ),
     "sac": SACConfig(hidden_sizes=(32,), learning_rate=3e-3, temperature="fixed", initial_temperature=1e-3),
+    "sac_tqc": SACConfig(
+        hidden_sizes=(32,), learning_rate=3e-3, temperature="fixed", initial_temperature=1e-3, quantiles=9
+    ),
+    "sac_crossq": SACConfig(
+        hidden_sizes=(32,),
+        learning_rate=3e-3,
+        adam_beta1=0.5,
+        temperature="fixed",
+        initial_temperature=1e-3,
+        crossq=True,
+        crossq_warmup_updates=300,
+    ),
 }
 
 

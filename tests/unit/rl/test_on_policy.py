@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -57,15 +57,20 @@ class Reference(nn.Module):
     def __init__(self, parameters: dict[str, Tensor], env_spec: EnvSpec) -> None:
         super().__init__()
         outputs = env_spec.num_actions or env_spec.action_size
-        self.policy = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, outputs))
+        decides_std = not env_spec.is_discrete and "log_std" not in parameters
+        self.policy = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, outputs * (1 + decides_std)))
         self.value = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
-        self.log_std = None if env_spec.is_discrete else nn.Parameter(torch.zeros(outputs))
+        self.log_std = None if env_spec.is_discrete or decides_std else nn.Parameter(torch.zeros(outputs))
+        self._decides_std = decides_std
         renamed = {name.replace(".1.", ".2."): value for name, value in parameters.items()}
         self.load_state_dict(renamed)
 
     def distribution(self, observation: Tensor) -> Any:  # noqa: ANN401 - torch's distributions share no useful type
         """Return torch's distribution of the actions."""
         head = self.policy(observation)
+        if self._decides_std:
+            mean, log_std = head.chunk(2, dim=-1)
+            return torch.distributions.Independent(torch.distributions.Normal(mean, log_std.exp()), 1)
         if self.log_std is None:
             return torch.distributions.Categorical(logits=head)
         normal = torch.distributions.Normal(head, self.log_std.exp().expand_as(head))
@@ -118,10 +123,14 @@ def reference_ppo_loss(network: Reference, batch: dict[str, Tensor], config: PPO
     return {"loss": loss, "policy_loss": parts[0], "value_loss": parts[1], "entropy": parts[2]}
 
 
-@pytest.mark.parametrize("env_spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
-def test_ppo_equals_an_independent_implementation(env_spec: EnvSpec) -> None:
+@pytest.mark.parametrize(
+    "env_spec, std",
+    [(DISCRETE, "shared"), (CONTINUOUS, "shared"), (CONTINUOUS, "observation")],
+    ids=["discrete", "continuous", "continuous_std_of_observation"],
+)
+def test_ppo_equals_an_independent_implementation(env_spec: EnvSpec, std: Literal["shared", "observation"]) -> None:
     """Advantages, losses and all gradients of the first gradient step on a fixed rollout, to 1e-4 in float32."""
-    config = PPOConfig(hidden_sizes=(8,), unroll=STEPS, gamma=GAMMA, gae_lambda=0.8)
+    config = PPOConfig(hidden_sizes=(8,), unroll=STEPS, gamma=GAMMA, gae_lambda=0.8, gaussian_std=std)
     agent, batch = PPOAgent(config, env_spec, CPU, seed=3), rollout(env_spec)
     network = Reference(agent.policy_state(), env_spec)
     samples = agent.samples(batch, torch.ones(STREAMS))
@@ -257,3 +266,21 @@ def test_policy_draws_by_its_probabilities_and_reports_them(env_spec: EnvSpec) -
     else:
         np.testing.assert_allclose(output.action.mean(0), distribution.head[0].detach(), atol=0.015)
         np.testing.assert_allclose(output.action.std(0), math.exp(-1.0), atol=0.01)
+
+
+def test_standard_deviation_may_follow_the_observation() -> None:
+    """It starts near the one asked for, differs between observations once the network does, and actions have it."""
+    config, count = PPOConfig(hidden_sizes=(8,), initial_log_std=-1.0, gaussian_std="observation"), 20_000
+    agent, policy = PPOAgent(config, CONTINUOUS, CPU, seed=5), build_policy(config, CONTINUOUS, seed=1)
+    seen = torch.eye(3)
+    fresh = agent.network.distribution(seen)
+    assert fresh.log_std is not None
+    torch.testing.assert_close(fresh.log_std, torch.full((3, 2), -1.0), atol=0.05, rtol=0)
+    with torch.no_grad():
+        agent.network.get_parameter("policy.1.weight").normal_(generator=torch.Generator().manual_seed(0))
+    policy.load(agent.policy_state())
+    std = agent.network.distribution(seen).log_std
+    assert std is not None
+    assert (std[0] - std[1]).abs().min() > 0.01
+    action = policy.act(policy_input(np.tile(seen[1].numpy(), (count, 1)))).action
+    np.testing.assert_allclose(np.log(action.std(axis=0)), std[1].detach(), atol=0.02)

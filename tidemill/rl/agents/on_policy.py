@@ -27,7 +27,12 @@ LOG_PROB = "log_prob"
 
 
 def rollouts(
-    columns: Mapping[str, Array], index: NDArray[np.int64], window: WindowSpec, frame_stack: int, gamma: float
+    columns: Mapping[str, Array],
+    index: NDArray[np.int64],
+    window: WindowSpec,
+    frame_stack: int,
+    gamma: float,
+    extras: tuple[str, ...] = (LOG_PROB,),
 ) -> dict[str, Array]:
     """Return the rollouts of a batch of windows; see `unrolled_transitions` for the rows and most of the result.
 
@@ -37,6 +42,7 @@ def rollouts(
         window: How a window is divided.
         frame_stack: Observations the network sees at once.
         gamma: Discount of one step.
+        extras: Columns of the algorithm's own to return as well.
 
     Returns:
         What `unrolled_transitions` does, with the action masks where there are some, and `is_trained`, bool [B, U]:
@@ -47,7 +53,7 @@ def rollouts(
     # at a stream's start the row before is the first row itself: it begins an episode, or is trained on
     is_final = ended & ~columns["is_first"][rows] & (before != rows)
     seen = index[:, window.history - frame_stack + 1 :]
-    extras = (LOG_PROB, ACTION_MASK) if ACTION_MASK in columns else (LOG_PROB,)
+    extras = (*extras, ACTION_MASK) if ACTION_MASK in columns else extras
     batch = unrolled_transitions(columns, seen, frame_stack, window.steps, gamma, extras=extras)
     return batch | {"is_trained": ~is_final}
 

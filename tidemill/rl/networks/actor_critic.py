@@ -1,8 +1,8 @@
 """A policy and a value behind one torso, and the distributions that policies choose actions from.
 
 A categorical policy has one logit per action. A Gaussian one has a mean per action dimension, which the observation
-decides, and a log standard deviation that it does not (Schulman et al. 2017); actions beyond [-1, 1] are stored as they
-were drawn and clipped by the environment.
+decides, and a log standard deviation, which it does not (Schulman et al. 2017) or does as well; actions beyond [-1, 1]
+are stored as they were drawn and clipped by the environment.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tidemill.rl.networks.linear import linear
+from tidemill.rl.networks.squashed_gaussian import split
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.networks.torsos import NetworkSetting
 from tidemill.types import EnvSpec
@@ -54,6 +55,10 @@ class ActorCriticSettings(Protocol):
     def initial_log_std(self) -> float:
         """Where a Gaussian's log standard deviation starts."""
 
+    @property
+    def gaussian_std(self) -> str:
+        """`shared` by all observations, or a function of the `observation`."""
+
 
 class ActionDistribution(NamedTuple):
     """Distributions over actions: categorical if there is no `log_std`.
@@ -61,11 +66,16 @@ class ActionDistribution(NamedTuple):
     Attributes:
         head: Logits [B, A], or means [B, A]; of D independent choices logits [B, D, M], where M is the largest number
             of options and logits beyond a choice's own are those of probability 0.
-        log_std: Log standard deviations [A] of a Gaussian; None of a categorical policy.
+        log_std: Log standard deviations [A], or [B, A], of a Gaussian; None of a categorical policy.
     """
 
     head: Tensor
     log_std: Tensor | None
+
+    def first(self, count: int) -> ActionDistribution:
+        """Return the first `count` of them."""
+        follows = self.log_std is not None and self.log_std.ndim == 2
+        return ActionDistribution(self.head[:count], self.log_std[:count] if follows else self.log_std)  # type: ignore[index]
 
     def sample(self, rng: torch.Generator) -> Tensor:
         """Draw an action of each, int64 [B] or [B, D], or float32 [B, A]."""
@@ -92,7 +102,7 @@ class ActionDistribution(NamedTuple):
         if self.log_std is None:
             log_prob = self.head.log_softmax(dim=-1)
             return self._summed(-(log_prob.exp() * log_prob).sum(dim=-1))
-        return (self.log_std + 0.5 + _HALF_LOG_2PI).sum().expand(len(self.head))
+        return (self.log_std + 0.5 + _HALF_LOG_2PI).sum(dim=-1).expand(len(self.head))
 
     def _summed(self, value: Tensor) -> Tensor:
         """Return the sum over independent choices, [B], of one value of each, [B, D]; [B] as it is."""
@@ -108,13 +118,17 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.torso = build_torso(settings.network, env_spec, rng, settings.network_settings)
         self._activate = torch.tanh if settings.activation == "tanh" else torch.relu
-        outputs = sum(env_spec.action_options) or env_spec.action_size
+        continuous = not env_spec.action_options
+        self._decides_std = continuous and settings.gaussian_std == "observation"
+        outputs = env_spec.action_size * (1 + self._decides_std) if continuous else sum(env_spec.action_options)
         widths = (int(self.torso.outputs), *settings.hidden_sizes)  # type: ignore[arg-type]  # every torso has it
         # gains as in CleanRL and Stable-Baselines3: a policy that starts nearly uniform, a value that starts near 0
         self.policy = _layers((*widths, outputs), rng, last_gain=0.01)
         self.value = _layers((*widths, 1), rng, last_gain=1.0)
         self.log_std = None
-        if not env_spec.action_options:
+        if self._decides_std:
+            nn.init.constant_(self.policy[-1].bias[env_spec.action_size :], settings.initial_log_std)  # type: ignore[index]
+        elif continuous:
             self.log_std = nn.Parameter(torch.full((outputs,), settings.initial_log_std))
         self.register_buffer("_places", _places(env_spec.action_sizes) if env_spec.action_sizes else None, False)
 
@@ -143,6 +157,8 @@ class ActorCritic(nn.Module):
 
     def _distribution(self, features: Tensor, legal: Tensor | None) -> ActionDistribution:
         head = self._through(self.policy, features)
+        if self._decides_std:
+            return ActionDistribution(*split(head))
         head = legal_logits(head, legal)
         if self._places is not None:
             head = nn.functional.pad(head, (0, 1), value=_IMPOSSIBLE)[:, self._places]

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tidemill.rl.networks.batch_renorm import BatchRenorm, Renormalised, RenormBounds
 from tidemill.rl.networks.linear import flat
 
 LAYER_NORM_EPSILON = 1e-5
@@ -26,22 +27,34 @@ class LayerActivations(NamedTuple):
     """Results of a layer's forward pass that its backward pass needs; E is the ensemble's size.
 
     Attributes:
-        inputs: [E, B, in].
+        inputs: Of the linear product, [E, B, in].
         output: After the ReLU if the layer has one, [E, B, out].
         norm: Of a normalised layer: the product, its mean, 1 / its standard deviation and the normalised
             product; empty otherwise.
+        renorm: How the inputs were renormalised before the product; None of a layer that does not.
     """
 
     inputs: Tensor
     output: Tensor
     norm: tuple[Tensor, ...]
+    renorm: Renormalised | None = None
 
 
 class EnsembleLayer(nn.Module):
-    """A linear layer of each copy, then optionally a layer norm (Ba et al. 2016) and a ReLU."""
+    """A linear layer of each copy, then optionally a layer norm (Ba et al. 2016) and a ReLU.
+
+    Before it all the inputs may be renormalised by their batch.
+    """
 
     def __init__(
-        self, ensemble_size: int, inputs: int, outputs: int, layer_norm: bool, relu: bool, rng: torch.Generator
+        self,
+        ensemble_size: int,
+        inputs: int,
+        outputs: int,
+        layer_norm: bool,
+        relu: bool,
+        rng: torch.Generator,
+        batch_renorm: bool = False,
     ) -> None:
         super().__init__()
         bound = 1.0 / math.sqrt(inputs)  # as torch.nn.Linear starts
@@ -49,12 +62,17 @@ class EnsembleLayer(nn.Module):
         self.bias = nn.Parameter(torch.empty(ensemble_size, 1, outputs).uniform_(-bound, bound, generator=rng))
         self.scale = nn.Parameter(torch.ones(ensemble_size, 1, outputs)) if layer_norm else None
         self.shift = nn.Parameter(torch.zeros(ensemble_size, 1, outputs)) if layer_norm else None
+        self.renorm = BatchRenorm(ensemble_size, inputs) if batch_renorm else None
         self._relu, self._narrow = relu, outputs < _NARROW
         self.products = torch.float32
         """Format that factors and products are rounded to; bias, gradients and what leaves the layer are float32."""
 
-    def forward(self, x: Tensor) -> LayerActivations:
-        """Return the layer's output for x [E, B, in], with what `backward` needs."""
+    def forward(self, x: Tensor, bounds: RenormBounds | None = None) -> LayerActivations:
+        """Return the layer's output for x [E, B, in], with what the gradients need; see `BatchRenorm` for `bounds`."""
+        renorm = None
+        if self.renorm is not None:
+            renorm = self.renorm(x, bounds)
+            x = renorm.output
         output = self._linear(x)
         norm: tuple[Tensor, ...] = ()
         if self.scale is not None and self.shift is not None:
@@ -62,7 +80,7 @@ class EnsembleLayer(nn.Module):
             normalised, mean, inverse = torch.native_layer_norm(output, width, None, None, LAYER_NORM_EPSILON)
             norm = (output, mean, inverse, normalised)
             output = torch.addcmul(self.shift, normalised, self.scale)
-        return LayerActivations(x, output.relu_() if self._relu else output, norm)
+        return LayerActivations(x, output.relu_() if self._relu else output, norm, renorm)
 
     def _linear(self, x: Tensor) -> Tensor:
         if self.weight.shape[2] == 1:  # a product with one column is slow as a matrix product
@@ -98,7 +116,7 @@ class EnsembleLayer(nn.Module):
         return self._product(saved.inputs.mT, gradient)
 
     def input_gradient(self, gradient: Tensor, last: int = 0) -> Tensor:
-        """Return the gradient of the layer's inputs, or of the `last` of them, from that of the linear product."""
+        """Return the gradient of the product's inputs, or of the `last` of them, from that of the linear product."""
         weight = self.weight[:, -last:] if last else self.weight
         if weight.shape[2] == 1:
             return gradient * weight.mT
@@ -116,12 +134,24 @@ class EnsembleMLP(nn.Module):
         outputs: int,
         rng: torch.Generator,
         layer_norm: bool = False,
+        batch_renorm: bool = False,
     ) -> None:
+        """Make the layers.
+
+        Args:
+            ensemble_size: How many networks.
+            inputs: Numbers that each takes.
+            hidden_sizes: Units of each hidden layer.
+            outputs: Numbers that each returns.
+            rng: Draws the parameters.
+            layer_norm: Whether a layer norm follows each hidden layer's product.
+            batch_renorm: Whether the inputs of every layer are renormalised by their batch.
+        """
         super().__init__()
         widths = (inputs, *hidden_sizes, outputs)
         last = len(hidden_sizes)
         layers = [
-            EnsembleLayer(ensemble_size, a, b, layer_norm and i < last, i < last, rng)
+            EnsembleLayer(ensemble_size, a, b, layer_norm and i < last, i < last, rng, batch_renorm)
             for i, (a, b) in enumerate(pairwise(widths))
         ]
         self.layers = nn.ModuleList(layers)
@@ -137,18 +167,22 @@ class EnsembleMLP(nn.Module):
         for layer in self._layers[1:-1]:
             layer.products = dtype
 
-    def activations(self, observation: Tensor, action: Tensor | None = None) -> list[LayerActivations]:
+    def activations(
+        self, observation: Tensor, action: Tensor | None = None, bounds: RenormBounds | None = None
+    ) -> list[LayerActivations]:
         """Return what each layer did; the last one's `output` is the network's.
 
         Args:
             observation: [B, ...], see `flat`.
             action: Put behind it, [B, A]; none for a network of observations alone. All are `inputs` numbers.
+            bounds: Of a network that renormalises: by the batch's own statistics within these; None: by the running
+                ones, which no pass changes.
         """
         activations: list[LayerActivations] = []
         x = flat(observation)
         hidden = (x if action is None else torch.cat((x, action), dim=-1)).expand(self._ensemble_size, -1, -1)
         for layer in self._layers:
-            activations.append(layer(hidden))
+            activations.append(layer(hidden, bounds))
             hidden = activations[-1].output
         return activations
 
@@ -159,18 +193,35 @@ class EnsembleMLP(nn.Module):
             layer, saved = self._layers[i], activations[i]
             gradient, affine = layer.product_gradient(saved, gradient)
             own = [layer.weight_gradient(saved, gradient), gradient.sum(dim=1, keepdim=True), *affine]
-            gradients = own + gradients
-            if i:
+            if i or saved.renorm is not None:
                 gradient = layer.input_gradient(gradient)
+            if layer.renorm is not None and saved.renorm is not None:
+                gradient, affine = layer.renorm.backward(saved.renorm, gradient)
+                own += affine
+            gradients = own + gradients
         return gradients
 
     def input_gradient(self, activations: Sequence[LayerActivations], gradient: Tensor, last: int) -> Tensor:
         """Return the gradient of the `last` inputs, 0 for all, of each copy, [E, B, last]; no parameter takes part."""
         for number in range(len(activations) - 1, -1, -1):
-            layer = self._layers[number]
-            gradient, _ = layer.product_gradient(activations[number], gradient)
-            gradient = layer.input_gradient(gradient, last=0 if number else last)
-        return gradient
+            layer, saved = self._layers[number], activations[number]
+            gradient, _ = layer.product_gradient(saved, gradient)
+            if layer.renorm is None or saved.renorm is None:
+                gradient = layer.input_gradient(gradient, last=0 if number else last)
+            else:
+                gradient, _ = layer.renorm.backward(saved.renorm, layer.input_gradient(gradient))
+        return gradient[..., -last:]
+
+    def batch_statistics(self, activations: Sequence[LayerActivations]) -> list[Tensor]:
+        """Return mean and standard deviation of each layer's batch, of a pass by them; empty without any."""
+        found = [(saved.renorm.mean, saved.renorm.std) for saved in activations if saved.renorm is not None]
+        return [statistic for pair in found for statistic in pair if statistic is not None]
+
+    def track(self, statistics: Sequence[Tensor]) -> None:
+        """Move the running statistics towards what `batch_statistics` returned."""
+        for layer, mean, std in zip(self._layers, statistics[::2], statistics[1::2], strict=False):
+            assert layer.renorm is not None, "a network that does not renormalise has no statistics"
+            layer.renorm.track(mean, std)
 
 
 class TorsoEnsembleMLP(EnsembleMLP):
@@ -186,11 +237,13 @@ class TorsoEnsembleMLP(EnsembleMLP):
         """Return outputs [E, B, outputs]; as `activations`, without what a gradient needs."""
         return super().activations(self.torso(observation).float(), action)[-1].output
 
-    def activations(self, observation: Tensor, action: Tensor | None = None) -> list[LayerActivations]:
+    def activations(
+        self, observation: Tensor, action: Tensor | None = None, bounds: RenormBounds | None = None
+    ) -> list[LayerActivations]:
         """Return what torso and layers did, the torso first: its `output` are the features, with their graph."""
         with torch.enable_grad():
             features = self.torso(observation).float()
-        return [LayerActivations(observation, features, ()), *super().activations(features.detach(), action)]
+        return [LayerActivations(observation, features, ()), *super().activations(features.detach(), action, bounds)]
 
     def parameter_gradients(self, activations: Sequence[LayerActivations], gradient: Tensor) -> list[Tensor]:
         """Return the gradients of `parameters()`, in their order: the layers', then the torso's."""

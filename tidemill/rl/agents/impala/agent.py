@@ -60,7 +60,7 @@ class IMPALAAgent:
         distribution, value = self.network(rollout.observation.flatten(0, 1), legal)
         value, count = value.unflatten(0, shape), rollout.reward.numel()
         # the rows of time come first, so those to bootstrap from are the last ones
-        acted = distribution._replace(head=distribution.head[:count])
+        acted = distribution.first(count)
         log_prob = acted.log_prob(rollout.action.flatten(0, 1)).unflatten(0, rollout.reward.shape)
         log_ratio = log_prob - rollout.log_prob
         columns = (rollout.reward, rollout.discount, rollout.continues, value[:-1], value[1:])

@@ -28,6 +28,8 @@ class IMPALAConfig:
     """Function between these layers."""
     initial_log_std: float = 0.0
     """Log standard deviation that a Gaussian policy starts with; continuous actions only."""
+    gaussian_std: Literal["shared", "observation"] = "shared"
+    """Whether a Gaussian's standard deviations are parameters or outputs of the network, within e**-20 and e**2."""
     unroll: int = 20
     """Transitions of an item, in a row of one environment; `table.chunk_length` must divide it plus 1."""
     batch_size: int = 8
@@ -57,6 +59,8 @@ class IMPALAConfig:
         check_torso(self.network)
         require(min(self.hidden_sizes, default=1) > 0, "hidden_sizes", self.hidden_sizes, "positive sizes")
         require(self.activation in ("tanh", "relu"), "activation", self.activation, "'tanh' or 'relu'")
+        kinds = ("shared", "observation")
+        require(self.gaussian_std in kinds, "gaussian_std", self.gaussian_std, "'shared' or 'observation'")
         for name in ("unroll", "batch_size"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("learning_rate", "optimizer_epsilon", "max_rho", "max_c"):

@@ -1,4 +1,4 @@
-"""Soft actor-critic's learner side (Haarnoja et al. 2018, algorithm 1, without a value network)."""
+"""Soft actor-critic's learner side (Haarnoja et al. 2018, algorithm 1, without a value network), TQC and CrossQ."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from tidemill.rl.agents.interface import Array, State, Update
-from tidemill.rl.agents.sac import loss
 from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.rl.agents.sac.loss import build_value_head
 from tidemill.rl.agents.sac.networks import build_actor, build_critic
-from tidemill.rl.losses import twin_td_loss
+from tidemill.rl.mean_priority import MeanPriority
+from tidemill.rl.networks.batch_renorm import BATCH_NORM, RENORM, RenormBounds
+from tidemill.rl.networks.ensemble_mlp import EnsembleMLP, LayerActivations
 from tidemill.rl.networks.precision import MatmulPrecision
 from tidemill.rl.networks.squashed_gaussian import head_gradient, sample
 from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm
@@ -25,15 +28,9 @@ from tidemill.rl.train_state import TrainState
 from tidemill.rl.transitions import transitions
 from tidemill.types import EnvSpec, WindowSpec
 
-_PRIORITY_SHARE = 0.01
-"""Of one update in the mean priority."""
-
-_LARGEST_PRIORITY = 60_000.0
-"""That float16 holds, as which actors get it."""
-
 
 class SACAgent:
-    """Actor, twin critics, their target and the temperature, with one optimizer each.
+    """Actor, critics, their target unless it is CrossQ, and the temperature, with one optimizer each.
 
     Gradients are written out, see `tidemill.rl.networks.ensemble_mlp`: they are those of the functions in
     `loss.py`, which tests hold them against.
@@ -53,17 +50,23 @@ class SACAgent:
         for network in (self._actor, self._critic):
             network.set_compute_dtype(products)
         self._average = TargetNetwork(self._actor, every=0, tau=1.0 - config.actor_ema_decay)
-        self._target = TargetNetwork(self._critic, every=0, tau=config.tau)
+        self._target = None if config.crossq else TargetNetwork(self._critic, every=0, tau=config.tau)
+        self._head = build_value_head(config)
         self._log_temperature = torch.tensor(math.log(config.initial_temperature), device=device)
         self._target_entropy = -float(self._action_size) if config.target_entropy is None else config.target_entropy
-        self._mean_priority = torch.ones((), device=device)  # of the newest updates
-        self._actor_optimizer = Adam(self._actor.parameters(), config.learning_rate)
-        self._critic_optimizer = Adam(self._critic.parameters(), config.learning_rate)
-        self._temperature_optimizer = Adam([self._log_temperature], config.learning_rate)
+        self._mean_priority = MeanPriority(device)
+        rate, betas = config.learning_rate, (config.adam_beta1, 0.999)
+        self._actor_optimizer = Adam(self._actor.parameters(), rate, betas)
+        self._critic_optimizer = Adam(self._critic.parameters(), rate, betas)
+        self._temperature_optimizer = Adam([self._log_temperature], rate, betas)
         self._noise = torch.Generator(device).manual_seed(seed)
-        networks = {"actor": self._actor, "critic": self._critic, "target": self._target.network}
+        networks: dict[str, nn.Module] = {"actor": self._actor, "critic": self._critic}
+        if self._target is not None:
+            networks["target"] = self._target.network
+        if config.actor_ema_decay:
+            networks["average"] = self._average.network
         self._state = TrainState(
-            networks | ({"average": self._average.network} if config.actor_ema_decay else {}),
+            networks,
             {
                 "actor_optimizer": self._actor_optimizer,
                 "critic_optimizer": self._critic_optimizer,
@@ -90,54 +93,86 @@ class SACAgent:
         shape = (2, len(weight), self._action_size)
         noise = draw_normal(shape, self._state.group, self._noise, weight.device, dim=1)
         temperature = self._log_temperature.exp()
-        observation = batch["observation"]
-        target = self._critic_target(batch, noise[0], temperature)
-        priority, metrics = self._update_critic(observation, batch["action"].flatten(1), target, weight)
+        priority, metrics = self._update_critic(batch, weight, noise[0], temperature)
         if self._state.updates % self._config.policy_delay == 0:
-            metrics |= self._update_actor(observation, noise[1], temperature)
+            metrics |= self._update_actor(batch["observation"], noise[1], temperature)
         self._move_averages()
         self._state.updates += 1
         return Update(priority, metrics | {"temperature": temperature})
 
-    def _critic_target(self, batch: Mapping[str, Tensor], noise: Tensor, temperature: Tensor) -> Tensor:
-        next_observation = batch["bootstrap_observation"]
-        drawn = sample(self._actor(next_observation)[0], noise)
-        bootstrap_q = self._target.network(next_observation, drawn.action).squeeze(-1)
-        return loss.soft_q_target(
-            batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q, drawn.log_prob, temperature
-        )
-
     def _update_critic(
-        self, observation: Tensor, action: Tensor, target: Tensor, weight: Tensor
+        self, batch: Mapping[str, Tensor], weight: Tensor, noise: Tensor, temperature: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        activations = self._critic.activations(observation, action)
-        q = activations[-1].output.squeeze(-1)
-        gradient, td_error = loss.critic_gradient(q, target, weight, self._config.huber_delta)
-        gradients = self._critic.parameter_gradients(activations, gradient.unsqueeze(-1))
+        drawn = sample(self._actor(batch["bootstrap_observation"])[0], noise)
+        activations, bootstrap = self._criticise(batch, drawn.action)
+        output = activations[-1].output[:, : len(weight)]
+        target = self._head.target(
+            batch["n_step_return"], batch["bootstrap_discount"], bootstrap, drawn.log_prob, temperature
+        )
+        gradient, td_error = self._head.gradient(output, target, weight)
+        if self._target is None:  # no gradient at the second half, where targets come from
+            gradient = functional.pad(gradient, (0, 0, 0, len(weight)))
         mean_error = td_error.mean()
-        *gradients, mean_priority = self._state.group.mean([*gradients, mean_error])
-        self._critic_optimizer.step(gradients)
-        self._mean_priority.lerp_(mean_priority, _PRIORITY_SHARE)
-        metrics = {"td_error": mean_error, "q": q.mean()}
+        gradients = self._step(self._critic, self._critic_optimizer, activations, gradient, mean_error)
+        self._mean_priority.update(gradients.pop())
+        metrics = {"td_error": mean_error, "q": output.mean()}
         if self._state.is_measured:
-            metrics["loss"] = twin_td_loss(q, target, weight, self._config.huber_delta).loss
+            metrics["loss"] = self._head.loss(output, target, weight)
             metrics["critic_grad_norm"] = global_norm(gradients)
         return td_error, metrics
 
+    def _criticise(self, batch: Mapping[str, Tensor], next_action: Tensor) -> tuple[list[LayerActivations], Tensor]:
+        """Return what the critics did with each transition's start, and the values of its end, [C, B, K].
+
+        With CrossQ they see both ends in one pass, [C, 2 B, K], whose second half are the values of the end.
+        """
+        observation, action = batch["observation"], batch["action"].flatten(1)
+        next_observation = batch["bootstrap_observation"]
+        if self._target is not None:
+            return self._critic.activations(observation, action), self._target.network(next_observation, next_action)
+        both = torch.cat((observation, next_observation)), torch.cat((action, next_action))
+        activations = self._critic.activations(*both, self._renorm_bounds)
+        return activations, activations[-1].output[:, len(action) :]
+
+    @property
+    def _renorm_bounds(self) -> RenormBounds | None:
+        """How the networks that learn in this update normalise, if they do."""
+        if not self._config.crossq:
+            return None
+        return BATCH_NORM if self._state.updates < self._config.crossq_warmup_updates else RENORM
+
+    def _step(
+        self,
+        network: EnsembleMLP,
+        optimizer: Adam,
+        activations: list[LayerActivations],
+        gradient: Tensor,
+        also: Tensor,
+    ) -> list[Tensor]:
+        """Step down the gradient of a network's output; return those of its parameters, and `also`, of all ranks.
+
+        Each rank renormalises by its own part of a batch; the running statistics follow the mean over ranks.
+        """
+        parameters = network.parameter_gradients(activations, gradient)
+        statistics = network.batch_statistics(activations)
+        averaged = self._state.group.mean([*parameters, *statistics, also])
+        gradients = averaged[: len(parameters)]
+        optimizer.step(gradients)
+        network.track(averaged[len(parameters) : -1])
+        return [*gradients, averaged[-1]]
+
     def _update_actor(self, observation: Tensor, noise: Tensor, temperature: Tensor) -> dict[str, Tensor]:
-        actor_activations = self._actor.activations(observation)
-        drawn = sample(actor_activations[-1].output[0], noise)
+        activations = self._actor.activations(observation, bounds=self._renorm_bounds)
+        drawn = sample(activations[-1].output[0], noise)
         critic_activations = self._critic.activations(observation, drawn.action)
-        q_gradient = loss.actor_gradient(critic_activations[-1].output.squeeze(-1))
+        q_gradient = self._head.actor_gradient(critic_activations[-1].output)
         actions = drawn.action.shape[1]
-        action_gradient = self._critic.input_gradient(critic_activations, q_gradient.unsqueeze(-1), last=actions).sum(
-            dim=0
-        )
-        gradient = head_gradient(drawn, action_gradient, temperature / len(observation))
+        action_gradient = self._critic.input_gradient(critic_activations, q_gradient, last=actions).sum(dim=0)
+        gradient = head_gradient(drawn, action_gradient, temperature / len(observation)).unsqueeze(0)
         entropy = -drawn.log_prob.mean()
-        parameters = self._actor.parameter_gradients(actor_activations, gradient.unsqueeze(0))
-        *gradients, surplus = self._state.group.mean([*parameters, entropy - self._target_entropy])
-        self._actor_optimizer.step(gradients)
+        surplus = entropy - self._target_entropy
+        gradients = self._step(self._actor, self._actor_optimizer, activations, gradient, surplus)
+        surplus = gradients.pop()
         if self._config.temperature == "learned":
             self._temperature_optimizer.step([surplus])
         metrics = {"entropy": entropy}
@@ -146,7 +181,8 @@ class SACAgent:
         return metrics
 
     def _move_averages(self) -> None:
-        self._target.update(self._critic_optimizer.parameters, self._state.updates)
+        if self._target is not None:
+            self._target.update(self._critic_optimizer.parameters, self._state.updates)
         if self._config.actor_ema_decay:
             self._average.update(self._actor_optimizer.parameters, self._state.updates)
 
@@ -157,21 +193,18 @@ class SACAgent:
         are not sent.
         """
         networks = self._state.copy_of("actor", *(("average",) if self._config.actor_ema_decay else ()))
-        return networks | {"initial_priority": self._mean_priority.clamp(max=_LARGEST_PRIORITY)}
+        return networks | self._mean_priority.published()
 
     def state_dict(self) -> State:
         """Return networks, optimizers, temperature, noise generator and counter."""
-        return self._state.state_dict() | {
-            "log_temperature": self._log_temperature,
-            "mean_priority": self._mean_priority,
-        }
+        own = {"log_temperature": self._log_temperature} | self._mean_priority.state_dict()
+        return self._state.state_dict() | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly where `state_dict` was called."""
         self._state.load_state_dict(state)
         self._log_temperature.copy_(state["log_temperature"])
-        if "mean_priority" in state:  # older checkpoints have none
-            self._mean_priority.copy_(state["mean_priority"])
+        self._mean_priority.load_state_dict(state)
 
 
 def build(config: SACConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> SACAgent:

@@ -14,7 +14,10 @@ from tidemill.types import EnvSpec, WindowSpec
 
 @dataclass(frozen=True)
 class SACConfig:
-    """Soft actor-critic for continuous actions (Haarnoja et al. 2018)."""
+    """Soft actor-critic for continuous actions (Haarnoja et al. 2018).
+
+    With `quantiles` it is TQC (Kuznetsov et al. 2020), with `crossq` CrossQ (Bhatt et al. 2024); both go together.
+    """
 
     algorithm: Literal["sac"] = "sac"
     """Algorithm; decides which other `agent` settings there are."""
@@ -24,11 +27,30 @@ class SACConfig:
     network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
     """Settings of the torso, by name: a user-defined one's own, and `width`, `spectral_norm` and `pool` of `impala`."""
     hidden_sizes: tuple[int, ...] = (256, 256)
-    """Units of each hidden layer of the actor and of both critics."""
+    """Units of each hidden layer of the actor, and of each critic unless `critic_sizes` says otherwise."""
+    critic_sizes: tuple[int, ...] = ()
+    """Units of each hidden layer of each critic; empty: `hidden_sizes`. CrossQ's paper has (2048, 2048)."""
+    critics: int = 2
+    """How many critics there are, of which the smallest value counts, or, with `quantiles`, all quantiles but the
+    largest."""
+    quantiles: int = 0
+    """Quantiles of the return that each critic predicts instead of its mean (TQC, whose paper has 25); 0: the mean."""
+    dropped_quantiles_per_critic: int = 2
+    """How many of the largest quantiles the target leaves out for each critic, of those of all critics together."""
+    crossq: bool = False
+    """Whether actor and critics renormalise every layer's inputs by their batch, and there are no target critics.
+
+    Both ends of a transition then pass the critics together, so that one batch's statistics hold for both.
+    """
+    crossq_warmup_updates: int = 100_000
+    """Updates for which the batch's own statistics are used as they are (batch normalisation); from then on the running
+    ones correct them (Ioffe 2017)."""
     critic_layer_norm: bool = False
     """Whether a layer norm follows each hidden layer of the critics."""
     learning_rate: float = 3e-4
     """Step size of Adam, for actor, critics and temperature."""
+    adam_beta1: float = 0.9
+    """Share of the old in Adam's mean of gradients; CrossQ's paper has .5."""
     learning_rate_final: float = 0.0
     """Step size at the end of the decay; unused without a decay."""
     learning_rate_decay_updates: int = 0
@@ -42,9 +64,10 @@ class SACConfig:
     update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Format of the products between hidden layers in an update, all else being float32; `auto`: float32."""
     tau: float = 0.005
-    """Share of the critics that the target critics take over at each update."""
+    """Share of the critics that the target critics take over at each update; with `crossq` there are none."""
     huber_delta: float = 0.0
     """Bound on the gradient of a critic's loss by its error (a Huber loss with this threshold); 0 is the squared loss.
+    Quantiles always have their Huber loss, of threshold 1.
 
     Rare large rewards, such as those of a crash, then pull no harder than others, and the critics lean to the median.
     """
@@ -80,7 +103,9 @@ class SACConfig:
         check_torso(self.network)
         sizes = self.hidden_sizes
         require(len(sizes) > 0 and min(sizes) > 0, "hidden_sizes", sizes, "at least one size, each positive")
+        self._check_critics()
         require(self.learning_rate > 0, "learning_rate", self.learning_rate, "positive")
+        require(0 <= self.adam_beta1 < 1, "adam_beta1", self.adam_beta1, "at least 0 and below 1")
         require(self.learning_rate_final >= 0, "learning_rate_final", self.learning_rate_final, "0 or more")
         decay = self.learning_rate_decay_updates
         require(decay >= 0, "learning_rate_decay_updates", decay, "0 or more")
@@ -100,6 +125,18 @@ class SACConfig:
         require(0 <= self.hold_probability <= 1, "hold_probability", self.hold_probability, "between 0 and 1")
         require(self.hold_steps >= 1, "hold_steps", self.hold_steps, "at least 1")
         require(self.start_steps >= 0, "start_steps", self.start_steps, "0 or more")
+
+    def _check_critics(self) -> None:
+        sizes, quantiles, dropped = self.critic_sizes, self.quantiles, self.dropped_quantiles_per_critic
+        require(min(sizes, default=1) > 0, "critic_sizes", sizes, "positive sizes, or empty")
+        require(self.critics >= 1, "critics", self.critics, "at least 1")
+        require(quantiles >= 0, "quantiles", quantiles, "0 or more")
+        rule = "0 or more, and less than quantiles"
+        require(0 <= dropped < (quantiles or dropped + 1), "dropped_quantiles_per_critic", dropped, rule)
+        require(not quantiles or self.huber_delta == 0, "huber_delta", self.huber_delta, "0 with quantiles")
+        require(self.crossq_warmup_updates >= 0, "crossq_warmup_updates", self.crossq_warmup_updates, "0 or more")
+        rule = "0 with crossq: an average of parameters has no running statistics"
+        require(not self.crossq or self.actor_ema_decay == 0, "actor_ema_decay", self.actor_ema_decay, rule)
 
     def window(self, frame_stack: int) -> WindowSpec:
         """Return which steps of a stream an item covers, given how many frames the network sees."""

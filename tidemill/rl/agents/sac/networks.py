@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from tidemill.rl.agents.sac.config import SACConfig
@@ -12,19 +14,32 @@ from tidemill.types import EnvSpec
 
 def build_actor(config: SACConfig, env_spec: EnvSpec, rng: torch.Generator) -> EnsembleMLP:
     """Return one network from observations [B, ...] to mean and log standard deviation, [1, B, 2 A]."""
-    return _behind_torso(config, env_spec, rng, ensemble_size=1, actions=0, outputs=2 * env_spec.action_size)
+    outputs = 2 * env_spec.action_size
+    return _behind_torso(config, env_spec, rng, config.hidden_sizes, ensemble_size=1, actions=0, outputs=outputs)
 
 
 def build_critic(config: SACConfig, env_spec: EnvSpec, rng: torch.Generator) -> EnsembleMLP:
-    """Return two networks, behind one torso, from observations [B, ...] and actions [B, A] to values [2, B, 1]."""
-    norm, actions = config.critic_layer_norm, env_spec.action_size
-    return _behind_torso(config, env_spec, rng, ensemble_size=2, actions=actions, outputs=1, layer_norm=norm)
+    """Return the critics, behind one torso, from observations [B, ...] and actions [B, A] to [critics, B, K].
+
+    K is the number of quantiles, or 1 for a value.
+    """
+    return _behind_torso(
+        config,
+        env_spec,
+        rng,
+        config.critic_sizes or config.hidden_sizes,
+        ensemble_size=config.critics,
+        actions=env_spec.action_size,
+        outputs=config.quantiles or 1,
+        layer_norm=config.critic_layer_norm,
+    )
 
 
 def _behind_torso(
     config: SACConfig,
     env_spec: EnvSpec,
     rng: torch.Generator,
+    hidden_sizes: Sequence[int],
     *,
     ensemble_size: int,
     actions: int,
@@ -35,6 +50,6 @@ def _behind_torso(
     plain = config.network == "mlp" and not env_spec.observation_parts
     torso = None if plain else build_torso(config.network, env_spec, rng, config.network_settings)
     features = env_spec.observation_size if torso is None else int(torso.outputs)  # type: ignore[arg-type]
-    mlp = EnsembleMLP(ensemble_size, features + actions, config.hidden_sizes, outputs, rng, layer_norm)
+    mlp = EnsembleMLP(ensemble_size, features + actions, hidden_sizes, outputs, rng, layer_norm, config.crossq)
     mlp.requires_grad_(False)
     return mlp if torso is None else TorsoEnsembleMLP(torso, mlp)

@@ -14,6 +14,7 @@ from tidemill.rl.action_noise import HeldActions
 from tidemill.rl.agents.interface import Array, PolicyContext
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.networks import build_actor
+from tidemill.rl.mean_priority import NewItemPriority
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.squashed_gaussian import mode, split
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
@@ -38,12 +39,12 @@ class SACPolicy:
         self._rng = np.random.default_rng(seed)
         self._noise_rng = torch.Generator(device).manual_seed(seed)
         self._noise: Tensor | None = None  # of the last step, [N, A]
-        self._initial_priority = 1.0
+        self._new_item_priority = NewItemPriority()
         self._held = HeldActions(config.hold_probability, config.hold_steps, np.random.default_rng(seed + 1))
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take `actor.*`, with a policy average `average.*`, and `initial_priority` if it is there."""
-        self._initial_priority = float(state.get("initial_priority", self._initial_priority))
+        self._new_item_priority.load(state)
         self._actor.load_state_dict(subdict("actor", state))
         if self._config.actor_ema_decay:
             self._evaluated.load_state_dict(subdict("average", state))
@@ -83,7 +84,7 @@ class SACPolicy:
 
     def initial_priority(self, steps: Mapping[str, Array]) -> NDArray[np.float32]:
         """Return for each window what items were lately worth to the learner, until it has seen this one."""
-        return np.full(steps["reward"].shape[1], self._initial_priority, dtype=np.float32)
+        return self._new_item_priority.of(steps["reward"].shape[1])
 
     def evaluation_network(self) -> EvaluationNetwork:
         """Return from observations to the squashed mean."""

@@ -16,18 +16,13 @@ from tidemill.rl.agents.sac_discrete import loss
 from tidemill.rl.agents.sac_discrete.config import SACDiscreteConfig
 from tidemill.rl.agents.sac_discrete.networks import build_actor, build_critic
 from tidemill.rl.losses import twin_td_loss
+from tidemill.rl.mean_priority import MeanPriority
 from tidemill.rl.optimizers import Adam, LearningRateDecay, clip_
 from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.target_network import TargetNetwork
 from tidemill.rl.train_state import TrainState
 from tidemill.rl.transitions import transitions
 from tidemill.types import ACTION_MASK, EnvSpec
-
-_PRIORITY_SHARE = 0.01
-"""Of one update in the mean priority."""
-
-_LARGEST_PRIORITY = 60_000.0
-"""That float16 holds, as which actors get it."""
 
 
 class SACDiscreteAgent:
@@ -44,7 +39,7 @@ class SACDiscreteAgent:
         self._critic = build_critic(config, env_spec, rng).to(device)
         self._target = TargetNetwork(self._critic, config.target_update_period, config.tau)
         self._log_temperature = torch.tensor(math.log(config.initial_temperature), device=device)
-        self._mean_priority = torch.ones((), device=device)  # of the newest updates
+        self._mean_priority = MeanPriority(device)
         rate, epsilon = config.learning_rate, config.optimizer_epsilon
         self._actor_optimizer = Adam(self._actor.parameters(), rate, epsilon=epsilon)
         self._critic_optimizer = Adam(self._critic.parameters(), rate, epsilon=epsilon)
@@ -93,7 +88,7 @@ class SACDiscreteAgent:
         chosen = q.gather(2, batch["action"].expand(2, -1).unsqueeze(2)).squeeze(2)
         td = twin_td_loss(chosen, target, weight)
         grad_norm, mean_priority = self._step(self._critic_optimizer, td.loss, td.td_error.mean())
-        self._mean_priority.lerp_(mean_priority, _PRIORITY_SHARE)
+        self._mean_priority.update(mean_priority)
         metrics = {"loss": td.loss.detach(), "q": chosen.detach().mean(), "critic_grad_norm": grad_norm}
         return q.detach(), td.td_error, metrics
 
@@ -119,20 +114,18 @@ class SACDiscreteAgent:
 
     def policy_state(self) -> dict[str, Tensor]:
         """Return copies of the actor's parameters, `actor.*`, and what an item is worth before its first update."""
-        return self._state.copy_of("actor") | {"initial_priority": self._mean_priority.clamp(max=_LARGEST_PRIORITY)}
+        return self._state.copy_of("actor") | self._mean_priority.published()
 
     def state_dict(self) -> State:
         """Return networks, optimizers, temperature and counter."""
-        return self._state.state_dict() | {
-            "log_temperature": self._log_temperature,
-            "mean_priority": self._mean_priority,
-        }
+        own = {"log_temperature": self._log_temperature} | self._mean_priority.state_dict()
+        return self._state.state_dict() | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly where `state_dict` was called."""
         self._state.load_state_dict(state)
         self._log_temperature.copy_(state["log_temperature"])
-        self._mean_priority.copy_(state["mean_priority"])
+        self._mean_priority.load_state_dict(state)
 
 
 def build(config: SACDiscreteConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> SACDiscreteAgent:

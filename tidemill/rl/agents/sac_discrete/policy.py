@@ -14,6 +14,7 @@ from tidemill.rl.agents.sac_discrete.config import SACDiscreteConfig
 from tidemill.rl.agents.sac_discrete.loss import log_policy
 from tidemill.rl.agents.sac_discrete.networks import build_actor
 from tidemill.rl.exploration import random_legal
+from tidemill.rl.mean_priority import NewItemPriority
 from tidemill.rl.networks.actor_critic import ActionDistribution
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
@@ -32,11 +33,11 @@ class SACDiscretePolicy:
         self._actor = build_actor(config, env_spec, rng).to(device).requires_grad_(False).eval()
         self._rng = np.random.default_rng(seed)
         self._noise = torch.Generator(device).manual_seed(seed)
-        self._initial_priority = 1.0
+        self._new_item_priority = NewItemPriority()
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take `actor.*`, and `initial_priority` if it is there."""
-        self._initial_priority = float(state.get("initial_priority", self._initial_priority))
+        self._new_item_priority.load(state)
         self._actor.load_state_dict(subdict("actor", state))
 
     @torch.inference_mode()
@@ -58,7 +59,7 @@ class SACDiscretePolicy:
 
     def initial_priority(self, steps: Mapping[str, Array]) -> NDArray[np.float32]:
         """Return for each window what items were lately worth to the learner, until it has seen this one."""
-        return np.full(steps["reward"].shape[1], self._initial_priority, dtype=np.float32)
+        return self._new_item_priority.of(steps["reward"].shape[1])
 
 
 def build(config: SACDiscreteConfig, env_spec: EnvSpec, context: PolicyContext) -> SACDiscretePolicy:

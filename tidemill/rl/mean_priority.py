@@ -1,0 +1,62 @@
+"""What a new item is worth where actors have no critic to ask: the mean priority of the newest updates.
+
+The learner keeps the mean and sends it along with the parameters; whoever acts gives it to each item that it makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_PUBLISHED = "initial_priority"
+_STATE = "mean_priority"
+
+_SHARE = 0.01
+"""Of one update in the mean."""
+
+_LARGEST = 60_000.0
+"""That float16 holds, as which actors get it."""
+
+
+class MeanPriority:
+    """The learner's side: an exponential mean, 1 before the first update."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._mean = torch.ones((), device=device)
+
+    def update(self, priority: Tensor) -> None:
+        """Take in the mean priority of one update's items, []."""
+        self._mean.lerp_(priority, _SHARE)
+
+    def published(self) -> dict[str, Tensor]:
+        """Return what `NewItemPriority.load` wants, a copy."""
+        return {_PUBLISHED: self._mean.clamp(max=_LARGEST)}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what is needed to continue exactly."""
+        return {_STATE: self._mean}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from an agent's state; one of an older version may lack it."""
+        if _STATE in state:
+            self._mean.copy_(state[_STATE])
+
+
+class NewItemPriority:
+    """The acting side: the newest mean that came with parameters, 1 before."""
+
+    def __init__(self) -> None:
+        self._value = 1.0
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take the mean that came with parameters; parameters of an older learner may lack it."""
+        self._value = float(state.get(_PUBLISHED, self._value))
+
+    def of(self, windows: int) -> NDArray[np.float32]:
+        """Return the same priority for each of so many windows, [windows]."""
+        return np.full(windows, self._value, dtype=np.float32)
