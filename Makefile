@@ -88,6 +88,10 @@ $(VENV)-sb3/.installed: requirements/sb3.txt
 	$(PIP_INSTALL) --no-deps --target $(VENV)-sb3 --requirement requirements/sb3.txt
 	touch $@
 
+$(VENV)-jax/.installed: requirements/jax.txt | $(BIN)/python
+	$(PIP_INSTALL) --no-deps --target $(VENV)-jax --requirement requirements/jax.txt
+	touch $@
+
 .PHONY: bench-actor
 bench-actor: $(VENV)/.dev $(VENV)-rllib/.installed ## an actor beside its environment alone and RLlib's env runner, in turns
 	$(BIN)/python -m benchmarks.actor --rllib $(VENV)-rllib/bin/python $(BENCH)

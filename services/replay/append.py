@@ -111,8 +111,10 @@ def apply_append(session: AppendSession, planned: AppendPlan) -> AppendResult:
     inserted = []
     for batch in planned.items:
         picked = planned.is_new[batch.chunk_indices]
+        table = session.tables[batch.table_index]
+        if batch.times_sampled is not None and (limit := table.config.max_times_sampled):
+            picked &= batch.times_sampled < limit
         if picked.any():
-            table = session.tables[batch.table_index]
             inserted.append((table, table.insert(_locate(epoch, batch, picked, slots))))
     touched = {chunk.env_index for chunk in planned.chunks}
     unreachable = [slot for env_index in touched for slot in epoch.trim(epoch.streams[env_index])]
@@ -171,4 +173,5 @@ def _locate(epoch: Epoch, batch: ItemBatch, picked: NDArray[np.bool_], slots: In
         lengths=lengths,
         priorities=batch.priorities[picked],
         payloads=payloads,
+        times_sampled=batch.times_sampled[picked] if batch.times_sampled is not None else None,
     )

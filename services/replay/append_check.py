@@ -114,9 +114,10 @@ def check_items(
         InvalidArgument: lists differ in length, or a value is out of range.
     """
     count, max_item_steps = len(items.lengths), table.max_item_steps
-    for name in ("chunk_indices", "last_offsets", "priorities"):
-        if len(getattr(items, name)) != count:
-            raise InvalidArgument(f"{name} has {len(getattr(items, name))} entries, must have {count} like lengths")
+    for name in ("chunk_indices", "last_offsets", "priorities", "times_sampled"):
+        values = getattr(items, name)
+        if values is not None and len(values) != count:
+            raise InvalidArgument(f"{name} has {len(values)} entries, must have {count} like lengths")
     _check_payloads(items.payloads, count, table)
     chunks = items.chunk_indices.astype(np.int64)
     _check_all("chunk_indices", chunks, chunks < len(step_counts), f"below the number of chunks ({len(step_counts)})")

@@ -43,6 +43,7 @@ def describe(table: Table, replay: ReplayState, admission: AdmissionQueue, log: 
             if getattr(table.config, name) != getattr(table.declared, name)
         ),
         fencing_token=table.fencing_token,
+        timed_from_s=table.times.first_s,
         **(_log_fields(log) if log is not None else {"memory_bytes": replay.chunk_bytes}),
     )
 

@@ -72,7 +72,15 @@ class ItemPart:
 class TableExport:
     """The items of a table that meet some conditions, as of its making; their chunks are held until `close`."""
 
-    def __init__(self, table: Table, *, newest: int = 0, min_age: int = 0, max_age: int | None = None) -> None:
+    def __init__(
+        self,
+        table: Table,
+        newest: int = 0,
+        min_age: int = 0,
+        max_age: int | None = None,
+        since_s: float | None = None,
+        until_s: float | None = None,
+    ) -> None:
         """Choose the items.
 
         Args:
@@ -80,9 +88,11 @@ class TableExport:
             newest: Only so many of the newest; 0 means all.
             min_age: Only those with at least so many inserted after them.
             max_age: Only those with at most so many inserted after them; None means any.
+            since_s: Only those that came at this Unix time, in seconds, or later; None means any.
+            until_s: Only those that came before this one; None means any.
 
         Raises:
-            InvalidArgument: `max_age` is below `min_age`.
+            InvalidArgument: `max_age` is below `min_age`, or `until_s` below `since_s`.
         """
         if max_age is not None and max_age < min_age:
             raise InvalidArgument(f"max_age is {max_age}, must be at least min_age ({min_age})")
@@ -90,7 +100,8 @@ class TableExport:
         self._step_bytes = sum(column.step_bytes for column in table.config.signature)
         slots = items.oldest_first()
         ages = items.ages(slots)
-        slots = slots[(ages >= min_age) & (ages <= max_age if max_age is not None else True)]
+        youngest, oldest = table.ages_of(min_age, max_age, since_s, until_s)
+        slots = slots[(ages >= youngest) & (ages <= oldest)]
         slots = slots[-newest:] if newest else slots
         spans = self._store.spans(items.first_chunks[slots].astype(np.int64), items.ends(slots))
         self.chunks, places = self._store.in_order(spans)

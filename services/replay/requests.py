@@ -47,7 +47,7 @@ _KEY_BYTES, _PRIORITY_BYTES = 8, 8
 _MOST_FIELDS = MAX_DRAWS + 8  # of a message whose lists are packed, or are draws
 _PLAIN_FIELDS = 8  # of a chunk or a batch of items besides its blocks or payloads
 _FIELD_BYTES = 2  # of the shortest field
-_ITEM_BYTES = 3 * 5 + 8  # of its numbers: three of at most 32 bits and a double
+_ITEM_BYTES = 4 * 5 + 8  # of its numbers: four of at most 32 bits and a double
 
 _MOST_BYTES: dict[type[Message], int] = {
     pb.CreateTableRequest: _TABLE_BYTES,
@@ -64,7 +64,7 @@ _MOST_BYTES: dict[type[Message], int] = {
 }
 _OPEN, _DATA = 1, 2  # fields of AppendRequest
 _CHUNKS, _ITEMS = 1, 2  # fields of AppendData
-_LISTS = range(2, 6)  # fields of ItemBatch that hold numbers
+_LISTS = (2, 3, 4, 5, 7)  # fields of ItemBatch that hold numbers
 _VARINT, _BYTES = 0, 2  # wire types; 3 and 4 are groups, which proto3 does not have
 _WIDTHS = {1: 8, 5: 4}  # bytes of those that have a fixed size
 
@@ -194,6 +194,12 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
         if byte < 128:
             break
     return value, at
+
+
+def times_of(request: pb.ExportRequest | pb.DeleteMatchingItemsRequest) -> tuple[float | None, float | None]:
+    """Return between which Unix times items are asked for, in seconds; None for any."""
+    since_s = request.since_s if request.HasField("since_s") else None
+    return since_s, request.until_s if request.HasField("until_s") else None
 
 
 def _as_sent(raw: bytes) -> bytes:

@@ -36,7 +36,7 @@ from tidemill.services.replay.description import describe
 from tidemill.services.replay.export import TableExport, exported_parts
 from tidemill.services.replay.log.commits import acknowledge_in_order
 from tidemill.services.replay.log.log import ReplayLog
-from tidemill.services.replay.requests import Outgoing, add_handlers, read, read_each
+from tidemill.services.replay.requests import Outgoing, add_handlers, read, read_each, times_of
 from tidemill.services.replay.sample_queue import OpenedSample, SampleDemand, SampleQueue
 from tidemill.services.replay.state import MAX_CHUNK_LENGTH, ReplayState
 from tidemill.services.replay.tables.table import Table
@@ -160,7 +160,7 @@ class ReplayServicer:
         request = read(pb.DeleteMatchingItemsRequest, raw)
         table = self._replay.find(request.table)
         env_index = request.env_index if request.HasField("env_index") else None
-        deleted = self._replay.delete_matching(table, request.actor_id, env_index, request.min_age)
+        deleted = self._replay.delete_matching(table, request.actor_id, env_index, request.min_age, *times_of(request))
         self._admission.changed()
         await self._durable()
         return pb.DeleteMatchingItemsResponse(deleted=deleted)
@@ -216,7 +216,7 @@ class ReplayServicer:
         request = read(pb.ExportRequest, raw)
         table = self._replay.find(request.table)
         max_age = request.max_age if request.HasField("max_age") else None
-        choose = partial(TableExport, table, newest=request.newest, min_age=request.min_age, max_age=max_age)
+        choose = partial(TableExport, table, request.newest, request.min_age, max_age, *times_of(request))
         with self._active_streams.running(), self._replay.memory.holding(choose) as export:
             try:
                 async for part in exported_parts(table, export, self._replay, self._blobs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -42,6 +43,7 @@ class ReplayState:
         max_streams: int,
         first_epoch: int,
         rng: np.random.Generator,
+        clock: Callable[[], float] = time.time,
         budget: MemoryBudget | None = None,
         make_blocks: Callable[[Signature, int], BlockStore] | None = None,
     ) -> None:
@@ -52,12 +54,13 @@ class ReplayState:
             max_streams: Most streams; see `StreamRegistry`.
             first_epoch: Number of the first epoch; see `StreamRegistry`. It names the store_id as well.
             rng: Source of all randomness.
+            clock: Returns the Unix time in seconds; by it items are asked for that came in a range of time.
             budget: Memory for all that is stored; None means no limit.
             make_blocks: Returns the store of chunks' blocks for a signature and the number of a table with it; given
                 if there is a log, which holds them too. None keeps them in memory only.
         """
         self._max_tables = max_tables
-        self._rng = rng
+        self._rng, self._clock = rng, clock
         self.budget = budget or MemoryBudget(0)
         self._make_blocks = make_blocks
         self._durable = make_blocks is not None
@@ -130,7 +133,15 @@ class ReplayState:
         self._reconfigure(table, config, table.declared, limiter_is_on=is_on)
         table.former.append(before)  # a client may have read it
 
-    def delete_matching(self, table: Table, actor_id: str, env_index: int | None, min_age: int) -> int:
+    def delete_matching(
+        self,
+        table: Table,
+        actor_id: str,
+        env_index: int | None,
+        min_age: int,
+        since_s: float | None = None,
+        until_s: float | None = None,
+    ) -> int:
         """Remove the items of a table that meet every condition; return how many there were.
 
         Args:
@@ -138,17 +149,24 @@ class ReplayState:
             actor_id: Who wrote them; empty for anyone.
             env_index: In which of its environments; None for any.
             min_age: How many items, at least, were inserted after them.
+            since_s: Unix time, in seconds, from which on they came; None for any.
+            until_s: Unix time before which they came; None for any.
 
         Raises:
             NotFound: No stream of the actor is known.
-            InvalidArgument: The actor never had such an environment, or there is no condition.
+            InvalidArgument: The actor never had such an environment, a time is none, or there is no condition.
         """
-        if not actor_id and not min_age:
-            raise InvalidArgument("actor_id is '' and min_age is 0, at least one must be given (or reset the table)")
+        if not actor_id and not min_age and since_s is None and until_s is None:
+            raise InvalidArgument(
+                "actor_id is '' and min_age is 0, at least one of these or a range of time must be given "
+                "(or reset the table)"
+            )
         if env_index is not None and not actor_id:
             raise InvalidArgument(f"env_index is {env_index}, must come with an actor_id")
         slots = table.items.live()
-        slots = slots[table.items.ages(slots) >= min_age]
+        youngest, oldest = table.ages_of(min_age, None, since_s, until_s)
+        ages = table.items.ages(slots)
+        slots = slots[(ages >= youngest) & (ages <= oldest)]
         if actor_id:
             streams = table.store.streams_of(table.items.first_chunks[slots].astype(np.int64))
             slots = slots[self.streams.written_by(actor_id, env_index, streams)]
@@ -274,6 +292,9 @@ class ReplayState:
             planned = plan_append(session, chunks, items)
         self._sink.begin()
         pressed = self.memory.make_room(session, planned)
+        now_s = int(self._clock())
+        for table in session.tables:
+            table.times.note(now_s, table.items.inserted)
         stored = apply_append(session, planned)
         self.env_steps += planned.decisions
         self.memory.count()

@@ -22,6 +22,7 @@ from tidemill.replay import ReplayClient
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 EXAMPLES = ROOT / "examples" / "replay"
+JAX = ROOT / ".venv-jax"
 
 
 def _pythons() -> dict[str, str]:
@@ -48,45 +49,58 @@ def _run(program: str, address: str, *options: str) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
 
 
-def test_dqn_outlives_its_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program, table, steps", [("dqn", "cartpole", 4000), ("sac", "pendulum", 2400)])
+def test_example_outlives_its_server(program: str, table: str, steps: int, tmp_path: Path) -> None:
     """Killed in the middle and started again: the program ends as it should, and every transition is there, once."""
-    options = ("--folder", str(tmp_path / "data"))
+    _outlive(f"{program}.py", table, steps, tmp_path / "data")
+
+
+@pytest.mark.skipif(not (JAX / ".installed").exists(), reason="JAX is 360 MB: make .venv-jax/.installed first")
+def test_jax_example_outlives_its_server(tmp_path: Path) -> None:
+    """As the others, with its packages beside the project's own."""
+    _outlive("dqn_jax.py", "cartpole", 4000, tmp_path / "data", PYTHONPATH=str(JAX), JAX_PLATFORMS="cpu")
+
+
+def _outlive(program: str, table: str, steps: int, folder: Path, **environment: str) -> None:
+    """Kill the server behind a program when it has half of its steps; the table must end with all of them."""
+    options = ("--folder", str(folder))
     with server_process("127.0.0.1:0", *options) as first:
         address = first.address
-        command = [sys.executable, str(EXAMPLES / "dqn.py"), "--replay", address, "--steps", "4000"]
-        program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        command = [sys.executable, str(EXAMPLES / program), "--replay", address, "--steps", str(steps)]
+        running = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment
+        )
         try:
             with ReplayClient(address) as client:
-                wait_until(lambda: _inserted(client) > 1500, "half of the transitions")
+                wait_until(lambda: _inserted(client) > steps // 2, "half of the transitions")
             os.kill(first.pid, signal.SIGKILL)
             first.process.wait(WAIT_S)
             time.sleep(1.0)
-            assert program.poll() is None
+            assert running.poll() is None
             with server_process(address, *options), ReplayClient(address) as client:
-                output, errors = program.communicate(timeout=BOUND_S)
-                assert program.returncode == 0, errors
-                assert "step 4000: mean return" in output
-                assert client.describe_table("cartpole").items == 4000
-                assert client.describe_table("cartpole").env_steps == 4000
+                output, errors = running.communicate(timeout=BOUND_S)
+                assert running.returncode == 0, errors
+                assert f"step {steps}: mean return" in output
+                assert client.describe_table(table).items == steps
+                assert client.describe_table(table).env_steps == steps
         finally:
-            program.kill()
-            program.communicate()
+            running.kill()
+            running.communicate()
 
 
 def _inserted(client: ReplayClient) -> int:
     return sum(table.inserts for table in client.list_tables())
 
 
-def test_dqn_differs_little_from_its_version_in_one_process() -> None:
+@pytest.mark.parametrize("program", ["dqn", "dqn_jax", "sac"])
+def test_example_differs_little_from_its_version_in_one_process(program: str) -> None:
     """The page of the examples says how many lines were written for the server, and how many the buffer had."""
     before, after = (
         [line for line in (EXAMPLES / name).read_text().partition('"""\n\n')[2].splitlines() if line.strip()]
-        for name in ("dqn_in_process.py", "dqn.py")
+        for name in (f"{program}_in_process.py", f"{program}.py")
     )
     own, gone = (len([line for line in a if line not in b]) for a, b in ((after, before), (before, after)))
-    page = (EXAMPLES / "README.md").read_text()
-    assert f"{own} lines of its own" in page, own
-    assert f"{gone} lines less" in page, gone
+    assert f"| `{program}.py` | {own} | {gone} |" in (EXAMPLES / "README.md").read_text(), (own, gone)
 
 
 @pytest.fixture

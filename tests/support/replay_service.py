@@ -51,12 +51,18 @@ def local_server(
     max_streams: int = 64,
     max_tables: int = 4,
     clock: Callable[[], float] = time.monotonic,
+    time_of_day: Callable[[], float] = time.time,
 ) -> Iterator[LocalServer]:
     """Serve an empty state on a free port, which stores so many bytes; 0 means no limit."""
     settings = ServerSettings(grace_s=0.2, max_message_bytes=max_message_bytes)
     budget = MemoryBudget(stored_limit)
     replay = ReplayState(
-        max_tables=max_tables, max_streams=max_streams, first_epoch=1, rng=np.random.default_rng(0), budget=budget
+        max_tables=max_tables,
+        max_streams=max_streams,
+        first_epoch=1,
+        rng=np.random.default_rng(0),
+        clock=time_of_day,
+        budget=budget,
     )
     admission = AdmissionQueue(clock)
     with BackgroundServer("replay", settings) as background:

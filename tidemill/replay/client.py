@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tidemill.errors import InvalidArgument, Unavailable
+from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tidemill.replay.table_config import TableConfig, TableDescription, TableUpdate
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
@@ -120,7 +120,14 @@ class ReplayClient:
             return self._stub.DeleteItems(request, timeout=self._deadline_s).deleted
 
     def delete_matching_items(
-        self, table: str, *, actor_id: str = "", env_index: int | None = None, min_age: int = 0
+        self,
+        table: str,
+        *,
+        actor_id: str = "",
+        env_index: int | None = None,
+        min_age: int = 0,
+        since_s: float | None = None,
+        until_s: float | None = None,
     ) -> int:
         """Remove the items that meet every condition given; return how many there were.
 
@@ -129,17 +136,38 @@ class ReplayClient:
             actor_id: Who wrote them, in this or an earlier run of the actor; empty for anyone.
             env_index: In which of the actor's environments; None for any.
             min_age: How many items, at least, were inserted into the table after them.
+            since_s: Unix time, in seconds, from which on they came; None for any. See `export_table`.
+            until_s: Unix time before which they came; None for any.
 
         Raises:
-            InvalidArgument: neither `actor_id` nor `min_age` is given, or the actor has no such environment.
+            InvalidArgument: no condition is given, one is out of range, or the actor has no such environment.
+            FailedPrecondition: a time is given, and the server does not know when any item of the table came.
             NotFound: no such table, or no streams of the actor are known.
         """
         for field, value, most in (("env_index", env_index, 2**32 - 1), ("min_age", min_age, 2**63 - 1)):
             if value is not None and not 0 <= value <= most:
                 raise InvalidArgument(f"{field} is {value}, must be 0 .. {most}")
-        request = pb.DeleteMatchingItemsRequest(table=table, actor_id=actor_id, env_index=env_index, min_age=min_age)
+        self.check_times(table, since_s, until_s)
+        request = pb.DeleteMatchingItemsRequest(
+            table=table, actor_id=actor_id, env_index=env_index, min_age=min_age, since_s=since_s, until_s=until_s
+        )
         with translated():
             return self._stub.DeleteMatchingItems(request, timeout=self._deadline_s).deleted
+
+    def check_times(self, table: str, since_s: float | None, until_s: float | None) -> None:
+        """Check that the server can tell which items of a table came in a range of time, if one is given.
+
+        One of an earlier release would not refuse a request with such a range, but take it for one without.
+
+        Raises:
+            FailedPrecondition: it cannot.
+            NotFound: no such table.
+        """
+        if (since_s is not None or until_s is not None) and not self.describe_table(table).timed_from_s:
+            raise FailedPrecondition(
+                f"the server at {self._address} does not know when the items of table {table!r} came: none has come "
+                "since it can tell"
+            )
 
     def checkpoint(self) -> int:
         """Write priorities and counters to disk; return the snapshot's number. An in-memory service refuses."""

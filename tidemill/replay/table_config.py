@@ -251,6 +251,7 @@ class TableDescription:
         rate_limiter_off: Whether its rate limiter is switched off.
         updated_fields: Fields of `config` that have another value than the table was created with.
         fencing_token: Greatest fencing token that came with new priorities since the server started; 0 for none.
+        timed_from_s: Unix time from which on the server knows when items came, in seconds; 0 if it knows of none.
     """
 
     config: TableConfig
@@ -285,6 +286,7 @@ class TableDescription:
     rate_limiter_off: bool = False
     updated_fields: tuple[str, ...] = ()
     fencing_token: int = 0
+    timed_from_s: float = 0.0
 
     @property
     def samples_per_insert(self) -> float:

@@ -163,6 +163,7 @@ def pack_append(chunks: Sequence[Chunk], items: Sequence[ItemBatch]) -> pb.Appen
             lengths=batch.lengths.tolist(),
             priorities=batch.priorities.tolist(),
             payloads=batch.payloads,
+            times_sampled=batch.times_sampled.tolist() if batch.times_sampled is not None else (),
         )
     return message
 
@@ -188,6 +189,7 @@ def unpack_append(message: pb.AppendData) -> tuple[list[Chunk], list[ItemBatch]]
             np.array(batch.lengths, dtype=np.int64),
             np.array(batch.priorities, dtype=np.float64),
             tuple(batch.payloads),
+            np.array(batch.times_sampled, dtype=np.int64) if batch.times_sampled else None,
         )
         for batch in message.items
     ]

@@ -7,9 +7,6 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError, InvalidArgument, NotFound
@@ -33,10 +30,9 @@ def status(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(list(argv))
     address, folder = _target(arguments)
     with LearnerClient(address) as client:
-        table = _status_table(client.get_status())
-    if folder:
-        _add_scores(table, folder)
-    Console().print(table)
+        rows = _status_rows(client.get_status()) | (_score_rows(folder) if folder else {})
+    width = max(map(len, rows))
+    print("\n".join(f"{name:<{width}}  {value}" for name, value in rows.items()))
     return 0
 
 
@@ -123,8 +119,7 @@ def _only_running(root: Path) -> Path:
     raise ConfigError(f"which run? Name its folder, or --learner ADDRESS; running below {root}: {found}")
 
 
-def _status_table(learner: LearnerStatus) -> Table:
-    table = Table.grid(padding=(0, 2))
+def _status_rows(learner: LearnerStatus) -> dict[str, str]:
     checkpoint = f"at {learner.checkpoint_steps:,} learner steps" if learner.checkpoint_steps else "none yet"
     limit = f" of {learner.max_learner_steps:,}" if learner.max_learner_steps else ""
     rows = {
@@ -139,15 +134,15 @@ def _status_table(learner: LearnerStatus) -> Table:
         "restored": learner.restored or "nothing, a fresh start",
     }
     rows |= describe_shards(learner.shards)
-    rows |= {name: f"{value:.4g}" for name, value in sorted(learner.metrics.items())}
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return table
+    return rows | {name: f"{value:.4g}" for name, value in sorted(learner.metrics.items())}
 
 
-def _add_scores(table: Table, folder: Path) -> None:
+def _score_rows(folder: Path) -> dict[str, str]:
     scores = read_scores(folder / "scores.csv")
-    if scores:
-        best = max(scores, key=lambda score: score.mean)
-        table.add_row("newest score", f"{scores[-1].mean:.1f} (version {scores[-1].params_version})")
-        table.add_row("best score", f"{best.mean:.1f} (version {best.params_version})")
+    if not scores:
+        return {}
+    newest, best = scores[-1], max(scores, key=lambda score: score.mean)
+    return {
+        name: f"{score.mean:.1f} (version {score.params_version})"
+        for name, score in (("newest score", newest), ("best score", best))
+    }

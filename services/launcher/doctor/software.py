@@ -15,7 +15,7 @@ from tidemill import kernel
 from tidemill.services.launcher.doctor.finding import Finding, python_says, says
 from tidemill.services.launcher.installation import activation, command_name, versions
 
-_NEEDED = ("torch", "gymnasium", "safetensors", "tensorboard", "matplotlib", "imageio_ffmpeg")
+_NEEDED = ("torch", "gymnasium", "safetensors", "tensorboard", "matplotlib", "imageio_ffmpeg", "rich")
 _OPTIONAL = {"ale_py": "atari", "Box2D": "box2d", "pygame": "box2d"}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from tidemill.errors import InvalidArgument
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableDescription, TableUpdate, describe_limiter
+from tidemill.services.replay.commands.moment import add_times
 
 _DEADLINE_S = 30.0
 _SWITCH = {"on": True, "off": False}
@@ -59,12 +60,18 @@ def delete(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--min-age", type=int, default=0, metavar="N", help="those with so many items inserted after them"
     )
+    add_times(parser)
     options = parser.parse_args(arguments)
-    if not options.actor and not options.min_age:
-        raise InvalidArgument("neither --actor nor --min-age is given: at least one must be")
+    if not options.actor and not options.min_age and options.since is options.until is None:
+        raise InvalidArgument("neither --actor, --min-age, --since nor --until is given: at least one must be")
     with ReplayClient(options.address, deadline_s=_DEADLINE_S) as client:
         deleted = client.delete_matching_items(
-            options.table, actor_id=options.actor, env_index=options.env, min_age=options.min_age
+            options.table,
+            actor_id=options.actor,
+            env_index=options.env,
+            min_age=options.min_age,
+            since_s=options.since,
+            until_s=options.until,
         )
     print(f"deleted {deleted:,} items of {options.table}")
     return 0

@@ -11,6 +11,7 @@ from tidemill.replay.transfer.copying import copy_tables
 from tidemill.replay.transfer.exporting import TransferReport, export_table
 from tidemill.replay.transfer.importing import import_table
 from tidemill.replay.transfer.minari import export_minari, import_minari
+from tidemill.services.replay.commands.moment import add_times
 
 _ADDRESS = "where the server listens, such as 127.0.0.1:7401"
 
@@ -65,11 +66,13 @@ def add_range(parser: argparse.ArgumentParser) -> None:
         "--min-age", type=int, default=0, metavar="N", help="only items with at least N inserted after them"
     )
     parser.add_argument("--max-age", type=int, metavar="N", help="only items with at most N inserted after them")
+    add_times(parser)
 
 
 def range_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return what the options of `add_range` say."""
-    return {"newest": options.newest, "min_age": options.min_age, "max_age": options.max_age}
+    times = {"since_s": options.since, "until_s": options.until}
+    return {"newest": options.newest, "min_age": options.min_age, "max_age": options.max_age, **times}
 
 
 def _add_timeout(parser: argparse.ArgumentParser) -> None:

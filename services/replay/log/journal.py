@@ -238,7 +238,11 @@ def describe_state(replay: ReplayState) -> dict[str, Any]:
         "next_epoch": replay.streams.next_epoch,
         "next_stream": replay.streams.next_stream,
         "tables": [
-            {**describe_table(replay.number_of(table), table), "stats": table.stats.to_array().tolist()}
+            {
+                **describe_table(replay.number_of(table), table),
+                "stats": table.stats.to_array().tolist(),
+                "times": table.times.marks,
+            }
             for table in replay.tables
         ],
         "epochs": [describe_epoch(epoch) for epoch in replay.streams.epochs],

@@ -20,6 +20,7 @@ from tidemill.services.replay.log.corruption import Continuity, Corruption, Mend
 from tidemill.services.replay.log.frame import Frame, Kind, Scan, blob_is_intact, check_format, scan, split_body
 from tidemill.services.replay.log.segments import LogFolder, NewestSegment
 from tidemill.services.replay.log.snapshot import Snapshot
+from tidemill.services.replay.tables.insertion_times import Marks
 
 Json = dict[str, Any]
 
@@ -77,6 +78,7 @@ class LogContents:
         live: What was changed of a table while it was in use, see `describe_table`; by its number.
         stats: Newest numbers of each table, int64, by its number.
         stats_sequences: The record that reported them.
+        times: When the items of each table came, see `InsertionTimes.marks`; by its number.
         epochs: Streams of each actor, by the epoch's number, in the order they were opened.
         closed: The columns of `ClosedStreams`, one row for each epoch that was closed.
         chunks: By number of a table with their signature.
@@ -100,6 +102,7 @@ class LogContents:
     live: dict[int, Json] = field(default_factory=dict)
     stats: dict[int, NDArray[np.int64]] = field(default_factory=dict)
     stats_sequences: dict[int, int] = field(default_factory=dict)
+    times: dict[int, Marks] = field(default_factory=dict)
     epochs: dict[int, Json] = field(default_factory=dict)
     closed: list[list[Any]] = field(default_factory=list)
     chunks: dict[int, ChunkPieces] = field(default_factory=dict)
@@ -279,6 +282,7 @@ def _take_state(contents: LogContents, document: Json, sequence: int) -> None:
         _take_table(contents, table)
         contents.stats[table["number"]] = np.array(table["stats"], dtype=np.int64)
         contents.stats_sequences[table["number"]] = sequence
+        contents.times[table["number"]] = table.get("times", ((), ()))
     for number, size, removed in document["told"]:
         contents.chain.report(number, size, removed, removed)
     contents.epochs.clear()

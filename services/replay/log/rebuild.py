@@ -18,6 +18,7 @@ from tidemill.services.replay.log.reader import ChunkPieces, LogContents, TableP
 from tidemill.services.replay.log.snapshot import Snapshot, TableSnapshot
 from tidemill.services.replay.state import ReplayState
 from tidemill.services.replay.streams import ClosedStreams, Epoch, Stream
+from tidemill.services.replay.tables.insertion_times import InsertionTimes, Marks
 from tidemill.services.replay.tables.items import NewItems, RestoredItems
 from tidemill.services.replay.tables.rate_limiter import RateLimiter
 from tidemill.services.replay.tables.stats import STATS_FIELDS, TableStats
@@ -25,6 +26,8 @@ from tidemill.services.replay.tables.table import Table
 
 Ints = NDArray[np.int64]
 Records = NDArray[np.void]
+
+_NO_MARKS: Marks = ((), ())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -245,6 +248,8 @@ def _restore_tables(
         trusted = _trusted(found, contents.chain.breaks.get(number, 0), snapshot, taken)
         trusted &= found.sequences >= contents.chain.fork
         kept = _restore_table(table, TableStats.from_array(stats), found, trusted, known, taken)
+        reported = [contents.times.get(number, _NO_MARKS), taken.times if taken is not None else _NO_MARKS]
+        table.times = InsertionTimes(max(reported, key=lambda marks: sum(marks[1])), table.items.inserted)
         lost[number] = max(_size(number, contents, snapshot, taken) - kept, 0)
         table.counters.corrupt_items += lost[number]
     return lost

@@ -35,6 +35,7 @@ from tidemill.services.replay.log.frame import (
 from tidemill.services.replay.log.journal import Journal
 from tidemill.services.replay.log.segments import LogFolder
 from tidemill.services.replay.state import ReplayState
+from tidemill.services.replay.tables.insertion_times import Marks
 from tidemill.services.replay.tables.items import Items
 from tidemill.services.replay.tables.table import Table
 
@@ -56,12 +57,14 @@ class TableSnapshot:
         stats: Its numbers, int64 [STATS_FIELDS].
         slices: `ITEM_STATE` of its items, in pieces.
         config: Its configuration as JSON can hold it, for the case that the log has lost it.
+        times: When its items came, see `InsertionTimes.marks`.
     """
 
     number: int
     stats: NDArray[np.int64]
     slices: Sequence[States]
     config: dict[str, Any] = field(default_factory=dict)
+    times: Marks = ((), ())
 
     @property
     def size(self) -> int:
@@ -107,6 +110,7 @@ def encode_snapshot(snapshot: Snapshot, mark: bytes) -> list[bytes]:
             "stats": table.stats.tolist(),
             "slices": [len(piece) for piece in table.slices],
             "config": table.config,
+            "times": table.times,
         }
         for table in snapshot.tables
     ]
@@ -140,7 +144,9 @@ def decode_snapshot(data: bytes, mark: bytes, name: object) -> Snapshot | None:
     for table in document["tables"]:
         count = len(table["slices"])
         stats = np.array(table["stats"], dtype=np.int64)
-        tables.append(TableSnapshot(table["number"], stats, pieces[:count], table["config"]))
+        tables.append(
+            TableSnapshot(table["number"], stats, pieces[:count], table["config"], table.get("times", ((), ())))
+        )
         pieces = pieces[count:]
     return Snapshot(frame.sequence, tables, document["segment"], document["is_last"])
 
@@ -237,10 +243,13 @@ class Snapshotter:
         async with self._lock:
             self._replay.log_removed()
             sequence, segment = self._journal.sequence, self._journal.segment
-            tables = [(self._replay.number_of(table), table, table.stats.to_array()) for table in self._replay.tables]
+            tables = [
+                (self._replay.number_of(table), table, table.stats.to_array(), table.times.marks)
+                for table in self._replay.tables
+            ]
             copies = [
-                TableSnapshot(number, stats, await _copy(table), config_to_json(table.config))
-                for number, table, stats in tables
+                TableSnapshot(number, stats, await _copy(table), config_to_json(table.config), times)
+                for number, table, stats, times in tables
             ]
             snapshot = Snapshot(sequence, copies, segment, is_last)
             number = await asyncio.to_thread(self._files.write, snapshot)

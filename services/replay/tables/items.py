@@ -26,6 +26,7 @@ class NewItems:
         lengths: Steps of each item, int64 [N].
         priorities: float64 [N], 0 to `MAX_PRIORITY`.
         payloads: One for each item, or empty.
+        times_sampled: How often each was sampled before, [N]; None for never.
     """
 
     first_chunks: Ints
@@ -33,6 +34,7 @@ class NewItems:
     lengths: Ints
     priorities: NDArray[np.float64]
     payloads: tuple[bytes, ...] = ()
+    times_sampled: NDArray[np.integer] | None = None
 
     def part(self, start: int, end: int) -> NewItems:
         """Return items start .. end - 1."""
@@ -43,6 +45,7 @@ class NewItems:
             self.lengths[here],
             self.priorities[here],
             self.payloads[here],
+            self.times_sampled[here] if self.times_sampled is not None else None,
         )
 
 
@@ -102,7 +105,7 @@ class Items:
         self.first_chunks[slots] = new.first_chunks
         self.offsets[slots] = new.offsets
         self.lengths[slots] = new.lengths
-        self.times_sampled[slots] = 0
+        self.times_sampled[slots] = 0 if new.times_sampled is None else new.times_sampled
         self._numbers[slots] = (np.arange(count) + self.inserted) & 0xFFFFFFFF
         self.inserted += count
         self.priorities[slots] = new.priorities

@@ -14,6 +14,7 @@ from tidemill.replay.table_config import TableConfig
 from tidemill.services.replay.chunks.ref_counts import ChunkRefCounts
 from tidemill.services.replay.chunks.store import NONE, ChunkStore
 from tidemill.services.replay.selectors.selector import SelectorPair
+from tidemill.services.replay.tables.insertion_times import InsertionTimes
 from tidemill.services.replay.tables.item_sampler import ItemSampler
 from tidemill.services.replay.tables.items import Items, NewItems, RestoredItems
 from tidemill.services.replay.tables.rate_limiter import RateLimiter
@@ -48,6 +49,7 @@ class Table:
         self.config = self.declared = config  # as it is now, and as its clients create it: see ADR 0038
         self.former: deque[TableConfig] = deque(maxlen=_MAX_FORMER)  # before each change in use since the start
         self.fencing_token = 0  # the greatest that came with new priorities
+        self.times = InsertionTimes()
         self.store = store
         self.durable = durable
         self._rng = rng
@@ -198,6 +200,17 @@ class Table:
         self._clear(self.items.inserted)  # numbering continues, so that no key ever names two items
         self._removed = leaving
         return removed
+
+    def ages_of(
+        self, min_age: int, max_age: int | None, since_s: float | None, until_s: float | None
+    ) -> tuple[int, int]:
+        """Return the least and the greatest age of items that meet every condition; see `InsertionTimes.numbers`."""
+        inserted = self.items.inserted
+        youngest, oldest = min_age, inserted if max_age is None else max_age
+        if since_s is not None or until_s is not None:
+            first, end = self.times.numbers(since_s, until_s, inserted)
+            youngest, oldest = max(youngest, inserted - end), min(oldest, inserted - 1 - first)
+        return youngest, oldest
 
     def chunks(self) -> Ints:
         """Return the chunks that items of this table need."""

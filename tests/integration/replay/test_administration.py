@@ -90,7 +90,7 @@ def test_commands_change_a_server_and_a_restart_keeps_it(tmp_path: Path, capsys:
         assert main(["delete", server.address, "t", "--actor", "one", "--env", "0"]) == 0
         assert capsys.readouterr().out == "deleted 10 items of t\n"
         assert main(["delete", server.address, "t"]) != 0
-        assert "neither --actor nor --min-age is given" in capsys.readouterr().err
+        assert "neither --actor, --min-age, --since nor --until is given" in capsys.readouterr().err
         assert main(["update", server.address, "t", "--queue-size", "31"]) != 0
         assert "rate_limiter.queue_size is 31, must be 0 .. 30" in capsys.readouterr().err
         server.process.kill()

@@ -21,7 +21,7 @@ from tidemill.replay import (
     signature_like,
 )
 from tidemill.replay.transfer.episodes import Episode, Episodes
-from tidemill.replay.transfer.folder import ExportedTable
+from tidemill.replay.transfer.exported_table import ExportedTable
 
 _UNIFORM = SelectorConfig(SelectorKind.UNIFORM)
 

@@ -23,7 +23,7 @@ from tidemill.replay import (
     export_table,
     signature_like,
 )
-from tidemill.replay.transfer.folder import ExportedTable
+from tidemill.replay.transfer.exported_table import ExportedTable
 
 _TABLE = TableConfig(
     "t", signature_like({"number": 0}), SelectorConfig(SelectorKind.UNIFORM), max_items=1000, max_item_steps=4

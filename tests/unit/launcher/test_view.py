@@ -21,17 +21,15 @@ from tidemill.scores import Score
 from tidemill.services.launcher.commands.summary import describe_restored, summarise
 from tidemill.services.launcher.supervise.supervisor import Outcome, Phase
 from tidemill.services.launcher.view.json_lines import JsonView
+from tidemill.services.launcher.view.live import LiveView, render, sparkline
 from tidemill.services.launcher.view.poller import RateMeter, UsageMeter
 from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow, ProcessUsage
 from tidemill.services.launcher.view.terminal import (
-    LiveView,
     PlainView,
     QuietView,
     describe_progress,
     describe_shards,
     make_view,
-    render,
-    sparkline,
 )
 
 _SCORE = Score(61.0, 5_000, 20_000, 50, 25, 123.45, 10.5, 80.0, 140.0)

@@ -119,6 +119,7 @@ def items_with(**columns: Any) -> ItemBatch:  # noqa: ANN401 - any field of a ba
         ([items_with(priorities=[1.0, 1.0])], "priorities has 2 entries, must have 1 like lengths"),
         ([items_with(chunk_indices=[0, 0])], "chunk_indices has 2 entries, must have 1"),
         ([items_with(last_offsets=np.zeros(0, int))], "last_offsets has 0 entries, must have 1"),
+        ([items_with(times_sampled=[1, 1])], "times_sampled has 2 entries, must have 1 like lengths"),
         ([items_with(payloads=(b"x",))], "payloads has 1 entries, must have 0: payload_bytes of table 't' is 0"),
     ],
 )
@@ -234,6 +235,19 @@ def test_known_epoch_is_resumed(replay: ReplayState, opened: AppendSession) -> N
         open_streams(replay, epoch=number, env_count=3)
     with pytest.raises(InvalidArgument, match="chunk_length is 5, must be 4"):
         open_streams(replay, epoch=number, env_count=2, chunk_length=5)
+
+
+def test_items_that_were_sampled_elsewhere_keep_the_count() -> None:
+    """As an import sends them; one that was sampled as often as it may is not inserted, nor counted."""
+    replay = make_replay(make_config(max_times_sampled=3))
+    opened = open_streams(replay)
+    items = dataclasses.replace(make_items(0, [(0, i, 1) for i in range(4)]), times_sampled=np.array([2, 3, 0, 7]))
+    append(replay, opened, [make_chunk(0, 0, 0, 4)], [items])
+    table = replay.find("t")
+    oldest_first = table.items.oldest_first()
+    assert table.items.times_sampled[oldest_first].tolist() == [2, 0]
+    assert table.items.offsets[oldest_first].tolist() == [0, 2]
+    assert (table.counters.inserts, table.can_sample(4), table.can_sample(5)) == (2, True, False)
 
 
 def test_unknown_epoch_begins_anew(replay: ReplayState) -> None:

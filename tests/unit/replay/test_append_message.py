@@ -38,7 +38,7 @@ def test_items_go_with_the_chunk_they_end_in() -> None:
     """Of 2,500 streams each message has its own, with their items of both tables, priorities and payloads."""
     places = [(i, i % 4, 1 + i % 2) for i in range(2500)]
     first = make_items(0, places, [float(i) for i in range(2500)], [b"%d" % i for i in range(2500)])
-    second = make_items(1, places[::-1])
+    second = replace(make_items(1, places[::-1]), times_sampled=np.arange(2500)[::-1])
     messages = messages_of(chunks_of(2500), [first, second])
     assert sizes(messages) == [(1024, 2048), (1024, 2048), (452, 904)]
     start = 0
@@ -51,6 +51,7 @@ def test_items_go_with_the_chunk_they_end_in() -> None:
         assert list(own.payloads) == [b"%d" % i for i in range(start, end)]
         assert list(own.last_offsets) == [i % 4 for i in range(start, end)]
         assert list(other.chunk_indices) == list(range(message.chunks))[::-1]
+        assert (list(own.times_sampled), list(other.times_sampled)) == ([], list(range(start, end))[::-1])
         start = end
 
 

@@ -52,6 +52,15 @@ def test_signature_is_that_of_an_example() -> None:
     assert signature_like(batched, batched=True, max_lengths={"tokens": 7})[0].shape == (16, 16)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "int64", "bool"])
+def test_scalar_of_numpy_keeps_its_dtype(dtype: str) -> None:
+    """As an array does; `np.float64` is a Python float, too, and none the less eight bytes."""
+    scalar = np.zeros(1, dtype)[0]
+    expected = (ColumnSpec("reward", dtype, ()),)
+    assert signature_like({"reward": scalar}) == signature_like({"reward": np.asarray(scalar)}) == expected
+    assert signature_like({"reward": np.zeros(3, dtype)}, batched=True) == expected
+
+
 @pytest.mark.parametrize(
     "step, message",
     [

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument
-from tidemill.replay.transfer.folder import ExportedTable
+from tidemill.replay.transfer.exported_table import ExportedTable
 from tidemill.replay.writing.steps import SEPARATOR
 
 Array = NDArray[Any]

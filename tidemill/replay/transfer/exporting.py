@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument, TidemillError
+from tidemill.replay.client import ReplayClient
 from tidemill.replay.transfer.folder import FolderWriter
 from tidemill.replay.transfer.stream import Items, Start, Steps, open_export
 
@@ -32,7 +33,7 @@ class TransferReport:
     size_bytes: int
 
 
-def export_table(
+def export_table(  # noqa: PLR0913 - each is a condition of its own
     address: str,
     table: str,
     folder: str | Path,
@@ -40,6 +41,8 @@ def export_table(
     newest: int | None = None,
     min_age: int = 0,
     max_age: int | None = None,
+    since_s: float | None = None,
+    until_s: float | None = None,
     timeout_s: float = 60.0,
 ) -> TransferReport:
     """Write a table of a running server into a new folder, as it is at one moment, whatever goes on meanwhile.
@@ -55,10 +58,14 @@ def export_table(
         newest: Only so many of the newest items; None means all.
         min_age: Only items with at least so many inserted after them.
         max_age: Only items with at most so many inserted after them; None means any.
+        since_s: Only items that came at this Unix time, in seconds, or later; None means any. The server knows to the
+            second when an item came, and of what lies longer back to 0.5 % of that (ADR 0046).
+        until_s: Only items that came before this one; None means any.
         timeout_s: Longest wait for the server's next part, in seconds.
 
     Raises:
         InvalidArgument: The folder exists, or an argument is out of range.
+        FailedPrecondition: A time is given, and the server does not know when any item of the table came.
         NotFound: No such table.
         ResourceExhausted: The disk is full, or the server needed the memory that the export held.
         Unavailable: The server cannot be reached, stopped, or was silent for `timeout_s`.
@@ -66,7 +73,10 @@ def export_table(
     folder = Path(folder)
     if folder.exists():
         raise InvalidArgument(f"the folder to write is {folder}, which exists: name one that does not")
-    wanted = {"newest": newest, "min_age": min_age, "max_age": max_age}
+    if since_s is not None or until_s is not None:
+        with ReplayClient(address, deadline_s=timeout_s) as client:
+            client.check_times(table, since_s, until_s)
+    wanted = {"newest": newest, "min_age": min_age, "max_age": max_age, "since_s": since_s, "until_s": until_s}
     with open_export(address, table, timeout_s=timeout_s, **wanted) as parts:  # type: ignore[arg-type]
         start = next(parts)
         if not isinstance(start, Start):

@@ -1,4 +1,4 @@
-"""A table as a folder of files: written whole or not at all, and read back only if every byte is as it was.
+"""A table as a folder of files, written whole or not at all; `exported_table` reads it.
 
 `steps-NNNNNN.safetensors` have the columns, stream after stream; `items-NNNNNN.safetensors` have the items in the order
 of their insertion, as rows of these; `manifest.json` has the table's configuration, and size and SHA-256 of each file
@@ -10,10 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import secrets
 import shutil
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,15 +20,14 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from tidemill.atomic_files import TEMPORARY, sync_file, sync_folder
-from tidemill.errors import DataLoss, InvalidArgument, ResourceExhausted, TidemillError
+from tidemill.errors import InvalidArgument, ResourceExhausted, TidemillError
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.transfer.stream import Items, Steps
-from tidemill.replay.wire import config_from_json, config_to_json
-from tidemill.replay.writing.chunk import check_priorities
+from tidemill.replay.wire import config_to_json
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -40,10 +37,10 @@ FILE_BYTES = 64 * 2**20
 """About how many bytes of arrays a file has; more only if one part of an export is larger."""
 
 _FILE_ITEMS = 65_536
-_MAX_OPEN = 8  # files that are mapped at a time
-_NAME = re.compile(r"(steps|items)-[0-9]{6,}\.safetensors")
-_CHUNKS = {"chunk/steps": "int64", "chunk/continues": "bool", "chunk/params_version": "uint64"}
-_ITEMS = {
+CHUNK_TENSORS = {"chunk/steps": "int64", "chunk/continues": "bool", "chunk/params_version": "uint64"}
+"""Tensors of a file of steps besides its columns, by dtype."""
+
+ITEM_TENSORS = {
     "first_row": ("first_rows", "int64"),
     "length": ("lengths", "int64"),
     "priority": ("priorities", "float64"),
@@ -98,7 +95,7 @@ class FolderWriter:
     def add_steps(self, part: Steps) -> None:
         """Add steps behind those there are."""
         chunks = (part.step_counts, part.continues, part.params_versions)
-        arrays = part.columns | dict(zip(_CHUNKS, chunks, strict=True))
+        arrays = part.columns | dict(zip(CHUNK_TENSORS, chunks, strict=True))
         rows = int(part.step_counts.sum())
         self._steps.add(arrays, rows)
         self.steps += rows
@@ -107,7 +104,7 @@ class FolderWriter:
 
     def add_items(self, part: Items) -> None:
         """Add items behind those there are."""
-        self._items.add({name: getattr(part, of) for name, (of, _) in _ITEMS.items()}, len(part.lengths))
+        self._items.add({name: getattr(part, of) for name, (of, _) in ITEM_TENSORS.items()}, len(part.lengths))
         self.items += len(part.lengths)
         if self._items.size_bytes >= FILE_BYTES or self._items.count >= _FILE_ITEMS:
             self._items = self._write("items", self._items)
@@ -159,152 +156,6 @@ class FolderWriter:
         shutil.rmtree(self._temporary, ignore_errors=True)
 
 
-class ExportedTable:
-    """A table in a folder, every byte of which was checked.
-
-    Attributes:
-        config: The table's configuration when it was exported.
-        items: Number of its items.
-        steps: Number of the steps that are stored.
-        step_counts: Steps of each chunk, int64 [C].
-        continues: Which chunks follow the one before in the same stream, [C].
-        params_versions: Version of the parameters that chose each chunk's last action, uint64 [C].
-        first_rows: Row of each item's first step, counted over all steps, int64 [N].
-        lengths: Steps of each item, int64 [N].
-    """
-
-    def __init__(self, folder: Path) -> None:
-        """Read and check a folder. Its steps, priorities and payloads stay on disk.
-
-        Raises:
-            InvalidArgument: It is no such folder, or of another version.
-            DataLoss: A file is damaged, missing, or does not fit the others.
-        """
-        self._folder = folder
-        document = _read_manifest(folder)
-        try:
-            self.config = config_from_json(document["table"])
-            self._step_files, self._item_files = (
-                [file for file in document["files"] if file["kind"] == kind] for kind in ("steps", "items")
-            )
-            self.items, self.steps, self.lost_items = (int(document[n]) for n in ("items", "steps", "lost_items"))
-            self._open: OrderedDict[str, Any] = OrderedDict()
-            for file in document["files"]:
-                _check_file(folder, file)
-            self._read_index()
-        except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
-            raise DataLoss(f"{folder} is damaged: {type(error).__name__}: {error}") from error
-        self._check_items()
-
-    def rows(self, start: int, stop: int, names: Sequence[str] | None = None) -> dict[str, Array]:
-        """Return the steps `start` .. `stop` - 1 of some columns, or of each, [stop - start, ...]."""
-        specs = [column for column in self.config.signature if names is None or column.name in names]
-        parts: list[dict[str, Array]] = []
-        at = start
-        while at < stop:
-            i = int(np.searchsorted(self._step_ends, at, side="right"))
-            begin = int(self._step_ends[i - 1]) if i else 0
-            end = min(stop, int(self._step_ends[i]))
-            file = self._file(self._step_files[i]["name"])
-            parts.append({spec.name: file.get_slice(spec.name)[at - begin : end - begin] for spec in specs})
-            at = end
-        if len(parts) == 1:
-            return parts[0]
-        empty = {spec.name: np.zeros((0, *spec.shape), spec.dtype) for spec in specs}
-        return {name: np.concatenate([none, *(part[name] for part in parts)]) for name, none in empty.items()}
-
-    def rows_of(self, chunk: int) -> tuple[int, int]:
-        """Return the first row of a chunk and how many it has."""
-        count = int(self.step_counts[chunk])
-        return int(self._chunk_ends[chunk]) - count, count
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the files."""
-        return sum(file["size_bytes"] for file in (*self._step_files, *self._item_files))
-
-    def priorities_and_payloads(self, start: int, stop: int) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-        """Return priorities [N] and payloads, uint8 [N, payload_bytes], of the items `start` .. `stop` - 1."""
-        found: list[tuple[Array, Array]] = [(np.zeros(0), np.zeros((0, self.config.payload_bytes), np.uint8))]
-        at = start
-        while at < stop:
-            i = int(np.searchsorted(self._item_ends, at, side="right"))
-            begin = int(self._item_ends[i - 1]) if i else 0
-            end = min(stop, int(self._item_ends[i]))
-            file, part = self._file(self._item_files[i]["name"]), slice(at - begin, end - begin)
-            found.append((file.get_slice("priority")[part], file.get_slice("payload")[part]))
-            at = end
-        return np.concatenate([one for one, _ in found]), np.concatenate([one for _, one in found])
-
-    def _file(self, name: str) -> Any:  # noqa: ANN401 - safetensors' handle
-        if name in self._open:
-            self._open.move_to_end(name)
-        else:
-            if len(self._open) == _MAX_OPEN:
-                self._open.popitem(last=False)
-            self._open[name] = safe_open(self._folder / name, framework="numpy")
-        return self._open[name]
-
-    def _read_index(self) -> None:
-        chunks: list[list[Array]] = [[np.zeros(0, dtype)] for dtype in _CHUNKS.values()]
-        columns = {column.name: (column.dtype, column.shape) for column in self.config.signature}
-        for file in self._step_files:
-            self._check_tensors(file, columns | {name: (dtype, None) for name, dtype in _CHUNKS.items()})
-            for parts, name in zip(chunks, _CHUNKS, strict=True):
-                parts.append(self._file(file["name"]).get_tensor(name))
-            if int(chunks[0][-1].sum()) != file["count"]:
-                raise ValueError(f"the chunks of {file['name']} do not have its {file['count']} steps")
-        self.step_counts, self.continues, self.params_versions = (np.concatenate(parts) for parts in chunks)
-        self._chunk_ends = np.cumsum(self.step_counts)
-        items: list[list[Array]] = [[np.zeros(0, np.int64)], [np.zeros(0, np.int64)]]
-        of_items = {name: (dtype, ()) for name, (_, dtype) in _ITEMS.items()}
-        for file in self._item_files:
-            self._check_tensors(file, of_items | {"payload": ("uint8", (self.config.payload_bytes,))})
-            for parts, name in zip(items, ("first_row", "length"), strict=True):
-                parts.append(self._file(file["name"]).get_tensor(name))
-            check_priorities(self._file(file["name"]).get_tensor("priority"))
-        self.first_rows, self.lengths = (np.concatenate(parts) for parts in items)
-        self._step_ends, self._item_ends = (
-            np.cumsum([file["count"] for file in files], dtype=np.int64)
-            for files in (self._step_files, self._item_files)
-        )
-        found = (int(self.step_counts.sum()), len(self.lengths))
-        if found != (self.steps, self.items):
-            raise ValueError(f"the files have {found} steps and items, the manifest says {(self.steps, self.items)}")
-
-    def _check_tensors(self, file: Mapping[str, Any], wanted: Mapping[str, tuple[str, tuple[int, ...] | None]]) -> None:
-        """Raise ValueError unless a file has just the tensors wanted, by dtype and shape; None is any count."""
-        opened = self._file(file["name"])
-        names = sorted(opened.keys())
-        if names != sorted(wanted):
-            raise ValueError(f"{file['name']} has tensors {names}, must have {sorted(wanted)}")
-        for name, (dtype, shape) in wanted.items():
-            tensor = opened.get_slice(name)
-            found, empty = tuple(tensor.get_shape()), tensor[:0]
-            right = len(found) == 1 if shape is None else found == (file["count"], *shape)
-            if empty.dtype != dtype or not right:
-                raise ValueError(f"tensor {name!r} of {file['name']} is {empty.dtype} {found}, must be {dtype}")
-
-    def _check_items(self) -> None:
-        """DataLoss: chunks or items cannot be those of a table."""
-        step_counts, continues = self.step_counts, self.continues
-        if len(step_counts) and (int(step_counts.min()) < 1 or continues[0]):
-            raise DataLoss(f"{self._folder} is damaged: its chunks do not begin a stream, or have no steps")
-        most = self.config.max_item_steps
-        ends = self.first_rows + self.lengths
-        wrong = (self.first_rows < 0) | (self.lengths < 1) | (self.lengths > most) | (ends > self.steps)
-        first = np.searchsorted(self._chunk_ends, self.first_rows, side="right")
-        last = np.searchsorted(self._chunk_ends, ends - 1, side="right")
-        runs = np.concatenate((np.cumsum(~continues), [0]))
-        wrong |= runs[np.minimum(first, len(step_counts))] != runs[np.minimum(last, len(step_counts))]
-        if wrong.any():
-            i = int(np.flatnonzero(wrong)[0])
-            raise DataLoss(
-                f"{self._folder} is damaged: item {i} has {self.lengths[i]} steps from row {self.first_rows[i]}, "
-                f"must have 1 .. {most} of one stream, of {self.steps} rows"
-            )
-
-
 def _manifest(config: TableConfig, files: Sequence[Mapping[str, Any]], steps: int, items: int, lost: int) -> bytes:
     document: dict[str, Any] = {
         "format": FORMAT,
@@ -315,47 +166,12 @@ def _manifest(config: TableConfig, files: Sequence[Mapping[str, Any]], steps: in
         "lost_items": lost,
         "files": list(files),
     }
-    return json.dumps(document | {"sha256": _digest(document)}, indent=1).encode()
+    return json.dumps(document | {"sha256": digest_of(document)}, indent=1).encode()
 
 
-def _digest(document: Mapping[str, Any]) -> str:
+def digest_of(document: Mapping[str, Any]) -> str:
+    """Return the checksum of a manifest without it."""
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a folder; its files are named as files of such a folder are."""
-    path = folder / MANIFEST
-    try:
-        document = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise InvalidArgument(
-            f"{folder} has no {MANIFEST}: give a folder that `tidemill replay export` wrote"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise DataLoss(f"{path} is damaged: {error}") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise InvalidArgument(f"{path} is no manifest of an exported table: its format is not {FORMAT!r}")
-    if document.get("version") != VERSION:
-        raise InvalidArgument(f"{path} has version {document.get('version')!r}, this release reads {VERSION}")
-    if document.pop("sha256", None) != _digest(document):
-        raise DataLoss(f"{path} is damaged: its text does not match its checksum")
-    return document
-
-
-def _check_file(folder: Path, file: Mapping[str, Any]) -> None:
-    """DataLoss: a file is missing or not as it was written."""
-    name = file["name"]
-    if not _NAME.fullmatch(name):
-        raise DataLoss(f"{folder / MANIFEST} names a file {name!r}, must match {_NAME.pattern}")
-    try:
-        with (folder / name).open("rb") as opened:
-            size = os.fstat(opened.fileno()).st_size
-            if size != file["size_bytes"]:
-                raise DataLoss(f"{folder / name} is damaged: it has {size} bytes, must have {file['size_bytes']}")
-            if hashlib.file_digest(opened, "sha256").hexdigest() != file["sha256"]:
-                raise DataLoss(f"{folder / name} is damaged: its bytes do not match their SHA-256")
-    except FileNotFoundError:
-        raise DataLoss(f"{folder / name} is missing") from None
 
 
 def _refused(folder: Path, error: Exception) -> TidemillError:

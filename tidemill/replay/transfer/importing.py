@@ -14,8 +14,8 @@ from tidemill.codec import encode
 from tidemill.errors import FailedPrecondition, TidemillError, Unavailable
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableConfig, TableUpdate
+from tidemill.replay.transfer.exported_table import ExportedTable
 from tidemill.replay.transfer.exporting import TransferReport
-from tidemill.replay.transfer.folder import ExportedTable
 from tidemill.replay.transfer.plan import ImportPlan, PlannedMessage
 from tidemill.replay.writing.appender import StreamAppender, StreamRestarted
 from tidemill.replay.writing.chunk import Chunk, ItemBatch
@@ -24,11 +24,15 @@ _MAX_IN_FLIGHT = 1024
 
 
 def import_table(address: str, folder: str | Path, *, table: str = "", timeout_s: float = 60.0) -> TransferReport:
-    """Put an exported table into a running server: every item with its steps, priority and payload, in its order.
+    """Put an exported table into a running server: every item as it was, in its order.
+
+    That is its steps, priority, payload, and how often it was sampled, so that what was used up of
+    `max_times_sampled` stays so.
 
     The whole folder is checked first. The table is created as it was; its rate limiter is off meanwhile and then begins
     with neither side ahead. If there is such a table already, of the same configuration, the items come behind its own,
-    as its rate limiter allows. Counters, ages and how often an item was sampled begin from 0.
+    as its rate limiter allows. Counters begin from 0, ages count what is imported behind an item, and its
+    time is that of the import.
 
     Args:
         address: Of the server.
@@ -89,7 +93,7 @@ class _Lanes:
         if self._newest not in (None, appender):
             self.flush()
         self._newest = appender
-        priorities, payloads = exported.priorities_and_payloads(message.items.start, message.items.stop)
+        priorities, payloads, times_sampled = exported.item_values(message.items.start, message.items.stop)
         items = ItemBatch(
             table_index=0,
             chunk_indices=message.chunk_indices,
@@ -97,6 +101,7 @@ class _Lanes:
             lengths=exported.lengths[message.items],
             priorities=priorities,
             payloads=tuple(map(bytes, payloads)) if self._config.payload_bytes else (),
+            times_sampled=times_sampled if times_sampled.any() else None,
         )
         try:
             appender.append(self._chunks(exported, message), [items], self._timeout_s)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.replay.transfer.episodes import ACTION, OBSERVATION, Episodes
+from tidemill.replay.transfer.exported_table import ExportedTable
 from tidemill.replay.transfer.exporting import export_table
-from tidemill.replay.transfer.folder import ExportedTable
 from tidemill.replay.writing.steps import flatten, nest, signature_like
 from tidemill.replay.writing.stream_items import ItemWindow
 from tidemill.replay.writing.writer import ReplayWriter

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tidemill.errors import DataLoss, InvalidArgument
 from tidemill.replay.limits import MAX_ENV_COUNT
-from tidemill.replay.transfer.folder import ExportedTable
+from tidemill.replay.transfer.exported_table import ExportedTable
 
 Ints = NDArray[np.int64]
 

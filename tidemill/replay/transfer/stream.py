@@ -89,6 +89,8 @@ def open_export(
     newest: int | None = None,
     min_age: int = 0,
     max_age: int | None = None,
+    since_s: float | None = None,
+    until_s: float | None = None,
     timeout_s: float = 60.0,
 ) -> Iterator[Iterator[Start | Steps | Items]]:
     """Give the block the parts of an export: a `Start`, then `Steps`, then `Items`.
@@ -99,6 +101,8 @@ def open_export(
         newest: Only so many of the newest items; None means all.
         min_age: Only items with at least so many inserted after them.
         max_age: Only items with at most so many inserted after them; None means any.
+        since_s: Only items that came at this Unix time, in seconds, or later; None means any.
+        until_s: Only items that came before this one; None means any.
         timeout_s: Longest wait for the next part, in seconds.
 
     Raises:
@@ -112,7 +116,9 @@ def open_export(
     for name, value in (("newest", newest), ("min_age", min_age), ("max_age", max_age)):
         if value is not None and not 0 <= value < 2**63:
             raise InvalidArgument(f"{name} is {value}, must be 0 .. {2**63 - 1}")
-    request = pb.ExportRequest(table=table, newest=newest or 0, min_age=min_age, max_age=max_age)
+    request = pb.ExportRequest(
+        table=table, newest=newest or 0, min_age=min_age, max_age=max_age, since_s=since_s, until_s=until_s
+    )
     channel = open_channel(address)
     try:
         call = replay_pb2_grpc.ReplayServiceStub(channel).Export(request)

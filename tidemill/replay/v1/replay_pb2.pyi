@@ -437,6 +437,7 @@ class TableDescription(_message.Message):
     RATE_LIMITER_OFF_FIELD_NUMBER: _builtins.int
     UPDATED_FIELDS_FIELD_NUMBER: _builtins.int
     FENCING_TOKEN_FIELD_NUMBER: _builtins.int
+    TIMED_FROM_S_FIELD_NUMBER: _builtins.int
     items: _builtins.int
     """Items in the table now."""
     chunk_bytes: _builtins.int
@@ -495,6 +496,10 @@ class TableDescription(_message.Message):
     """Whether its rate limiter is switched off, see UpdateTable."""
     fencing_token: _builtins.int
     """Greatest fencing token that came with new priorities since the server started; 0 for none."""
+    timed_from_s: _builtins.float
+    """Unix time from which on the server knows when items came, in seconds; 0 if it knows of none. It knows to the second, and of
+    what lies longer back to 0.5 % of that; after it was killed, at worst to the interval of its snapshots.
+    """
     @_builtins.property
     def config(self) -> Global___TableConfig:
         """Its configuration now."""
@@ -547,10 +552,11 @@ class TableDescription(_message.Message):
         rate_limiter_off: _builtins.bool = ...,
         updated_fields: _abc.Iterable[_builtins.str] | None = ...,
         fencing_token: _builtins.int = ...,
+        timed_from_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "chunks", b"chunks", "config", b"config", "corrupt_items", b"corrupt_items", "corrupt_records", b"corrupt_records", "env_steps", b"env_steps", "evictions", b"evictions", "fencing_token", b"fencing_token", "fsync_bounds_s", b"fsync_bounds_s", "fsync_counts", b"fsync_counts", "fsync_sum_s", b"fsync_sum_s", "held_bytes", b"held_bytes", "insert_blocked", b"insert_blocked", "insert_blocked_s", b"insert_blocked_s", "inserts", b"inserts", "items", b"items", "limiter_diff", b"limiter_diff", "log_bytes", b"log_bytes", "log_full", b"log_full", "log_segments", b"log_segments", "mean_sampled_age", b"mean_sampled_age", "memory_bytes", b"memory_bytes", "priority_updates", b"priority_updates", "rate_limiter_off", b"rate_limiter_off", "sample_blocked", b"sample_blocked", "sample_blocked_s", b"sample_blocked_s", "samples", b"samples", "samples_per_insert", b"samples_per_insert", "snapshot", b"snapshot", "streams", b"streams", "total_weight", b"total_weight", "unknown_keys", b"unknown_keys", "updated_fields", b"updated_fields"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "chunks", b"chunks", "config", b"config", "corrupt_items", b"corrupt_items", "corrupt_records", b"corrupt_records", "env_steps", b"env_steps", "evictions", b"evictions", "fencing_token", b"fencing_token", "fsync_bounds_s", b"fsync_bounds_s", "fsync_counts", b"fsync_counts", "fsync_sum_s", b"fsync_sum_s", "held_bytes", b"held_bytes", "insert_blocked", b"insert_blocked", "insert_blocked_s", b"insert_blocked_s", "inserts", b"inserts", "items", b"items", "limiter_diff", b"limiter_diff", "log_bytes", b"log_bytes", "log_full", b"log_full", "log_segments", b"log_segments", "mean_sampled_age", b"mean_sampled_age", "memory_bytes", b"memory_bytes", "priority_updates", b"priority_updates", "rate_limiter_off", b"rate_limiter_off", "sample_blocked", b"sample_blocked", "sample_blocked_s", b"sample_blocked_s", "samples", b"samples", "samples_per_insert", b"samples_per_insert", "snapshot", b"snapshot", "streams", b"streams", "timed_from_s", b"timed_from_s", "total_weight", b"total_weight", "unknown_keys", b"unknown_keys", "updated_fields", b"updated_fields"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -875,7 +881,7 @@ Global___Chunk: _TypeAlias = Chunk  # noqa: Y015
 
 @_typing.final
 class ItemBatch(_message.Message):
-    """Items of one table, by column; all lists have one entry per item, but `payloads` may be empty."""
+    """Items of one table, by column; all lists have one entry per item, but `payloads` and `times_sampled` may be empty."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -885,6 +891,7 @@ class ItemBatch(_message.Message):
     LENGTHS_FIELD_NUMBER: _builtins.int
     PRIORITIES_FIELD_NUMBER: _builtins.int
     PAYLOADS_FIELD_NUMBER: _builtins.int
+    TIMES_SAMPLED_FIELD_NUMBER: _builtins.int
     table_index: _builtins.int
     """Index into `AppendOpen.tables`."""
     @_builtins.property
@@ -907,6 +914,12 @@ class ItemBatch(_message.Message):
     def payloads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Opaque bytes handed back with the item, such as a recurrent state: `payload_bytes` of the table each, none if that is 0."""
 
+    @_builtins.property
+    def times_sampled(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How often the item was sampled before, as in the table that it is imported from; empty means never. One that was sampled
+        `max_times_sampled` times is not inserted.
+        """
+
     def __init__(
         self,
         *,
@@ -916,10 +929,11 @@ class ItemBatch(_message.Message):
         lengths: _abc.Iterable[_builtins.int] | None = ...,
         priorities: _abc.Iterable[_builtins.float] | None = ...,
         payloads: _abc.Iterable[_builtins.bytes] | None = ...,
+        times_sampled: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_indices", b"chunk_indices", "last_offsets", b"last_offsets", "lengths", b"lengths", "payloads", b"payloads", "priorities", b"priorities", "table_index", b"table_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_indices", b"chunk_indices", "last_offsets", b"last_offsets", "lengths", b"lengths", "payloads", b"payloads", "priorities", b"priorities", "table_index", b"table_index", "times_sampled", b"times_sampled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1395,7 +1409,7 @@ Global___DeleteItemsResponse: _TypeAlias = DeleteItemsResponse  # noqa: Y015
 
 @_typing.final
 class DeleteMatchingItemsRequest(_message.Message):
-    """Conditions of items to remove; at least one of `actor_id` and `min_age` is set."""
+    """Conditions of items to remove; at least one besides `env_index` is set."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1403,6 +1417,8 @@ class DeleteMatchingItemsRequest(_message.Message):
     ACTOR_ID_FIELD_NUMBER: _builtins.int
     ENV_INDEX_FIELD_NUMBER: _builtins.int
     MIN_AGE_FIELD_NUMBER: _builtins.int
+    SINCE_S_FIELD_NUMBER: _builtins.int
+    UNTIL_S_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """Name of the table."""
     actor_id: _builtins.str
@@ -1411,6 +1427,12 @@ class DeleteMatchingItemsRequest(_message.Message):
     """In which of its environments; not without `actor_id`."""
     min_age: _builtins.int
     """At least this many items were inserted into the table after them; 0 for any age."""
+    since_s: _builtins.float
+    """They came at this Unix time, in seconds, or later. Items from before `timed_from_s` are in no range of time. A server whose
+    tables have no `timed_from_s` is not asked this: it would ignore it.
+    """
+    until_s: _builtins.float
+    """They came before this Unix time, in seconds, as above."""
     def __init__(
         self,
         *,
@@ -1418,14 +1440,25 @@ class DeleteMatchingItemsRequest(_message.Message):
         actor_id: _builtins.str = ...,
         env_index: _builtins.int | None = ...,
         min_age: _builtins.int = ...,
+        since_s: _builtins.float | None = ...,
+        until_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_env_index", b"_env_index", "env_index", b"env_index"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_env_index", b"_env_index", "_since_s", b"_since_s", "_until_s", b"_until_s", "env_index", b"env_index", "since_s", b"since_s", "until_s", b"until_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_env_index", b"_env_index", "actor_id", b"actor_id", "env_index", b"env_index", "min_age", b"min_age", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_env_index", b"_env_index", "_since_s", b"_since_s", "_until_s", b"_until_s", "actor_id", b"actor_id", "env_index", b"env_index", "min_age", b"min_age", "since_s", b"since_s", "table", b"table", "until_s", b"until_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__env_index: _TypeAlias = _typing.Literal["env_index"]  # noqa: Y015
     _WhichOneofArgType__env_index: _TypeAlias = _typing.Literal["_env_index", b"_env_index"]  # noqa: Y015
+    _WhichOneofReturnType__since_s: _TypeAlias = _typing.Literal["since_s"]  # noqa: Y015
+    _WhichOneofArgType__since_s: _TypeAlias = _typing.Literal["_since_s", b"_since_s"]  # noqa: Y015
+    _WhichOneofReturnType__until_s: _TypeAlias = _typing.Literal["until_s"]  # noqa: Y015
+    _WhichOneofArgType__until_s: _TypeAlias = _typing.Literal["_until_s", b"_until_s"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__env_index) -> _WhichOneofReturnType__env_index | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__since_s) -> _WhichOneofReturnType__since_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__until_s) -> _WhichOneofReturnType__until_s | None: ...
 
 Global___DeleteMatchingItemsRequest: _TypeAlias = DeleteMatchingItemsRequest  # noqa: Y015
 
@@ -1461,6 +1494,8 @@ class ExportRequest(_message.Message):
     NEWEST_FIELD_NUMBER: _builtins.int
     MIN_AGE_FIELD_NUMBER: _builtins.int
     MAX_AGE_FIELD_NUMBER: _builtins.int
+    SINCE_S_FIELD_NUMBER: _builtins.int
+    UNTIL_S_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """Name of the table."""
     newest: _builtins.int
@@ -1469,6 +1504,10 @@ class ExportRequest(_message.Message):
     """Only items with at least so many inserted into the table after them."""
     max_age: _builtins.int
     """Only items with at most so many inserted into the table after them."""
+    since_s: _builtins.float
+    """Only items that came at this Unix time, in seconds, or later. Items from before `timed_from_s` are in no range of time."""
+    until_s: _builtins.float
+    """Only items that came before this Unix time, in seconds."""
     def __init__(
         self,
         *,
@@ -1476,14 +1515,25 @@ class ExportRequest(_message.Message):
         newest: _builtins.int = ...,
         min_age: _builtins.int = ...,
         max_age: _builtins.int | None = ...,
+        since_s: _builtins.float | None = ...,
+        until_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_age", b"_max_age", "max_age", b"max_age"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_age", b"_max_age", "_since_s", b"_since_s", "_until_s", b"_until_s", "max_age", b"max_age", "since_s", b"since_s", "until_s", b"until_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_age", b"_max_age", "max_age", b"max_age", "min_age", b"min_age", "newest", b"newest", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_age", b"_max_age", "_since_s", b"_since_s", "_until_s", b"_until_s", "max_age", b"max_age", "min_age", b"min_age", "newest", b"newest", "since_s", b"since_s", "table", b"table", "until_s", b"until_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_age: _TypeAlias = _typing.Literal["max_age"]  # noqa: Y015
     _WhichOneofArgType__max_age: _TypeAlias = _typing.Literal["_max_age", b"_max_age"]  # noqa: Y015
+    _WhichOneofReturnType__since_s: _TypeAlias = _typing.Literal["since_s"]  # noqa: Y015
+    _WhichOneofArgType__since_s: _TypeAlias = _typing.Literal["_since_s", b"_since_s"]  # noqa: Y015
+    _WhichOneofReturnType__until_s: _TypeAlias = _typing.Literal["until_s"]  # noqa: Y015
+    _WhichOneofArgType__until_s: _TypeAlias = _typing.Literal["_until_s", b"_until_s"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_age) -> _WhichOneofReturnType__max_age | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__since_s) -> _WhichOneofReturnType__since_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__until_s) -> _WhichOneofReturnType__until_s | None: ...
 
 Global___ExportRequest: _TypeAlias = ExportRequest  # noqa: Y015
 

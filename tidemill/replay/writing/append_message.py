@@ -110,6 +110,7 @@ def _within(batch: ItemBatch, part: range) -> ItemBatch:
         batch.lengths[places],
         batch.priorities[places],
         tuple(batch.payloads[i] for i in places.tolist()) if batch.payloads else (),
+        batch.times_sampled[places] if batch.times_sampled is not None else None,
     )
 
 

@@ -48,6 +48,7 @@ class ItemBatch:
         lengths: Steps of each item, at least 1, [N].
         priorities: First priority of each, 0 to `MAX_PRIORITY`, float64 [N].
         payloads: Opaque bytes handed back with each item, as many as the table says; empty if it says none.
+        times_sampled: How often each was sampled before, such as in the table it is imported from, [N]; None for never.
     """
 
     table_index: int
@@ -56,6 +57,7 @@ class ItemBatch:
     lengths: NDArray[np.integer]
     priorities: NDArray[np.float64]
     payloads: tuple[bytes, ...] = ()
+    times_sampled: NDArray[np.integer] | None = None
 
 
 def check_priorities(priorities: NDArray[np.float64], first: int = 0) -> None:

@@ -76,7 +76,8 @@ def signature_like(
 ) -> Signature:
     """Return the columns of steps like an example.
 
-    Columns of 256 bytes per step and more are compressed with LZ4. Python's floats become float32, its integers int64.
+    Columns of 256 bytes per step and more are compressed with LZ4. Python's floats become float32, its integers int64;
+    arrays and scalars of NumPy keep their dtype.
 
     Args:
         step: One step, as it will be given to `ReplayWriter.append`: a nest of arrays and scalars.
@@ -126,7 +127,7 @@ def _example(name: str, value: Any, batched: bool, ragged: bool) -> Array:  # no
         if not array.ndim:
             raise InvalidArgument(f"column {name!r} is a scalar, must have one entry for each environment")
         array = array[0]
-    if isinstance(value, float):
+    if isinstance(value, float) and not isinstance(value, np.generic):  # np.float64 is both
         array = np.asarray(value, np.float32)
     if array.dtype.name not in DTYPES:
         raise InvalidArgument(f"column {name!r} has dtype {array.dtype.name!r}, must be one of {sorted(DTYPES)}")

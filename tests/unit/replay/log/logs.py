@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -89,6 +90,7 @@ class Log:
                 table.stats.to_array(),
                 [item_states(table.items, table.items.live())],
                 config_to_json(table.config),
+                table.times.marks,
             )
             for table in self.replay.tables
         ]
@@ -99,9 +101,11 @@ class Log:
         self.recovered.folder.close()
 
 
-def open_log(path: Path, segment_bytes: int = 2**20, max_memory_bytes: int = 0) -> Log:
+def open_log(
+    path: Path, segment_bytes: int = 2**20, max_memory_bytes: int = 0, clock: Callable[[], float] = time.time
+) -> Log:
     """Open a log as a server does."""
-    recovered = open_replay_log(path, BlobBudget(max_memory_bytes), empty_replay)
+    recovered = open_replay_log(path, BlobBudget(max_memory_bytes), partial(empty_replay, clock=clock))
     journal = Journal(
         lambda command: carry_out(recovered, command),
         segment_bytes,
@@ -115,13 +119,14 @@ def open_log(path: Path, segment_bytes: int = 2**20, max_memory_bytes: int = 0) 
     return Log(recovered, journal, segment_bytes)
 
 
-def empty_replay(budget: MemoryBudget) -> ReplayState:
+def empty_replay(budget: MemoryBudget, clock: Callable[[], float] = time.time) -> ReplayState:
     """Return a state without tables."""
     return ReplayState(
         max_tables=16,
         max_streams=1000,
         first_epoch=1,
         rng=np.random.default_rng(3),
+        clock=clock,
         budget=budget,
         make_blocks=partial(LoggedBlocks, budget=budget),
     )

@@ -1,0 +1,39 @@
+"""Moments as an operator writes them: a date, a time of day, or how long ago."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Callable
+from datetime import datetime
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+
+
+def moment(text: str, clock: Callable[[], float] = time.time) -> float:
+    """Return the Unix time, in seconds, that `text` says: ISO 8601, or how long ago, such as `90m`.
+
+    A time without a time zone is local. argparse shows the error.
+    """
+    if match := _AGO.fullmatch(text):
+        return clock() - float(match[1]) * _SECONDS[match[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time: write 2026-11-23, 2026-11-23T14:30 or 2026-11-23T14:30+01:00, or how long ago: "
+            "30s, 90m, 12h, 7d"
+        ) from None
+
+
+def add_times(parser: argparse.ArgumentParser) -> None:
+    """Add the options `--since` and `--until`, whose values are `since` and `until`."""
+    parser.add_argument(
+        "--since",
+        type=moment,
+        metavar="TIME",
+        help="those that came at that time or later: 2026-11-23T14:30, or 2h for two hours ago",
+    )
+    parser.add_argument("--until", type=moment, metavar="TIME", help="those that came before that time")

@@ -1,0 +1,149 @@
+"""Folders of files to tables: what is damaged is refused, what was used up stays so."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.exported import fill
+from tests.support.replay_log import kill, options
+from tests.support.replay_service import LocalServer, local_server, server_process
+from tests.support.replay_streams import FIFO, make_config
+from tests.support.waiting import WAIT_S
+from tidemill.errors import AlreadyExists, DataLoss, InvalidArgument, Unavailable
+from tidemill.replay import export_table, import_table
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampling.sampler import ReplaySampler
+from tidemill.replay.table_config import TableUpdate
+from tidemill.replay.transfer import folder as files
+from tidemill.replay.transfer.exported_table import ExportedTable
+
+
+def _damaged(folder: Path, how: str) -> None:
+    steps, manifest = folder / "steps-000000.safetensors", folder / "manifest.json"
+    document = json.loads(manifest.read_text())
+    if how == "flipped":
+        data = bytearray(steps.read_bytes())
+        data[-1] ^= 1
+        steps.write_bytes(data)
+    elif how == "cut":
+        steps.write_bytes(steps.read_bytes()[:-1])
+    elif how == "missing":
+        steps.unlink()
+    elif how == "foreign":
+        manifest.write_text('{"format": "something else"}')
+    elif how == "no manifest":
+        manifest.unlink()
+    elif how == "no json":
+        manifest.write_bytes(b"\xff\x00")
+    else:
+        changes: dict[str, Any] = {
+            "newer": {"version": 2},
+            "edited": {"items": 39},
+            "outside": {"files": [document["files"][0] | {"name": "../../steps-000000.safetensors"}]},
+        }
+        document |= changes[how]
+        document.pop("sha256")
+        digest = files.digest_of(document) if how != "edited" else "0"
+        manifest.write_text(json.dumps(document | {"sha256": digest}))
+
+
+@pytest.mark.parametrize(
+    "how,error,said",
+    [
+        ("flipped", DataLoss, r"steps-000000.safetensors is damaged: its bytes do not match their SHA-256"),
+        ("cut", DataLoss, r"is damaged: it has \d+ bytes, must have \d+"),
+        ("missing", DataLoss, "steps-000000.safetensors is missing"),
+        ("foreign", InvalidArgument, "is no manifest of an exported table"),
+        ("no manifest", InvalidArgument, "has no manifest.json: give a folder that `tidemill replay export` wrote"),
+        ("no json", DataLoss, "manifest.json is damaged"),
+        ("newer", InvalidArgument, "has version 2, this release reads 1"),
+        ("edited", DataLoss, "does not match its checksum"),
+        ("outside", DataLoss, "names a file '../../steps-000000.safetensors', must match"),
+    ],
+)
+def test_damaged_or_foreign_folder_is_refused(
+    server: LocalServer, client: ReplayClient, tmp_path: Path, how: str, error: type[Exception], said: str
+) -> None:
+    """By name, and before anything is stored."""
+    with local_server() as source:
+        fill(source.address)
+        export_table(source.address, "t", tmp_path / "out")
+    _damaged(tmp_path / "out", how)
+    with pytest.raises(error, match=said):
+        import_table(server.address, tmp_path / "out")
+    assert client.list_tables() == ()
+
+
+def test_items_that_fit_no_table_are_refused(tmp_path: Path) -> None:
+    """Files with right checksums whose numbers cannot be: beyond the rows, or across two streams."""
+    with local_server() as source:
+        fill(source.address)
+        export_table(source.address, "t", tmp_path / "out")
+    exported = ExportedTable(tmp_path / "out")
+    for first, length in ((39, 2), (0, 6), (-1, 1), (0, 0)):
+        exported.first_rows[3], exported.lengths[3] = first, length
+        with pytest.raises(DataLoss, match=f"item 3 has {length} steps from row {first}, must have 1 .. 5"):
+            exported._check_items()
+    exported.continues[5] = False
+    exported.first_rows[3], exported.lengths[3] = 19, 2
+    with pytest.raises(DataLoss, match="of one stream"):
+        exported._check_items()
+
+
+def test_import_beside_what_is_there(server: LocalServer, client: ReplayClient, tmp_path: Path) -> None:
+    """Behind the items of an equal table, as its limiter allows; under another name; never into another table."""
+    fill(server.address)
+    export_table(server.address, "t", tmp_path / "out")
+    assert import_table(server.address, tmp_path / "out").table == "t"
+    assert client.describe_table("t").items == 80
+    assert import_table(server.address, tmp_path / "out", table="copy").table == "copy"
+    assert client.describe_table("copy").items == 40
+    client.create_table(replace(make_config("other"), max_items=50))
+    with pytest.raises(AlreadyExists, match="max_items"):
+        import_table(server.address, tmp_path / "out", table="other")
+    client.update_table("copy", TableUpdate(queue_size=40))
+    with pytest.raises(Unavailable, match="rate limiter holds inserts back"):
+        import_table(server.address, tmp_path / "out", table="copy", timeout_s=1.0)
+
+
+def test_import_does_not_give_out_again_what_was_used_up(tmp_path: Path) -> None:
+    """Of items that may be sampled three times, one that was sampled twice is once more, also after a crash."""
+    thrice = make_config(sampler=FIFO, max_times_sampled=3)
+    arguments = options(tmp_path / "data")
+    with local_server() as source, server_process("127.0.0.1:0", *arguments) as target:
+        fill(source.address, thrice, 5)
+        with ReplaySampler([source.address], thrice, 8) as sampler:
+            assert sampler.take(WAIT_S) is not None  # items 0 and 1 are used up; no second batch is left
+        assert _times_sampled(source.address, tmp_path / "out") == [2, 0, 0]
+        import_table(target.address, tmp_path / "out")
+        kill(target)
+    with server_process("127.0.0.1:0", *arguments) as again:
+        assert _times_sampled(again.address, tmp_path / "again") == [2, 0, 0]
+        with ReplaySampler([again.address], thrice, 7) as sampler, ReplayClient(again.address) as client:
+            assert sampler.take(WAIT_S) is not None
+            assert client.describe_table("t").items == 0
+
+
+def _times_sampled(address: str, folder: Path) -> list[int]:
+    """Export a table; return how often each item was sampled."""
+    export_table(address, "t", folder)
+    exported = ExportedTable(folder)
+    return exported.item_values(0, exported.items)[2].tolist()  # type: ignore[no-any-return]
+
+
+def test_failed_import_leaves_its_table_empty(
+    server: LocalServer, client: ReplayClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of a table is not left where a learner may take it for the whole."""
+    fill(server.address)
+    export_table(server.address, "t", tmp_path / "out")
+    monkeypatch.setattr(ExportedTable, "item_values", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        import_table(server.address, tmp_path / "out", table="copy")
+    described = client.describe_table("copy")
+    assert (described.items, described.rate_limiter_off) == (0, False)
