@@ -62,6 +62,18 @@ $(VENV)-docs/.installed: requirements/docs.txt
 	$(VENV)-docs/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/docs.txt
 	touch $@
 
+SBOM := build/sbom.cdx.json
+.PHONY: sbom
+sbom: $(VENV)-sbom/.installed ## what a run holds, as a CycloneDX bill of materials, into build/sbom.cdx.json
+	mkdir -p $(dir $(SBOM))
+	cat requirements/runtime.txt requirements/torch.txt | $(VENV)-sbom/bin/python -W ignore::UserWarning -m cyclonedx_py requirements - \
+	  --pyproject pyproject.toml --output-reproducible --spec-version 1.6 --output-format JSON --validate --output-file $(SBOM)
+
+$(VENV)-sbom/.installed: requirements/sbom.txt
+	$(PYTHON) -m venv $(VENV)-sbom
+	$(VENV)-sbom/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/sbom.txt
+	touch $@
+
 .PHONY: format
 format: $(VENV)/.dev ## format the code and apply the safe fixes
 	$(BIN)/ruff format
@@ -81,7 +93,7 @@ bench-learner: $(VENV)/.dev $(VENV)-sb3/.installed ## a learner over gRPC beside
 	$(BIN)/python -m benchmarks.learner --sb3 $(VENV)-sb3 $(BENCH)
 
 $(VENV)-extras/.installed: requirements/extras.txt | $(BIN)/python
-	$(PIP_INSTALL) --no-deps --target $(VENV)-extras --requirement requirements/extras.txt
+	$(PIP_INSTALL) --no-deps --target $(VENV)-extras --require-hashes -r requirements/extras.txt
 	touch $@
 
 $(VENV)-sb3/.installed: requirements/sb3.txt

@@ -81,6 +81,25 @@ def write_all_atomically(contents: Mapping[Path, bytes]) -> None:
         sync_folder(folder)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing; the disk has their names before the call returns.
+
+    Of folders that a process made before it was killed only the last can be without its name on the disk: each is made
+    when those above it are safe. So the name of the deepest that is there already is waited for, too.
+
+    Raises:
+        OSError: The disk refused, or there is something else of this name.
+    """
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    deepest = missing[-1].parent if missing else path
+    with contextlib.suppress(PermissionError):  # what this user may not even read, this user did not make
+        sync_folder(deepest.resolve().parent)
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        sync_folder(each.parent)
+    path.mkdir(exist_ok=True)  # refuses a file
+
+
 def sync_file(file: BinaryIO) -> None:
     """Flush a file's buffer and wait until the disk has it."""
     file.flush()

@@ -24,6 +24,7 @@ from prometheus_client import Gauge, disable_created_metrics, make_wsgi_app
 
 from tidemill import kernel
 from tidemill.errors import FatalError
+from tidemill.rpc.certificate import watch_certificates
 from tidemill.rpc.server import Health, why_not_bound
 from tidemill.rpc.settings import ServerSettings
 from tidemill.rpc.tls import check_exposure
@@ -134,6 +135,7 @@ def serve_metrics(settings: ServerSettings, health: Health | None = None, *, pla
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nothing reads
     _build_info().labels(version("tidemill"), platform.python_version()).set(1)
     _kernel_in_use().set(kernel.available)
+    watch_certificates(settings)
     _start_time().labels(socket.gethostname()).set(time.time())
     try:
         taken = start_http_endpoint(host, port, health)

@@ -33,14 +33,14 @@ class Scan:
 
     Attributes:
         versions: Intact versions by number, oldest first.
-        corrupt: Numbers of versions that were acknowledged and have lost bytes.
+        corrupt: Versions by number that have lost bytes or names, though they may have been acknowledged, and which.
         repaired: Versions whose description was missing or corrupt and came from its copy.
         high_water: Greatest number in any file's name.
     """
 
     versions: Mapping[int, Version]
-    corrupt: tuple[int, ...]
-    repaired: int
+    corrupt: Mapping[int, str]
+    repaired: frozenset[int]
     high_water: int
 
 
@@ -97,12 +97,14 @@ class VersionFiles:
             raise NotFound(f"version {number} is no longer kept") from error
 
     def scan(self, acknowledged: int | None) -> Scan:
-        """Read and verify everything; set corrupt versions aside, remove what was never acknowledged.
+        """Read and verify everything; remove what was never acknowledged.
 
         Args:
             acknowledged: Greatest number of a version that may have been acknowledged; None if that is not known.
         """
-        versions, corrupt, repaired = {}, [], 0
+        versions: dict[int, Version] = {}
+        corrupt: dict[int, str] = {}
+        repaired = set()
         numbers = _numbers(self._folder)
         for number in numbers:
             if self.path(number, _REMOVED).exists():
@@ -110,20 +112,30 @@ class VersionFiles:
                 continue
             try:
                 versions[number], was_whole = self._verified(number)
-                repaired += not was_whole
+                if not was_whole:
+                    repaired.add(number)
             except (DataLoss, OSError) as error:
-                if isinstance(error, FileNotFoundError) and acknowledged is not None and number > acknowledged:
+                if acknowledged is not None and number > acknowledged:
                     _log.info("removed a version that was never acknowledged", version=number)
                     self.remove(number)
-                    continue
-                _log.error("version corrupt, will not be served", version=number, reason=str(error))
-                corrupt.append(number)
-                self._set_aside(number)
+                else:
+                    corrupt[number] = str(error)
         high_water = max([0, *numbers, *_numbers(self._folder / _SET_ASIDE)])
-        return Scan(versions, tuple(corrupt), repaired, high_water)
+        return Scan(versions, corrupt, frozenset(repaired), high_water)
+
+    def set_aside(self, number: int, reason: str) -> None:
+        """Move what is left of a corrupt version out of the way, for inspection."""
+        _log.error("version corrupt, will not be served", version=number, reason=reason)
+        folder = self._folder / _SET_ASIDE
+        try:
+            folder.mkdir(exist_ok=True)
+            for path in self._folder.glob(f"{number:010d}.*"):
+                path.replace(folder / path.name)
+        except OSError as error:
+            _log.warning("cannot set a corrupt version aside", version=number, reason=str(error))
 
     def _verified(self, number: int) -> tuple[Version, bool]:
-        """Return an intact version, and whether its description was intact; both copies of it are restored.
+        """Return an intact version, and whether its description was intact; both copies of it are restored if possible.
 
         Raises:
             FileNotFoundError: It has no description.
@@ -137,7 +149,10 @@ class VersionFiles:
             except NotFound as error:
                 raise DataLoss(f"its {encoding.precision.value} encoding is missing") from error
         if not has_both:
-            write_all_atomically(self._descriptions(version))
+            try:
+                write_all_atomically(self._descriptions(version))
+            except OSError as error:  # of a full disk, say: the version is whole, and the next start tries again
+                _log.warning("cannot restore a copy of a description", version=number, reason=str(error))
         return version, is_whole
 
     def _described(self, number: int) -> tuple[Version, bool, bool]:
@@ -163,15 +178,6 @@ class VersionFiles:
 
     def _descriptions(self, version: Version) -> dict[Path, bytes]:
         return dict.fromkeys((self.path(version.version, kind) for kind in _DESCRIPTIONS), seal(from_version(version)))
-
-    def _set_aside(self, number: int) -> None:
-        folder = self._folder / _SET_ASIDE
-        try:
-            folder.mkdir(exist_ok=True)
-            for path in self._folder.glob(f"{number:010d}.*"):
-                path.replace(folder / path.name)
-        except OSError as error:
-            _log.warning("cannot set a corrupt version aside", version=number, reason=str(error))
 
 
 def verify(file: BinaryIO, encoding: Encoding) -> None:

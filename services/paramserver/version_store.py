@@ -29,14 +29,14 @@ from typing import BinaryIO
 
 import structlog
 
-from tidemill.atomic_files import TEMPORARY, remove, write_all_atomically
+from tidemill.atomic_files import TEMPORARY, make_folder, remove, sync_folder, write_all_atomically
 from tidemill.errors import FatalError
 from tidemill.params.version import Precision, Version
 from tidemill.services.paramserver.catalog import Catalog
 from tidemill.services.paramserver.newest_blobs import NewestBlobs
 from tidemill.services.paramserver.state_file import State, StateFile
 from tidemill.services.paramserver.upload import PublishRequest, Upload
-from tidemill.services.paramserver.version_files import StoredBlob, VersionFiles, full_disk_reported
+from tidemill.services.paramserver.version_files import Scan, StoredBlob, VersionFiles, full_disk_reported
 
 _log = structlog.get_logger()
 
@@ -74,12 +74,15 @@ class VersionStore:
         self._newest = NewestBlobs(max_fetch_bytes // 2)
         self._reading: weakref.WeakSet[StoredBlob] = weakref.WeakSet()
         self._corrupt_versions = 0
+        self._has_doubtful_tags = False
         self._lock = _lock(folder)
         try:
-            self._incoming.mkdir(exist_ok=True)
-            for path in [*self._incoming.iterdir(), *folder.glob(f"*{TEMPORARY}")]:
-                remove(path)
-            self._recover()
+            with full_disk_reported():
+                self._incoming.mkdir(exist_ok=True)
+                for path in [*self._incoming.iterdir(), *folder.glob(f"*{TEMPORARY}")]:
+                    remove(path)
+                sync_folder(folder)  # a killed process may leave names that are not on disk yet, and clients see them
+                self._recover()
         except BaseException:
             self.close()
             raise
@@ -114,7 +117,9 @@ class VersionStore:
             ResourceExhausted: The disk is full.
         """
         catalog = self._catalog.with_tag(tag, number, max_tags=self._max_tags)
+        self._has_doubtful_tags = True
         self._write(self._state_file.tags(catalog.tags))
+        self._has_doubtful_tags = False
         self._catalog = catalog
         self._prune()
 
@@ -156,7 +161,8 @@ class VersionStore:
         )
         catalog = self._catalog.with_version(version)
         with full_disk_reported():
-            self._files.write(version, upload.paths, self._numbers(catalog))
+            self._files.write(version, upload.paths, self._numbers(catalog) | self._settled_tags())
+        self._has_doubtful_tags = False
         self._newest.replace(version)
         self._catalog = catalog
         self._prune()
@@ -186,10 +192,11 @@ class VersionStore:
         scan = self._files.scan(None if state is None else state.high_water)
         if state is None:
             state = _rebuilt(scan.versions)
+        corrupt = self._corrupt(scan, state.tags)
         lost = {tag: number for tag, number in state.tags.items() if number not in scan.versions}
         for tag, number in lost.items():
             _log.error("tag dropped, its version is lost", tag=tag, version=number)
-        self._corrupt_versions = len({*scan.corrupt, *lost.values()}) + scan.repaired + corrupt_copies
+        self._corrupt_versions = len({*corrupt, *lost.values()}) + corrupt_copies
         self._catalog = Catalog(
             versions=scan.versions,
             tags={tag: number for tag, number in state.tags.items() if tag not in lost},
@@ -202,12 +209,38 @@ class VersionStore:
         self._prune()
         self._newest.replace(self._catalog.newest)
 
+    def _corrupt(self, scan: Scan, tags: Mapping[str, int]) -> set[int]:
+        """Set corrupt versions aside; return their numbers, and those whose description was repaired.
+
+        One that newer versions and tags leave no place for is no loss: it was removed, and the power failed before the
+        disk had forgotten all of its names.
+        """
+        expired = {
+            number
+            for number in scan.corrupt.keys() | scan.repaired
+            if number not in tags.values() and sum(newer > number for newer in scan.versions) >= self._keep_versions
+        }
+        for number, reason in scan.corrupt.items():
+            if number in expired:
+                self._files.remove(number)
+            else:
+                self._files.set_aside(number, reason)
+        return {*scan.corrupt, *scan.repaired} - expired
+
     def _write(self, contents: Mapping[Path, bytes]) -> None:
         with full_disk_reported():
             write_all_atomically(contents)
 
     def _numbers(self, catalog: Catalog) -> dict[Path, bytes]:
         return self._state_file.numbers(catalog.fencing_token, catalog.high_water)
+
+    def _settled_tags(self) -> dict[Path, bytes]:
+        """Return the tags to be written before versions are removed; nothing if the disk is known to have them.
+
+        A refused tag may have its name on the disk already, and the version where the tag should still point must not
+        be the only one that is kept.
+        """
+        return self._state_file.tags(self._catalog.tags) if self._has_doubtful_tags else {}
 
     def _prune(self) -> None:
         expired = self._catalog.expired(self._keep_versions)
@@ -246,7 +279,7 @@ def _rebuilt(versions: Mapping[int, Version]) -> State:
 
 def _lock(folder: Path) -> BinaryIO:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         file = (folder / "lock").open("wb")
     except OSError as error:
         raise FatalError(f"cannot use the folder {folder}: {error.strerror}") from error

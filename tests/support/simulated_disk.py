@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import threading
@@ -16,15 +17,16 @@ _SECTOR_BYTES = 512
 
 
 class PowerCutError(OSError):
-    """The power has failed: nothing reaches the disk any more."""
+    """The power has failed, or the process was killed: nothing reaches the disk any more."""
 
 
 class SimulatedDisk:
-    """Watches the calls that change one folder, and knows what its disk must have kept after each.
+    """Watches the calls that change one folder and those below it, and knows what its disk must have after each.
 
-    A file's bytes are kept from its last sync on, its name from the last sync of the folder on. Of what came later the
-    disk has any sectors, in any order, and any of the names: that is what POSIX promises, and no less than file systems
-    do. Only calls that go through `os` are counted; what Python's file objects write is read when it is synced.
+    A file's bytes are kept from its last sync on, its name from the last sync of its folder on; the name of a folder
+    likewise. Of what came later the disk has any sectors, in any order, and any of the names: that is what POSIX
+    promises, and no less than file systems do. What the folder holds at the beginning is synced. Only calls that go
+    through `os` are counted; what Python's file objects write is read when it is synced.
     """
 
     def __init__(self, folder: Path, cut_after: int) -> None:
@@ -33,16 +35,16 @@ class SimulatedDisk:
         self._lock = threading.RLock()
         self._synced: dict[int, bytes] = {}
         self._gone: dict[int, bytes] = {}
-        self._names: dict[str, int] = {}
-        self._patches = [
-            patch.object(os, name, self._watched(getattr(os, name), after))
-            for name, after in (
-                ("pwrite", None),
-                ("posix_fallocate", None),
-                ("fsync", self._keep),
-                ("fdatasync", self._keep),
-            )
-        ]
+        self._names: dict[Path, dict[str, int]] = {}
+        self._has_room: Callable[[], bool] = lambda: True
+        for each in (folder, *folder.rglob("*")):
+            if each.is_dir():
+                self._names[each] = _entries(each)
+            elif each.exists():
+                self._synced[each.stat().st_ino] = each.read_bytes()
+        after = {"pwrite": None, "posix_fallocate": None, "fsync": self._keep, "fdatasync": self._keep}
+        self._patches = [patch.object(os, name, self._watched(getattr(os, name), then)) for name, then in after.items()]
+        self._patches.append(patch.object(os, "mkdir", self._making(os.mkdir)))
         self._patches.append(patch.object(os, "unlink", self._unlinking(os.unlink)))
         self._patches.append(patch.object(os, "replace", self._unlinking(os.replace)))
 
@@ -67,26 +69,56 @@ class SimulatedDisk:
         with self._lock:
             self._left = -1
 
+    def restart(self, cut_after: int) -> None:
+        """Let another process begin on what the operating system has: only the process was killed."""
+        with self._lock:
+            self._left = cut_after
+
+    def fill(self, has_room: Callable[[], bool]) -> None:
+        """Refuse every call for which `has_room` is false, as a full disk does; what removes names always has room."""
+        self._has_room = has_room
+
     def after_power_cut(self, folder: Path, rng: random.Random) -> None:
         """Write into a folder what the disk might have now: one of many possibilities."""
-        folder.mkdir()
-        current = {path.name: path.stat().st_ino for path in self._folder.iterdir()}
-        written = {path.stat().st_ino: path.read_bytes() for path in self._folder.iterdir()}
-        for name in sorted(self._names.keys() | current.keys()):
-            inode = rng.choice((self._names.get(name), current.get(name)))
-            if inode is not None:
+        written = {path.stat().st_ino: path.read_bytes() for path in self._folder.rglob("*") if path.is_file()}
+        self._copy(self._folder, folder, written, rng)
+
+    def _copy(self, source: Path, target: Path, written: dict[int, bytes], rng: random.Random) -> None:
+        target.mkdir()
+        synced, current = self._names.get(source, {}), _entries(source)
+        for name in sorted(synced.keys() | current.keys()):
+            inode = rng.choice((synced.get(name), current.get(name)))
+            if inode is None:
+                continue
+            if (source / name).is_dir():
+                self._copy(source / name, target / name, written, rng)
+            else:
                 newest = written.get(inode, self._gone.get(inode, b""))
-                (folder / name).write_bytes(_mixed(self._synced.get(inode, b""), newest, rng))
+                (target / name).write_bytes(_mixed(self._synced.get(inode, b""), newest, rng))
 
     def _watched(self, call: Callable[..., Any], after: Callable[[int], None] | None) -> Callable[..., Any]:
         def watched(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - of any call
             with self._lock:
                 self._count()
+                self._take_room()
                 if after is not None:  # no real disk need be waited for
                     return after(arguments[0])
                 return call(*arguments, **named)
 
         return watched
+
+    def _making(self, call: Callable[..., None]) -> Callable[..., None]:
+        """Return a call that makes a folder, here or elsewhere."""
+
+        def making(path: str | Path, *arguments: int) -> None:
+            with self._lock:
+                if Path(path).is_relative_to(self._folder):
+                    self._count()
+                    if not os.path.exists(path):
+                        self._take_room()
+                call(path, *arguments)
+
+        return making
 
     def _unlinking(self, call: Callable[..., None]) -> Callable[..., None]:
         """Return a call whose last path loses the file that it names."""
@@ -94,9 +126,10 @@ class SimulatedDisk:
         def unlinking(*paths: str | Path) -> None:
             with self._lock:
                 self._count()
-                lost = Path(paths[-1])
-                if lost.parent == self._folder and lost.exists():
-                    self._remember(lost)
+                if len(paths) > 1:
+                    self._take_room()
+                if str(paths[-1]).startswith(f"{self._folder}/") and os.path.exists(paths[-1]):
+                    self._remember(Path(paths[-1]))
                 call(*paths)
 
         return unlinking
@@ -107,19 +140,34 @@ class SimulatedDisk:
         self._gone[number] = path.read_bytes()
         if inode in self._synced:
             self._synced[number] = self._synced.pop(inode)
-        self._names = {name: number if found == inode else found for name, found in self._names.items()}
+        for folder, names in self._names.items():
+            self._names[folder] = {name: number if found == inode else found for name, found in names.items()}
 
     def _count(self) -> None:
         self._left -= 1
         if self._left < 0:
             raise PowerCutError("the power has failed")
 
+    def _take_room(self) -> None:
+        if not self._has_room():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     def _keep(self, descriptor: int) -> None:
         target = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        if target == self._folder:
-            self._names = {path.name: path.stat().st_ino for path in self._folder.iterdir()}
-        elif target.parent == self._folder:
+        if not target.is_relative_to(self._folder):
+            return
+        if target.is_dir():
+            self._names[target] = _entries(target)
+        else:
             self._synced[os.fstat(descriptor).st_ino] = target.read_bytes()
+
+
+def _entries(folder: Path) -> dict[str, int]:
+    """Return what a folder holds, by name; nothing if it is not there."""
+    if not folder.is_dir():
+        return {}
+    with os.scandir(folder) as entries:
+        return {entry.name: entry.inode() for entry in entries}
 
 
 def _mixed(synced: bytes, newest: bytes, rng: random.Random) -> bytes:

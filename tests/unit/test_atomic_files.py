@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.atomic_files import is_disk_full, replacing, write_all_atomically, write_atomically
+from tidemill.atomic_files import is_disk_full, make_folder, replacing, write_all_atomically, write_atomically
 
 
 def _names(folder: Path) -> list[str]:
@@ -94,3 +94,23 @@ def test_several_files_are_replaced_only_when_the_disk_has_all(tmp_path: Path, m
     assert [file.read_bytes() for file in files] == [b"2", b"2"]
     assert flushed == ["a.tmp", "b.tmp", tmp_path.name]
     assert _names(tmp_path) == ["a", "b"]
+
+
+def test_new_folder_is_on_the_disk_with_those_above_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is made when the disk has the one above; of what is there, only the last may have been left by a kill."""
+    flushed = _flushed(monkeypatch)
+    make_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    assert flushed == [tmp_path.parent.name, tmp_path.name, "a"]
+    flushed.clear()
+    make_folder(tmp_path / "a" / "b")
+    assert flushed == ["a"]
+
+
+def test_folder_with_the_name_of_a_file_is_refused(tmp_path: Path) -> None:
+    """The file stays."""
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(FileExistsError):
+        make_folder(tmp_path / "file")
+    with pytest.raises(NotADirectoryError):
+        make_folder(tmp_path / "file" / "folder")

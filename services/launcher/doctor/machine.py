@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from tidemill.config.sections import RunConfig
+from tidemill.rpc.certificate import end_of
 from tidemill.services.launcher.doctor.finding import Finding, says
 from tidemill.services.launcher.installation import command_name
 
@@ -105,15 +106,11 @@ def certificates(folder: Path, now: datetime.datetime | None = None) -> list[Fin
     files = sorted(folder.rglob("*.pem")) if folder.is_dir() else []
     if not files:
         return []
-    try:
-        from cryptography import x509
-    except ImportError:
-        return [Finding("note", f"certificates in {folder} were not looked at", "pip install 'tidemill[security]'")]
     now = now or datetime.datetime.now(datetime.UTC)
     found = []
     for file in files:
         try:
-            days = (x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc - now).days
+            days = (end_of(file.read_bytes()) - now).days
         except (OSError, ValueError) as error:
             found.append(Finding("FAIL", f"{file} is no certificate that can be read: {error}", _renewed(folder)))
             continue

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from tidemill.atomic_files import TEMPORARY, is_disk_full, replacing, sync_file, write_atomically
+from tidemill.atomic_files import TEMPORARY, is_disk_full, make_folder, replacing, sync_file, write_atomically
 from tidemill.config.run import RESTORED
 from tidemill.errors import DataLoss, FatalError, ResourceExhausted, TidemillError
 from tidemill.params.publisher import StalePublisher
@@ -52,7 +52,7 @@ class CheckpointStore:
         data = encode(checkpoint)
         path = self._path(checkpoint.fencing_token, max((serial for _, serial, _ in self._found()), default=0) + 1)
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
             checksum = f"{hashlib.sha256(data).hexdigest()}  {path.name}\n"
             write_atomically(path.with_suffix(".sha256"), checksum)
             with replacing(path) as temporary:
