@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -65,7 +66,8 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             digest, rate = run(Path(folder) / "cluster", config, arguments.updates, kills)
-        print(f"{name:12} {rate:8.1f} updates/s  {digest}", flush=True)
+        sys.stdout.write(f"{name:12} {rate:8.1f} updates/s  {digest}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tidemill.errors import DataLoss, NotFound
+from tidemill.params.blob import unpack
+from tidemill.params.stored import read_params
 
 
 def params_digest(state: Mapping[str, NDArray[Any]]) -> str:
@@ -24,3 +29,19 @@ def params_digest(state: Mapping[str, NDArray[Any]]) -> str:
         digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
+
+
+def describe_digest(folder: Path) -> str:
+    """Return the digest of the newest parameters of a run and how many gradient steps they have behind them, in words.
+
+    Args:
+        folder: The parameter server's, RUN/params. Its server may be running.
+
+    Returns:
+        An empty string if no version is there, or it has just been removed.
+    """
+    try:
+        newest = read_params(folder)
+    except (DataLoss, NotFound):
+        return ""
+    return f"{params_digest(unpack(newest.blob))} after {newest.version.metadata.learner_steps:,} gradient steps"

@@ -15,9 +15,10 @@ from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError, InvalidArgument, NotFound
 from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerStatus
+from tidemill.params.digest import describe_digest
 from tidemill.scores import read_scores
 from tidemill.services.launcher.installation import command_name
-from tidemill.services.launcher.run.folder import check_is_run, has_trained, is_running
+from tidemill.services.launcher.run.folder import check_is_run, has_trained, is_deterministic, is_running
 from tidemill.services.launcher.view.terminal import describe_shards
 
 LEARNER = "TIDEMILL_LEARNER"
@@ -36,6 +37,8 @@ def status(argv: Sequence[str]) -> int:
         table = _status_table(client.get_status())
     if folder:
         _add_scores(table, folder)
+        if is_deterministic(folder) and (digest := describe_digest(folder / "params")):
+            table.add_row("parameters sha256", digest)
     Console().print(table)
     return 0
 
