@@ -7,7 +7,7 @@ again and again, and the rates of all beside a free run's. tests/process/test_lo
 from __future__ import annotations
 
 import argparse
-import copy
+import resource
 import sys
 import tempfile
 import time
@@ -19,11 +19,14 @@ import yaml
 
 from tests.support.lock_step import lock_step_cluster
 
+_BOUND_S = 3600.0  # for each part of a run
 _TARGETS = ("actor-1", "replay", "learner", "actor-0")
 
 
-def run(folder: Path, settings: Mapping[str, Any], updates: int, kills: int) -> tuple[str, float]:
-    """Return the digest after so many gradient steps, and how many a second there were after the first tenth.
+def run(folder: Path, settings: Mapping[str, Any], updates: int, kills: int) -> tuple[str, float, float]:
+    """Return the digest after so many gradient steps, how many a second there were, and the seconds of processors.
+
+    The first tenth and the last twentieth of the steps do not count for the rate, but for the processors' time.
 
     Args:
         folder: Of the run; made here.
@@ -31,22 +34,23 @@ def run(folder: Path, settings: Mapping[str, Any], updates: int, kills: int) -> 
         updates: Gradient steps.
         kills: How many processes are killed on the way.
     """
-    settings = copy.deepcopy(dict(settings))
-    settings["run"] = {**settings.get("run", {}), "max_learner_steps": updates}
-    with lock_step_cluster(folder, settings) as cluster:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    limited = {**settings, "run": {**settings.get("run", {}), "max_learner_steps": updates}}
+    with lock_step_cluster(folder, limited) as cluster:
         cluster.start_all()
-        cluster.reach(updates // 10)
+        cluster.reach(updates // 10, _BOUND_S)
         started = time.monotonic()
         for number in range(kills):
-            cluster.reach(updates // 10 + updates * 8 * number // (10 * kills))
+            cluster.reach(updates // 10 + updates * 8 * number // (10 * kills), _BOUND_S)
             name = _TARGETS[number % len(_TARGETS)]
             cluster.kill(name)
             cluster.start(name)
-        cluster.reach(updates * 19 // 20)
+        cluster.reach(updates * 19 // 20, _BOUND_S)
         rate = updates * 17 / 20 / (time.monotonic() - started)
         learner_steps, digest = cluster.digest()
     assert learner_steps == updates
-    return digest, rate
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return digest, rate, used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
 
 
 def main() -> None:
@@ -65,8 +69,8 @@ def main() -> None:
         if arguments.only and not name.startswith(arguments.only):
             continue
         with tempfile.TemporaryDirectory() as folder:
-            digest, rate = run(Path(folder) / "cluster", config, arguments.updates, kills)
-        sys.stdout.write(f"{name:12} {rate:8.1f} updates/s  {digest}\n")
+            digest, rate, used_s = run(Path(folder) / "cluster", config, arguments.updates, kills)
+        sys.stdout.write(f"{name:12} {rate:8.1f} updates/s {used_s:8.1f} s of processors  {digest}\n")
         sys.stdout.flush()
 
 

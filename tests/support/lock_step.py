@@ -67,7 +67,7 @@ class LockStepCluster:
         process.kill()
         process.wait(WAIT_S)
 
-    def reach(self, learner_steps: int) -> None:
+    def reach(self, learner_steps: int, timeout_s: float = WAIT_S) -> None:
         """Wait until the learner has made so many gradient steps."""
 
         def reached() -> bool:
@@ -78,7 +78,7 @@ class LockStepCluster:
             except TidemillError:
                 return False  # it starts
 
-        wait_until(reached, f"{learner_steps} gradient steps", longest_pause_s=0.02)
+        wait_until(reached, f"{learner_steps} gradient steps", timeout_s, longest_pause_s=0.02)
 
     def digest(self) -> tuple[int, str]:
         """Wait until the learner has ended; return the newest parameters' gradient steps and digest."""

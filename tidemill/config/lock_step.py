@@ -114,7 +114,7 @@ def _check_limits(run: RunSettings) -> None:
         _require(
             value == off,
             f"run.{name} is {value}, but with run.deterministic only run.max_learner_steps ends a run: leave it out, "
-            "or set it to " + ("null" if off is None else "0"),
+            "or set it to " + ("none" if off is None else "0"),
         )
 
 

@@ -50,7 +50,7 @@ def test_settings_that_fit_are_taken(changed: dict[str, dict[str, Any]]) -> None
 @pytest.mark.parametrize(
     "changed,message",
     [
-        ({"run": {"target_return": 475.0}}, "run.target_return is 475.0, but with run.deterministic only .* null"),
+        ({"run": {"target_return": 475.0}}, "run.target_return is 475.0, but with run.deterministic only .* none"),
         ({"run": {"max_wall_s": 60.0}}, "run.max_wall_s is 60.0, .* set it to 0"),
         ({"run": {"max_env_steps": 9}}, "run.max_env_steps is 9, .* set it to 0"),
         ({"run": {"round_steps": 40}}, r"run.round_steps is 40, .* multiple of table.chunk_length \(16\)"),
