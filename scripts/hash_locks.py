@@ -1,4 +1,4 @@
-"""Write hashes beside the pins of requirements/{runtime,atari,dev,docs,extras,sbom}.txt: pip then installs no other file.
+"""Write hashes beside the pins of requirements/{runtime,atari,dev,docs,extras,sbom}.txt, for pip to hold to.
 
 They are of the files that pip takes on linux/amd64 with each Python that is tested; Box2D has no others. Versions stay
 as they are. torch is in a file of its own without a hash: its build is the machine's choice, from PyPI with CUDA, or a

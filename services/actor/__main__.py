@@ -26,6 +26,7 @@ from tidemill.rl.agents.registry import extra_columns_of, stored_columns
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rpc.background import BackgroundServer
 from tidemill.services.actor.actor_index import actor_index, own_dns_name
+from tidemill.services.actor.lock_step.actor import act_in_lock_step
 from tidemill.services.actor.loop import ActingLoop, PolicyParams, VersionPacer, make_throttle
 from tidemill.services.actor.metrics import EXPECTED, ActorMetrics, watch_appender
 from tidemill.telemetry import configure_logging, serve_metrics
@@ -54,7 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         with BackgroundServer("actor", config.actor.server) as server:
             address, metrics = server.start(), serve_metrics(config.actor.server, server.health)
             _log.info("listening", address=address, metrics=metrics)
-            act(config, server, stop_event())
+            stop = stop_event()
+            if config.run.deterministic:
+                seed = training_seed(config.run.seed, config.actor.index or 0)
+                act_in_lock_step(config, seed, server.set_serving, stop)
+            else:
+                act(config, server, stop)
         return 0
 
     return run("actor", body)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import structlog
@@ -55,6 +56,13 @@ class PolicyParams:
             metadata = params.version.metadata
             self.version, self.env_steps = params.version.version, metadata.env_steps
             self.learner_steps = metadata.learner_steps
+
+
+class Pacer(Protocol):
+    """Holds an actor back before it starts a window, and loads its parameters there."""
+
+    def wait(self, params: PolicyParams, stop: threading.Event) -> bool:
+        """Wait until a window may start; return False if `stop` came before."""
 
 
 class VersionPacer:
@@ -114,7 +122,7 @@ class ActingLoop:
         metrics: ActorMetrics,
         throttle: Callable[[], None],
         extra_columns: Signature = (),
-        pacer: VersionPacer | None = None,
+        pacer: Pacer | None = None,
     ) -> None:
         """Put the parts together.
 

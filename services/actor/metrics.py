@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from tidemill.envs.interface import VectorStep
 from tidemill.replay.shards.appender import ShardedAppender
+from tidemill.replay.writing.appender import StreamAppender
 
 EXPECTED = Gauge("tidemill_actor_expected", "Actors that this one shares the exploration ladder with, itself included.")
 _STEPS = Counter("tidemill_actor_env_steps_total", "Decisions of the agent, all environments together.")
@@ -77,7 +78,7 @@ class ActorMetrics:
 class AppenderCollector:
     """A Prometheus collector over what an appender counts itself. It only reads, so any thread may collect."""
 
-    def __init__(self, appender: ShardedAppender, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, appender: ShardedAppender | StreamAppender, clock: Callable[[], float] = time.monotonic) -> None:
         """Collect from an appender."""
         self._appender, self._clock = appender, clock
         self._seen_at, self._seen_blocked_s = clock(), 0.0
@@ -106,7 +107,7 @@ def _counter(name: str, about: str, value: float) -> Metric:
     return CounterMetricFamily(f"tidemill_actor_{name}", about, value=value)
 
 
-def watch_appender(appender: ShardedAppender) -> None:
+def watch_appender(appender: ShardedAppender | StreamAppender) -> None:
     """Let Prometheus read the state of the connection to the replay service."""
     _UNACKNOWLEDGED.set_function(lambda: appender.unacknowledged_chunks)
     REGISTRY.register(AppenderCollector(appender))

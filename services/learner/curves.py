@@ -9,7 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from tidemill.callbacks import Callback
+from tidemill.callbacks import Callback, CallbackThread, make_callbacks
+from tidemill.config.sections import LearnerConfig
+from tidemill.tensorboard_writer import TensorboardWriter
+
+_METRICS_EVERY_S = 10.0  # between two lines of metrics.jsonl
 
 
 class ScalarWriter(Protocol):
@@ -83,3 +87,16 @@ class LearnerCurves(Callback):
             step, metrics = self._left
             self._writer.write({f"learner/{name}": value for name, value in metrics.items()}, step)
             self._left = None
+
+
+def learner_callbacks(config: LearnerConfig, *, is_first: bool) -> CallbackThread:
+    """Return the callbacks of the first of all learners: the user's, and those that write curves; others have none."""
+    settings = config.learner
+    if not is_first:
+        return CallbackThread({})
+    callbacks = make_callbacks("learner.callbacks", settings.callbacks, config.run, config)
+    if settings.tensorboard_every_s:
+        writer = TensorboardWriter(config.run.folder / "tensorboard" / "learner")
+        callbacks["tensorboard"] = LearnerCurves(writer, settings.tensorboard_every_s)
+    callbacks["metrics.jsonl"] = LearnerCurves(MetricsFile(config.run.folder / "metrics.jsonl"), _METRICS_EVERY_S)
+    return CallbackThread(callbacks)

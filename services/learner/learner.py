@@ -9,13 +9,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 
 import structlog
 import torch
 
-from tidemill.callbacks import CallbackThread, make_callbacks
 from tidemill.config.sections import LearnerConfig
 from tidemill.envs.make import spec_of
 from tidemill.params.client import ParamsClient
@@ -38,26 +38,34 @@ from tidemill.services.learner.checkpoint.rollback import PUBLISH_S, Rollback
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.control import Control
 from tidemill.services.learner.counters import Counters
-from tidemill.services.learner.curves import LearnerCurves, MetricsFile
+from tidemill.services.learner.curves import learner_callbacks
 from tidemill.services.learner.data.batch_loader import BatchLoader
-from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
-from tidemill.services.learner.data.decoder import Decoder
-from tidemill.services.learner.data.device import DevicePrefetcher, resolve_device
+from tidemill.services.learner.data.decoder import make_decoder
+from tidemill.services.learner.data.device import resolve_device
 from tidemill.services.learner.data.mirror import free_bytes, open_mirror
 from tidemill.services.learner.data.priorities import PriorityWriter
 from tidemill.services.learner.data.table import batches_per_sample, create_tables, open_sampler, table_config
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, joined_group
 from tidemill.services.learner.fence import Fence
+from tidemill.services.learner.lock_step.batches import RoundBatches
+from tidemill.services.learner.lock_step.priorities import round_priorities
+from tidemill.services.learner.lock_step.round_end import RoundPublisher
+from tidemill.services.learner.lock_step.rounds import (
+    MAX_IN_FLIGHT,
+    batches_per_draw,
+    compute_deterministically,
+    lock_step_for,
+    open_round_batches,
+    unpaced,
+)
 from tidemill.services.learner.metrics import watch_gpu
 from tidemill.services.learner.progress import Progress, StatusReporter
 from tidemill.services.learner.publishing import PolicyPublisher
 from tidemill.services.learner.readiness import wait_for_any_shard, wait_for_service
 from tidemill.services.learner.servicer import LearnerServicer
 from tidemill.services.learner.trainer import Limits, Trainer, TrainerOutputs
-from tidemill.tensorboard_writer import TensorboardWriter
 
 _LAST_PUBLISH_S = 5.0
-_METRICS_EVERY_S = 10.0  # between two lines of metrics.jsonl
 _FENCE_DEADLINE_S = 1.0  # for that answer; a server that is silent holds nothing up for longer
 
 _log = structlog.get_logger()
@@ -80,7 +88,9 @@ class Learner:
         """
         self._config, self._stop, self._rank = config, stop, rank or RankInfo()
         self._local_batch_size = self._rank.local_batch_size(config.agent.batch_size)
+        self._lock_step = lock_step_for(config, self._rank)
         self._control, self._counters = Control(stop), Counters()
+        self._round_priorities = round_priorities(config, lambda: self._control.stop_reason is not None)
         log_every_s = config.learner.log_every_s if self._rank.is_first else math.inf
         self._progress = Progress(self._counters, log_every_s=log_every_s, clock=time.monotonic)
         self._board = StatusReporter(
@@ -115,6 +125,8 @@ class Learner:
 
     def _build(self) -> tuple[Agent, TableConfig, torch.device]:
         config, device = self._config, resolve_device(self._config.learner.device, self._rank)
+        if self._lock_step is not None:
+            compute_deterministically()
         if config.learner.threads:
             torch.set_num_threads(config.learner.threads)
         if device.type == "cuda":
@@ -124,7 +136,8 @@ class Learner:
         spec = spec_of(config.env)
         agent = build_agent(config.agent, spec, str(device), config.run.seed)
         signature, batch_size = stored_columns(config.agent, spec), config.agent.batch_size
-        return agent, table_config(config.table, config.learner, agent, signature, batch_size), device
+        table, learner = (config.table, config.learner) if self._lock_step is None else unpaced(config)
+        return agent, table_config(table, learner, agent, signature, batch_size), device
 
     def _directory(self, stack: ExitStack) -> ShardDirectory | None:
         """Return the replay shards; None if there is one server, and never more."""
@@ -161,20 +174,18 @@ class Learner:
         set_serving: Callable[[bool], None],
         stack: ExitStack,
     ) -> None:
-        callbacks = stack.enter_context(closing(self._callbacks()))  # closed last
+        callbacks = learner_callbacks(self._config, is_first=self._rank.is_first)
+        stack.enter_context(closing(callbacks))  # closed last
         self._progress.on_update = callbacks.on_update
         group = stack.enter_context(joined_group(self._rank, device, self._config.learner.ranks_timeout_s))
         agent.set_process_group(group)
         checkpointer, publisher, rollback = self._start_outputs(agent, table, group, directory, stack)
-        mirror = self._mirror(directory, table, agent)
-        sampler = self._sampler(directory, table, mirror, stack)
-        self._board.shards = sampler.shards
-        priorities = self._priorities(sampler, stack)
-        batches = stack.enter_context(closing(self._batches(agent, table, device, sampler, mirror)))
+        outputs = TrainerOutputs(None, publisher, checkpointer, group, callbacks.on_publish)
+        batches, outputs = self._inputs(agent, table, device, directory, outputs, stack)
         trainer = Trainer(
             agent,
             batches,
-            TrainerOutputs(priorities, publisher, checkpointer, group, callbacks.on_publish),
+            outputs,
             self._control,
             self._counters,
             self._progress,
@@ -185,25 +196,35 @@ class Learner:
         self._control.stop(trainer.run())
         self._progress.finish()
         set_serving(False)
-        if priorities is not None:
-            priorities.close()  # before the connection that it shares
+        if isinstance(outputs.priorities, PriorityWriter):
+            outputs.priorities.close()  # before the connection that it shares
         batches.close()  # what still arrives is not trained on
         rolled_back = publisher is not None and rollback is not None and rollback.roll_back(publisher)
         self._finish(publisher, checkpointer, PUBLISH_S if rolled_back else _LAST_PUBLISH_S)
         if publisher is not None and publisher.version != self._counters.version:
             callbacks.on_publish(publisher.version)
 
-    def _callbacks(self) -> CallbackThread:
-        """Return the callbacks of the first rank; the others have none."""
-        config, settings = self._config, self._config.learner
-        if not self._rank.is_first:
-            return CallbackThread({})
-        callbacks = make_callbacks("learner.callbacks", settings.callbacks, config.run, config)
-        if settings.tensorboard_every_s:
-            writer = TensorboardWriter(config.run.folder / "tensorboard" / "learner")
-            callbacks["tensorboard"] = LearnerCurves(writer, settings.tensorboard_every_s)
-        callbacks["metrics.jsonl"] = LearnerCurves(MetricsFile(config.run.folder / "metrics.jsonl"), _METRICS_EVERY_S)
-        return CallbackThread(callbacks)
+    def _inputs(
+        self,
+        agent: Agent,
+        table: TableConfig,
+        device: torch.device,
+        directory: ShardDirectory | None,
+        outputs: TrainerOutputs,
+        stack: ExitStack,
+    ) -> tuple[BatchLoader | RoundBatches, TrainerOutputs]:
+        """Start to sample; return the batches, and the outputs with what takes priorities."""
+        mirror = self._mirror(directory, table, agent)
+        if self._lock_step is None:
+            sampler = self._sampler(directory, table, mirror, stack)
+            self._board.shards = sampler.shards
+            outputs = replace(outputs, priorities=self._priorities(sampler, stack))
+            return stack.enter_context(closing(self._batches(agent, table, device, sampler, mirror))), outputs
+        splits, counters, priorities = self._splits(table), self._counters, self._round_priorities
+        opened = open_round_batches(self._config, agent, table, device, counters, priorities, splits, mirror)
+        batches = stack.enter_context(closing(opened))
+        round_end = RoundPublisher(outputs, priorities, batches.replay, counters.fencing_token)
+        return batches, replace(outputs, priorities=priorities, publisher=round_end)
 
     def _start_outputs(
         self, agent: Agent, table: TableConfig, group: LearnerGroup, directory: ShardDirectory | None, stack: ExitStack
@@ -241,12 +262,18 @@ class Learner:
         algorithm, ranks = self._config.agent.algorithm, str(self._rank.size)
         written_by = {"tidemill": version("tidemill"), "torch": torch.__version__, "learners": ranks}
         return ResumableState(
-            agent, self._counters, algorithm=algorithm, config_digest=self._digest, written_by=written_by
+            agent,
+            self._counters,
+            algorithm=algorithm,
+            config_digest=self._digest,
+            written_by=written_by,
+            priorities=self._round_priorities,
         )
 
     def _restored(self, state: ResumableState, table_items: int) -> CheckpointStore:
         """Continue from the newest checkpoint, if there is one."""
-        store = CheckpointStore(self._config.run.folder / "checkpoints", keep=self._config.learner.keep_checkpoints)
+        folder, keep = self._config.run.folder / "checkpoints", self._config.learner.keep_checkpoints
+        store = CheckpointStore(folder, keep=keep, sync=self._lock_step is None)
         if restored := state.restore(store):
             self._board.restored = "; ".join(
                 part
@@ -265,7 +292,7 @@ class Learner:
         checkpointer = Checkpointer(
             store,
             state.capture,
-            every_s=self._config.learner.checkpoint_every_s,
+            every_s=self._config.learner.checkpoint_every_s if self._lock_step is None else 0.0,
             steps=self._counters.learner_steps,
             clock=time.monotonic,
             fence=fence.check,
@@ -317,12 +344,14 @@ class Learner:
         limit_bytes = settings.mirror_mib * 2**20
         if limit_bytes < 0:
             limit_bytes = free_bytes() // 2 // self._rank.local_size
+        # those on their way, those being read, and one for safety
+        hold = 2 * settings.decode_threads + 2 if self._lock_step is None else MAX_IN_FLIGHT + 2
         return open_mirror(
             table,
             stride=agent.window.stride,
             chunk_length=self._config.table.chunk_length,
             batch_size=self._local_batch_size * self._splits(table),
-            hold=2 * settings.decode_threads + 2,  # those on their way, those being read, and one for safety
+            hold=hold,
             shards=cluster.shard_count if directory is not None else 0,
             limit_bytes=limit_bytes,
         )
@@ -348,17 +377,8 @@ class Learner:
         mirror: TableMirror | None,
     ) -> BatchLoader:
         settings, splits = self._config.learner, self._splits(table)
-        corrupt = CorruptItemFilter(sampler.delete_items, time.monotonic)
-        decoder = Decoder(
-            agent,
-            table.signature,
-            self._config.table,
-            self._counters,
-            DevicePrefetcher(device),
-            corrupt,
-            splits=splits,
-            mirror=mirror,
-        )
+        delete, counters = sampler.delete_items, self._counters
+        decoder = make_decoder(self._config, agent, table, device, counters, delete, splits=splits, mirror=mirror)
         return BatchLoader(
             sampler,
             decoder.decode,
@@ -369,10 +389,12 @@ class Learner:
         )
 
     def _splits(self, table: TableConfig) -> int:
-        return batches_per_sample(
+        splits = batches_per_sample(
             self._config.table, self._config.learner, table.signature, self._config.agent.batch_size
         )
+        return splits if self._lock_step is None else batches_per_draw(splits, self._lock_step)
 
     def _limits(self) -> Limits:
-        run, learner = self._config.run, self._config.learner
-        return Limits(run.max_learner_steps, run.max_env_steps, learner.publish_every)
+        run, learner, lock_step = self._config.run, self._config.learner, self._lock_step
+        publish_every = learner.publish_every if lock_step is None else lock_step.updates
+        return Limits(run.max_learner_steps, run.max_env_steps, publish_every)

@@ -98,7 +98,7 @@ class BatchReader:
         held: list[SampledItems] = []  # by the draw itself: a call that is cancelled just then must release it
 
         def draw() -> SampledItems:
-            drawn = table.draw(wanted.items, without_replacement, wanted.counted_by(table.limiter))
+            drawn = table.draw(wanted.items, without_replacement, wanted.counted_by(table.limiter), wanted.seed)
             held.append(drawn)
             size = drawn.size_bytes(table.store, mirror)
             self._check_size(len(drawn.keys), size, room)

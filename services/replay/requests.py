@@ -42,7 +42,7 @@ M = TypeVar("M", bound=Message)
 
 _NAME_BYTES = 1024  # a message of a name and little else
 _TABLE_BYTES = 64 * 1024  # one that has a signature of `MAX_COLUMNS`
-_DRAW_BYTES = 16  # of one draw at most
+_DRAW_BYTES = 40  # of one draw at most
 _KEY_BYTES, _PRIORITY_BYTES = 8, 8
 _MOST_FIELDS = MAX_DRAWS + 8  # of a message whose lists are packed, or are draws
 _PLAIN_FIELDS = 8  # of a chunk or a batch of items besides its blocks or payloads

@@ -22,11 +22,15 @@ class SampleDemand:
         counted: Samples the rate limiter is to count for it, as the caller says; None if the limiter is to admit and
             count it by itself.
         batch_size: Size of a batch that comes without one.
+        seed: Of the draw; None draws by the table's generator.
+        at_step_count: Steps of all streams at which it is drawn; None draws as soon as it can be.
     """
 
     items: int
     counted: int | None = None
     batch_size: int = 0
+    seed: int | None = None
+    at_step_count: int | None = None
 
     def counted_by(self, limiter: RateLimiter) -> int | None:
         """Return the samples that a limiter counts for it; None if it is to count them by itself."""
@@ -74,8 +78,8 @@ class SampleQueue:
             self._waiting.append((self._whole, count))
             self._changed.set()
 
-    def draw(self, items: int, counted: int) -> None:
-        """Add a batch with its own size.
+    def draw(self, items: int, counted: int, seed: int | None = None, at_step_count: int | None = None) -> None:
+        """Add a batch with its own size; the arguments are those of `SampleDemand`.
 
         Raises:
             InvalidArgument: it is larger than the usual size, or too many wait.
@@ -85,7 +89,7 @@ class SampleQueue:
         if self._draws == MAX_DRAWS:
             raise InvalidArgument(f"more than {MAX_DRAWS} draws wait, take the answers first")
         self._draws += 1
-        self._waiting.append((SampleDemand(items, counted, self._whole.items), 1))
+        self._waiting.append((SampleDemand(items, counted, self._whole.items, seed, at_step_count), 1))
         self._changed.set()
 
     def close(self, error: BaseException | None = None) -> None:

@@ -12,7 +12,7 @@ import grpc.aio
 import numpy as np
 import structlog
 
-from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unimplemented
+from tidemill.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from tidemill.replay.limits import MAX_KEYS, least_slots
 from tidemill.replay.sampling.batch import StoredSteps
 from tidemill.replay.table_config import check_signature
@@ -38,7 +38,9 @@ from tidemill.services.replay.log.commits import acknowledge_in_order
 from tidemill.services.replay.log.log import ReplayLog
 from tidemill.services.replay.requests import Outgoing, add_handlers, read, read_each, times_of
 from tidemill.services.replay.sample_queue import OpenedSample, SampleDemand, SampleQueue
+from tidemill.services.replay.sample_requests import grant, read_credit
 from tidemill.services.replay.state import MAX_CHUNK_LENGTH, ReplayState
+from tidemill.services.replay.step_clock import StepClock
 from tidemill.services.replay.tables.table import Table
 
 _log = structlog.get_logger()
@@ -74,6 +76,7 @@ class ReplayServicer:
         self._log = log
         self._blobs = blobs = log.blobs if log is not None else None
         self._batches = BatchReader(replay, admission, blobs, int(max_message_bytes * _MESSAGE_MARGIN))
+        self._clock = StepClock(lambda: replay.streams.step_count)
         self._active_streams = ActiveStreams()
         self._told_of_evictions = False
 
@@ -198,8 +201,8 @@ class ReplayServicer:
                 return
             opened = self._open_sample(first)
             queue = SampleQueue(opened.batch_size)
-            _grant(queue, first)
-            reading = asyncio.create_task(_read_credit(requests, queue))
+            grant(queue, first)
+            reading = asyncio.create_task(read_credit(requests, queue))
             room = BatchRoom(self._replay.budget, self._admission.changed)
             try:
                 while (wanted := await queue.take()) is not None:
@@ -241,6 +244,8 @@ class ReplayServicer:
 
     async def _draw(self, opened: OpenedSample, wanted: SampleDemand, room: BatchRoom) -> bytes:
         table = opened.table
+        if wanted.at_step_count is not None:
+            await self._clock.reach(wanted.at_step_count)
         if wanted.items:
             sample = await self._batches.read(table, wanted, opened.without_replacement, room, opened.mirror)
             if opened.mirror is not None and int(sample.step_counts.max(initial=0)) > opened.slot_steps:
@@ -277,8 +282,12 @@ class ReplayServicer:
             raise InvalidArgument("every message of Append after the first must be `data`")
         chunks, items = unpack_append(request.data)
         planned = plan_append(session, chunks, items)
+        if request.data.HasField("at_step_count") and planned.chunks:
+            with self._held(request):
+                await self._clock.reach(request.data.at_step_count)
         with self._held(request) if self._admission.would_wait(planned.tables) else contextlib.nullcontext():
             await self._admission.insert(planned.tables, lambda: self._replay.append(session, planned, chunks, items))
+        self._clock.advanced()
         if self._replay.memory.evictions and not self._told_of_evictions:
             self._told_of_evictions = True
             _log.warning("memory is full: tables give up items", remedy="raise max_memory_mib or lower max_items")
@@ -361,24 +370,6 @@ def _open_mirror(opening: pb.SampleOpen, table: Table) -> ChunkMirror:
             f"of up to {table.config.max_item_steps} steps, mirror.slot_steps {asked.slot_steps} and hold {asked.hold}"
         )
     return ChunkMirror(table.store, asked.slots, asked.hold)
-
-
-def _grant(queue: SampleQueue, request: pb.SampleRequest) -> None:
-    queue.grant(request.credit)
-    for draw in request.draws:
-        queue.draw(draw.items, draw.counted)
-
-
-async def _read_credit(requests: AsyncIterator[pb.SampleRequest], queue: SampleQueue) -> None:
-    try:
-        async for request in requests:
-            if request.HasField("open"):
-                raise InvalidArgument("`open` is set again, must be set in the first message of Sample only")
-            _grant(queue, request)
-    except TidemillError as error:
-        queue.close(error)
-    else:
-        queue.close()
 
 
 def _parts_of(keys: Sequence[int]) -> list[slice]:

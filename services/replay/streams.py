@@ -187,6 +187,11 @@ class StreamRegistry:
         return tuple(self._epochs.values())
 
     @property
+    def step_count(self) -> int:
+        """Steps of all these streams together."""
+        return sum(stream.next_step for epoch in self._epochs.values() for stream in epoch.streams)
+
+    @property
     def actors(self) -> int:
         """Number of actors whose streams are known."""
         return len(self._epochs)

@@ -12,6 +12,7 @@ import tyro
 import yaml
 
 from tidemill.config.check import nearest
+from tidemill.config.lock_step import check_lock_step
 from tidemill.config.on_policy import check_on_policy
 from tidemill.config.overlay import overlay, to_document
 from tidemill.config.presets import find_config
@@ -56,6 +57,7 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
         words = _flags_without_values(rest, to_document(settings))
         settings = tyro.cli(config, prog=prog, description=about, args=words, default=settings)
     check_on_policy(settings)
+    check_lock_step(settings)
     return settings
 
 
@@ -72,6 +74,7 @@ def load_config(settings: Mapping[str, Any] | str | Path) -> RunConfig:
     document = settings if isinstance(settings, Mapping) else read_document(Path(settings))
     config = from_document(RunConfig, document)
     check_on_policy(config)
+    check_lock_step(config)
     return config
 
 

@@ -34,6 +34,14 @@ class RunSettings:
 
     An evaluation that is under way then is broken off, and the newest parameters are evaluated once more.
     """
+    deterministic: bool = False
+    """Whether the processes run in lock-step, so that a seed always gives the same parameters (docs/lock-step.md).
+
+    In each round all actors play `round_steps` steps, then the learner makes the gradient steps due for them. Actors
+    wait for the learner and it for them, whatever the machine is doing.
+    """
+    round_steps: int = 64
+    """Steps of each environment in a round of a deterministic run; a multiple of `table.chunk_length`."""
     supervisor: Literal["launcher", "engine", "job"] = "launcher"
     """Who keeps learner and evaluator running.
 
@@ -49,6 +57,7 @@ class RunSettings:
         check(self.max_env_steps >= 0, "run.max_env_steps", self.max_env_steps, "0 or more")
         check(self.max_learner_steps >= 0, "run.max_learner_steps", self.max_learner_steps, "0 or more")
         check(self.max_wall_s >= 0, "run.max_wall_s", self.max_wall_s, "0 or more")
+        check(self.round_steps >= 1, "run.round_steps", self.round_steps, "at least 1")
 
     @property
     def folder(self) -> Path:

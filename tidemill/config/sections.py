@@ -53,6 +53,8 @@ class LearnerConfig:
     agent: AgentConfig = field(default_factory=SACConfig)
     table: TableSettings = field(default_factory=TableSettings)
     learner: LearnerSettings = field(default_factory=LearnerSettings)
+    actor: ActorSettings = field(default_factory=ActorSettings)
+    """The learner reads `actor.count` where `run.deterministic` is set."""
 
 
 @dataclass(frozen=True)

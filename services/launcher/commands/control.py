@@ -12,9 +12,10 @@ from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError, InvalidArgument, NotFound
 from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerStatus
+from tidemill.params.digest import describe_digest
 from tidemill.scores import read_scores
 from tidemill.services.launcher.installation import command_name
-from tidemill.services.launcher.run.folder import check_is_run, has_trained, is_running
+from tidemill.services.launcher.run.folder import check_is_run, has_trained, is_deterministic, is_running
 from tidemill.services.launcher.view.terminal import describe_shards
 
 LEARNER = "TIDEMILL_LEARNER"
@@ -31,6 +32,8 @@ def status(argv: Sequence[str]) -> int:
     address, folder = _target(arguments)
     with LearnerClient(address) as client:
         rows = _status_rows(client.get_status()) | (_score_rows(folder) if folder else {})
+    if folder and is_deterministic(folder) and (digest := describe_digest(folder / "params")):
+        rows["parameters sha256"] = digest
     width = max(map(len, rows))
     print("\n".join(f"{name:<{width}}  {value}" for name, value in rows.items()))
     return 0

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.learner.status import LearnerStatus
+from tidemill.params.digest import describe_digest
 from tidemill.scores import read_scores
 from tidemill.services.launcher.installation import activation, command_name
-from tidemill.services.launcher.run.folder import has_trained
+from tidemill.services.launcher.run.folder import has_trained, is_deterministic
 from tidemill.services.launcher.supervise.supervisor import Outcome
 
 _FILES = (
@@ -33,6 +34,8 @@ def summarise(folder: Path, outcome: Outcome, learner: LearnerStatus | None = No
     result = read_json(folder / "result.json")
     if result:
         lines.append(describe_result(result))
+    if is_deterministic(folder) and (digest := describe_digest(folder / "params")):
+        lines.append(f"parameters sha256 {digest}")
     if learner is not None and learner.checkpoint_error:
         lines.append(
             f"The last checkpoint failed: {learner.checkpoint_error}. A resumed run starts from the previous one."
@@ -102,7 +105,10 @@ def describe_restored(folder: Path) -> list[str]:
         trained = f"{scores[-1].wall_s:.0f} s of training"
         lines.append(f"  scores       {len(scores)} evaluations, best mean {best:.1f}, {trained}")
     lines.append(f"  replay       {_replay(folder / 'replay')}")
-    lines.append("  environments not restored: every actor starts new episodes, with a new epoch of its streams")
+    if is_deterministic(folder):
+        lines.append("  environments played again from the start: every actor continues the round it was in")
+    else:
+        lines.append("  environments not restored: every actor starts new episodes, with a new epoch of its streams")
     return lines
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from tidemill.atomic_files import replacing
-from tidemill.config.load import write_document
+from tidemill.config.load import read_document, write_document
 from tidemill.config.run import RESTORED
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition
@@ -213,6 +213,15 @@ def has_trained(folder: Path) -> bool:
         return True
     log_bytes = sum(path.stat().st_size for path in (folder / "replay").rglob("*") if path.is_file())
     return log_bytes > _WORTH_KEEPING_BYTES
+
+
+def is_deterministic(folder: Path) -> bool:
+    """Return whether the run of a folder is in lock-step, by its settings; False if it has none that can be read."""
+    try:
+        document = read_document(folder / "config.yaml")
+    except ConfigError:
+        return False
+    return bool((document.get("run") or {}).get("deterministic"))
 
 
 def clear(folder: Path, *, keep: str) -> None:

@@ -66,12 +66,19 @@ def cluster_specs(config: RunConfig, config_file: Path, sockets: Path) -> tuple[
 
 def _learner_spec(config: RunConfig, config_file: Path) -> ServiceSpec:
     """Return one process: the learner, or of several the one that starts them and starts them again together."""
-    address, settings = config.learner.server.address, ("--config", str(config_file))
+    address = config.learner.server.address
+    settings: tuple[str, ...] = ("--config", str(config_file))
+    if config.run.deterministic:
+        settings += ("--actor.count", str(_actor_count(config)))
     if config.launcher.learners == 1:
         standby = config.launcher.learner_standby
         return ServiceSpec(LEARNER, LEARNER, "tidemill.services.learner", settings, address, has_standby=standby)
     ranks = (str(config.launcher.learners), str(config.launcher.max_restarts))
     return ServiceSpec(LEARNER, LEARNER, "tidemill.services.learner.torchrun", (*ranks, *settings), address)
+
+
+def _actor_count(config: RunConfig) -> int:
+    return max(config.actor.count, config.launcher.actors)
 
 
 def _shard_spec(config: RunConfig, config_file: Path, sockets: Path, shard: int) -> ServiceSpec:
@@ -88,7 +95,7 @@ def _actor_spec(config: RunConfig, config_file: Path, sockets: Path, index: int)
         "--config": config_file,
         "--actor.id": f"{config.actor.id or 'actor'}-{index}",
         "--actor.index": (config.actor.index or 0) + index,
-        "--actor.count": max(config.actor.count, config.launcher.actors),
+        "--actor.count": _actor_count(config),
         "--actor.server.address": address,
     }
     words = tuple(str(word) for pair in arguments.items() for word in pair)

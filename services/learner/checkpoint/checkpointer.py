@@ -10,7 +10,7 @@ from concurrent.futures import Future
 
 import structlog
 
-from tidemill.errors import TidemillError
+from tidemill.errors import FatalError, TidemillError
 from tidemill.learner.status import SavedCheckpoint
 from tidemill.params.publisher import StalePublisher
 from tidemill.services.learner import metrics
@@ -87,6 +87,23 @@ class Checkpointer:
             self._due = self._clock() + self._every_s
             if learner_steps != self._steps:
                 self._start(Future())
+
+    def write_now(self) -> None:
+        """Write a checkpoint and wait until it is written.
+
+        Raises:
+            FatalError: It could not be written.
+            StalePublisher: It was refused: a newer learner took over.
+        """
+        if self._writing is not None:
+            self._writing.exception()
+        written: Future[SavedCheckpoint] = Future()
+        self._start(written)
+        error = written.exception()
+        if isinstance(error, StalePublisher):
+            raise error
+        if error is not None:
+            raise FatalError(f"checkpoint not written: {error}") from error
 
     def finish(self) -> None:
         """Write a last checkpoint and end the thread, both within a bounded time.

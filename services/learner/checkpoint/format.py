@@ -50,11 +50,16 @@ class Checkpoint:
     """The writer: `tidemill`, `torch` and `device` by version or name, `learners` by number; empty in format 1."""
     fencing_token: int = 0
     """Fencing token of the learner as a publisher; 0 in formats 1 and 2."""
+    priorities: Tree = field(default_factory=dict)
+    """`RoundPriorities.state()` of a run in lock-step on a prioritized table; empty in all others."""
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
     """Return a checkpoint's bytes."""
-    document, tensors = flatten({"agent": checkpoint.agent, "rng": checkpoint.rng})
+    state = {"agent": checkpoint.agent, "rng": checkpoint.rng}
+    if checkpoint.priorities:
+        state["priorities"] = checkpoint.priorities
+    document, tensors = flatten(state)
     header = {
         "format": FORMAT_VERSION,
         "algorithm": checkpoint.algorithm,
@@ -99,6 +104,7 @@ def decode(data: bytes, source: object) -> Checkpoint:
         rng=state["rng"],
         written_by=header.get("written_by", {}),
         fencing_token=header.get("fencing_token", header.get("generation", 0)),
+        priorities=state.get("priorities", {}),
     )
 
 

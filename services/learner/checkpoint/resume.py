@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -46,6 +46,16 @@ class LearnerSnapshot:
         return sum(tensor.nbytes for tensor in flatten(self.agent)[1].values())
 
 
+class HasState(Protocol):
+    """What a run in lock-step keeps besides: its newest priorities."""
+
+    def state(self) -> dict[str, Any]:
+        """Return it as a tree of tensors and numbers, which nothing writes to."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+
+
 class ResumableState:
     """An agent and its counters, as the training thread leaves them between two gradient steps."""
 
@@ -57,10 +67,12 @@ class ResumableState:
         algorithm: str,
         config_digest: str,
         written_by: Mapping[str, str] | None = None,
+        priorities: HasState | None = None,
     ) -> None:
         self._agent, self._counters = agent, counters
         self._algorithm, self._config_digest = algorithm, config_digest
         self._written_by = written_by or {}
+        self._priorities = priorities
 
     def capture(self) -> Checkpoint:
         """Return a copy of everything needed to resume exactly; training may continue meanwhile."""
@@ -73,6 +85,7 @@ class ResumableState:
             rng=copied_to_cpu(rng_state()),
             written_by=self._written_by,
             fencing_token=self._counters.fencing_token,
+            priorities=self._priorities.state() if self._priorities is not None else {},
         )
 
     def snapshot(self) -> LearnerSnapshot:
@@ -136,6 +149,8 @@ class ResumableState:
             raise FatalError(f"{path} does not fit this run's agent: {error}") from error
         self._counters.load_state(checkpoint.counters)
         load_rng_state(checkpoint.rng)
+        if self._priorities is not None and checkpoint.priorities:
+            self._priorities.load_state(checkpoint.priorities)
 
 
 def config_digest(config: LearnerConfig) -> str:

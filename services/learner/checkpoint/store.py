@@ -29,14 +29,15 @@ _log = structlog.get_logger()
 class CheckpointStore:
     """Keeps the newest checkpoints in one folder. One thread at a time."""
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
+    def __init__(self, folder: Path, *, keep: int, sync: bool = True) -> None:
         """Use a folder, created with the first checkpoint, and remove what a crash left half written.
 
         Args:
             folder: Where the files lie.
             keep: Newest checkpoints kept, at least 1.
+            sync: Whether a checkpoint is written only once the disk has it; without, a loss of power may cost it.
         """
-        self._folder, self._keep = folder, keep
+        self._folder, self._keep, self._sync = folder, keep, sync
         for leftover in folder.glob(f"*{TEMPORARY}"):
             leftover.unlink(missing_ok=True)
 
@@ -54,11 +55,12 @@ class CheckpointStore:
         try:
             make_folder(self._folder)
             checksum = f"{hashlib.sha256(data).hexdigest()}  {path.name}\n"
-            write_atomically(path.with_suffix(".sha256"), checksum)
-            with replacing(path) as temporary:
+            write_atomically(path.with_suffix(".sha256"), checksum, sync=self._sync)
+            with replacing(path, sync=self._sync) as temporary:
                 with temporary.open("wb") as file:
                     file.write(data)
-                    sync_file(file)  # the write may take long: check whether a newer learner took over meanwhile
+                    if self._sync:
+                        sync_file(file)  # the write may take long: check whether a newer learner took over meanwhile
                 self._check_newest(checkpoint.fencing_token)
         except StalePublisher:
             _remove(path)

@@ -8,18 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill import codec
+from tidemill.config.sections import LearnerConfig
 from tidemill.config.table import TableSettings
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.mirror import TableMirror
+from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.transitions import FRAMES, ROWS
 from tidemill.services.learner import metrics
 from tidemill.services.learner.counters import Counters
-from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
+from tidemill.services.learner.data.corrupt_items import CorruptItemFilter, Delete
 from tidemill.services.learner.data.device import DeviceBatch, DevicePrefetcher
 from tidemill.services.learner.data.importance_weights import (
     importance_sampling_exponent,
@@ -218,6 +221,33 @@ class _Items:
     keys: NDArray[np.uint64]
     versions: NDArray[np.float64]
     largest_weight: NDArray[np.float64]
+
+
+def make_decoder(
+    config: LearnerConfig,
+    agent: Agent,
+    table: TableConfig,
+    device: torch.device,
+    counters: Counters,
+    delete: Delete,
+    *,
+    splits: int,
+    mirror: TableMirror | None,
+) -> Decoder:
+    """Return the decoder of a learner.
+
+    Args:
+        config: Its settings.
+        agent: Its agent.
+        table: The table that is sampled.
+        device: Where batches go.
+        counters: Whose gradient steps the schedule of importance weights follows.
+        delete: Removes corrupt items from the table.
+        splits: Batches of one sample.
+        mirror: The table's rows; None if samples bring them.
+    """
+    corrupt, prefetcher = CorruptItemFilter(delete, time.monotonic), DevicePrefetcher(device)
+    return Decoder(agent, table.signature, config.table, counters, prefetcher, corrupt, splits=splits, mirror=mirror)
 
 
 def recurrent_states(payloads: Sequence[bytes], size: int) -> NDArray[np.float32]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.errors import FailedPrecondition
 from tidemill.services.replay.selectors.selector import Selector
+from tidemill.services.replay.selectors.uniform import Uniform
 from tidemill.services.replay.tables.items import Items
 
 Ints = NDArray[np.int64]
@@ -37,6 +39,27 @@ class ItemSampler:
             weights = np.concatenate((weights, selector.weights(picked)))
             exhausted = np.concatenate((exhausted, self._use(picked)))
         return slots, weights / total_weight if selector.random else np.ones(count), exhausted
+
+    def sample_seeded(self, count: int, seed: int) -> tuple[Ints, NDArray[np.float64]]:
+        """Return slots [count], drawn with replacement, and their probabilities.
+
+        They depend on the seed, the slots in use and their priorities alone, not on what happened before.
+
+        Raises:
+            FailedPrecondition: The selector does not draw at random, or items may be sampled only so often.
+        """
+        selector = self._selector
+        if not selector.random or self._limit:
+            raise FailedPrecondition(
+                "seed is set, but the table picks in an order or has a max_times_sampled: draws depend on earlier ones"
+            )
+        rng = np.random.default_rng(seed)
+        if isinstance(selector, Uniform):  # which has the slots in an order that depends on removals
+            slots = self._items.pick(rng.integers(self._items.count, size=count))
+        else:
+            slots = selector.draw(count, rng)
+        self._use(slots)
+        return slots, selector.weights(slots) / selector.total_weight
 
     def _pick_some(self, count: int, without_replacement: bool) -> Ints:
         selector, limit = self._selector, self._limit

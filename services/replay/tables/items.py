@@ -155,6 +155,10 @@ class Items:
         """Return the slots in use."""
         return np.flatnonzero(self.lengths[: self._used])
 
+    def pick(self, places: Ints) -> Ints:
+        """Return the slots [N] in use that come at some places, 0 .. count - 1, counted from the first slot."""
+        return places if self.count == self._used else self.live()[places]
+
     def numbers(self, slots: Ints) -> NDArray[np.uint32]:
         """Return the insertion numbers of slots [N], modulo 2^32."""
         return self._numbers[slots]

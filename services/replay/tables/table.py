@@ -131,14 +131,26 @@ class Table:
         finally:
             drawn.release(self.store)
 
-    def draw(self, batch_size: int, without_replacement: bool = False, counted: int | None = None) -> SampledItems:
+    def draw(
+        self,
+        batch_size: int,
+        without_replacement: bool = False,
+        counted: int | None = None,
+        seed: int | None = None,
+    ) -> SampledItems:
         """Draw a batch; `has_draws` must hold. Items sampled often enough leave the table.
 
         The rate limiter counts `counted` samples, or the batch's size if that is None. The chunks stay until the
-        caller releases them.
+        caller releases them. With a seed, the same items at the same slots give the same batch.
+
+        Raises:
+            FailedPrecondition: There is a seed, but the table does not draw at random, or not without a limit.
         """
         total_weight, size = self.total_weight, self.size
-        slots, probabilities, exhausted = self._sampler.sample(batch_size, without_replacement)
+        if seed is None:
+            slots, probabilities, exhausted = self._sampler.sample(batch_size, without_replacement)
+        else:
+            slots, probabilities, exhausted = *self._sampler.sample_seeded(batch_size, seed), _NO_SLOTS
         drawn = locate(self.items, self.store, slots, probabilities, (size, total_weight))
         drawn.acquire(self.store)
         self.limiter.sampled(batch_size if counted is None else counted)

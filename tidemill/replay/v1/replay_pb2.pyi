@@ -813,6 +813,11 @@ class AppendData(_message.Message):
 
     CHUNKS_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
+    AT_STEP_COUNT_FIELD_NUMBER: _builtins.int
+    at_step_count: _builtins.int
+    """Of a run in lock-step: how many steps the streams of all actors have together when this is stored. It waits until
+    they have as many; FAILED_PRECONDITION if they have more and any chunk of it is new. Unset, it is stored at once.
+    """
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Chunk]:
         """New chunks; those of one stream in order. At most 1,024, with at most 16,384 blocks together."""
@@ -826,12 +831,15 @@ class AppendData(_message.Message):
         *,
         chunks: _abc.Iterable[Global___Chunk] | None = ...,
         items: _abc.Iterable[Global___ItemBatch] | None = ...,
+        at_step_count: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_at_step_count", b"_at_step_count", "at_step_count", b"at_step_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "items", b"items"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_at_step_count", b"_at_step_count", "at_step_count", b"at_step_count", "chunks", b"chunks", "items", b"items"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__at_step_count: _TypeAlias = _typing.Literal["at_step_count"]  # noqa: Y015
+    _WhichOneofArgType__at_step_count: _TypeAlias = _typing.Literal["_at_step_count", b"_at_step_count"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__at_step_count) -> _WhichOneofReturnType__at_step_count | None: ...
 
 Global___AppendData: _TypeAlias = AppendData  # noqa: Y015
 
@@ -1023,23 +1031,43 @@ class Draw(_message.Message):
 
     ITEMS_FIELD_NUMBER: _builtins.int
     COUNTED_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    AT_STEP_COUNT_FIELD_NUMBER: _builtins.int
     items: _builtins.int
     """Items, at most `batch_size` of `open`. 0 asks for the table's state only: answered in turn, with an empty batch."""
     counted: _builtins.int
     """Samples the rate limiter counts, whatever `items` is. What is more than `batch_size` of `open` and more than
     `limiter_diff` is not counted, nor what would take the diff below -2^20 less `error_buffer`.
     """
+    seed: _builtins.int
+    """Of a run in lock-step: seed of the draw, which then depends on nothing but the seed, the items and where they lie:
+    it is the same after a restart. FAILED_PRECONDITION for a table that does not draw at random or whose
+    `max_times_sampled` is not 0. Unset, the server draws by its own generator.
+    """
+    at_step_count: _builtins.int
+    """Of a run in lock-step: how many steps the streams of all actors have together when it is drawn. It waits until they
+    have as many; FAILED_PRECONDITION if they have more. Unset, it does not wait for that.
+    """
     def __init__(
         self,
         *,
         items: _builtins.int = ...,
         counted: _builtins.int = ...,
+        seed: _builtins.int | None = ...,
+        at_step_count: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_at_step_count", b"_at_step_count", "_seed", b"_seed", "at_step_count", b"at_step_count", "seed", b"seed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counted", b"counted", "items", b"items"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_at_step_count", b"_at_step_count", "_seed", b"_seed", "at_step_count", b"at_step_count", "counted", b"counted", "items", b"items", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__at_step_count: _TypeAlias = _typing.Literal["at_step_count"]  # noqa: Y015
+    _WhichOneofArgType__at_step_count: _TypeAlias = _typing.Literal["_at_step_count", b"_at_step_count"]  # noqa: Y015
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__at_step_count) -> _WhichOneofReturnType__at_step_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
 
 Global___Draw: _TypeAlias = Draw  # noqa: Y015
 

@@ -47,6 +47,11 @@ class AppendMessage:
         return cls(request, env_index, end_step)
 
     @property
+    def steps(self) -> int:
+        """Steps of its chunks together."""
+        return sum(chunk.step_count for chunk in self.request.data.chunks)
+
+    @property
     def chunks(self) -> int:
         """Number of chunks."""
         return len(self.env_index)

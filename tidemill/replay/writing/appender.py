@@ -134,12 +134,16 @@ class StreamAppender:
         for chunk in chunks:
             if not 0 <= chunk.env_index < self._env_count:
                 raise InvalidArgument(f"env_index is {chunk.env_index}, must be 0 .. {self._env_count - 1}")
-        messages = messages_of(chunks, items)
+        return self.append_messages(messages_of(chunks, items), timeout_s)
+
+    def append_messages(self, messages: Sequence[AppendMessage], timeout_s: float | None = None) -> bool:
+        """Queue messages that were packed before, as `append` does with those it packs; see there."""
+        chunks = sum(message.chunks for message in messages)
         with self._changed:
-            if not self._wait_for_room(len(chunks), timeout_s):
+            if not self._wait_for_room(chunks, timeout_s):
                 return False
             self._pending.extend(messages)
-            self._pending_chunks += len(chunks)
+            self._pending_chunks += chunks
             if self._connected:
                 self._send(messages)
         return True

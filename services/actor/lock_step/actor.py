@@ -1,0 +1,140 @@
+"""Puts the parts of an actor in lock-step together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import structlog
+import torch
+
+from tidemill.config.lock_step import LockStep, lock_step_of
+from tidemill.config.sections import ActorConfig
+from tidemill.envs.interface import VectorEnv
+from tidemill.envs.make import make_env
+from tidemill.errors import ConfigError
+from tidemill.params.version import Precision
+from tidemill.params.watcher import ParamsWatcher
+from tidemill.replay.writing.appender import AppenderState, StreamAppender
+from tidemill.replay.writing.rollout_writer import RolloutWriter
+from tidemill.rl.agents.build import build_policy
+from tidemill.rl.agents.interface import Policy
+from tidemill.rl.agents.registry import extra_columns_of, stored_columns
+from tidemill.rl.exploration import ActorSlot
+from tidemill.services.actor.lock_step.history import History
+from tidemill.services.actor.lock_step.policy import RoundPolicy
+from tidemill.services.actor.lock_step.round_file import RoundEnd
+from tidemill.services.actor.lock_step.rounds import RoundMessages, RoundPacer, open_epoch
+from tidemill.services.actor.loop import ActingLoop, PolicyParams, make_throttle
+from tidemill.services.actor.metrics import EXPECTED, ActorMetrics, watch_appender
+from tidemill.types import EnvSpec, Signature
+
+_log = structlog.get_logger()
+
+
+def act_in_lock_step(
+    config: ActorConfig, seed: int, set_serving: Callable[[bool], None], stop: threading.Event
+) -> None:
+    """Act in rounds until `stop` is set; what a former process of this actor played is played again first.
+
+    Args:
+        config: The settings; the same in every process of this actor.
+        seed: Of its first environment.
+        set_serving: Sets the health of the process.
+        stop: Ends it.
+
+    Raises:
+        ConfigError: The actor's index is not below `actor.count`, or its policy has a recurrent state.
+        FatalError: The files of the actor, or its streams, are lost.
+    """
+    settings, index = config.actor, config.actor.index or 0
+    if index >= settings.count:
+        raise ConfigError(f"actor.index is {index}, but must be below actor.count ({settings.count})")
+    torch.use_deterministic_algorithms(True)
+    EXPECTED.set(settings.count)
+    folder, actor_id = config.run.folder / "lock_step", settings.id or f"actor-{index}"
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{actor_id}.round"
+    with ExitStack() as stack:
+        history = stack.enter_context(closing(History(folder / f"{actor_id}.history")))
+        env = stack.enter_context(closing(make_env(config.env, config.env.num_envs, training=True)))
+        appender = stack.enter_context(_connect(config, actor_id, stored_columns(config.agent, env.spec), file, stop))
+        if not open_epoch(appender, file, stop):
+            return
+        watch_appender(appender)
+        watcher = stack.enter_context(ParamsWatcher(config.cluster.params, precision=Precision.HALF))
+        policy, messages = _round_policy(config, env.spec, index), RoundMessages()
+        params = PolicyParams(watcher, policy)
+        pacer = RoundPacer(_lock_step(config), index, policy, messages, appender, history, file)
+        loop = _loop(config, env, policy, params, messages, pacer, stop)
+        if pacer.load(params, stop):
+            set_serving(True)
+            _log.info("acting in lock-step", actor_id=actor_id, index=index, seed=seed, rounds_before=history.rounds)
+            loop.run(seed, stop)
+        set_serving(False)
+    _log.info("stopped", unacknowledged_chunks=appender.unacknowledged_chunks, epoch=appender.epoch)
+
+
+def _lock_step(config: ActorConfig) -> LockStep:
+    return lock_step_of(config.run, config.table, config.learner, config.env.num_envs, config.actor.count)
+
+
+def _loop(
+    config: ActorConfig,
+    env: VectorEnv,
+    policy: RoundPolicy,
+    params: PolicyParams,
+    messages: RoundMessages,
+    pacer: RoundPacer,
+    stop: threading.Event,
+) -> ActingLoop:
+    signature, own = stored_columns(config.agent, env.spec), extra_columns_of(config.agent, env.spec)
+    window = config.agent.window(env.spec.frame_stack)
+    priority = policy.initial_priority if config.table.sampler == "prioritized" else None
+    writer = RolloutWriter(messages, signature, window, env.num_envs, config.table.chunk_length, priority)
+    throttle = make_throttle(config.actor.max_env_steps_per_s, env.num_envs, stop)
+    return ActingLoop(env, policy, params, writer, ActorMetrics(config.actor.log_every_s), throttle, own, pacer)
+
+
+def _round_policy(config: ActorConfig, env_spec: EnvSpec, index: int) -> RoundPolicy:
+    lock_step = _lock_step(config)
+
+    def env_steps(number: int, place: int) -> int:
+        return (number - 1) * lock_step.round_size + place * lock_step.num_envs * lock_step.actors
+
+    build = partial(_build_policy, config, env_spec, index)
+    policy = RoundPolicy(build, env_steps, wants_inputs=config.table.sampler == "prioritized")
+    if policy.recurrent_state_size:
+        raise ConfigError(
+            f"agent.algorithm is {config.agent.algorithm!r}, whose policy has a recurrent state: not with "
+            "run.deterministic"
+        )
+    return policy
+
+
+def _connect(
+    config: ActorConfig, actor_id: str, signature: Signature, file: Path, stop: threading.Event
+) -> StreamAppender:
+    kept = RoundEnd.read(file)
+    return StreamAppender(
+        config.cluster.replay[0],
+        actor_id,
+        config.env.num_envs,
+        signature,
+        [config.table.name],
+        config.table.chunk_length,
+        stop=stop,
+        state=AppenderState(kept.epoch, ()) if kept is not None else None,
+    )
+
+
+def _build_policy(config: ActorConfig, env_spec: EnvSpec, index: int, number: int) -> Policy:
+    """Return the policy of a round: equal each time, whatever was built before."""
+    slot = ActorSlot(index, config.env.num_envs, config.actor.count)
+    precision = "float32" if config.actor.precision == "auto" else config.actor.precision  # auto depends on the time
+    words = np.random.SeedSequence([config.run.seed, index, number]).generate_state(1)
+    return build_policy(config.agent, env_spec, seed=int(words[0]), slot=slot, precision=precision)

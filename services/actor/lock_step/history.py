@@ -1,0 +1,104 @@
+"""All that an actor's policies have put out since the run began, on disk: enough to play everything once more."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Columns = Mapping[str, NDArray[Any]]
+"""Of one round, by name, each [K, N, ...]: K steps of N environments."""
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The columns of a round and their bytes."""
+
+    names: tuple[str, ...]
+    dtypes: tuple[np.dtype[Any], ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, columns: Columns) -> _Layout:
+        names = tuple(sorted(columns))
+        return cls(names, tuple(columns[n].dtype for n in names), tuple(columns[n].shape for n in names))
+
+    @classmethod
+    def parse(cls, line: bytes) -> _Layout:
+        rows = json.loads(line)
+        return cls(
+            tuple(name for name, _, _ in rows),
+            tuple(np.dtype(dtype) for _, dtype, _ in rows),
+            tuple(tuple(shape) for _, _, shape in rows),
+        )
+
+    def line(self) -> bytes:
+        rows = zip(self.names, (dtype.str for dtype in self.dtypes), self.shapes, strict=True)
+        return json.dumps([list(row) for row in rows]).encode() + b"\n"
+
+    @property
+    def sizes(self) -> list[int]:
+        return [dtype.itemsize * math.prod(shape) for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
+
+    def unpack(self, data: bytes) -> dict[str, NDArray[Any]]:
+        columns, start = {}, 0
+        for name, dtype, shape, size in zip(self.names, self.dtypes, self.shapes, self.sizes, strict=True):
+            columns[name] = np.frombuffer(data[start : start + size], dtype).reshape(shape)
+            start += size
+        return columns
+
+
+class History:
+    """One file, to which a record is added for each round; the first line says which columns a record has.
+
+    A record that a killed process left unfinished is removed when the file is opened. Nothing waits for the disk: what
+    was written survives the process, not a loss of power.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, or make it."""
+        path.touch()
+        self._file = path.open("r+b")
+        line = self._file.readline()
+        self._layout = _Layout.parse(line) if line.endswith(b"\n") else None
+        self._start = len(line) if self._layout is not None else 0
+        self.rounds = 0
+        """Rounds that are recorded."""
+        if self._layout is not None:
+            self.rounds = (path.stat().st_size - self._start) // sum(self._layout.sizes)
+        self._file.truncate(self._end)
+
+    def read(self, number: int) -> dict[str, NDArray[Any]]:
+        """Return a recorded round, 1 .. rounds."""
+        assert self._layout is not None
+        size = sum(self._layout.sizes)
+        self._file.seek(self._start + (number - 1) * size)
+        return self._layout.unpack(self._file.read(size))
+
+    def write(self, columns: Columns) -> None:
+        """Add the next round; its columns are as those before."""
+        self._file.seek(self._end)
+        if self._layout is None:
+            self._layout = _Layout.of(columns)
+            line = self._layout.line()
+            self._file.write(line)
+            self._start = len(line)
+        assert self._layout == _Layout.of(columns), "the policy's outputs have changed"
+        for name in self._layout.names:
+            self._file.write(np.ascontiguousarray(columns[name]).tobytes())
+        self._file.flush()
+        self.rounds += 1
+
+    def close(self) -> None:
+        """Close the file. May be called twice."""
+        self._file.close()
+
+    @property
+    def _end(self) -> int:
+        return self._start + self.rounds * (sum(self._layout.sizes) if self._layout is not None else 0)

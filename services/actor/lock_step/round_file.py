@@ -1,0 +1,71 @@
+"""What an actor needs of its newest round to resume behind it: its messages, and the parameters of the next one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidemill.atomic_files import write_atomically
+from tidemill.errors import FatalError
+from tidemill.replay.writing.append_message import AppendMessage
+
+
+@dataclass(frozen=True)
+class RoundEnd:
+    """The end of a round, written before anything of the round is stored by the replay service.
+
+    Attributes:
+        number: Number of the round, from 1.
+        epoch: Epoch of the actor's streams.
+        params: Parameters that the next round is played with, safetensors.
+        version: Their version.
+        learner_steps: Gradient steps behind them.
+        messages: What stores the round.
+    """
+
+    number: int
+    epoch: int
+    params: bytes
+    version: int
+    learner_steps: int
+    messages: tuple[AppendMessage, ...]
+
+    def write(self, path: Path) -> None:
+        """Make or replace the file of an actor; a process that is killed leaves the former one."""
+        parts = [self.params, *(message.request.SerializeToString() for message in self.messages)]
+        body = b"".join(parts)
+        head = {
+            "number": self.number,
+            "epoch": self.epoch,
+            "version": self.version,
+            "learner_steps": self.learner_steps,
+            "sizes": [len(part) for part in parts],
+            "sha256": hashlib.sha256(body).hexdigest(),
+        }
+        write_atomically(path, json.dumps(head).encode() + b"\n" + body, sync=False)
+
+    @classmethod
+    def read(cls, path: Path) -> RoundEnd | None:
+        """Return what was written last; None if nothing was.
+
+        Raises:
+            FatalError: The file is corrupt.
+        """
+        try:
+            line, _, body = path.read_bytes().partition(b"\n")
+        except FileNotFoundError:
+            return None
+        try:
+            head = json.loads(line)
+            if hashlib.sha256(body).hexdigest() != head["sha256"]:
+                raise ValueError("its bytes do not match their SHA-256")
+        except (ValueError, KeyError, TypeError) as error:
+            raise FatalError(f"{path} is corrupt: {error}; start the run from scratch") from error
+        parts, start = [], 0
+        for size in head["sizes"]:
+            parts.append(body[start : start + size])
+            start += size
+        messages = tuple(AppendMessage.parse(part) for part in parts[1:])
+        return cls(head["number"], head["epoch"], parts[0], head["version"], head["learner_steps"], messages)

@@ -1,0 +1,194 @@
+"""Ends the rounds of an actor in lock-step: records, waits for parameters, stores."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+import torch
+
+from tidemill.config.lock_step import LockStep
+from tidemill.errors import FatalError
+from tidemill.params.blob import unpack
+from tidemill.replay.writing.append_message import AppendMessage, messages_of
+from tidemill.replay.writing.appender import StreamAppender, StreamRestarted
+from tidemill.replay.writing.chunk import Chunk, ItemBatch
+from tidemill.services.actor.lock_step.history import History
+from tidemill.services.actor.lock_step.policy import RoundPolicy
+from tidemill.services.actor.lock_step.round_file import RoundEnd
+from tidemill.services.actor.loop import PolicyParams
+
+_STOP_CHECK_S = 0.5
+
+_log = structlog.get_logger()
+
+
+class RoundMessages:
+    """A `ChunkAppender` that keeps what a round's steps become until the round is stored."""
+
+    env_steps = 0  # not asked for: see `RoundPolicy.act`
+
+    def __init__(self) -> None:
+        self._messages: list[AppendMessage] = []
+
+    def append(self, chunks: Sequence[Chunk], items: Sequence[ItemBatch] = (), timeout_s: float | None = None) -> bool:  # noqa: ARG002 - the interface's
+        """Keep chunks and the items that end in them; never waits."""
+        self._messages += messages_of(chunks, items)
+        return True
+
+    def take(self, step_count: int) -> tuple[AppendMessage, ...]:
+        """Return all that was kept, to be stored one after the other from a step count on."""
+        messages, self._messages = tuple(self._messages), []
+        for message in messages:
+            message.request.data.at_step_count = step_count
+            step_count += message.steps
+        return messages
+
+
+class RoundPacer:
+    """Counts an actor's steps; between the last step of a round and the first of the next it does what is due.
+
+    A round is recorded first, then the parameters of the next one are waited for, then its messages and those
+    parameters are written down, and only then it is stored. A process that is killed anywhere leaves what the next one
+    needs to do the rest, and nothing twice: what was recorded is played again, what was stored is recognised.
+    """
+
+    def __init__(
+        self,
+        lock_step: LockStep,
+        actor_index: int,
+        policy: RoundPolicy,
+        messages: RoundMessages,
+        appender: StreamAppender,
+        history: History,
+        file: Path,
+    ) -> None:
+        """Begin at the first round, which the history may have.
+
+        Args:
+            lock_step: The run's rounds.
+            actor_index: Whose turn comes after those of all with a smaller one.
+            policy: Acts, or puts out what the history has.
+            messages: Where the writer's messages are kept.
+            appender: Stores them; its epoch is known.
+            history: The rounds so far.
+            file: Of the newest round's end.
+        """
+        self._lock_step, self._actor_index, self._policy, self._messages = lock_step, actor_index, policy, messages
+        self._appender, self._history, self._file = appender, history, file
+        self._past = history.rounds
+        self._kept = RoundEnd.read(file)
+        self._number, self._place = 1, 0
+
+    def load(self, params: PolicyParams, stop: threading.Event) -> bool:
+        """Load what the first round that is not past is played with; return False if `stop` came before it was there.
+
+        Raises:
+            FatalError: It is no longer to be had.
+        """
+        if self._kept is None:
+            if self._past > 1:
+                raise FatalError(f"{self._file} is missing: this actor cannot resume; start the run from scratch")
+            if not self._wait(params, 0, stop):
+                return False
+        else:
+            _load(params, self._kept)
+        self._begin()
+        return True
+
+    def wait(self, params: PolicyParams, stop: threading.Event) -> bool:
+        """Count a step that starts now; return False if `stop` came before it may (`Pacer`)."""
+        if self._place == self._lock_step.round_steps:
+            if not self._finish(params, stop):
+                return False
+            self._number, self._place = self._number + 1, 0
+            self._begin()
+        self._place += 1
+        return True
+
+    def _begin(self) -> None:
+        is_recorded = self._number <= self._past
+        given = self._history.read(self._number) if is_recorded else None
+        self._policy.begin(self._number, given, is_past=self._number < self._past)
+
+    def _finish(self, params: PolicyParams, stop: threading.Event) -> bool:
+        number, messages = self._number, self._messages.take(self._lock_step.turn(self._number, self._actor_index))
+        if number < self._past:
+            return True
+        if number > self._past:
+            self._history.write(self._policy.outputs())
+        if self._kept is not None and self._kept.number == number:
+            messages = self._kept.messages
+        else:
+            if not self._wait(params, self._lock_step.updates_after(number - 1), stop):
+                return False
+            self._kept = _end_of(number, self._appender.epoch, params, messages)
+            self._kept.write(self._file)
+        return self._store(messages, stop)
+
+    def _wait(self, params: PolicyParams, learner_steps: int, stop: threading.Event) -> bool:
+        """Load the parameters after exactly so many gradient steps; return False if `stop` came before them."""
+        while True:
+            newest = params.watcher.newest()
+            found = -1 if newest is None else newest.version.metadata.learner_steps
+            if found > learner_steps:
+                raise FatalError(
+                    f"the newest parameters have {found} gradient steps behind them, round {self._number} of this "
+                    f"actor needs those with {learner_steps}: it has lost its files; start the run from scratch"
+                )
+            if found == learner_steps:
+                params.refresh()
+                return True
+            if stop.is_set():
+                return False
+            params.watcher.wait(_STOP_CHECK_S, newer_than=newest.number if newest is not None else 0)
+
+    def _store(self, messages: Sequence[AppendMessage], stop: threading.Event) -> bool:
+        """Store a round; return False if `stop` came before that was acknowledged."""
+        try:
+            self._appender.append_messages(messages)
+            while not self._appender.flush(_STOP_CHECK_S):
+                if stop.is_set():
+                    return False
+        except StreamRestarted as error:
+            raise _lost() from error
+        if self._appender.restarts:
+            raise _lost()
+        return True
+
+
+def open_epoch(appender: StreamAppender, file: Path, stop: threading.Event) -> bool:
+    """Wait until the replay service has named the epoch of the streams; return False if `stop` came before.
+
+    Raises:
+        FatalError: It does not know the epoch that a former process has written to.
+    """
+    while not appender.opened(_STOP_CHECK_S):
+        if stop.is_set():
+            return False
+    kept = RoundEnd.read(file)
+    if kept is not None and kept.epoch != appender.epoch:
+        raise _lost()
+    if kept is None and appender.superseded_epoch:
+        _log.info("the former process of this actor stored nothing", epoch=appender.superseded_epoch)
+    return True
+
+
+def _lost() -> FatalError:
+    return FatalError(
+        "the replay service has lost this actor's streams: a run in lock-step needs one with a log "
+        "(replay.storage.folder); start the run from scratch"
+    )
+
+
+def _end_of(number: int, epoch: int, params: PolicyParams, messages: tuple[AppendMessage, ...]) -> RoundEnd:
+    newest = params.watcher.newest()
+    assert newest is not None
+    return RoundEnd(number, epoch, newest.blob, params.version, params.learner_steps, messages)
+
+
+def _load(params: PolicyParams, kept: RoundEnd) -> None:
+    params.policy.load({name: torch.from_numpy(value) for name, value in unpack(kept.params).items()})
+    params.version, params.learner_steps = kept.version, kept.learner_steps

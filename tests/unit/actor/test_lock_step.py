@@ -1,0 +1,181 @@
+"""What an actor in lock-step keeps, and what its policy puts out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tests.support.replay_streams import make_chunk, make_items
+from tidemill.errors import FatalError
+from tidemill.rl.policy_io import PolicyInput, PolicyOutput
+from tidemill.services.actor.lock_step.history import History
+from tidemill.services.actor.lock_step.policy import RoundPolicy
+from tidemill.services.actor.lock_step.round_file import RoundEnd
+from tidemill.services.actor.lock_step.rounds import RoundMessages
+
+_ENVS = 2
+
+
+def _round(number: int) -> dict[str, NDArray[Any]]:
+    return {
+        "action": np.full((3, _ENVS), number, np.int64),
+        "priority:q": np.arange(6, dtype=np.float32).reshape(3, _ENVS) + number,
+    }
+
+
+def _equal(found: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]]) -> bool:
+    return found.keys() == wanted.keys() and all(np.array_equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_history_comes_back_round_by_round(tmp_path: Path) -> None:
+    """A new process reads what the former one wrote, and adds to it."""
+    history = History(tmp_path / "history")
+    assert history.rounds == 0
+    history.write(_round(1))
+    history.write(_round(2))
+    history.close()
+    history = History(tmp_path / "history")
+    history.write(_round(3))
+    assert history.rounds == 3
+    assert all(_equal(history.read(number), _round(number)) for number in (2, 1, 3))
+    history.close()
+
+
+def test_history_without_its_last_bytes_has_a_round_less(tmp_path: Path) -> None:
+    """A process may be killed anywhere: what is left of a round, or of the first line, is removed."""
+    path = tmp_path / "history"
+    history = History(path)
+    history.write(_round(1))
+    history.write(_round(2))
+    history.close()
+    whole = path.read_bytes()
+    size = 3 * _ENVS * (8 + 4)
+    for cut in (1, size - 1, size, size + 1, len(whole) - 3, len(whole)):
+        path.write_bytes(whole[: len(whole) - cut])
+        history = History(path)
+        assert history.rounds == (1 if cut <= size else 0)
+        for number in range(history.rounds + 1, 3):
+            history.write(_round(number))
+        assert _equal(history.read(2), _round(2))
+        history.close()
+        assert path.read_bytes() == whole
+
+
+def _messages() -> tuple[Any, ...]:
+    messages = RoundMessages()
+    for first in (0, 4):
+        chunks = [make_chunk(env, env, first, 4) for env in range(_ENVS)]
+        messages.append(chunks, [make_items(0, [(0, 0, 1), (1, 3, 2)])])
+    return messages.take(100)
+
+
+def test_messages_of_a_round_are_stored_one_after_the_other() -> None:
+    """Each says how many steps are stored before it."""
+    assert [message.request.data.at_step_count for message in _messages()] == [100, 108]
+
+
+def test_end_of_a_round_comes_back(tmp_path: Path) -> None:
+    """Parameters and messages are the bytes that were written; the file is replaced as a whole."""
+    path = tmp_path / "round"
+    assert RoundEnd.read(path) is None
+    for number in (1, 2):
+        RoundEnd(number, 7, b"params\n\0", 3, 40, _messages()).write(path)
+    found = RoundEnd.read(path)
+    assert found is not None
+    assert (found.number, found.epoch, found.params, found.version, found.learner_steps) == (2, 7, b"params\n\0", 3, 40)
+    assert [message.request for message in found.messages] == [message.request for message in _messages()]
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(FatalError, match="is corrupt"):
+        RoundEnd.read(path)
+
+
+class _Random:
+    """A policy of random actions that counts what it is asked."""
+
+    recurrent_state_size = 0
+
+    def __init__(self, number: int) -> None:
+        self._rng = np.random.default_rng(number)
+        self.loaded: list[object] = []
+        self.env_steps: list[int] = []
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self.loaded.append(state)
+
+    def act(self, policy_input: PolicyInput, env_steps: int = 0, *, evaluation: bool = False) -> PolicyOutput:
+        assert not evaluation
+        self.env_steps.append(env_steps)
+        action = self._rng.integers(100, size=len(policy_input))
+        return PolicyOutput(action, {"q": action.astype(np.float32)})
+
+    def initial_priority(self, steps: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        return np.full(steps["reward"].shape[1], 5.0, np.float32)
+
+
+_SEEN = PolicyInput(
+    observation=np.zeros((_ENVS, 1), np.float32),
+    is_first=np.zeros(_ENVS, np.bool_),
+    last_action=np.zeros(_ENVS, np.int64),
+    last_reward=np.zeros(_ENVS, np.float32),
+    recurrent_state=np.zeros((_ENVS, 0), np.float32),
+)
+
+
+def _policy() -> tuple[RoundPolicy, list[_Random]]:
+    built: list[_Random] = []
+
+    def build(number: int) -> _Random:
+        built.append(_Random(number))
+        return built[-1]
+
+    return RoundPolicy(build, lambda number, place: 1000 * number + place, wants_inputs=True), built
+
+
+def test_policy_of_a_round_depends_on_its_number_alone() -> None:
+    """A process that begins with round 2 acts as one that has played round 1, with the same parameters."""
+    through, built = _policy()
+    state: dict[str, Tensor] = {}
+    through.load(state)
+    for number in (1, 2):
+        through.begin(number)
+        for _ in range(3):
+            through.act(_SEEN, env_steps=12345)
+    alone, _ = _policy()
+    alone.begin(2)
+    for _ in range(3):
+        alone.act(_SEEN)
+    assert _equal(through.outputs(), alone.outputs())
+    assert built[1].env_steps == [2000, 2001, 2002]
+    assert built[1].loaded == [state]
+
+
+def test_recorded_round_is_put_out_again() -> None:
+    """Actions and what initial priorities are made of come from the record, and no policy is asked."""
+    first, _ = _policy()
+    first.begin(1)
+    for _ in range(3):
+        first.act(_SEEN)
+    recorded = first.outputs()
+    again, built = _policy()
+    again.begin(1, recorded)
+    outputs = [again.act(_SEEN) for _ in range(3)]
+    assert np.array_equal(np.stack([output.action for output in outputs]), recorded["action"])
+    assert np.array_equal(np.stack([output.priority_inputs["q"] for output in outputs]), recorded["priority:q"])
+    assert _equal(again.outputs(), recorded)
+    assert built[0].env_steps == []
+
+
+def test_initial_priorities_of_a_past_round_are_not_computed() -> None:
+    """They were stored with it."""
+    policy, _ = _policy()
+    steps = {"reward": np.zeros((2, 4), np.float32)}
+    policy.begin(1, _round(1), is_past=True)
+    assert policy.initial_priority(steps).tolist() == [0.0] * 4
+    policy.begin(2, _round(2))
+    assert policy.initial_priority(steps).tolist() == [5.0] * 4

@@ -1,0 +1,133 @@
+"""The learner's side of a run in lock-step: what is drawn when, and what a round's end does."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from tidemill.config.lock_step import LockStep
+from tidemill.errors import FatalError, Unavailable, Unimplemented
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampling.seeded_stream import SeededDraw
+from tidemill.replay.writing.chunk import SMALLEST_PRIORITY
+from tidemill.services.learner.lock_step.priorities import RoundPriorities
+from tidemill.services.learner.lock_step.round_end import RoundPublisher
+from tidemill.services.learner.lock_step.rounds import DrawSchedule, batches_per_draw
+from tidemill.services.learner.trainer import TrainerOutputs
+
+_ROUNDS = LockStep(round_steps=10, num_envs=2, actors=3, updates=12, warm_up=2)
+
+
+def test_samples_are_drawn_when_their_round_is_stored() -> None:
+    """Four batches a sample, twelve a round: three samples see 180 steps, the fourth 240; seeds count up."""
+    schedule = DrawSchedule(_ROUNDS, run_seed=3, batches=4)
+    drawn = [schedule.draw(number) for number in range(4)]
+    assert drawn == [SeededDraw((3 << 40) + number, 180 if number < 3 else 240) for number in range(4)]
+
+
+@pytest.mark.parametrize("most,count", [(1, 1), (4, 4), (5, 4), (8, 6), (100, 12)])
+def test_sample_has_as_many_batches_as_divide_a_round(most: int, count: int) -> None:
+    """A sample never reaches into the next round."""
+    assert batches_per_draw(most, _ROUNDS) == count
+
+
+class _Server:
+    """A replay service that says what it was sent, and is away for its first calls."""
+
+    def __init__(self, away: int = 0, *, has_log: bool = True) -> None:
+        self.priorities: dict[int, float] = {}
+        self.snapshots = 0
+        self._away, self._has_log = away, has_log
+
+    def update_priorities(self, table: str, keys: Any, priorities: Any, fencing_token: int) -> None:  # noqa: ANN401
+        assert (table, fencing_token) == ("t", 7)
+        if self._away:
+            self._away -= 1
+            raise Unavailable("away")
+        self.priorities.update(zip(keys.tolist(), priorities.tolist(), strict=True))
+
+    def checkpoint(self) -> None:
+        if not self._has_log:
+            raise Unimplemented("no log")
+        self.snapshots += 1
+
+
+def _client(server: _Server) -> ReplayClient:
+    return cast(ReplayClient, server)
+
+
+def _play(priorities: RoundPriorities, server: _Server, rounds: range) -> None:
+    for number in rounds:
+        priorities.offer(np.array([number, 1000], np.uint64), torch.tensor([1.0, float(number)]))
+        priorities.offer(np.array([1000], np.uint64), torch.tensor([number + 0.5]))
+        priorities.end_round()
+        priorities.deliver(_client(server), 7)
+
+
+def test_priorities_reach_the_table_at_the_end_of_a_round() -> None:
+    """Not before, the last of an item counts, and a server that is away is waited for."""
+    server, priorities = _Server(away=1), RoundPriorities("t", lambda: False)
+    priorities.offer(np.array([5], np.uint64), torch.tensor([2.0]))
+    priorities.flush()
+    assert server.priorities == {}
+    _play(priorities, server, range(1))
+    found = {key: value - SMALLEST_PRIORITY for key, value in server.priorities.items()}
+    assert found == pytest.approx({5: 2.0, 0: 1.0, 1000: 0.5})
+
+
+@pytest.mark.parametrize("has_log", [True, False])
+def test_server_that_lost_its_priorities_gets_those_since_its_snapshot(has_log: bool) -> None:
+    """After 16 rounds there is a snapshot; those of the 3 rounds after it are sent again, in their order."""
+    server, priorities = _Server(has_log=has_log), RoundPriorities("t", lambda: False)
+    _play(priorities, server, range(19))
+    assert server.snapshots == int(has_log)
+    restarted = _Server()
+    priorities.send_again(_client(restarted))
+    assert restarted.priorities == {key: server.priorities[key] for key in (16, 17, 18, 1000)}
+
+
+def test_checkpoint_holds_what_the_server_may_lose() -> None:
+    """A learner that resumes sends the kept rounds again, and the begun one only at its end."""
+    server, before = _Server(), RoundPriorities("t", lambda: False)
+    _play(before, server, range(2))
+    before.offer(np.array([77], np.uint64), torch.tensor([9.0]))
+    after = RoundPriorities("t", lambda: False)
+    after.load_state(before.state())
+    empty = _Server()
+    after._fencing_token = 7
+    after.send_again(_client(empty))
+    assert empty.priorities == server.priorities
+    _play(after, empty, range(2, 3))
+    assert empty.priorities[77] == 9.0 + SMALLEST_PRIORITY
+
+
+def test_priorities_that_are_no_numbers_end_the_run() -> None:
+    """Training has diverged."""
+    priorities = RoundPriorities("t", lambda: False)
+    priorities.offer(np.array([1], np.uint64), torch.tensor([float("nan")]))
+    with pytest.raises(FatalError, match="diverged"):
+        priorities.end_round()
+
+
+class _Recorder:
+    """Publisher, checkpointer and priorities that note in which order they are called."""
+
+    version = 4
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any method
+        return lambda *_: self.calls.append(name)
+
+
+def test_round_ends_with_checkpoint_priorities_and_parameters_in_this_order() -> None:
+    """A learner that dies in between has a checkpoint that knows of what was not delivered."""
+    recorder: Any = _Recorder()
+    end = RoundPublisher(TrainerOutputs(None, recorder, recorder), recorder, recorder, 7)
+    end.publish()
+    assert recorder.calls == ["check", "end_round", "write_now", "deliver", "publish"]
+    assert end.version == 4
