@@ -22,7 +22,7 @@ def settings(**sections: dict[str, Any]) -> dict[str, Any]:
     return {name: fitting.get(name, {}) | sections.get(name, {}) for name in (*fitting, *sections)}
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
+@pytest.mark.parametrize("algorithm", ["ppo", "impala", "pqn"])
 def test_settings_that_fit_are_taken(algorithm: str) -> None:
     """With a bound and without one."""
     for lag in (-1, 0, 3):

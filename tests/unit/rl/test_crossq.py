@@ -91,6 +91,12 @@ def test_gradients_of_whole_networks_are_autograds(bounds: RenormBounds | None) 
     torch.testing.assert_close([*found, by_action], list(expected), rtol=1e-3, atol=1e-5)
 
 
+def test_bounds_are_the_papers() -> None:
+    """A ratio of 3 and an offset of 5 (Ioffe 2017, section 4); none at all is batch normalisation."""
+    assert RENORM == (3.0, 5.0)
+    assert BATCH_NORM == (1.0, 0.0)
+
+
 def test_running_statistics_move_by_a_hundredth() -> None:
     """Towards the batch's, only when asked to; a pass leaves them."""
     layer, x = BatchRenorm(1, 2), torch.tensor([[[0.0, 5.0], [4.0, 5.0]]])
