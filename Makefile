@@ -100,6 +100,9 @@ $(VENV)-sb3/.installed: requirements/sb3.txt
 	$(PIP_INSTALL) --no-deps --target $(VENV)-sb3 --requirement requirements/sb3.txt
 	touch $@
 
+.PHONY: jax
+jax: $(VENV)-jax/.installed ## JAX for CPUs (360 MB), which one example's test needs
+
 $(VENV)-jax/.installed: requirements/jax.txt | $(BIN)/python
 	$(PIP_INSTALL) --no-deps --target $(VENV)-jax --requirement requirements/jax.txt
 	touch $@

@@ -1,9 +1,9 @@
 """Rates that the replay service sustains, beside Reverb in the same run: inserts, samples, both at once, memory.
 
-Servers and clients are processes of their own, on loopback. Writers compress and append real Atari frames of five
-games, one item a step; the sampler decodes prioritized batches into training-ready transitions (3 steps, stacks of 4)
-and sets the priorities of every batch. The contenders take turns within each run, so that a drift of the machine
-meets both; a ratio is the median of the runs' ratios. Without `--peer` only Tidemill is measured.
+Servers and clients are processes of their own, on loopback. Writers append real Atari frames of five games by
+`ReplayWriter`, one item a step; the sampler makes training-ready transitions (3 steps, stacks of 4) of the batches of a
+`ReplayDataset` and sets the priorities of every one. The contenders take turns within each run, so that a drift of the
+machine meets both; a ratio is the median of the runs' ratios. Without `--peer` only Tidemill is measured.
 
     python -m benchmarks.replay [--runs 5] [--seconds 5] [--observations 1000000] [--peer .venv-reverb/bin/python]
 """
@@ -148,9 +148,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="length of one measurement")
     parser.add_argument("--observations", type=int, default=1_000_000, help="for the memory; 0 leaves it out")
     parser.add_argument("--peer", type=Path, help="interpreter of an environment with dm-reverb")
+    parser.add_argument("--out", type=Path, default=_RESULTS, help="where the results are written")
     a = parser.parse_args()
     cached_steps()  # recorded now rather than in the first measurement
-    described, rows, ours = machine(), [], Tidemill()
+    described, rows, ours = machine(), [], Tidemill(roles="benchmarks.replay_front_door")
     results = measure(ours, Reverb(a.peer) if a.peer else None, a.runs, a.seconds)
     print(f"{'':<78}{'ours':>12}{'peer':>12}{'ratio':>8}{'spread':>8}")
     for part in (results, footprint(ours, a.peer, a.runs, a.seconds, a.observations)):
@@ -163,7 +164,7 @@ def main() -> None:
                 end="",
             )
             print(f"{ratio:>8}{result['spread']:>8.0%}", flush=True)
-    _RESULTS.write_text(json.dumps({"machine": described, "seconds": a.seconds, "rows": rows}, indent=1) + "\n")
+    a.out.write_text(json.dumps({"machine": described, "seconds": a.seconds, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -54,9 +54,11 @@ class Contender(Protocol):
 class Tidemill:
     """This project's."""
 
-    def __init__(self, *server_options: str, table: TableConfig = TABLE) -> None:
-        """Take further options of the server, and another table than the benchmark's."""
-        self._server_options, self._table = server_options, table
+    def __init__(
+        self, *server_options: str, table: TableConfig = TABLE, roles: str = "benchmarks.replay_roles"
+    ) -> None:
+        """Take further options of the server, another table than the benchmark's, and the module of the clients."""
+        self._server_options, self._table, self._roles = server_options, table, roles
 
     @contextlib.contextmanager
     def server(self) -> Iterator[Server]:
@@ -72,7 +74,7 @@ class Tidemill:
 
     def role(self, name: str, address: str, **options: object) -> subprocess.Popen[str]:
         """Start a client process."""
-        command = [sys.executable, "-m", "benchmarks.replay_roles", name, address, *_flags(options)]
+        command = [sys.executable, "-m", self._roles, name, address, *_flags(options)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 

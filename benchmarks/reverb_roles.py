@@ -87,7 +87,7 @@ class Writer:
                 writer.end_episode()
                 continue
             writer.append(list(row))
-            observation, action, reward, terminated = writer.store_id
+            observation, action, reward, terminated = writer.history
             if len(observation) < WINDOW:
                 continue
             trajectory = {

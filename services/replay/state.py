@@ -158,7 +158,7 @@ class ReplayState:
         """
         if not actor_id and not min_age and since_s is None and until_s is None:
             raise InvalidArgument(
-                "actor_id is '' and min_age is 0, at least one of these or a range of time must be given "
+                "actor_id is '', min_age is 0 and there is no range of time: at least one must be given "
                 "(or reset the table)"
             )
         if env_index is not None and not actor_id:

@@ -55,7 +55,7 @@ def test_example_outlives_its_server(program: str, table: str, steps: int, tmp_p
     _outlive(f"{program}.py", table, steps, tmp_path / "data")
 
 
-@pytest.mark.skipif(not (JAX / ".installed").exists(), reason="JAX is 360 MB: make .venv-jax/.installed first")
+@pytest.mark.skipif(not (JAX / ".installed").exists(), reason="JAX is 360 MB: `make jax` first")
 def test_jax_example_outlives_its_server(tmp_path: Path) -> None:
     """As the others, with its packages beside the project's own."""
     _outlive("dqn_jax.py", "cartpole", 4000, tmp_path / "data", PYTHONPATH=str(JAX), JAX_PLATFORMS="cpu")

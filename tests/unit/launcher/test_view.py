@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +17,7 @@ from rich.console import Console
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
+from tidemill.errors import ConfigError
 from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus, ShardStatus
 from tidemill.scores import Score
 from tidemill.services.launcher.commands.summary import describe_restored, summarise
@@ -388,3 +390,13 @@ def test_resume_says_what_comes_back_and_what_does_not(tmp_path: Path) -> None:
     (tmp_path / "replay" / "segment").touch()
     assert "its tables come back from the log" in "\n".join(describe_restored(tmp_path))
     assert "starts from scratch" in "\n".join(describe_restored(tmp_path / "nothing"))
+
+
+def test_live_view_without_rich_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base install has none; the other views need none."""
+    monkeypatch.delitem(sys.modules, "tidemill.services.launcher.view.live")
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    live, plain = (RunConfig(launcher=LauncherSettings(view=view)) for view in ("live", "plain"))
+    with pytest.raises(ConfigError, match=r"rich.console is not installed, .* pip install 'tidemill\[learn\]'"):
+        make_view(live, io.StringIO())
+    assert isinstance(make_view(plain, io.StringIO()), PlainView)
