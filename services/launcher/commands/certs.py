@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 CA_DAYS = 3650
 CERTIFICATE_DAYS = 365
 
+CLOCK_TOLERANCE = datetime.timedelta(days=1)
+"""How far a certificate begins before it is made: clocks of machines differ, and are set back."""
+
 KEEP_DAYS = 30
 """With `--keep` a certificate is renewed when it lasts less than this."""
 
@@ -291,7 +294,7 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: Key, days: int) -> x509
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks differ
+        .not_valid_before(now - CLOCK_TOLERANCE)
         .not_valid_after(now + datetime.timedelta(days=days))
     )
 
