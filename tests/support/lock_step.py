@@ -67,6 +67,12 @@ class LockStepCluster:
         process.kill()
         process.wait(WAIT_S)
 
+    def stop(self, name: str) -> None:
+        """End a process with SIGTERM; it must end well."""
+        process = self._processes.pop(name)
+        process.terminate()
+        assert process.wait(WAIT_S) == 0, self._log(name)
+
     def reach(self, learner_steps: int, timeout_s: float = WAIT_S) -> None:
         """Wait until the learner has made so many gradient steps."""
 

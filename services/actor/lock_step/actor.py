@@ -48,10 +48,14 @@ def act_in_lock_step(
         stop: Ends it.
 
     Raises:
-        ConfigError: The actor's index is not below `actor.count`, or its policy has a recurrent state.
+        ConfigError: The actor's index is missing or not below `actor.count`, or its policy has a recurrent state.
         FatalError: The files of the actor, or its streams, are lost.
     """
     settings, index = config.actor, config.actor.index or 0
+    if settings.index is None and settings.count > 1:
+        raise ConfigError(
+            f"actor.index is not set, but must be with run.deterministic and several actors: 0 .. {settings.count - 1}"
+        )
     if index >= settings.count:
         raise ConfigError(f"actor.index is {index}, but must be below actor.count ({settings.count})")
     torch.use_deterministic_algorithms(True)
