@@ -4,7 +4,7 @@ The service is the real process, pinned to core 1 with the parameter server; the
 core 0: no environment is stepped, so that the difference is the network's place alone. Local and remote passes are
 measured in turns. Beside them is the arithmetic for a GPU: multiply-adds of a pass, and bytes of a step on the wire.
 
-    python -m benchmarks.inference [--networks nature impala] [--envs 1 8 32] [--rounds 3] [--seconds 10]
+    python -m benchmarks.inference [--networks nature impala] [--envs 1 8 32] [--rounds 3] [--seconds 10] [--cores 0 1]
 """
 
 from __future__ import annotations
@@ -50,17 +50,19 @@ def main() -> None:
     parser.add_argument("--envs", nargs="+", type=int, default=[1, 8, 32], help="environments of the actor")
     parser.add_argument("--rounds", type=int, default=3, help="pairs of measurements")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of one measurement")
+    parser.add_argument("--cores", nargs=2, type=int, default=[0, 1], help="of the actor's side, and of the service")
     arguments = parser.parse_args()
-    os.sched_setaffinity(0, {0})
+    os.sched_setaffinity(0, {arguments.cores[0]})
     torch.set_num_threads(1)
     rows: list[Row] = []
     for network in arguments.networks:
-        rows += _measure(network, arguments.envs, arguments.rounds, arguments.seconds)
+        rows += _measure(network, arguments)
     write("inference", rows)
 
 
-def _measure(network: str, envs: list[int], rounds: int, seconds: float) -> list[Row]:
+def _measure(network: str, arguments: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
+    core = arguments.cores[1]
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tm-")))
         params, inference = f"unix://{folder}/p", f"unix://{folder}/i"
@@ -68,15 +70,15 @@ def _measure(network: str, envs: list[int], rounds: int, seconds: float) -> list
         cluster = dataclasses.replace(config.cluster, params=params)
         write_document(config := dataclasses.replace(config, cluster=cluster), folder / "run.yaml")
         places = ["--paramserver.server.address", params, "--run.root", str(folder)]
-        stack.enter_context(_process("paramserver", folder / "run.yaml", *places))
-        stack.enter_context(_process("inference", folder / "run.yaml", "--inference.server.address", inference))
+        stack.enter_context(_process(core, "paramserver", folder / "run.yaml", *places))
+        stack.enter_context(_process(core, "inference", folder / "run.yaml", "--inference.server.address", inference))
         spec = spec_of(config.env)
         _publish(config, spec, params)
-        for count in envs:
+        for count in arguments.envs:
             local, remote = [], []
-            for _ in range(rounds):
-                local.append(_local(config, spec, count, seconds))
-                remote.append(_remote(spec, inference, count, seconds))
+            for _ in range(arguments.rounds):
+                local.append(_local(config, spec, count, arguments.seconds))
+                remote.append(_remote(spec, inference, count, arguments.seconds))
             of = f"{network}, {count} environments"
             rates = [count / step_s for step_s in remote], [count / step_s for step_s in local]
             rows.append(row(f"env steps/s by the service against the own network, {of}", "1/s", *rates))
@@ -102,6 +104,11 @@ def _local(config: RunConfig, spec: EnvSpec, count: int, seconds: float) -> floa
 def _remote(spec: EnvSpec, address: str, count: int, seconds: float) -> float:
     """Return the seconds from a step to the service's answer."""
     with contextlib.closing(InferenceClient([address], Opening("dqn", count, spec))) as client:
+        deadline = time.monotonic() + _START_S
+        while not client.is_connected():
+            if time.monotonic() > deadline:
+                raise SystemExit(f"the service did not answer within {_START_S:g} s")
+            time.sleep(0.1)
         return _seconds_of_a_step(client.ask, spec, count, seconds)
 
 
@@ -151,7 +158,7 @@ def _multiply_adds(config: RunConfig, spec: EnvSpec) -> float:
     seen = _Inputs(spec, 1).next()
     with FlopCounterMode(display=False) as counter:
         policy.forward(seen)
-    return counter.get_total_flops() / 2
+    return float(counter.get_total_flops()) / 2
 
 
 def _publish(config: RunConfig, spec: EnvSpec, params: str) -> None:
@@ -166,9 +173,9 @@ def _publish(config: RunConfig, spec: EnvSpec, params: str) -> None:
 
 
 @contextlib.contextmanager
-def _process(service: str, config: Path, *options: str) -> Iterator[None]:
+def _process(core: int, service: str, config: Path, *options: str) -> Iterator[None]:
     module = f"tidemill.services.{service}"
-    command = ["taskset", "-c", "1", sys.executable, "-m", module, "--config", str(config), *options]
+    command = ["taskset", "-c", str(core), sys.executable, "-m", module, "--config", str(config), *options]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         yield

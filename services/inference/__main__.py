@@ -54,10 +54,20 @@ def _start(arguments: Sequence[str]) -> int:
 
 
 def device_of(name: str) -> torch.device:
-    """Return the torch device of a setting; `auto` is the first GPU if there is one."""
+    """Return the torch device of `inference.device`; `auto` is the first GPU if there is one.
+
+    Raises:
+        ConfigError: There is no such device on this machine.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"inference.device is {name!r}, allowed: auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise ConfigError(f"inference.device is {name!r}, but torch finds {count} GPUs here; use auto or cpu")
+    return device
 
 
 def make_policy(config: InferenceConfig, spec: EnvSpec, device: torch.device) -> Policy:

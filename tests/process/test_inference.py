@@ -19,7 +19,8 @@ def test_run_trains_by_an_inference_service_that_is_killed_once(config_file: Pat
     folder = tmp_path / "runs" / "small"
     settings = ("--launcher.inference", "1", "--evaluator.min_interval_s", "1000")
     with launched("train", "--config", str(config_file), *settings) as cluster:
-        cluster.until("inference-0 is ready")
+        for name in ("inference-0", "learner", "actor-0"):
+            cluster.until(f"{name} is ready")
         with learner_of(folder) as learner:
             wait_until(lambda: learner.get_status().learner_steps > 40, "gradient steps")
             seen = len(cluster.lines)

@@ -16,13 +16,17 @@ from tests.support.params_service import free_address
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from tidemill.inference.client import InferenceClient
-from tidemill.inference.wire import Opening
+from tidemill.inference.v1 import inference_pb2 as pb
+from tidemill.inference.v1 import inference_pb2_grpc
+from tidemill.inference.wire import Opening, pack_open
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Policy
 from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.policy_io import PolicyOutput
+from tidemill.rpc.channel import open_channel
+from tidemill.rpc.status import translated
 from tidemill.services.actor.loop import ActingStopped, PolicyParams
 from tidemill.services.actor.remote_policy import RemotePolicy
 from tidemill.types import EnvSpec
@@ -225,3 +229,21 @@ def test_more_actors_than_allowed_are_refused_until_one_leaves() -> None:
                     second.ask(played.next())
             wait_until(lambda: service.metric("actors") == 0, "the first has left")
             second.ask(played.next())
+
+
+def test_malformed_messages_end_their_own_call_alone() -> None:
+    """Each is answered INVALID_ARGUMENT with what is wrong; an actor that is connected goes on."""
+    params = FixedParams()
+    params.set(state_of(_DQN, VECTOR))
+    opening = pack_open(Opening("dqn", _ENVS, VECTOR))
+    short = pb.ActRequest(step=pb.ActStep(newest=b"x" * 7, is_first=b"\0" * _ENVS))
+    cases = (([short], "must be `open`"), ([opening, short], "newest has 7 bytes"), ([opening, opening], "only steps"))
+    with local_inference(_DQN, VECTOR, params, max_wait_s=0.01) as service:
+        client = InferenceClient([service.address], Opening("dqn", _ENVS, VECTOR))
+        played = Played(VECTOR, _ENVS, 0)
+        with closing(client), open_channel(service.address) as channel:
+            client.ask(played.next())
+            for messages, reason in cases:
+                with pytest.raises(InvalidArgument, match=reason), translated():
+                    list(inference_pb2_grpc.InferenceServiceStub(channel).Act(iter(messages), timeout=WAIT_S))
+            client.ask(played.next())

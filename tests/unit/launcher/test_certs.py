@@ -74,7 +74,7 @@ def test_good_certificates_are_kept_when_asked(tmp_path: Path) -> None:
     make_services(tmp_path, ["replay-0"])
     changed = {name for name, data in _files(tmp_path).items() if data != first[name]}
     assert changed == {
-        f"{name}/{file}" for name in ("replay", "paramserver", "learner") for file in ("server.pem", "server.key")
+        f"{name}/{file}" for name, share in SERVICES.items() if share.serves for file in ("server.pem", "server.key")
     }
 
 
