@@ -89,8 +89,9 @@ $(VENV)-sb3/.installed: requirements/sb3.txt
 	touch $@
 
 .PHONY: bench-actor
-bench-actor: $(VENV)/.dev $(VENV)-rllib/.installed ## an actor beside its environment alone and RLlib's env runner, in turns
+bench-actor: $(VENV)/.dev $(VENV)-rllib/.installed ## an actor beside its environment alone and RLlib's env runner, in turns; and by an inference service
 	$(BIN)/python -m benchmarks.actor --rllib $(VENV)-rllib/bin/python $(BENCH)
+	$(BIN)/python -m benchmarks.inference
 
 $(VENV)-rllib/.installed: requirements/rllib.txt
 	$(PYTHON) -m venv $(VENV)-rllib

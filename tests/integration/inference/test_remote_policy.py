@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from contextlib import closing
 from typing import Any
@@ -14,6 +15,8 @@ from tests.support.batches import CASES, VECTOR
 from tests.support.inference_service import FixedParams, Played, local_inference, state_of
 from tests.support.params_service import free_address
 from tests.support.waiting import WAIT_S, wait_until
+from tidemill.envs.make import make_env
+from tidemill.envs.settings import EnvSettings
 from tidemill.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from tidemill.inference.client import InferenceClient
 from tidemill.inference.v1 import inference_pb2 as pb
@@ -22,12 +25,14 @@ from tidemill.inference.wire import Opening, pack_open
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Policy
+from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.policy_io import PolicyOutput
 from tidemill.rpc.channel import open_channel
 from tidemill.rpc.status import translated
-from tidemill.services.actor.loop import ActingStopped, PolicyParams
+from tidemill.services.actor.loop import ActingLoop, ActingStopped, PolicyParams
+from tidemill.services.actor.metrics import ActorMetrics
 from tidemill.services.actor.remote_policy import RemotePolicy
 from tidemill.types import EnvSpec
 
@@ -247,3 +252,41 @@ def test_malformed_messages_end_their_own_call_alone() -> None:
                 with pytest.raises(InvalidArgument, match=reason), translated():
                     list(inference_pb2_grpc.InferenceServiceStub(channel).Act(iter(messages), timeout=WAIT_S))
             client.ask(played.next())
+
+
+class _Writer:
+    """Keeps all that the loop gives a writer, and stops it after some rows."""
+
+    env_steps = 0
+
+    def __init__(self, stop: threading.Event) -> None:
+        self.stored: list[Any] = []
+        self._stop = stop
+
+    def add(self, *stored: object) -> None:
+        """Keep copies: the loop's arrays may change."""
+        self.stored.append(copy.deepcopy(stored))
+        if len(self.stored) == 30:
+            self._stop.set()
+
+
+def test_loop_stores_the_same_items_by_the_service() -> None:
+    """Rows, priority inputs, final observation steps, version and recurrent state, of a masked environment."""
+    config = R2D2Config(network="mlp", hidden_sizes=(8,), lstm_size=4, head_sizes=(8,), exploration="schedule")
+    stored: list[list[Any]] = []
+    for is_remote in (False, True):
+        env = make_env(EnvSettings("tests.support.envs:masked", action_mask="info.action_mask"), _ENVS, training=True)
+        params = FixedParams()
+        params.set(state_of(config, env.spec), number=3, env_steps=100)
+        with closing(env), local_inference(config, env.spec, params) as service:
+            remote, client, stop = _remote(config, env.spec, service.address)
+            watcher: Any = params
+            own = build_policy(config, env.spec, seed=5, slot=_SLOT)
+            local = PolicyParams(watcher, own)
+            writer: Any = _Writer(stop)
+            acting = (remote, remote) if is_remote else (own, local)
+            with closing(client):
+                ActingLoop(env, *acting, writer, ActorMetrics(1e9), lambda: None).run(0, stop)
+        stored.append(writer.stored)
+    assert len(stored[0]) == 30
+    np.testing.assert_equal(stored[1], stored[0])

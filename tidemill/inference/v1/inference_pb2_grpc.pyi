@@ -45,7 +45,7 @@ class InferenceServiceStub:
     the batch waits to fill. A call that broke off is made again, here or to another replica: its first step brings
     everything that the service keeps of an actor.
     INVALID_ARGUMENT: a field is malformed or has the wrong size. FAILED_PRECONDITION: the service acts for another
-    algorithm or another environment, or has just begun to stop. RESOURCE_EXHAUSTED: as many calls are open as it allows.
+    algorithm or another environment. RESOURCE_EXHAUSTED: as many calls are open as it allows. UNAVAILABLE: it stops.
     """
 
 @_typing.type_check_only
@@ -61,7 +61,7 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     the batch waits to fill. A call that broke off is made again, here or to another replica: its first step brings
     everything that the service keeps of an actor.
     INVALID_ARGUMENT: a field is malformed or has the wrong size. FAILED_PRECONDITION: the service acts for another
-    algorithm or another environment, or has just begun to stop. RESOURCE_EXHAUSTED: as many calls are open as it allows.
+    algorithm or another environment. RESOURCE_EXHAUSTED: as many calls are open as it allows. UNAVAILABLE: it stops.
     """
 
 class InferenceServiceServicer:
@@ -79,7 +79,7 @@ class InferenceServiceServicer:
         the batch waits to fill. A call that broke off is made again, here or to another replica: its first step brings
         everything that the service keeps of an actor.
         INVALID_ARGUMENT: a field is malformed or has the wrong size. FAILED_PRECONDITION: the service acts for another
-        algorithm or another environment, or has just begun to stop. RESOURCE_EXHAUSTED: as many calls are open as it allows.
+        algorithm or another environment. RESOURCE_EXHAUSTED: as many calls are open as it allows. UNAVAILABLE: it stops.
         """
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
