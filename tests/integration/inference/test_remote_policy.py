@@ -284,7 +284,7 @@ def test_loop_stores_the_same_items_by_the_service() -> None:
             own = build_policy(config, env.spec, seed=5, slot=_SLOT)
             local = PolicyParams(watcher, own)
             writer: Any = _Writer(stop)
-            acting = (remote, remote) if is_remote else (own, local)
+            acting: tuple[Any, Any] = (remote, remote) if is_remote else (own, local)
             with closing(client):
                 ActingLoop(env, *acting, writer, ActorMetrics(1e9), lambda: None).run(0, stop)
         stored.append(writer.stored)
