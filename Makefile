@@ -108,8 +108,9 @@ $(VENV)-jax/.installed: requirements/jax.txt | $(BIN)/python
 	touch $@
 
 .PHONY: bench-actor
-bench-actor: $(VENV)/.dev $(VENV)-rllib/.installed ## an actor beside its environment alone and RLlib's env runner, in turns
+bench-actor: $(VENV)/.dev $(VENV)-rllib/.installed ## an actor beside its environment alone and RLlib's env runner, in turns; and by an inference service
 	$(BIN)/python -m benchmarks.actor --rllib $(VENV)-rllib/bin/python $(BENCH)
+	$(BIN)/python -m benchmarks.inference
 
 $(VENV)-rllib/.installed: requirements/rllib.txt
 	$(PYTHON) -m venv $(VENV)-rllib

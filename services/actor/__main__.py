@@ -6,8 +6,10 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
+from typing import NamedTuple
 
 import structlog
 import torch
@@ -16,21 +18,25 @@ from tidemill.config.load import load
 from tidemill.config.on_policy import windows_per_version
 from tidemill.config.sections import ActorConfig
 from tidemill.envs.make import make_env
+from tidemill.inference.client import InferenceClient
+from tidemill.inference.wire import Opening
 from tidemill.params.version import Precision
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.process import keep_freed_memory, run, stop_event
 from tidemill.replay.shards.appender import ShardedAppender
 from tidemill.replay.writing.rollout_writer import RolloutWriter
 from tidemill.rl.agents.build import build_policy
+from tidemill.rl.agents.interface import Policy
 from tidemill.rl.agents.registry import extra_columns_of, stored_columns
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rpc.background import BackgroundServer
 from tidemill.services.actor.actor_index import actor_index, own_dns_name
 from tidemill.services.actor.lock_step.actor import act_in_lock_step
-from tidemill.services.actor.loop import ActingLoop, PolicyParams, VersionPacer, make_throttle
+from tidemill.services.actor.loop import ActingLoop, ActingParams, PolicyParams, VersionPacer, make_throttle
 from tidemill.services.actor.metrics import EXPECTED, ActorMetrics, watch_appender
+from tidemill.services.actor.remote_policy import RemotePolicy, check_remote
 from tidemill.telemetry import configure_logging, serve_metrics
-from tidemill.types import Signature
+from tidemill.types import EnvSpec, Signature
 
 _log = structlog.get_logger()
 
@@ -79,16 +85,15 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
         with ExitStack() as stack:
             appender = stack.enter_context(connect_appender(config, actor_id, signature, stop))
             seed = training_seed(config.run.seed, index, earlier_epoch(appender, stop))
-            policy = build_policy(config.agent, env.spec, seed=seed, slot=slot, precision=settings.precision)
-            watcher = stack.enter_context(ParamsWatcher(config.cluster.params, precision=Precision.HALF))
+            policy, params, own_params = make_policy(config, env.spec, slot, seed, stop, stack)
             watch_appender(appender)
-            params = PolicyParams(watcher, policy)
             initial_priority = policy.initial_priority if config.table.sampler == "prioritized" else None
             writer = RolloutWriter(appender, signature, window, num_envs, config.table.chunk_length, initial_priority)
             throttle = make_throttle(settings.max_env_steps_per_s, num_envs, stop)
             metrics, own = ActorMetrics(settings.log_every_s), extra_columns_of(config.agent, env.spec)
-            loop = ActingLoop(env, policy, params, writer, metrics, throttle, own, make_pacer(config))
-            if params.wait(stop):
+            pacer = make_pacer(config, own_params)
+            loop = ActingLoop(env, policy, params, writer, metrics, throttle, own, pacer)
+            if own_params is None or own_params.wait(stop):
                 server.set_serving(True)
                 _log.info(
                     "acting starts",
@@ -104,13 +109,59 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
     _log.info("stopped", unacknowledged_chunks=appender.unacknowledged_chunks, epoch=appender.epoch)
 
 
-def make_pacer(config: ActorConfig) -> VersionPacer | None:
+class ActingPolicy(NamedTuple):
+    """What an actor acts by.
+
+    Attributes:
+        policy: Chooses the actions.
+        params: What is known of the parameters it does so with.
+        own: Keeps the actor's own network fresh; None if it is never passed through.
+    """
+
+    policy: Policy
+    params: ActingParams
+    own: PolicyParams | None
+
+
+def make_policy(
+    config: ActorConfig, spec: EnvSpec, slot: ActorSlot, seed: int, stop: threading.Event, stack: ExitStack
+) -> ActingPolicy:
+    """Return what the actor acts by: its own network, or with `cluster.inference` that of a service.
+
+    Raises:
+        ConfigError: The algorithm, or a setting, needs the own network.
+    """
+    settings, addresses = config.actor, config.cluster.inference
+    only_service = bool(addresses) and settings.inference_fallback == "wait"
+    # `auto` would time a network that is never passed through
+    precision = "float32" if only_service else settings.precision
+    policy = build_policy(config.agent, spec, seed=seed, slot=slot, precision=precision)
+    own = None
+    if not only_service:
+        own = PolicyParams(stack.enter_context(ParamsWatcher(config.cluster.params, precision=Precision.HALF)), policy)
+        if not addresses:
+            return ActingPolicy(policy, own, own)
+    algorithm = config.agent.algorithm
+    check_remote(
+        policy,
+        prioritized=config.table.sampler == "prioritized",
+        max_policy_lag=config.learner.max_policy_lag,
+        keeps_params=own is not None,
+        algorithm=algorithm,
+    )
+    opening = Opening(algorithm, slot.num_envs, spec, policy.recurrent_state_size, noise_seed=seed)
+    client = stack.enter_context(closing(InferenceClient(addresses, opening, first=slot.actor_index)))
+    remote = RemotePolicy(policy, client, stop, own)
+    return ActingPolicy(remote, remote, own)
+
+
+def make_pacer(config: ActorConfig, params: PolicyParams | None) -> Callable[[threading.Event], bool] | None:
     """Return what holds `learner.max_policy_lag`; None if there is no bound."""
     lag, count = config.learner.max_policy_lag, config.actor.count
-    if lag < 0:
+    if lag < 0 or params is None:
         return None
     windows = windows_per_version(config.agent, config.learner, count * config.env.num_envs)
-    return VersionPacer(windows, config.learner.publish_every, lead=lag // count)
+    return partial(VersionPacer(windows, config.learner.publish_every, lead=lag // count).wait, params)
 
 
 def connect_appender(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +27,25 @@ from tidemill.types import ACTION_MASK, Signature
 _log = structlog.get_logger()
 
 _STOP_CHECK_S = 0.5
+
+
+class ActingStopped(Exception):
+    """The actor was asked to stop while its policy waited."""
+
+
+class ActingParams(Protocol):
+    """What the loop knows of the parameters that it acts with."""
+
+    @property
+    def version(self) -> int:
+        """Their version."""
+
+    @property
+    def env_steps(self) -> int:
+        """Agent decisions of the whole cluster when they were published."""
+
+    def refresh(self) -> None:
+        """Take the newest ones; never waits."""
 
 
 @dataclass
@@ -56,13 +76,6 @@ class PolicyParams:
             metadata = params.version.metadata
             self.version, self.env_steps = params.version.version, metadata.env_steps
             self.learner_steps = metadata.learner_steps
-
-
-class Pacer(Protocol):
-    """Holds an actor back before it starts a window, and loads its parameters there."""
-
-    def wait(self, params: PolicyParams, stop: threading.Event) -> bool:
-        """Wait until a window may start; return False if `stop` came before."""
 
 
 class VersionPacer:
@@ -117,12 +130,12 @@ class ActingLoop:
         self,
         env: VectorEnv,
         policy: Policy,
-        params: PolicyParams,
+        params: ActingParams,
         writer: RolloutWriter,
         metrics: ActorMetrics,
         throttle: Callable[[], None],
         extra_columns: Signature = (),
-        pacer: Pacer | None = None,
+        pacer: Callable[[threading.Event], bool] | None = None,
     ) -> None:
         """Put the parts together.
 
@@ -134,7 +147,7 @@ class ActingLoop:
             metrics: Counts them.
             throttle: Called once per step; sleeps if the actor must not run at full speed.
             extra_columns: Columns that the policy itself fills.
-            pacer: Holds the actor back before it starts a window; parameters then change only there. None: never.
+            pacer: Waits until a window may start, and loads parameters only then; False if it was stopped. None: never.
         """
         self._env, self._policy, self._params = env, policy, params
         self._writer, self._metrics, self._throttle = writer, metrics, throttle
@@ -144,12 +157,16 @@ class ActingLoop:
 
     def run(self, seed: int, stop: threading.Event) -> None:
         """Act until `stop` is set; the environments start from `seed`."""
+        with contextlib.suppress(ActingStopped):
+            self._run(seed, stop)
+
+    def _run(self, seed: int, stop: threading.Event) -> None:
         observation, last_reward = self._env.reset(seed), None
         is_first = np.ones(self._env.num_envs, dtype=np.bool_)
         while not stop.is_set():
             if self._pacer is None:
                 self._params.refresh()
-            elif self._writer.starts_window and not self._pacer.wait(self._params, stop):
+            elif self._writer.starts_window and not self._pacer(stop):
                 return
             result = self._step(observation, is_first, last_reward)
             observation, is_first, last_reward = result.observation, result.is_first, result.reward

@@ -141,6 +141,10 @@ COMMANDS: dict[str, Entry] = {
     ),
     "paramserver": Entry("start one parameter server", _module("tidemill.services.paramserver")),
     "learner": Entry("start one learner", _module("tidemill.services.learner")),
+    "inference": Entry(
+        "start one inference service, which passes through the network for actors",
+        _module("tidemill.services.inference"),
+    ),
     "actor": Entry("start one actor; it joins a running cluster", _module("tidemill.services.actor")),
     "evaluator": Entry("start one evaluator", _module("tidemill.services.evaluator")),
     "configs": Entry("list the presets that --config takes by name", _configs),

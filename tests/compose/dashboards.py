@@ -27,9 +27,9 @@ class Query:
     expression: str
 
     @property
-    def needs_gpu(self) -> bool:
-        """Whether it has an answer only where a learner has a GPU."""
-        return "_gpu_" in self.expression
+    def needs_more(self) -> bool:
+        """Whether it has an answer only where a learner has a GPU, or where there is an inference service."""
+        return "_gpu_" in self.expression or "tidemill_inference_" in self.expression
 
 
 def load(dashboard: Path) -> dict[str, Any]:

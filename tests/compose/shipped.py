@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from tidemill.config.load import load as load_settings
-from tidemill.config.sections import ActorConfig, EvaluatorConfig, LearnerConfig, ParamServerConfig, ReplayConfig
+from tidemill.config.sections import (
+    ActorConfig,
+    EvaluatorConfig,
+    InferenceConfig,
+    LearnerConfig,
+    ParamServerConfig,
+    ReplayConfig,
+)
 from tidemill.rpc.settings import ServerSettings
 from tidemill.rpc.tls import is_local
 from tidemill.services.launcher.commands.certs import SERVICES
@@ -23,6 +30,7 @@ CONFIGS: dict[str, type[Any]] = {
     "learner": LearnerConfig,
     "actor": ActorConfig,
     "evaluator": EvaluatorConfig,
+    "inference": InferenceConfig,
 }
 
 

@@ -22,7 +22,7 @@ from tidemill.services.launcher.commands.certs import SERVICES, certs
 COMPOSE = (ROOT / "docker-compose.yml", ROOT / "docker-compose.gpu.yml", ROOT / "docker-compose.insecure.yml")
 VARIABLE = re.compile(r"\$\{(TIDEMILL_[A-Z_]+):-((?:[^{}]|\$\{[^}]*\})*)\}")
 KNOB = re.compile(r"^#((?:TIDEMILL|COMPOSE)_[A-Z_]+)=(.*)$", re.MULTILINE)
-OURS = ("replay-0", "replay-1", "paramserver", "learner", "actor", "evaluator")
+OURS = ("replay-0", "replay-1", "paramserver", "learner", "actor", "evaluator", "inference")
 
 
 def compose_command() -> list[str]:
@@ -117,7 +117,7 @@ def test_compose_command_is_understood(name: str, monkeypatch: pytest.MonkeyPatc
         assert config.replay.shards == 2
     elif name != "paramserver":
         assert config.cluster.params == "paramserver:7402"
-        assert name == "evaluator" or config.cluster.replay == ("replay-0:7401", "replay-1:7401")
+        assert name in ("evaluator", "inference") or config.cluster.replay == ("replay-0:7401", "replay-1:7401")
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -155,12 +155,14 @@ def test_certificates_are_made_for_the_names_that_services_call(
     monkeypatch.chdir(ROOT)
     assert words[:2] == ["certs", "/certs"]
     assert certs([str(tmp_path), *words[2:]]) == 0
-    names = {kind: server_names(tmp_path / kind / "server.pem") for kind in ("replay", "paramserver", "learner")}
+    kinds = ("replay", "paramserver", "learner", "inference")
+    names = {kind: server_names(tmp_path / kind / "server.pem") for kind in kinds}
     learner = load_as("learner", words_of(services()["learner"]), monkeypatch)
     called = [
         *learner.cluster.replay,
         learner.cluster.params,
         services()["operator"]["environment"]["TIDEMILL_LEARNER"],
+        "inference:7406",  # as docker-compose.yml tells a person to
     ]
     for address in called:
         host = address.partition(":")[0]
@@ -188,7 +190,7 @@ def test_images_are_asked_for_their_health_cheaply_and_alike() -> None:
     dockerfile = (ROOT / "deploy/Dockerfile").read_text()
     probe = ["python", "-I", "-S", "/opt/health_probe.py"]
     checks = [json.loads(words) for words in re.findall(r"HEALTHCHECK [^\n]*\n  CMD (\[.*\])", dockerfile)]
-    assert checks == [[*probe, f"127.0.0.1:9400{HEALTH_PATH}"]] * 5
+    assert checks == [[*probe, f"127.0.0.1:9400{HEALTH_PATH}"]] * 6
     assert services()["tensorboard"]["healthcheck"]["test"][:5] == ["CMD", *probe]
 
 

@@ -227,9 +227,35 @@ def test_pod_has_its_own_secrets_alone(kustomization: str, kubernetes: Path) -> 
         assert {(secret, item["key"]): item["path"] for secret, item in taken} == expected
 
 
-def test_secrets_hold_what_pods_take_and_no_more(kubernetes: Path) -> None:
+def with_inference(kubernetes: Path, folder: Path) -> list[dict[str, Any]]:
+    """Return what the overlay of one node builds with an inference service on top."""
+    parts = [os.path.relpath(kubernetes / part, folder) for part in ("overlays/single-node", "components/inference")]
+    text = yaml.safe_dump({"namespace": "tidemill", "resources": parts[:1], "components": parts[1:]})
+    (folder / "kustomization.yaml").write_text(text)
+    return list(objects(folder))
+
+
+def test_inference_is_added_by_one_line(kubernetes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its objects are valid, its pod is secured and found by the actors, and the network lets them talk."""
+    found = with_inference(kubernetes, tmp_path)
+    for item in found:
+        kubernetes_validate.validate(item, "1.31", strict=True)
+    values = next(item["data"] for item in found if item["kind"] == "ConfigMap") | {"INDEX": "3"}
+    specs = pods(found)
+    container = specs["inference"]["containers"][0]
+    config = load_as("inference", words_of(container, values), monkeypatch)
+    environment = {variable["name"]: variable.get("value", "") for variable in container["env"]}
+    check_secured("inference", config.inference.server, environment)
+    actor = load_as("actor", words_of(specs["actor"]["containers"][0], values), monkeypatch)
+    assert actor.cluster.inference == ("inference-0.inference:7406",)
+    policies = {item["metadata"]["name"]: item["spec"] for item in found if item["kind"] == "NetworkPolicy"}
+    assert policies["inference"]["ingress"][0]["ports"] == policies["to-inference"]["egress"][0]["ports"]
+    assert policies["inference"]["egress"][0]["ports"] == policies["paramserver-from-inference"]["ingress"][0]["ports"]
+
+
+def test_secrets_hold_what_pods_take_and_no_more(kubernetes: Path, tmp_path: Path) -> None:
     """Each secret that a pod names has the keys that it takes; servers have digests of tokens only."""
-    found = list(objects(kubernetes / "overlays/single-node"))
+    found = with_inference(kubernetes, tmp_path)
     secrets = {item["metadata"]["name"]: item["data"] for item in found if item["kind"] == "Secret"}
     taken: dict[str, set[str]] = {}
     for pod in pods(found).values():
@@ -255,5 +281,5 @@ def test_cert_manager_makes_the_same_secrets(overlay: str, kubernetes: Path, tmp
     assert not left & made.keys()
     issuers = {item["metadata"]["name"] for item in found if item["kind"] == "Issuer"}
     assert {spec["issuerRef"]["name"] for spec in made.values()} == issuers
-    for name in ("replay", "paramserver", "learner"):
+    for name in ("replay", "paramserver", "learner", "inference"):
         assert made[f"{name}-tls"]["dnsNames"] == [name, COMMON_HOST, "localhost"]

@@ -18,6 +18,7 @@ from prometheus_client import REGISTRY
 from tests.support.security import become, guarded
 from tests.support.waiting import wait_until
 from tidemill.errors import ConfigError, PermissionDenied, Unauthenticated, Unavailable
+from tidemill.inference.v1 import inference_pb2, inference_pb2_grpc
 from tidemill.learner.client import LearnerClient
 from tidemill.learner.v1 import learner_pb2, learner_pb2_grpc
 from tidemill.params.v1 import params_pb2, params_pb2_grpc
@@ -31,7 +32,7 @@ from tidemill.rpc.settings import ServerSettings
 from tidemill.services.launcher.commands import certs
 from tidemill.services.launcher.commands.certs import make
 
-_FILES = (replay_pb2, params_pb2, learner_pb2)
+_FILES = (replay_pb2, params_pb2, inference_pb2, learner_pb2)
 _METHODS: dict[str, MethodDescriptor] = {
     f"/{service.full_name}/{method.name}": method
     for file in _FILES
@@ -70,6 +71,9 @@ def _serve(folder: Path, *, client_ca: bool = False) -> BackgroundServer:
     server = background.server
     replay_pb2_grpc.add_ReplayServiceServicer_to_server(_Replay(), server.grpc)
     params_pb2_grpc.add_ParamServiceServicer_to_server(params_pb2_grpc.ParamServiceServicer(), server.grpc)
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(
+        inference_pb2_grpc.InferenceServiceServicer(), server.grpc
+    )
     learner_pb2_grpc.add_LearnerServiceServicer_to_server(learner_pb2_grpc.LearnerServiceServicer(), server.grpc)
     return background
 

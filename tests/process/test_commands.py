@@ -19,7 +19,7 @@ from tidemill.services.launcher.run.paths import make_socket_folder, remove_sock
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-_SERVICES = ("replay", "paramserver", "learner", "actor", "evaluator")
+_SERVICES = ("replay", "paramserver", "learner", "inference", "actor", "evaluator")
 _TRIED_BELOW = {
     "train",
     "resume",
@@ -61,15 +61,17 @@ def test_every_command_is_tried_here() -> None:
 
 
 def test_cluster_by_hand_is_looked_at_and_steered(tmp_path: Path) -> None:
-    """Five `tidemill SERVICE` make a cluster; `status` and `ctl` reach it, and SIGTERM ends each with 0."""
+    """Six `tidemill SERVICE` make a cluster; `status` and `ctl` reach it, and SIGTERM ends each with 0."""
     sockets = make_socket_folder()
-    replay, params, learner = (f"unix://{sockets}/{name}.sock" for name in ("replay", "params", "learner"))
+    names = ("replay", "params", "learner", "inference")
+    replay, params, learner, inference = (f"unix://{sockets}/{name}.sock" for name in names)
     config = _config(
         tmp_path,
-        cluster={"replay": replay, "params": params, "learner": learner},
+        cluster={"replay": replay, "params": params, "learner": learner, "inference": [inference]},
         replay={"server": {"address": replay}},
         paramserver={"server": {"address": params}},
         learner={"server": {"address": learner}},
+        inference={"server": {"address": inference}},
     )
     with ExitStack() as stack:
         stack.callback(remove_socket_folder, sockets)

@@ -137,6 +137,8 @@ def _check_cluster(cluster: ClusterSettings, launcher: LauncherSettings | None, 
         f"there are {shards} replay shards at {', '.join(cluster.replay)}, but run.deterministic allows one server "
         "(replay.shards 1, a single address in cluster.replay)",
     )
+    served = bool(cluster.inference) or getattr(launcher, "inference", 0) > 0
+    _require(not served, "actors act by an inference service, but with run.deterministic each by its own network")
     learners = getattr(launcher, "learners", 1)
     _require(learners == 1, f"launcher.learners is {learners}, but must be 1 with run.deterministic")
 

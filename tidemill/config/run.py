@@ -83,6 +83,9 @@ class ClusterSettings:
     """Address of the parameter server."""
     learner: str = "127.0.0.1:7403"
     """Address of the learner's control service."""
+    inference: tuple[str, ...] = ()
+    """Addresses of inference services that pass through the network for the actors, which spread over them and go on
+    to the next when one is lost; empty: each actor does so itself."""
     connect_timeout_s: float = 60.0
     """How long a process waits at its start for a service it needs, in seconds."""
 
@@ -90,6 +93,8 @@ class ClusterSettings:
         for name in ("params", "learner"):
             check(bool(getattr(self, name)), f"cluster.{name}", getattr(self, name), "an address")
         _check_shards(self.replay)
+        named = all(self.inference) and len(set(self.inference)) == len(self.inference)
+        check(named, "cluster.inference", list(self.inference), "addresses that all differ")
         check(self.replay_shards >= 0, "cluster.replay_shards", self.replay_shards, "0 or more")
         check(self.connect_timeout_s > 0, "cluster.connect_timeout_s", self.connect_timeout_s, "more than 0")
 

@@ -9,6 +9,7 @@ from tidemill.config.run import ClusterSettings, LogSettings, RunSettings
 from tidemill.config.services import (
     ActorSettings,
     EvaluatorSettings,
+    InferenceSettings,
     LauncherSettings,
     LearnerSettings,
     ParamServerSettings,
@@ -58,6 +59,18 @@ class LearnerConfig:
 
 
 @dataclass(frozen=True)
+class InferenceConfig:
+    """Settings of an inference service."""
+
+    log: LogSettings = field(default_factory=LogSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    env: EnvSettings = field(default_factory=EnvSettings)
+    agent: AgentConfig = field(default_factory=SACConfig)
+    inference: InferenceSettings = field(default_factory=InferenceSettings)
+
+
+@dataclass(frozen=True)
 class ActorConfig:
     """Settings of an actor."""
 
@@ -98,5 +111,6 @@ class RunConfig:
     paramserver: ParamServerSettings = field(default_factory=ParamServerSettings)
     learner: LearnerSettings = field(default_factory=LearnerSettings)
     actor: ActorSettings = field(default_factory=ActorSettings)
+    inference: InferenceSettings = field(default_factory=InferenceSettings)
     evaluator: EvaluatorSettings = field(default_factory=EvaluatorSettings)
     launcher: LauncherSettings = field(default_factory=LauncherSettings)

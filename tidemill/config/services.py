@@ -100,6 +100,32 @@ class ParamServerSettings:
 
 
 @dataclass(frozen=True)
+class InferenceSettings:
+    """The inference service, which passes through the network for actors that `cluster.inference` sends to it."""
+
+    server: ServerSettings = field(default_factory=lambda: _listening_at("127.0.0.1:7406"))
+    """Where it listens."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:N`, or `auto`: the first GPU if there is one."""
+    threads: int = 1
+    """Threads torch computes with on a CPU, at least 1."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of an image network's forward pass; `auto` times both at the start and takes the faster."""
+    max_batch: int = 256
+    """Most environments in one forward pass, and of one actor, at least 1."""
+    max_wait_ms: float = 5.0
+    """Longest time that a step waits for those of other actors, in milliseconds; it waits for nobody once every
+    connected actor has sent its step."""
+    max_streams: int = 64
+    """Most actors at a time, at least 1."""
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "max_batch", "max_streams"):
+            check(getattr(self, name) >= 1, f"inference.{name}", getattr(self, name), "at least 1")
+        check(0 <= self.max_wait_ms <= 10_000, "inference.max_wait_ms", self.max_wait_ms, "0 to 10000")
+
+
+@dataclass(frozen=True)
 class LearnerSettings:
     """The learner; checkpoints are kept in RUN/checkpoints."""
 
@@ -181,6 +207,9 @@ class ActorSettings:
     """Threads torch computes with, at least 1."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of an image network's forward pass; `auto` times both at the start and takes the faster."""
+    inference_fallback: Literal["wait", "local"] = "wait"
+    """What an actor does while no address of `cluster.inference` answers: wait, or act by its own network meanwhile,
+    whose parameters it then fetches all the time."""
     max_in_flight_chunks: int = 2
     """Chunks per environment that may be sent or queued before the actor waits for the replay service, at least 1.
 
@@ -260,6 +289,8 @@ class LauncherSettings:
 
     actors: int = 1
     """Actor processes to start, at least 0; more may join by hand."""
+    inference: int = 0
+    """Inference services that pass through the network for the actors; 0: each actor does so itself."""
     learners: int = 1
     """Learner processes that train together, at least 1, each with a share of the batch and a GPU if there is one."""
     actor_nice: int = 0
@@ -296,6 +327,7 @@ class LauncherSettings:
 
     def __post_init__(self) -> None:
         check(self.actors >= 0, "launcher.actors", self.actors, "0 or more")
+        check(self.inference >= 0, "launcher.inference", self.inference, "0 or more")
         check(self.learners >= 1, "launcher.learners", self.learners, "at least 1")
         for name in ("actor_nice", "evaluator_nice"):
             check(0 <= getattr(self, name) <= 19, f"launcher.{name}", getattr(self, name), "0 to 19")

@@ -41,6 +41,13 @@ class FrameStack:
         else:
             self._frames = np.zeros((num_envs, stack, *shape), dtype=dtype)
 
+    def restore(self, stacks: Array) -> Array:
+        """Take whole stacks, [N, stack, *shape] or without a stack [N, *shape]; return what the policy sees."""
+        if self._stack == 1:
+            return stacks
+        self._frames[:] = stacks
+        return self._frames
+
     def push(self, observation: Array, is_first: NDArray[np.bool_]) -> Array:
         """Add one observation of each environment and return what the policy sees.
 

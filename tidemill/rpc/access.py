@@ -39,6 +39,7 @@ _HEX_DIGEST = re.compile(DIGEST + "[0-9a-f]{64}")
 
 _REPLAY, _PARAMS = "/tidemill.replay.v1.ReplayService/", "/tidemill.params.v1.ParamService/"
 _LEARNER, _HEALTH = "/tidemill.learner.v1.LearnerService/", "/grpc.health.v1.Health/"
+_INFERENCE = "/tidemill.inference.v1.InferenceService/"
 
 _READERS = frozenset({ACTOR, LEARNER, EVALUATOR, OPERATOR})
 _OPERATOR = frozenset({OPERATOR})
@@ -63,6 +64,7 @@ ALLOWED: dict[str, frozenset[str] | None] = {
     _PARAMS + "Watch": _READERS,
     _PARAMS + "ListVersions": _READERS,
     _PARAMS + "SetTag": frozenset({LEARNER, EVALUATOR, OPERATOR}),
+    _INFERENCE + "Act": frozenset({ACTOR, OPERATOR}),
     _LEARNER + "GetStatus": _READERS,
     _LEARNER + "Pause": _OPERATOR,
     _LEARNER + "Resume": _OPERATOR,

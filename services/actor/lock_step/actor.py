@@ -74,7 +74,7 @@ def act_in_lock_step(
         policy, messages = _round_policy(config, env.spec, index), RoundMessages()
         params = PolicyParams(watcher, policy)
         pacer = RoundPacer(_lock_step(config), index, policy, messages, appender, history, file)
-        loop = _loop(config, env, policy, params, messages, pacer, stop)
+        loop = _loop(config, env, policy, params, messages, partial(pacer.wait, params), stop)
         if pacer.load(params, stop):
             set_serving(True)
             _log.info("acting in lock-step", actor_id=actor_id, index=index, seed=seed, rounds_before=history.rounds)
@@ -93,7 +93,7 @@ def _loop(
     policy: RoundPolicy,
     params: PolicyParams,
     messages: RoundMessages,
-    pacer: RoundPacer,
+    pacer: Callable[[threading.Event], bool],
     stop: threading.Event,
 ) -> ActingLoop:
     signature, own = stored_columns(config.agent, env.spec), extra_columns_of(config.agent, env.spec)

@@ -99,7 +99,7 @@ class RoundPacer:
         return True
 
     def wait(self, params: PolicyParams, stop: threading.Event) -> bool:
-        """Count a step that starts now; return False if `stop` came before it may (`Pacer`)."""
+        """Count a step that starts now; return False if `stop` came before it may."""
         if self._place == self._lock_step.round_steps:
             if not self._finish(params, stop):
                 return False

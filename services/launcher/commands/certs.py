@@ -55,6 +55,7 @@ SERVICES = {
     "learner": Share(LEARNER, serves=True),
     "actor": Share(ACTOR),
     "evaluator": Share(EVALUATOR),
+    "inference": Share(ACTOR, serves=True),
     "operator": Share(OPERATOR),
 }
 """The services of a cluster in containers, and the person who steers it."""

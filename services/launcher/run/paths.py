@@ -48,6 +48,7 @@ def with_addresses(config: RunConfig, sockets: Path) -> RunConfig:
         replay=_shards_reached_at(config, replay, sockets),
         params=_reached_at(config.cluster.params, _DEFAULT.cluster.params, params),
         learner=_reached_at(config.cluster.learner, _DEFAULT.cluster.learner, learner),
+        inference=config.cluster.inference or _inference_reached_at(config, sockets),
     )
     return dataclasses.replace(
         config,
@@ -67,6 +68,11 @@ def shard_address(sockets: Path, shard: int) -> str:
 def actor_address(sockets: Path, index: int) -> str:
     """Return where the health service of actor `index` listens."""
     return _socket(sockets / f"actor-{index}.sock")
+
+
+def inference_address(sockets: Path, index: int) -> str:
+    """Return where inference service `index` listens."""
+    return _socket(sockets / f"inference-{index}.sock")
 
 
 def socket_folder_of(address: str) -> Path | None:
@@ -97,6 +103,10 @@ def _shards_reached_at(config: RunConfig, server: ServerSettings, sockets: Path)
         return config.cluster.replay
     shards = config.replay.shards
     return (server.address,) if shards == 1 else tuple(shard_address(sockets, shard) for shard in range(shards))
+
+
+def _inference_reached_at(config: RunConfig, sockets: Path) -> tuple[str, ...]:
+    return tuple(inference_address(sockets, index) for index in range(config.launcher.inference))
 
 
 def _reached_at(address: str, default: str, server: ServerSettings) -> str:

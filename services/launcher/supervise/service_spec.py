@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidemill.config.sections import RunConfig
-from tidemill.services.launcher.run.paths import actor_address, shard_address
+from tidemill.services.launcher.run.paths import actor_address, inference_address, shard_address
 
 REPLAY, PARAMSERVER, LEARNER, EVALUATOR, ACTOR = "replay", "paramserver", "learner", "evaluator", "actor"
+INFERENCE = "inference"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def cluster_specs(config: RunConfig, config_file: Path, sockets: Path) -> tuple[
         ),
         spec(PARAMSERVER, config.paramserver.server.address),
         _learner_spec(config, config_file),
+        *(_inference_spec(config_file, sockets, index) for index in range(config.launcher.inference)),
         *(_actor_spec(config, config_file, sockets, index) for index in range(config.launcher.actors)),
         # Its imports would delay the first environment step, and there is nothing to evaluate before that.
         spec(EVALUATOR, config.evaluator.server.address, (LEARNER,), config.launcher.evaluator_nice),
@@ -87,6 +89,12 @@ def _shard_spec(config: RunConfig, config_file: Path, sockets: Path, shard: int)
     if folder and "{shard}" not in folder:  # a folder for all is divided, for no two may share one
         arguments += ["--replay.storage.folder", f"{folder}/{shard}"]
     return ServiceSpec(f"replay-{shard}", REPLAY, "tidemill.services.replay", tuple(arguments), address)
+
+
+def _inference_spec(config_file: Path, sockets: Path, index: int) -> ServiceSpec:
+    address = inference_address(sockets, index)
+    arguments = ("--config", str(config_file), "--inference.server.address", address)
+    return ServiceSpec(f"{INFERENCE}-{index}", INFERENCE, "tidemill.services.inference", arguments, address)
 
 
 def _actor_spec(config: RunConfig, config_file: Path, sockets: Path, index: int) -> ServiceSpec:

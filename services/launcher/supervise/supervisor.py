@@ -14,6 +14,7 @@ from tidemill.config.services import LauncherSettings
 from tidemill.services.launcher.supervise.service_spec import (
     ACTOR,
     EVALUATOR,
+    INFERENCE,
     LEARNER,
     PARAMSERVER,
     REPLAY,
@@ -25,7 +26,7 @@ RESTART_WINDOW_S = 600.0
 
 _MAX_BACKOFF_S = 30.0
 _CONFIG_ERROR = 2
-_STOP_ORDER = ((ACTOR,), (LEARNER,), (EVALUATOR,), (REPLAY, PARAMSERVER))
+_STOP_ORDER = ((ACTOR,), (INFERENCE,), (LEARNER,), (EVALUATOR,), (REPLAY, PARAMSERVER))
 """Writers before what they write to: the learner's last version still finds the parameter server."""
 
 
@@ -240,7 +241,7 @@ class Supervisor:
         evaluator = next((p for p in self._processes.values() if p.spec.kind == EVALUATOR), None)
         if evaluator is None or evaluator.phase in (Phase.PENDING, Phase.ENDED):
             return self._end(Outcome(0, "the learner has finished"), now_s)
-        actions = self._terminate((ACTOR,), now_s)
+        actions = self._terminate((ACTOR, INFERENCE), now_s)
         if evaluator.phase is Phase.SERVING:
             actions.append(Action(Verb.FINISH, evaluator.spec.name))
         return actions

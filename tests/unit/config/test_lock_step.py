@@ -58,6 +58,8 @@ def test_settings_that_fit_are_taken(changed: dict[str, dict[str, Any]]) -> None
         ({"learner": {"updates_per_env_step": 0.3}}, r"\(0.3\) times the 128 steps of a round .* is 38.4, .* whole"),
         ({"learner": {"updates_per_env_step": 0}}, "is 0, but must be a whole number of gradient steps, at least 1"),
         ({"learner": {"threads": 0}}, "learner.threads is 0, .* at least 1"),
+        ({"launcher": {"inference": 1}}, "act by an inference service, but with run.deterministic"),
+        ({"cluster": {"inference": ["127.0.0.1:7406"]}}, "act by an inference service, but with run.deterministic"),
         ({"table": {"sampler": "fifo"}}, "table.sampler is 'fifo', .* 'uniform' or 'prioritized'"),
         ({"agent": {"algorithm": "r2d2"}}, "agent.algorithm is 'r2d2', which learns from sequences"),
         ({"replay": {"shards": 2}}, r"there are 2 replay shards .* allows one server \(replay.shards 1"),

@@ -19,7 +19,14 @@ import yaml
 from scripts.check_links import documents
 from tidemill.config import load as load_module
 from tidemill.config.on_policy import check_on_policy
-from tidemill.config.sections import ActorConfig, EvaluatorConfig, LearnerConfig, ParamServerConfig, RunConfig
+from tidemill.config.sections import (
+    ActorConfig,
+    EvaluatorConfig,
+    InferenceConfig,
+    LearnerConfig,
+    ParamServerConfig,
+    RunConfig,
+)
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.registry import algorithms, config_class
 from tidemill.services.evaluator import offline
@@ -65,6 +72,7 @@ _ASSIGNMENT = re.compile(r"\w+=")
 _SERVICES = {
     "paramserver": ParamServerConfig,
     "learner": LearnerConfig,
+    "inference": InferenceConfig,
     "actor": ActorConfig,
     "evaluator": EvaluatorConfig,
 }
@@ -115,7 +123,7 @@ def _parse_tidemill(words: Sequence[str]) -> None:
     assert name in cli.COMMANDS, f"there is no command {name!r}: {words}"
     if name == "resume":
         load_module.load(RunConfig, [word for word in rest[1:]], prog="resume", description="")
-    elif name in ("paramserver", "learner", "actor", "evaluator"):
+    elif name in _SERVICES:
         load_module.load(_SERVICES[name], rest, prog=name, description="")
     elif name == "replay":
         replay.main(rest)

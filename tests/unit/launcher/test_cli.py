@@ -106,7 +106,7 @@ def test_command_of_a_service_takes_over_the_process() -> None:
     assert "tidemill replay" in answer.stdout
 
 
-@pytest.mark.parametrize("name", ["replay", "paramserver", "learner", "actor", "evaluator", "evaluate"])
+@pytest.mark.parametrize("name", ["replay", "paramserver", "learner", "inference", "actor", "evaluator", "evaluate"])
 def test_command_of_a_service_becomes_its_module(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arguments are passed on as they are, and the module exists."""
     executed: list[list[str]] = []

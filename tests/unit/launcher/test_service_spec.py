@@ -127,3 +127,18 @@ def test_several_learners_are_one_service_that_torchrun_starts(tmp_path: Path) -
     alone = with_addresses(RunConfig(), _SOCKETS)
     (spec,) = [spec for spec in cluster_specs(alone, tmp_path / "c.yaml", _SOCKETS) if spec.kind == "learner"]
     assert spec.module == "tidemill.services.learner"
+
+
+def test_inference_services_are_started_before_the_actors_that_are_told_of_them() -> None:
+    """Each has a socket; without any the actors are told of none, and an address set on purpose is kept."""
+    config = with_addresses(RunConfig(launcher=LauncherSettings(actors=1, inference=2)), _SOCKETS)
+    addresses = ("unix:///tmp/tidemill-x/inference-0.sock", "unix:///tmp/tidemill-x/inference-1.sock")
+    assert config.cluster.inference == addresses
+    specs = {spec.name: spec for spec in cluster_specs(config, Path("c.yaml"), _SOCKETS)}
+    names = list(specs)
+    assert names.index("inference-1") == names.index("inference-0") + 1 < names.index("actor-0")
+    assert tuple(specs[f"inference-{index}"].health_address for index in range(2)) == addresses
+    assert specs["inference-0"].arguments[2:] == ("--inference.server.address", addresses[0])
+    assert with_addresses(RunConfig(), _SOCKETS).cluster.inference == ()
+    named = RunConfig(cluster=ClusterSettings(inference=("box:7406",)))
+    assert with_addresses(named, _SOCKETS).cluster.inference == ("box:7406",)

@@ -249,3 +249,20 @@ def test_learner_that_has_finished_ends_a_run_without_evaluator() -> None:
 def test_exit_is_described_in_words(exit_code: int, words: str) -> None:
     """A negative code is a signal, as in subprocess."""
     assert describe_exit(exit_code) == words
+
+
+def test_inference_services_end_after_the_actors_that_they_serve() -> None:
+    """On request one after the other; at the end of training with them, for nothing is left to act for."""
+    names = ("replay", "paramserver", "learner", "inference-0", "actor-0", "evaluator")
+    for learner_finished in (False, True):
+        supervisor = Supervisor([*map(_spec, names)], _SETTINGS)
+        supervisor.start(0.0)
+        for name in supervisor.processes:
+            supervisor.on_serving(name, 1.0)
+        if learner_finished:
+            ended = [a.service for a in supervisor.on_exit("learner", 0, 2.0) if a.verb is Verb.TERMINATE]
+            assert ended == ["inference-0", "actor-0"]
+            continue
+        assert _names(supervisor.on_stop_requested(2.0), Verb.TERMINATE) == ["actor-0"]
+        assert _names(supervisor.on_exit("actor-0", 0, 3.0), Verb.TERMINATE) == ["inference-0"]
+        assert _names(supervisor.on_exit("inference-0", 0, 4.0), Verb.TERMINATE) == ["learner"]

@@ -245,3 +245,19 @@ def test_convolution_laid_channels_last_answers_in_that_order() -> None:
     assert not layer(x).is_contiguous(memory_format=torch.channels_last)
     to_channels_last(layer)
     assert layer(x).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_noise_of_several_sources_is_that_of_each_by_itself() -> None:
+    """A batch of two actors' environments has the outputs that each would have alone with its own generator."""
+    layer = NoisyLinear(4, 3, torch.Generator().manual_seed(1))
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(2))
+
+    def rng(seed: int) -> torch.Generator:
+        return torch.Generator().manual_seed(seed)
+
+    alone = []
+    for seed, rows in ((7, slice(0, 2)), (8, slice(2, 5))):
+        layer.draw(rng(seed), rows=rows.stop - rows.start)
+        alone.append(layer(x[rows]))
+    layer.draw_rows([(rng(7), 2), (rng(8), 3)])
+    torch.testing.assert_close(layer(x), torch.cat(alone))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tidemill.rl.action_noise import ActionNoise, NoiseConfig
-from tidemill.rl.agents.interface import Array, PolicyContext
+from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.returns import n_step
@@ -42,6 +42,7 @@ class DeterministicPolicy:
     """Acts by the actor; adds noise to its actions to explore."""
 
     recurrent_state_size = 0
+    priority_uses_params = True
 
     def __init__(
         self,
@@ -79,11 +80,22 @@ class DeterministicPolicy:
         Initial priorities want back what was seen and what was done.
         """
         if evaluation:
-            return PolicyOutput(self._shaped(self._act(policy_input.observation)))
+            return PolicyOutput(self._shaped(self.forward(policy_input)["action"].cpu().numpy()))
+        output = {} if env_steps < self._start_steps else self.forward(policy_input)
+        return self.choose(policy_input, output, env_steps)
+
+    @torch.inference_mode()
+    def forward(self, policy_input: PolicyInput, noise: Sequence[NoiseRows] = ()) -> dict[str, Tensor]:  # noqa: ARG002 - the interface's
+        """Return the actor's actions without noise as `action`, [N, A]."""
+        tensor = torch.from_numpy(np.ascontiguousarray(policy_input.observation)).to(self._device)
+        return {"action": self._actor(tensor)}
+
+    def choose(self, policy_input: PolicyInput, output: Mapping[str, Tensor], env_steps: int = 0) -> PolicyOutput:
+        """Return uniform actions for the first `start_steps`, then the actor's with noise; see `act`."""
         if env_steps < self._start_steps:
             flat_action = self._noise.uniform((len(policy_input), math.prod(self._action_shape)))
         else:
-            flat_action = self._noise.add_noise(self._act(policy_input.observation), policy_input.is_first)
+            flat_action = self._noise.add_noise(output["action"].cpu().numpy(), policy_input.is_first)
         action = self._shaped(flat_action)
         return PolicyOutput(action, {"observation": policy_input.observation, "action": action})
 
@@ -110,12 +122,6 @@ class DeterministicPolicy:
     def evaluation_network(self) -> EvaluationNetwork:
         """Return from observations to the actor's actions."""
         return EvaluationNetwork(self._actor, lambda actor, seen: actor(seen).reshape(-1, *self._action_shape))
-
-    @torch.inference_mode()
-    def _act(self, observation: Array) -> NDArray[np.float32]:
-        tensor = torch.from_numpy(np.ascontiguousarray(observation)).to(self._device)
-        action: NDArray[np.float32] = self._actor(tensor).cpu().numpy()
-        return action
 
     def _shaped(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
         return action.reshape(len(action), *self._action_shape)

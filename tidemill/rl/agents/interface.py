@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -162,6 +162,45 @@ class Policy(Protocol):
                 `PolicyOutput.priority_inputs` of the `window.steps + 1` steps of each window, each
                 [steps + 1, K, ...], oldest first.
         """
+
+
+class NoiseRows(NamedTuple):
+    """Where the noise of some of a batch's environments comes from.
+
+    Attributes:
+        rng: Draws it, on the network's device.
+        rows: How many environments, which follow those of the source before.
+    """
+
+    rng: torch.Generator
+    rows: int
+
+
+@runtime_checkable
+class SplitPolicy(Protocol):
+    """A policy whose network another process may pass through, for the environments of several actors at once.
+
+    While it explores, `act` is `choose` of what `forward` returned: all chance but the network's own noise, and all
+    that is kept from one step to the next, is in `choose`.
+    """
+
+    @property
+    def priority_uses_params(self) -> bool:
+        """Whether `initial_priority` depends on loaded parameters, and not on outputs alone."""
+
+    def forward(self, policy_input: PolicyInput, noise: Sequence[NoiseRows] = ()) -> dict[str, Tensor]:
+        """Pass through the network; a row of the output depends on the same row of the input alone.
+
+        Args:
+            policy_input: What N environments see.
+            noise: Where a noisy network's noise comes from, N rows in all; empty: from the policy's own generator.
+
+        Returns:
+            What `choose` needs, float32 [N, ...] each; a recurrent policy's next state is `recurrent_state`.
+        """
+
+    def choose(self, policy_input: PolicyInput, output: Mapping[str, Tensor], env_steps: int = 0) -> PolicyOutput:
+        """Choose the actions to explore with, given what `forward` returned; see `Policy.act`."""
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ cannot come before it is learned from ([ADR 0040](../../../docs/adr/0040-on-poli
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tidemill.rl.agents.interface import Array, PolicyContext
-from tidemill.rl.networks.actor_critic import ActorCritic, ActorCriticSettings, build_actor_critic
+from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext
+from tidemill.rl.networks.actor_critic import ActionDistribution, ActorCritic, ActorCriticSettings, build_actor_critic
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.transitions import unrolled_transitions
@@ -82,6 +82,7 @@ class ActorCriticPolicy:
     """Draws actions, and reports how likely each was; in evaluation it takes the most likely."""
 
     recurrent_state_size = 0
+    priority_uses_params = False
 
     def __init__(self, settings: ActorCriticSettings, env_spec: EnvSpec, context: PolicyContext) -> None:
         self._network = build_actor_critic(settings, env_spec, context.seed).to(context.device).requires_grad_(False)
@@ -94,16 +95,32 @@ class ActorCriticPolicy:
         self._network.load_state_dict(dict(state))
 
     @torch.inference_mode()
-    def act(self, policy_input: PolicyInput, env_steps: int = 0, *, evaluation: bool = False) -> PolicyOutput:  # noqa: ARG002 - the interface's
+    def act(self, policy_input: PolicyInput, env_steps: int = 0, *, evaluation: bool = False) -> PolicyOutput:
         """Return actions drawn from the policy and their log-probabilities; in evaluation its modes."""
-        observation = torch.from_numpy(np.ascontiguousarray(policy_input.observation)).to(self._device)
-        mask = policy_input.action_mask
-        legal = None if mask is None else torch.from_numpy(mask).to(self._device)
-        distribution = self._network.distribution(observation, legal)
+        output = self.forward(policy_input)
         if evaluation:
-            return PolicyOutput(self._shaped(distribution.mode()))
+            return PolicyOutput(self._shaped(self._distribution(policy_input, output).mode()))
+        return self.choose(policy_input, output, env_steps)
+
+    @torch.inference_mode()
+    def forward(self, policy_input: PolicyInput, noise: Sequence[NoiseRows] = ()) -> dict[str, Tensor]:  # noqa: ARG002 - the interface's
+        """Return the policy's numbers as `head`, [N, ...], and of a Gaussian its `log_std`, [N, A]."""
+        observation = torch.from_numpy(np.ascontiguousarray(policy_input.observation)).to(self._device)
+        head = self._network.policy_head(observation)
+        log_std = self._network.log_std
+        return {"head": head} if log_std is None else {"head": head, "log_std": log_std.expand_as(head)}
+
+    @torch.inference_mode()
+    def choose(self, policy_input: PolicyInput, output: Mapping[str, Tensor], env_steps: int = 0) -> PolicyOutput:  # noqa: ARG002 - the interface's
+        """Return actions drawn from the policy and their log-probabilities."""
+        distribution = self._distribution(policy_input, output)
         action = distribution.sample(self._rng)
         return PolicyOutput(self._shaped(action), extras={LOG_PROB: distribution.log_prob(action).cpu().numpy()})
+
+    def _distribution(self, policy_input: PolicyInput, output: Mapping[str, Tensor]) -> ActionDistribution:
+        mask = policy_input.action_mask
+        legal = None if mask is None else torch.from_numpy(mask).to(self._device)
+        return self._network.with_legal(output["head"], legal, output.get("log_std"))
 
     def evaluation_network(self) -> EvaluationNetwork:
         """Return from observations to the modes of the policy."""

@@ -147,6 +147,19 @@ class ActorCritic(nn.Module):
         """Return the distributions alone, which is all that acting needs."""
         return self._distribution(self._features(observation), legal)
 
+    def policy_head(self, observation: Tensor) -> Tensor:
+        """Return what `with_legal` makes a distribution of, [B, O]: logits of all options side by side, or means."""
+        return self._through(self.policy, self._features(observation))
+
+    def with_legal(self, head: Tensor, legal: Tensor | None, log_std: Tensor | None) -> ActionDistribution:
+        """Return the distributions of `policy_head`, given which actions are legal, and a Gaussian's `log_std`."""
+        if self._decides_std:
+            return ActionDistribution(*split(head))
+        head = legal_logits(head, legal)
+        if self._places is not None:
+            head = nn.functional.pad(head, (0, 1), value=_IMPOSSIBLE)[:, self._places]
+        return ActionDistribution(head, log_std)
+
     def values(self, observation: Tensor) -> Tensor:
         """Return the values alone, [B]."""
         return self._value(self._features(observation))
@@ -156,13 +169,7 @@ class ActorCritic(nn.Module):
         return features.float()
 
     def _distribution(self, features: Tensor, legal: Tensor | None) -> ActionDistribution:
-        head = self._through(self.policy, features)
-        if self._decides_std:
-            return ActionDistribution(*split(head))
-        head = legal_logits(head, legal)
-        if self._places is not None:
-            head = nn.functional.pad(head, (0, 1), value=_IMPOSSIBLE)[:, self._places]
-        return ActionDistribution(head, self.log_std)
+        return self.with_legal(self._through(self.policy, features), legal, self.log_std)
 
     def _value(self, features: Tensor) -> Tensor:
         return self._through(self.value, features).squeeze(-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +29,15 @@ class NoisyLinear(nn.Module):
     def draw(self, rng: torch.Generator, rows: int = 0) -> None:
         """Draw noise for the next passes: one for all items of a batch, or with `rows` one for each of its items."""
         lead = (rows,) if rows else ()
-        count, inputs = self.weight.shape
-        raw = torch.randn((*lead, count + inputs), generator=rng, device=self.weight.device)
+        self._take(torch.randn((*lead, sum(self.weight.shape)), generator=rng, device=self.weight.device))
+
+    def draw_rows(self, sources: Sequence[tuple[torch.Generator, int]]) -> None:
+        """Draw noise for each item of a batch, for so many of them from each generator in turn."""
+        size, device = sum(self.weight.shape), self.weight.device
+        self._take(torch.cat([torch.randn((rows, size), generator=rng, device=device) for rng, rows in sources]))
+
+    def _take(self, raw: Tensor) -> None:
+        inputs = self.weight.shape[1]
         scaled = (raw.sign() * raw.abs().sqrt()).to(self.weight.dtype)
         self._noise = (scaled[..., :inputs], scaled[..., inputs:])
 
@@ -57,6 +65,13 @@ def reset_noise(network: nn.Module, rng: torch.Generator, rows: int = 0) -> None
     for layer in network.modules():
         if isinstance(layer, NoisyLinear):
             layer.draw(rng, rows)
+
+
+def reset_noise_rows(network: nn.Module, sources: Sequence[tuple[torch.Generator, int]]) -> None:
+    """Draw noise in every noisy layer of a network; see `NoisyLinear.draw_rows`."""
+    for layer in network.modules():
+        if isinstance(layer, NoisyLinear):
+            layer.draw_rows(sources)
 
 
 def disable_noise(network: nn.Module) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,12 @@ from torch import Tensor
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.loss import build_value_head, gather_action, munchausen_bonus
 from tidemill.rl.agents.dqn.networks import build_network
-from tidemill.rl.agents.interface import Array, PolicyContext
+from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext
 from tidemill.rl.exploration import ActorSlot, EpsilonGreedy, greedy
 from tidemill.rl.losses import mask_illegal, soft_value
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.image import blank_images
-from tidemill.rl.networks.noisy import disable_noise, reset_noise
+from tidemill.rl.networks.noisy import disable_noise, reset_noise, reset_noise_rows
 from tidemill.rl.networks.precision import Precision
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.returns import n_step
@@ -29,6 +29,7 @@ class DQNPolicy:
     """Epsilon-greedy on a Q-network, which may be noisy besides."""
 
     recurrent_state_size = 0
+    priority_uses_params = False
 
     def __init__(
         self,
@@ -61,20 +62,29 @@ class DQNPolicy:
         """
         if evaluation:
             return PolicyOutput(greedy(self._q(policy_input.observation), policy_input.action_mask))
-        if self._config.noisy:
+        return self.choose(policy_input, self.forward(policy_input), env_steps)
+
+    def forward(self, policy_input: PolicyInput, noise: Sequence[NoiseRows] = ()) -> dict[str, Tensor]:
+        """Return the network's numbers for each action as `q`, [N, A, K]."""
+        if self._config.noisy and noise:
+            reset_noise_rows(self._network, noise)
+        elif self._config.noisy:
             reset_noise(self._network, self._noise, rows=len(policy_input))
-        output = self._output(policy_input.observation)
-        legal = policy_input.action_mask
-        mean = self._value_head.mean(output)
+        return {"q": self._output(policy_input.observation)}
+
+    def choose(self, policy_input: PolicyInput, output: Mapping[str, Tensor], env_steps: int = 0) -> PolicyOutput:
+        """Return epsilon-greedy actions [N] by the network's numbers; see `act`."""
+        numbers, legal = output["q"], policy_input.action_mask
+        mean = self._value_head.mean(numbers)
         q = mean.cpu().numpy()
         action = self._chance.explore(q, env_steps, legal)
         chosen, best = (
-            gather_action(output, self._on_device(index)).cpu().numpy() for index in (action, greedy(q, legal))
+            gather_action(numbers, self._on_device(index)).cpu().numpy() for index in (action, greedy(q, legal))
         )
         if not self._config.munchausen_scale:
             return PolicyOutput(action, {"chosen": chosen, "best": best})
         legal_q = mask_illegal(mean, None if legal is None else self._on_device(legal))
-        soft = soft_value(output, legal_q, self._config.munchausen_temperature).cpu().numpy()
+        soft = soft_value(numbers, legal_q, self._config.munchausen_temperature).cpu().numpy()
         bonus = munchausen_bonus(self._config, legal_q, self._on_device(action)).cpu().numpy()
         return PolicyOutput(action, {"chosen": chosen, "best": soft, "bonus": bonus})
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.rl.agents.interface import Array, PolicyContext
+from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext
 from tidemill.rl.agents.pqn.config import PQNConfig
 from tidemill.rl.agents.pqn.networks import build_network
 from tidemill.rl.exploration import EpsilonGreedy, greedy
@@ -22,6 +22,7 @@ class PQNPolicy:
     """Epsilon-greedy on a Q-network."""
 
     recurrent_state_size = 0
+    priority_uses_params = False
 
     def __init__(self, config: PQNConfig, env_spec: EnvSpec, context: PolicyContext) -> None:
         self._device = context.device
@@ -35,9 +36,21 @@ class PQNPolicy:
     @torch.inference_mode()
     def act(self, policy_input: PolicyInput, env_steps: int = 0, *, evaluation: bool = False) -> PolicyOutput:
         """Return epsilon-greedy actions [N], or in evaluation those of largest Q."""
+        output = self.forward(policy_input)
+        if evaluation:
+            return PolicyOutput(greedy(output["q"].cpu().numpy(), policy_input.action_mask))
+        return self.choose(policy_input, output, env_steps)
+
+    @torch.inference_mode()
+    def forward(self, policy_input: PolicyInput, noise: Sequence[NoiseRows] = ()) -> dict[str, Tensor]:
+        """Return the value of every action as `q`, [N, A]."""
         observation = torch.from_numpy(np.ascontiguousarray(policy_input.observation)).to(self._device)
-        q, legal = self._network(observation).cpu().numpy(), policy_input.action_mask
-        return PolicyOutput(greedy(q, legal) if evaluation else self._chance.explore(q, env_steps, legal))
+        return {"q": self._network(observation)}
+
+    def choose(self, policy_input: PolicyInput, output: Mapping[str, Tensor], env_steps: int = 0) -> PolicyOutput:
+        """Return epsilon-greedy actions [N] by the values."""
+        q = output["q"].cpu().numpy()
+        return PolicyOutput(self._chance.explore(q, env_steps, policy_input.action_mask))
 
     def evaluation_network(self) -> EvaluationNetwork:
         """Return from observations to the actions of largest Q."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.rl.agents.interface import Array, PolicyContext
+from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext
 from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.r2d2.loss import sequence_loss, sequence_target
 from tidemill.rl.agents.r2d2.networks import build_network, to_state
@@ -24,6 +24,8 @@ Floats = NDArray[np.float32]
 
 class R2D2Policy:
     """Epsilon-greedy on a recurrent Q-network, whose state it keeps in the inputs."""
+
+    priority_uses_params = False
 
     def __init__(self, config: R2D2Config, env_spec: EnvSpec, context: PolicyContext) -> None:
         self._config = config
@@ -46,9 +48,15 @@ class R2D2Policy:
 
         Initial priorities want back the values of the action `chosen` and of the `best`, [N].
         """
-        q, recurrent_state = self._forward(policy_input)
-        if evaluation:
-            return PolicyOutput(greedy(q, policy_input.action_mask), recurrent_state=recurrent_state)
+        output = self.forward(policy_input)
+        if not evaluation:
+            return self.choose(policy_input, output, env_steps)
+        q, recurrent_state = _arrays(output)
+        return PolicyOutput(greedy(q, policy_input.action_mask), recurrent_state=recurrent_state)
+
+    def choose(self, policy_input: PolicyInput, output: Mapping[str, Tensor], env_steps: int = 0) -> PolicyOutput:
+        """Return epsilon-greedy actions [N] by Q; see `act`."""
+        q, recurrent_state = _arrays(output)
         action = self._chance.explore(q, env_steps, policy_input.action_mask)
         rows, best = np.arange(len(q)), greedy(q, policy_input.action_mask)
         return PolicyOutput(action, {"chosen": q[rows, action], "best": q[rows, best]}, recurrent_state)
@@ -75,8 +83,8 @@ class R2D2Policy:
         return priority
 
     @torch.inference_mode()
-    def _forward(self, policy_input: PolicyInput) -> tuple[Floats, Floats]:
-        """Return Q [N, A], and the recurrent state, [N, 2 H]."""
+    def forward(self, policy_input: PolicyInput, noise: Sequence[NoiseRows] = ()) -> dict[str, Tensor]:
+        """Return Q as `q`, [N, A], and the next `recurrent_state`, [N, 2 H]."""
         arrays = (
             policy_input.observation,
             policy_input.last_action,
@@ -86,7 +94,11 @@ class R2D2Policy:
         )
         *step, recurrent_state = (torch.from_numpy(array).to(self._device) for array in arrays)
         q, state = self._network(*(column.unsqueeze(0) for column in step), to_state(recurrent_state))
-        return q.squeeze(0).cpu().numpy(), torch.cat(state, dim=-1).cpu().numpy()
+        return {"q": q.squeeze(0), "recurrent_state": torch.cat(state, dim=-1)}
+
+
+def _arrays(output: Mapping[str, Tensor]) -> tuple[Floats, Floats]:
+    return output["q"].cpu().numpy(), output["recurrent_state"].cpu().numpy()
 
 
 def build(config: R2D2Config, env_spec: EnvSpec, context: PolicyContext) -> R2D2Policy:

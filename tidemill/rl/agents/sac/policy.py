@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.rl.action_noise import HeldActions
-from tidemill.rl.agents.interface import Array, PolicyContext
+from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.networks import build_actor
 from tidemill.rl.mean_priority import NewItemPriority
@@ -26,6 +26,7 @@ class SACPolicy:
     """Samples from the actor to explore; acts by its mean, or its average's, to be evaluated."""
 
     recurrent_state_size = 0
+    priority_uses_params = True
 
     def __init__(self, config: SACConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config = config
@@ -55,13 +56,24 @@ class SACPolicy:
 
         The first `greedy_fraction` of the environments act by the actor's mean; the others may hold random actions.
         """
-        shape = (len(policy_input), *self._action_shape)
         if evaluation:
             mean_action = mode(self._evaluated(self._tensor(policy_input.observation))[0]).cpu().numpy()
-            return PolicyOutput(mean_action.reshape(shape))
+            return PolicyOutput(mean_action.reshape(len(policy_input), *self._action_shape))
+        output = {} if env_steps < self._config.start_steps else self.forward(policy_input)
+        return self.choose(policy_input, output, env_steps)
+
+    @torch.inference_mode()
+    def forward(self, policy_input: PolicyInput, noise: Sequence[NoiseRows] = ()) -> dict[str, Tensor]:
+        """Return what the actor's mean and standard deviation are made of as `head`, [N, 2 A]."""
+        return {"head": self._actor(self._tensor(policy_input.observation))[0]}
+
+    @torch.inference_mode()
+    def choose(self, policy_input: PolicyInput, output: Mapping[str, Tensor], env_steps: int = 0) -> PolicyOutput:
+        """Return uniform actions for the first `start_steps`, then samples; see `act`."""
+        shape = (len(policy_input), *self._action_shape)
         if env_steps < self._config.start_steps:
             return PolicyOutput(self._rng.uniform(-1.0, 1.0, shape).astype(np.float32))
-        mean, log_std = split(self._actor(self._tensor(policy_input.observation))[0])
+        mean, log_std = split(output["head"])
         noise = self._next_noise(mean.shape, policy_input.is_first)
         quiet = round(self._config.greedy_fraction * len(policy_input))
         noise[:quiet] = 0.0

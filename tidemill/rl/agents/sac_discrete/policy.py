@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.rl.agents.interface import Array, PolicyContext
+from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext
 from tidemill.rl.agents.sac_discrete.config import SACDiscreteConfig
 from tidemill.rl.agents.sac_discrete.loss import log_policy
 from tidemill.rl.agents.sac_discrete.networks import build_actor
@@ -26,6 +26,7 @@ class SACDiscretePolicy:
     """Samples from the actor to explore; takes its most likely action to be evaluated."""
 
     recurrent_state_size = 0
+    priority_uses_params = True
 
     def __init__(self, config: SACDiscreteConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config, self._num_actions, self._device = config, env_spec.num_actions, device
@@ -43,15 +44,30 @@ class SACDiscretePolicy:
     @torch.inference_mode()
     def act(self, policy_input: PolicyInput, env_steps: int = 0, *, evaluation: bool = False) -> PolicyOutput:
         """Return random legal actions [N] for the first `start_steps`, then samples; in evaluation the likeliest."""
-        legal = policy_input.action_mask
-        if not evaluation and env_steps < self._config.start_steps:
+        if evaluation:
+            return PolicyOutput(self._distribution(policy_input, self.forward(policy_input)).mode().cpu().numpy())
+        output = {} if env_steps < self._config.start_steps else self.forward(policy_input)
+        return self.choose(policy_input, output, env_steps)
+
+    @torch.inference_mode()
+    def forward(self, policy_input: PolicyInput, noise: Sequence[NoiseRows] = ()) -> dict[str, Tensor]:
+        """Return the actor's numbers as `logits`, [N, A]."""
+        observation = torch.from_numpy(np.ascontiguousarray(policy_input.observation)).to(self._device)
+        return {"logits": self._actor(observation)[0]}
+
+    @torch.inference_mode()
+    def choose(self, policy_input: PolicyInput, output: Mapping[str, Tensor], env_steps: int = 0) -> PolicyOutput:
+        """Return random legal actions [N] for the first `start_steps`, then samples."""
+        if env_steps < self._config.start_steps:
+            legal = policy_input.action_mask
             allowed = np.ones((len(policy_input), self._num_actions), dtype=np.bool_) if legal is None else legal
             return PolicyOutput(random_legal(self._rng, allowed))
-        observation = torch.from_numpy(np.ascontiguousarray(policy_input.observation)).to(self._device)
+        return PolicyOutput(self._distribution(policy_input, output).sample(self._noise).cpu().numpy())
+
+    def _distribution(self, policy_input: PolicyInput, output: Mapping[str, Tensor]) -> ActionDistribution:
+        legal = policy_input.action_mask
         mask = None if legal is None else torch.from_numpy(legal).to(self._device)
-        policy = ActionDistribution(log_policy(self._actor(observation)[0], mask), None)
-        action = policy.mode() if evaluation else policy.sample(self._noise)
-        return PolicyOutput(action.cpu().numpy())
+        return ActionDistribution(log_policy(output["logits"], mask), None)
 
     def evaluation_network(self) -> EvaluationNetwork:
         """Return from observations to the likeliest actions."""

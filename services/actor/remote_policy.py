@@ -1,0 +1,165 @@
+"""A policy whose network an inference service passes through; it explores here, as it would by itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import structlog
+import torch
+from numpy.typing import NDArray
+from prometheus_client import Counter, Gauge
+from torch import Tensor
+
+from tidemill.errors import ConfigError, ResourceExhausted, TidemillError, Unavailable
+from tidemill.inference.client import InferenceClient
+from tidemill.inference.wire import Answer
+from tidemill.rl.agents.interface import Policy, SplitPolicy
+from tidemill.rl.policy_io import PolicyInput, PolicyOutput
+from tidemill.rpc.backoff import Backoff
+from tidemill.services.actor.loop import ActingStopped, PolicyParams
+
+_LOST = Counter("tidemill_actor_inference_lost_total", "Times the inference service was lost while acting.")
+_LOCAL = Gauge("tidemill_actor_inference_local", "1 while the actor acts by its own network in the service's place.")
+
+_log = structlog.get_logger()
+
+
+class RemotePolicy:
+    """Acts by the output that a service answers; while none does it waits, or acts by its own network."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        client: InferenceClient,
+        stop: threading.Event,
+        fallback: PolicyParams | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Put the parts together.
+
+        Args:
+            policy: Explores; a `SplitPolicy`.
+            client: Reaches the service; closed by the caller.
+            stop: Ends every wait.
+            fallback: Keeps the policy's own network fresh, to act by while no service answers; None: wait.
+            clock: Monotonic time in seconds.
+        """
+        assert isinstance(policy, SplitPolicy)
+        self._policy: Policy = policy
+        self._split: SplitPolicy = policy
+        self._client, self._stop, self._fallback, self._clock = client, stop, fallback, clock
+        self._backoff = Backoff()
+        self._is_lost, self._try_at_s = False, 0.0
+        self.version = 0
+        """Version of the parameters that the last step was acted with."""
+        self.env_steps = 0
+        """Agent decisions of the whole cluster when they were published."""
+        threading.Thread(target=self._interrupt_at_stop, name="inference-stop", daemon=True).start()
+
+    @property
+    def recurrent_state_size(self) -> int:
+        """Numbers of each environment's recurrent state."""
+        return self._policy.recurrent_state_size
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Load the own network."""
+        self._policy.load(state)
+
+    def refresh(self) -> None:
+        """Do nothing: the service follows the newest parameters."""
+
+    def act(self, policy_input: PolicyInput, env_steps: int = 0, *, evaluation: bool = False) -> PolicyOutput:
+        """Choose one action for each environment, to explore.
+
+        Raises:
+            ActingStopped: `stop` came before an answer.
+        """
+        assert not evaluation, "actors explore"
+        answer = self._ask(policy_input)
+        if answer is None:
+            assert self._fallback is not None
+            self._fallback.refresh()
+            self.version, self.env_steps = self._fallback.version, self._fallback.env_steps
+            return self._policy.act(policy_input, max(env_steps, self.env_steps))
+        self.version, self.env_steps = answer.params_version, answer.env_steps
+        output = {name: torch.from_numpy(array) for name, array in answer.arrays.items()}
+        return self._split.choose(policy_input, output, max(env_steps, self.env_steps))
+
+    def initial_priority(self, steps: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        """Return the initial priorities of windows; see `Policy`."""
+        if self._fallback is not None and self._split.priority_uses_params:
+            self._fallback.refresh()
+        return self._policy.initial_priority(steps)
+
+    def _ask(self, policy_input: PolicyInput) -> Answer | None:
+        """Return the service's answer; None to act by the own network."""
+        while not self._stop.is_set():
+            if self._is_lost and self._fallback is not None and not self._may_try():
+                return None
+            try:
+                answer = self._client.ask(policy_input)
+            except (Unavailable, ResourceExhausted) as error:
+                self._lose(error)
+                if self._fallback is None:
+                    self._stop.wait(self._backoff.next_s())
+                continue
+            self._found()
+            return answer
+        raise ActingStopped
+
+    def _may_try(self) -> bool:
+        """Return whether to ask again; a connection is looked for in the background, now and then."""
+        if self._clock() < self._try_at_s:
+            return False
+        self._try_at_s = self._clock() + self._backoff.next_s()
+        return self._client.is_connected()
+
+    def _lose(self, error: TidemillError) -> None:
+        if not self._is_lost and not self._stop.is_set():
+            action = "waiting for it" if self._fallback is None else "acting by the own network"
+            _log.warning(f"inference service lost, {action}", kind=type(error).__name__, error=str(error))
+            _LOST.inc()
+            _LOCAL.set(self._fallback is not None)
+        self._is_lost = True
+
+    def _found(self) -> None:
+        if self._is_lost:
+            _log.info("inference service answers again", address=self._client.address)
+            _LOCAL.set(0)
+            self._is_lost = False
+        self._backoff.reset()
+
+    def _interrupt_at_stop(self) -> None:
+        self._stop.wait()
+        self._client.interrupt()
+
+
+def check_remote(policy: Policy, *, prioritized: bool, max_policy_lag: int, keeps_params: bool, algorithm: str) -> None:
+    """Raise ConfigError unless an inference service can act for an actor.
+
+    Args:
+        policy: What the actor would act by.
+        prioritized: Whether the table wants initial priorities.
+        max_policy_lag: `learner.max_policy_lag`.
+        keeps_params: Whether the actor loads parameters besides, to fall back on.
+        algorithm: Its name, for the message.
+    """
+    if not isinstance(policy, SplitPolicy):
+        raise ConfigError(
+            f"cluster.inference is set, but the policy of agent.algorithm {algorithm!r} has no methods `forward` and "
+            "`choose`: leave it empty"
+        )
+    if max_policy_lag >= 0:
+        raise ConfigError(
+            f"cluster.inference is set, but learner.max_policy_lag is {max_policy_lag}: the service takes each version "
+            "as it comes, so actors cannot hold that; set it to -1 or leave cluster.inference empty"
+        )
+    if prioritized and policy.priority_uses_params and not keeps_params:
+        raise ConfigError(
+            f"cluster.inference is set and table.sampler is 'prioritized', but initial priorities of {algorithm!r} "
+            "need the parameters in the actor: set actor.inference_fallback to 'local'"
+        )

@@ -1,0 +1,127 @@
+"""One inference service: `python -m tidemill.services.inference --config FILE`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+import structlog
+import torch
+
+from tidemill import process
+from tidemill.config.load import load
+from tidemill.config.sections import InferenceConfig
+from tidemill.envs.make import spec_of
+from tidemill.errors import ConfigError
+from tidemill.inference.wire import Opening
+from tidemill.params.version import Precision
+from tidemill.params.watcher import ParamsWatcher
+from tidemill.rl.agents.build import build_policy
+from tidemill.rl.agents.interface import Policy, SplitPolicy
+from tidemill.rl.exploration import ActorSlot
+from tidemill.rpc.server import RpcServer
+from tidemill.services.inference.batcher import Batcher
+from tidemill.services.inference.forward_thread import ForwardThread, PendingStep
+from tidemill.services.inference.metrics import Metrics
+from tidemill.services.inference.servicer import InferenceServicer
+from tidemill.telemetry import configure_logging, serve_metrics
+from tidemill.types import EnvSpec
+
+_SERVICE = "inference"
+
+_log = structlog.get_logger()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run an inference service until SIGTERM; return its exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    return process.run(_SERVICE, partial(_start, arguments))
+
+
+def _start(arguments: Sequence[str]) -> int:
+    about = "Pass through the newest network for the actors of a run, in batches."
+    config = load(InferenceConfig, arguments, prog=f"tidemill {_SERVICE}", description=about)
+    process.keep_freed_memory()
+    configure_logging(_SERVICE, level=config.log.level, json=config.log.json)
+    torch.set_num_threads(config.inference.threads)
+    spec = spec_of(config.env)
+    device = device_of(config.inference.device)
+    policy = make_policy(config, spec, device)
+    asyncio.run(serve(config, spec, policy, device))
+    return 0
+
+
+def device_of(name: str) -> torch.device:
+    """Return the torch device of `inference.device`; `auto` is the first GPU if there is one.
+
+    Raises:
+        ConfigError: There is no such device on this machine.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"inference.device is {name!r}, allowed: auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise ConfigError(f"inference.device is {name!r}, but torch finds {count} GPUs here; use auto or cpu")
+    return device
+
+
+def make_policy(config: InferenceConfig, spec: EnvSpec, device: torch.device) -> Policy:
+    """Return the policy whose network is passed through.
+
+    Raises:
+        ConfigError: The algorithm's network cannot be passed through by a service.
+    """
+    settings = config.inference
+    slot = ActorSlot(num_envs=settings.max_batch)
+    policy = build_policy(config.agent, spec, str(device), config.run.seed, slot, settings.precision)
+    if not isinstance(policy, SplitPolicy):
+        raise ConfigError(
+            f"agent.algorithm is {config.agent.algorithm!r}, whose policy has no methods `forward` and `choose`: no "
+            "inference service can act for it"
+        )
+    return policy
+
+
+async def serve(config: InferenceConfig, spec: EnvSpec, policy: Policy, device: torch.device) -> None:
+    """Put the parts of one service together and serve until SIGTERM."""
+    settings, metrics = config.inference, Metrics()
+    loop = asyncio.get_running_loop()
+    failed: asyncio.Future[None] = loop.create_future()
+    server = RpcServer(_SERVICE, settings.server)
+    watcher = ParamsWatcher(config.cluster.params, precision=Precision.HALF)
+    batcher: Batcher[PendingStep] = Batcher(settings.max_batch, settings.max_wait_ms / 1000.0)
+
+    def fail(error: BaseException) -> None:
+        loop.call_soon_threadsafe(failed.set_exception, error)
+
+    forward = ForwardThread(policy, watcher, batcher, metrics, fail)
+    served = Opening(config.agent.algorithm, settings.max_batch, spec, policy.recurrent_state_size)
+    servicer = InferenceServicer(
+        served, forward, device, metrics, max_batch=settings.max_batch, max_streams=settings.max_streams
+    )
+    servicer.add_to(server)
+    metrics_address = serve_metrics(settings.server, server.health)
+    _log.info("serving", address=await server.start(), metrics=metrics_address, device=str(device))
+    await server.set_serving(True)
+    stop = asyncio.ensure_future(process.stop_requested())
+    try:
+        await asyncio.wait((stop, failed), return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            failed.result()  # raises
+    finally:
+        stop.cancel()
+        await server.set_serving(False)
+        servicer.close()
+        await server.stop()
+        watcher.close()
+        forward.close()
+    _log.info("stopped")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""The thread that owns the network: takes newer parameters, and passes batches of steps through it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+import torch
+
+from tidemill.inference.wire import Answer
+from tidemill.params.blob import unpack
+from tidemill.params.watcher import ParamsWatcher
+from tidemill.rl.agents.interface import NoiseRows, Policy, SplitPolicy
+from tidemill.rl.policy_io import PolicyInput, join
+from tidemill.services.inference.batcher import Batcher
+from tidemill.services.inference.metrics import Metrics
+
+_STOP_CHECK_S = 0.5
+_JOIN_S = 30.0
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class PendingStep:
+    """One actor's step.
+
+    Attributes:
+        policy_input: What the policy sees; nobody changes it before the answer.
+        noise: Where a noisy network's noise comes from.
+        answer: Called with the answer, in the network's thread.
+    """
+
+    policy_input: PolicyInput
+    noise: NoiseRows
+    answer: Callable[[Answer], None]
+
+
+class ForwardThread:
+    """Answers steps in batches until it is closed."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        watcher: ParamsWatcher,
+        batcher: Batcher[PendingStep],
+        metrics: Metrics,
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        """Start the thread, which first waits for parameters.
+
+        Args:
+            policy: A `SplitPolicy`; its network is then this thread's.
+            watcher: Brings the parameters.
+            batcher: Where steps wait; then this object's.
+            metrics: Counts.
+            on_error: Called in the thread with what ended it.
+        """
+        assert isinstance(policy, SplitPolicy)
+        self._policy: Policy = policy
+        self._split: SplitPolicy = policy
+        self._watcher, self._batcher, self._metrics, self._on_error = watcher, batcher, metrics, on_error
+        self._changed = threading.Condition()
+        self._actors = 0
+        self._closing = False
+        self._version = self._env_steps = self._learner_steps = 0
+        self._thread = threading.Thread(target=self._run, name="forward", daemon=True)
+        self._thread.start()
+
+    def submit(self, step: PendingStep) -> None:
+        """Let a step wait for its forward pass; each actor has at most one there."""
+        with self._changed:
+            self._batcher.add(step, len(step.policy_input), time.monotonic())
+            self._changed.notify()
+
+    def count_actors(self, change: int) -> None:
+        """Add to the number of connected actors, for whose steps a batch waits."""
+        with self._changed:
+            self._actors += change
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End the thread; steps that wait are not answered. May be called twice."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        try:
+            while not self._closing and self._watcher.wait(_STOP_CHECK_S) is None:
+                pass
+            while (steps := self._next_batch()) is not None:
+                self._refresh()
+                self._answer(steps)
+        except BaseException as error:  # raised again by the owner
+            self._on_error(error)
+
+    def _next_batch(self) -> list[PendingStep] | None:
+        """Wait for a batch that is due; return None to end."""
+        with self._changed:
+            while not self._closing:
+                now_s = time.monotonic()
+                if (cause := self._batcher.cause(now_s, self._actors)) is not None:
+                    self._metrics.batches.labels(cause).inc()
+                    taken = self._batcher.take()
+                    for _, came_s in taken:
+                        self._metrics.wait_seconds.observe(now_s - came_s)
+                    return [step for step, _ in taken]
+                self._changed.wait(self._batcher.deadline_s() - now_s if len(self._batcher) else _STOP_CHECK_S)
+        return None
+
+    def _refresh(self) -> None:
+        params = self._watcher.newest()
+        if params is None or params.number == self._version:
+            return
+        self._policy.load({name: torch.from_numpy(value) for name, value in unpack(params.blob).items()})
+        metadata = params.version.metadata
+        self._version, self._env_steps, self._learner_steps = params.number, metadata.env_steps, metadata.learner_steps
+        self._metrics.params_version.set(self._version)
+
+    def _answer(self, steps: list[PendingStep]) -> None:
+        inputs = [step.policy_input for step in steps]
+        # of a single actor as it lies, so that its numbers are those of acting by itself to the last bit
+        joined = inputs[0] if len(inputs) == 1 else join(inputs)
+        with self._metrics.forward_seconds.time():
+            output = self._split.forward(joined, [step.noise for step in steps])
+            arrays = {name: tensor.float().cpu().numpy() for name, tensor in output.items()}
+        self._metrics.batch_rows.observe(len(joined))
+        self._metrics.env_steps.inc(len(joined))
+        first = 0
+        for step in steps:
+            rows = slice(first, first := first + len(step.policy_input))
+            own = {name: array[rows] for name, array in arrays.items()}
+            step.answer(Answer(self._version, self._env_steps, self._learner_steps, own))

@@ -1,0 +1,149 @@
+"""The inference API: checks each message, lets its step wait for the network, packs the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import grpc.aio
+import structlog
+import torch
+
+from tidemill.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
+from tidemill.inference.v1 import inference_pb2 as pb
+from tidemill.inference.v1 import inference_pb2_grpc
+from tidemill.inference.wire import Answer, Opening, agreement, pack_answer, unpack_open, unpack_step
+from tidemill.rl.policy_io import PolicyInput
+from tidemill.rpc.server import RpcServer
+from tidemill.services.inference.forward_thread import ForwardThread, PendingStep
+from tidemill.services.inference.metrics import Metrics
+from tidemill.services.inference.session import Session
+
+_FULL_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
+
+OPEN_TIMEOUT_S = 30.0
+"""Longest wait for a call's first message, in seconds."""
+
+_STOPPING = "the inference service is stopping"
+
+_log = structlog.get_logger()
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """Answers the calls of `InferenceService`."""
+
+    def __init__(
+        self,
+        served: Opening,
+        forward: ForwardThread,
+        device: torch.device,
+        metrics: Metrics,
+        *,
+        max_batch: int,
+        max_streams: int,
+    ) -> None:
+        """Create the servicer.
+
+        Args:
+            served: What an actor's opening must agree with.
+            forward: The network's thread.
+            device: Where the network is.
+            metrics: Counts actors.
+            max_batch: Most environments of one actor.
+            max_streams: Most calls at a time.
+        """
+        self._served, self._forward, self._device, self._metrics = served, forward, device, metrics
+        self._max_batch, self._max_streams = max_batch, max_streams
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    def add_to(self, server: RpcServer) -> None:
+        """Register this servicer with a server."""
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, server.grpc)
+        server.announce(_FULL_NAME)
+
+    def close(self) -> None:
+        """End the calls in progress, because the server stops."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+
+    async def Act(
+        self, request_iterator: AsyncIterator[pb.ActRequest], context: Context
+    ) -> AsyncIterator[pb.ActResponse]:
+        """Answer an actor's steps."""
+        with self._running():
+            opening = await self._opening(request_iterator)
+            session = Session(opening, self._device)
+            with self._connected(opening):
+                async for request in request_iterator:
+                    policy_input = session.take(unpack_step(request, opening))
+                    answer = await self._answer(policy_input, session)
+                    session.remember(answer.arrays)
+                    yield pack_answer(answer)
+
+    async def _opening(self, requests: AsyncIterator[pb.ActRequest]) -> Opening:
+        """Return what the first message says, checked."""
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                opening = unpack_open(await anext(requests, pb.ActRequest()))
+        except TimeoutError:
+            raise Unavailable(f"no message came for {OPEN_TIMEOUT_S:g} s; call again") from None
+        if differing := "; ".join(agreement(self._served, opening)):
+            raise FailedPrecondition(f"this service acts for another run: {differing}")
+        if not 1 <= opening.num_envs <= self._max_batch:
+            allowed = f"1 to inference.max_batch ({self._max_batch})"
+            raise InvalidArgument(f"num_envs is {opening.num_envs}, allowed: {allowed}")
+        return dataclasses.replace(self._served, num_envs=opening.num_envs, noise_seed=opening.noise_seed)
+
+    async def _answer(self, policy_input: PolicyInput, session: Session) -> Answer:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Answer] = loop.create_future()
+
+        def resolve(value: Answer) -> None:
+            if not answer.done():  # its call may have ended meanwhile
+                answer.set_result(value)
+
+        def tell(value: Answer) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop may have ended
+                loop.call_soon_threadsafe(resolve, value)
+
+        self._forward.submit(PendingStep(policy_input, session.noise, tell))
+        return await answer
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """Count the present call, its wait for the first message included, and let `close` end it."""
+        if self._closed:
+            raise Unavailable(_STOPPING)
+        if len(self._tasks) >= self._max_streams:
+            raise ResourceExhausted(f"{self._max_streams} calls are open, as many as inference.max_streams allows")
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._closed:
+                raise Unavailable(_STOPPING) from None
+            raise
+        finally:
+            self._tasks.discard(task)
+
+    @contextlib.contextmanager
+    def _connected(self, opening: Opening) -> Iterator[None]:
+        """Count an actor, for whose steps batches wait."""
+        _log.info("actor connected", num_envs=opening.num_envs)
+        self._forward.count_actors(1)
+        self._metrics.actors.inc()
+        try:
+            yield
+        finally:
+            self._forward.count_actors(-1)
+            self._metrics.actors.dec()
+            _log.info("actor left", num_envs=opening.num_envs)
