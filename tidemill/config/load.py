@@ -98,8 +98,12 @@ def from_document(config: type[_T], document: Mapping[str, Any], algorithm: str 
     return overlay(settings, document)
 
 
-def read_document(path: Path) -> dict[str, Any]:
+def read_document(path: Path, name: str = "--config") -> dict[str, Any]:
     """Return the mapping a YAML file holds.
+
+    Args:
+        path: The file.
+        name: Of what the file is given as, for messages.
 
     Raises:
         ConfigError: the file is missing or is not a YAML mapping.
@@ -107,11 +111,12 @@ def read_document(path: Path) -> dict[str, Any]:
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read --config {str(path)!r}: {error.strerror}{_nearest_config(path)}") from error
+        hint = _nearest_config(path) if name == "--config" else ""
+        raise ConfigError(f"cannot read {name} {str(path)!r}: {error.strerror}{hint}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"--config {str(path)!r} is not valid YAML: {error}") from error
+        raise ConfigError(f"{name} {str(path)!r} is not valid YAML: {error}") from error
     if not isinstance(document, dict):
-        raise ConfigError(f"--config {str(path)!r} must hold a mapping of sections, got {type(document).__name__}")
+        raise ConfigError(f"{name} {str(path)!r} must hold a mapping of sections, got {type(document).__name__}")
     return document
 
 

@@ -21,7 +21,7 @@ _FILES = (
     ("params", "every kept version of the parameters"),
     ("checkpoints", "the learner's checkpoints"),
     ("replay", "the log of experience"),
-    ("tensorboard", "tensorboard --logdir"),
+    ("tensorboard", "curves for TensorBoard"),
     ("metrics.jsonl", "the learner's metrics, an object per line"),
     ("logs", "one log per process"),
     ("config.yaml", "resolved settings and versions"),
@@ -57,6 +57,8 @@ def _next_commands(folder: Path, *, has_result: bool) -> list[str]:
     lines.append(f"Resume:    {command} resume {folder}")
     if has_result:
         lines.append(f"Pass on:   {command} export {folder}")
+    if _has_content(folder / "tensorboard"):
+        lines.append(f"Curves:    tensorboard --logdir {folder / 'tensorboard'}")
     if command != "tidemill" and activation():
         lines.append(f"           after `{activation()}` it is just `tidemill` in this shell")
     return lines

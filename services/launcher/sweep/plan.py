@@ -77,7 +77,7 @@ def read_sweep(path: Path) -> Sweep:
         ConfigError: The file cannot be read, a setting is unknown or out of range, the base config does not take the
             values of the space, or the runs would never end.
     """
-    document = read_document(path)
+    document = read_document(path, "the sweep's FILE")
     known = [*(each.name for each in fields(SweepSettings)), "space"]
     for key in document:
         if key not in known:

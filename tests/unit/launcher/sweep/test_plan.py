@@ -63,6 +63,18 @@ def test_wrong_file_is_refused_before_any_run(tmp_path: Path, changes: dict[str,
         read_sweep(_written(tmp_path, changes))
 
 
+def test_file_that_is_not_there_is_named_as_what_was_given(tmp_path: Path) -> None:
+    """It is no --config, and no config is proposed for it."""
+    with pytest.raises(ConfigError, match=r"^cannot read the sweep's FILE '.*/space.yaml': No such file or directory$"):
+        read_sweep(tmp_path / "space.yaml")
+
+
+def test_sweep_of_the_examples_is_whole() -> None:
+    """The file that the README names."""
+    sweep = read_sweep(Path(__file__).parents[4] / "examples" / "sweep.yaml")
+    assert (sweep.trial_count, sweep.settings.seeds) == (4, (1, 2))
+
+
 def test_mappings_are_merged_and_everything_else_is_replaced() -> None:
     """Neither argument is changed."""
     below: dict[str, Any] = {"a": {"b": 1, "c": [1]}, "d": 2}
