@@ -26,6 +26,8 @@ _USES = {
     "services/learner/curves.py": "dates a line of metrics.jsonl, which is read in the order of its steps",
     "services/paramserver/__main__.py": "dates versions, which are ordered by their numbers",
     "services/replay/__main__.py": "makes epochs grow over restarts; random bits tell them apart when it does not",
+    "services/replay/commands/moment.py": "says what time `2h` ago was",
+    "services/replay/state.py": "notes when items came, for ranges of the clock; ages need none (ADR 0046)",
     "tidemill/bundle/files.py": "says when a policy was exported",
     "tidemill/telemetry.py": "says when a process started",
     "tidemill/tensorboard_writer.py": "dates points, which TensorBoard orders by their steps",

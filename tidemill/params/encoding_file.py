@@ -11,11 +11,10 @@ import os
 import stat
 from pathlib import Path
 
-from tidemill.errors import TidemillError
 from tidemill.params.version import Encoding
 
 
-class UnreadableFile(TidemillError):
+class UnreadableFile(Exception):
     """The file cannot be read here, or is not what the server says; its bytes must be sent.
 
     Attributes:

@@ -58,9 +58,11 @@ class _Shard:
         self.sent: list[tuple[list[int], list[float]]] = []
         self.answers: list[_Answer] = []
 
-    def begin_update_priorities(self, table: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> _Answer:
+    def begin_update_priorities(
+        self, table: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64], fencing_token: int
+    ) -> _Answer:
         """Take priorities."""
-        assert table == "t"
+        assert (table, fencing_token) == ("t", 0)
         self.sent.append((keys.tolist(), priorities.tolist()))
         self.answers.append(_Answer())
         return self.answers[-1]
