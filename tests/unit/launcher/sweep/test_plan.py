@@ -71,7 +71,7 @@ def test_file_that_is_not_there_is_named_as_what_was_given(tmp_path: Path) -> No
 
 def test_sweep_of_the_examples_is_whole() -> None:
     """The file that the README names."""
-    sweep = read_sweep(Path(__file__).parents[4] / "examples" / "sweep.yaml")
+    sweep = read_sweep(Path(__file__).parents[4] / "examples" / "sweeps" / "cartpole.yaml")
     assert (sweep.trial_count, sweep.settings.seeds) == (4, (1, 2))
 
 
