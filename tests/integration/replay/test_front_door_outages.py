@@ -1,0 +1,125 @@
+"""ReplayWriter and ReplayDataset when servers die or freeze, and when their process forks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+
+import pytest
+
+from tests.support.numbered_steps import STEP, numbered_step, steps_table
+from tests.support.replay_service import LocalServer, server_process
+from tests.support.waiting import WAIT_S
+from tidemill.errors import FailedPrecondition, Unavailable
+from tidemill.replay import (
+    ItemWindow,
+    ReplayClient,
+    ReplayDataset,
+    ReplayWriter,
+)
+
+
+def test_killed_server_costs_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    """SIGKILL between two flushes: after its restart both halves are there, once, and the same writer goes on."""
+    table = steps_table(max_times_sampled=0)
+    options = ("--folder", str(tmp_path))
+    with server_process("127.0.0.1:0", *options) as first:
+        address = first.address
+        writer = ReplayWriter(address, table, windows=ItemWindow(1), chunk_length=4)
+        for number in range(10):
+            writer.append(numbered_step(number))
+        writer.flush(WAIT_S)
+        os.kill(first.pid, signal.SIGKILL)
+        first.process.wait(WAIT_S)
+        for number in range(10, 20):
+            writer.append(numbered_step(number))
+    with server_process(address, *options), writer:
+        writer.flush(WAIT_S)
+        assert (writer.restarts, writer.dropped_chunks, writer.dropped_items) == (0, 0, 0)
+        with ReplayDataset(address, table, 20, timeout_s=WAIT_S, without_replacement=True) as dataset:
+            assert sorted(next(dataset)["number"][:, -1].tolist()) == list(range(20))
+
+
+def test_server_that_kept_nothing_is_filled_again() -> None:
+    """Without a folder the tables are gone with the server: the writer makes them again, and says what was dropped."""
+    table = steps_table(max_times_sampled=0)
+    with server_process() as first:
+        address = first.address
+        writer = ReplayWriter(address, table, chunk_length=4, max_in_flight_chunks=1)
+        for number in range(6):
+            writer.append(numbered_step(number))
+        writer.flush(WAIT_S)
+    with server_process(address), writer:
+        for number in range(6, 30):
+            writer.append(numbered_step(number))
+            writer.create_item("t", last=4)
+        writer.flush(WAIT_S)
+        assert writer.restarts == 1
+        assert writer.dropped_items > 0
+        with ReplayClient(address) as client:
+            assert client.describe_table("t").items + writer.dropped_items >= 24 - 4 * writer.dropped_chunks
+            assert client.describe_table("t").items > 0
+
+
+def test_close_ends_within_two_seconds_whatever_the_server_does() -> None:
+    """One that is frozen with a call open, one that a client still waits for, and one that is gone."""
+    with server_process() as server:
+        table = steps_table()
+        writer = ReplayWriter(server.address, table, chunk_length=1, max_in_flight_chunks=2)
+        dataset = ReplayDataset(server.address, table, 1)
+        waiting = threading.Thread(target=lambda: list(dataset), daemon=True)
+        waiting.start()
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            for number in range(3):
+                writer.append(numbered_step(number), timeout_s=1.0)
+            with pytest.raises(Unavailable, match="did not acknowledge"):
+                writer.append(numbered_step(3), timeout_s=0.2)
+            late = ReplayDataset(server.address, table, 1)
+            for client in (writer, dataset, late):
+                began_s = time.monotonic()
+                client.close()
+                assert time.monotonic() - began_s < 2.0
+            waiting.join(WAIT_S)
+            assert not waiting.is_alive()
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+
+
+def _use_forked(writer: ReplayWriter, dataset: ReplayDataset, said: SimpleQueue[str]) -> None:
+    for call in (lambda: writer.append(STEP), lambda: writer.flush(1.0), lambda: next(dataset)):
+        try:
+            call()
+            said.put("no error")
+        except FailedPrecondition as error:
+            said.put(str(error))
+    writer.close()
+    dataset.close()
+    said.put("closed")
+
+
+def test_forked_child_is_told(server: LocalServer) -> None:
+    """Every call says that it was made in another process; closing there does nothing, the parent's works on."""
+    context = multiprocessing.get_context("fork")
+    table = steps_table()
+    with (
+        ReplayWriter(server.address, table) as writer,
+        ReplayDataset(server.address, table, 1, timeout_s=WAIT_S) as dataset,
+    ):
+        said: SimpleQueue[str] = context.SimpleQueue()
+        child = context.Process(target=_use_forked, args=(writer, dataset, said))
+        child.start()
+        child.join(WAIT_S)
+        assert child.exitcode == 0
+        heard = [said.get() for _ in range(4)]
+        assert all("make it in the process that uses it" in line for line in heard[:3]), heard
+        assert heard[3] == "closed"
+        writer.append(numbered_step(5))
+        writer.create_item("t", last=1)
+        writer.flush(WAIT_S)
+        assert next(dataset)["number"][0, -1] == 5
