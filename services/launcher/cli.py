@@ -50,6 +50,12 @@ def _ctl() -> Command:
     return ctl
 
 
+def _page() -> Command:
+    from tidemill.services.launcher.commands.page import page
+
+    return page
+
+
 def _export() -> Command:
     from tidemill.services.launcher.commands.export import export
 
@@ -136,6 +142,7 @@ COMMANDS: dict[str, Entry] = {
     "log": Entry("send a run's curves to Weights & Biases, MLflow or a logger of your own", _log),
     "status": Entry("show the status of a running cluster", _status),
     "ctl": Entry("pause, resume, checkpoint or stop a running cluster", _ctl),
+    "page": Entry("serve the status page of a running cluster", _page),
     "replay": Entry(
         "start one replay service; look at, change or check its tables", _module("tidemill.services.replay")
     ),

@@ -27,7 +27,7 @@ BOUND_S = 180.0
 ALERT_BOUND_S = 400.0
 """Here alerts wait a third as long as the shipped ones before they fire, which is up to a minute."""
 
-SERVICES = ("replay-0", "replay-1", "paramserver", "learner", "actor", "evaluator", "tensorboard", "prometheus")
+SERVICES = ("replay-0", "replay-1", "paramserver", "learner", "actor", "evaluator", "tensorboard", "prometheus", "page")
 """The services that are started: all except Grafana, whose image only a registry has."""
 
 OURS = SERVICES[:6]
@@ -53,7 +53,7 @@ class Stack:
         self.engine = engine
         self.project = f"tidemill-test-{os.getpid()}"
         self.version = self.project
-        self._prometheus_port, tensorboard_port = _free_port(), _free_port()
+        self._prometheus_port, tensorboard_port, page_port = _free_port(), _free_port(), _free_port()
         self._variables = settings | {
             "COMPOSE_PROJECT_NAME": self.project,
             "TIDEMILL_VERSION": self.version,
@@ -61,6 +61,7 @@ class Stack:
             "TIDEMILL_CONFIG": "configs/short.yaml",
             "TIDEMILL_PROMETHEUS_PORT": str(self._prometheus_port),
             "TIDEMILL_TENSORBOARD_PORT": str(tensorboard_port),
+            "TIDEMILL_PAGE_PORT": str(page_port),
         }
         has_v1 = shutil.which("docker-compose", path=engine.environment["PATH"])
         if not has_v1 and not engine.succeeds("docker", "compose", "version"):

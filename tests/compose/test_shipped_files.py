@@ -76,9 +76,9 @@ def test_every_knob_is_documented_with_its_default() -> None:
 
 
 def test_only_what_a_person_opens_is_published() -> None:
-    """Three ports, on loopback; Tidemill's own services are on a network without a way in or out."""
+    """Four ports, on loopback; Tidemill's own services are on a network without a way in or out."""
     published = {name: service["ports"] for name, service in services().items() if "ports" in service}
-    assert published.keys() == {"tensorboard", "prometheus", "grafana"}
+    assert published.keys() == {"page", "tensorboard", "prometheus", "grafana"}
     assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
     assert yaml.safe_load(COMPOSE[0].read_text())["networks"]["cluster"] == {
         "internal": True,
@@ -138,6 +138,7 @@ def test_compose_service_has_its_own_secrets_alone() -> None:
     }
     shares = {f"certs-{name}" for name in SERVICES}
     assert set(mounts.pop("certs")) == {"certs:/certs"} | {f"{share}:/certs/{share[6:]}" for share in shares}
+    assert mounts.pop("page") == mounts["operator"]
     for name in (*OURS, "operator"):
         kind = name.partition("-")[0]
         assert mounts.pop(name) == [f"certs-{kind}:/certs:ro"], name
@@ -172,6 +173,7 @@ def test_certificates_are_made_for_the_names_that_services_call(
 def test_file_without_tls_takes_nothing_else_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """It replaces where experience and parameters are served and read, and leaves the rest as it is."""
     plain = yaml.safe_load(COMPOSE[2].read_text())["services"]
+    assert plain.pop("page") == {"profiles": ["page"]}
     assert plain.keys() == set(OURS)
     for name, changes in plain.items():
         kind, base = name.partition("-")[0], services()[name]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import urllib.error
 from pathlib import Path
 
 import grpc
@@ -24,6 +25,7 @@ from tests.compose.breakages import (
 from tests.compose.callers import CALLS, fingerprint, outcome, take_secrets, take_token
 from tests.compose.dashboards import panel_queries, rule_queries, rules
 from tests.compose.stack import OURS, SERVICES, Stack, until
+from tests.support.status_page import press, shown, states
 
 pytestmark = pytest.mark.timeout(900)  # the first test builds the images
 
@@ -99,6 +101,17 @@ def test_operator_steers_and_services_do_not(stack: Stack) -> None:
     assert "table items" in stack.compose(*inside, "status", "--learner", "127.0.0.1:7403")
     with pytest.raises(AssertionError, match="is not for the role learner: use a token of operator"):
         stack.compose(*inside, "ctl", "pause", "--learner", "127.0.0.1:7403")
+
+
+def test_status_page_shows_the_cluster_and_its_buttons_need_the_token(stack: Stack) -> None:
+    """The address in its log leads to it from this machine's loopback."""
+    url = re.findall(r"http://127\.0\.0\.1:\d+/#[\w-]+", stack.compose("logs", "page"))[-1]
+    assert states(url) == dict.fromkeys(("replay-0", "replay-1", "paramserver", "learner"), "serving")
+    assert shown(url)["learner_steps"] > 0
+    assert shown(url)["scores"]
+    assert "checkpoint of" in press(url, "checkpoint")
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        press(f"{url[:-1]}{'a' if url[-1] == 'b' else 'b'}", "checkpoint")
 
 
 def test_services_see_their_own_secrets_alone(stack: Stack) -> None:

@@ -14,6 +14,8 @@ import yaml
 
 from tests.support.launched import BOUND_S, ROOT, launched
 from tests.support.small_run import SMALL
+from tests.support.status_page import states
+from tests.support.waiting import wait_until
 from tidemill.services.launcher.cli import COMMANDS
 from tidemill.services.launcher.run.paths import make_socket_folder, remove_socket_folder
 
@@ -31,6 +33,7 @@ _TRIED_BELOW = {
     "completion",
     "status",
     "ctl",
+    "page",
     "plan",
     "certs",
     "configs",
@@ -81,6 +84,14 @@ def test_cluster_by_hand_is_looked_at_and_steered(tmp_path: Path) -> None:
         assert "table items" in _answer("status", "--learner", learner)
         for verb, said in (("checkpoint", "checkpoint of"), ("pause", "paused"), ("resume", "training continues")):
             assert said in _answer("ctl", verb, "--learner", learner)
+        page = stack.enter_context(launched("page", "--config", config))
+        address = page.until(r"http://127\.0\.0\.1:").partition("#")[0].strip()
+        wait_until(lambda: bool(states(address)), "processes on the page")
+        assert states(address) == dict.fromkeys(("replay", "paramserver", "learner", "inference"), "serving")
+        services["inference"].send(signal.SIGTERM)
+        wait_until(lambda: states(address)["inference"] == "silent", "the page's notice of a service that has ended")
+        page.send(signal.SIGTERM)
+        assert page.wait() == 0, page.output
         for service in reversed(services.values()):
             service.send(signal.SIGTERM)
             assert service.wait() == 0, service.output

@@ -8,13 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.launched import ROOT, Launched, launched, learner_of, services_of, tidemill
+from tests.support.status_page import press, shown, states
 from tests.support.waiting import wait_until
 from tidemill.errors import Unavailable
 from tidemill.params.stored import read_params
@@ -74,38 +73,30 @@ def test_train_ends_at_its_limit_with_everything_a_run_leaves(config_file: Path,
     assert "mean " in tidemill("evaluate", str(folder), "--episodes", "3")
 
 
-def _press(url: str, verb: str) -> str:
-    """Press a button of the status page; return what the page says then."""
-    address, _, token = url.partition("/#")
-    headers = {"Origin": address, "Content-Type": "application/json", "X-Tidemill-Token": token}
-    request = urllib.request.Request(f"{address}/ctl", json.dumps({"verb": verb}).encode(), headers)
-    with urllib.request.urlopen(request, timeout=100) as answer:
-        return str(json.load(answer)["message"])
+def test_status_page_shows_the_run_and_controls_it(config_file: Path, tmp_path: Path) -> None:
+    """The printed address shows what the cluster does; its buttons pause, resume, checkpoint and stop it.
 
-
-def test_status_page_shows_the_run_and_controls_it(config_file: Path) -> None:
-    """The printed address shows what the cluster does; its buttons pause, resume, checkpoint and stop it."""
-    with launched("train", "--config", str(config_file)) as cluster:
+    So does the page of `tidemill page RUN`, which ends with the run.
+    """
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(launched("train", "--config", str(config_file)))
         url = cluster.until(r"http://127\.0\.0\.1:").split("| ")[1]
         _is_training(cluster)
-
-        def shown() -> dict[str, Any]:
-            with urllib.request.urlopen(f"{url.partition('#')[0]}status.json", timeout=20) as answer:
-                document: dict[str, Any] = json.load(answer)
-                return document
-
-        wait_until(lambda: shown()["learner_steps_per_s"] > 0 and shown()["env_steps_per_s"] > 0, "rates on the page")
-        page = shown()
-        assert {row["name"]: row["state"] for row in page["processes"]}["learner"] == "serving"
+        rates = ("learner_steps_per_s", "env_steps_per_s")
+        wait_until(lambda: all(shown(url)[rate] > 0 for rate in rates), "rates on the page")
+        page = shown(url)
+        assert states(url)["learner"] == "serving"
         assert page["scores"]
         assert page["logs"]["learner"]
         assert page["policy_lag"] >= 0
-        assert "paused" in _press(url, "pause")
-        wait_until(lambda: shown()["state"] == "paused", "a paused learner on the page")
-        assert "continues" in _press(url, "resume")
-        assert "checkpoint of" in _press(url, "checkpoint")
-        assert "stopping" in _press(url, "stop")
+        other = stack.enter_context(launched("page", str(tmp_path / "runs" / "small")))
+        assert "paused" in press(other.until(r"http://127\.0\.0\.1:").strip(), "pause")
+        wait_until(lambda: shown(url)["state"] == "paused", "a paused learner on the page")
+        assert "continues" in press(url, "resume")
+        assert "checkpoint of" in press(url, "checkpoint")
+        assert "stopping" in press(url, "stop")
         assert cluster.wait() == 0
+        assert other.wait() == 0, other.output
 
 
 def test_what_a_solved_run_leaves_is_what_was_confirmed(config_file: Path, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from tidemill.services.launcher.supervise.runner import ClusterRunner
 from tidemill.services.launcher.supervise.service_spec import cluster_specs
 from tidemill.services.launcher.supervise.supervisor import Outcome, Supervisor
 from tidemill.services.launcher.view.poller import StatusPoller
+from tidemill.services.launcher.view.processes import SupervisedProcesses
 from tidemill.services.launcher.view.terminal import View, make_view
 
 _TRAIN = """Run a whole cluster on this machine: replay service, parameter server, learner, actors and evaluator.
@@ -91,7 +92,7 @@ def run(config: RunConfig, folder: RunFolder, loggers: LoggerProcesses) -> int:
         config = with_storage(with_addresses(config, sockets))
         folder.write_cluster(config)
         specs = cluster_specs(config, folder.cluster_file, sockets)
-        with with_status_page(config, folder, view) as reported:
+        with with_status_page(config, folder.path, view) as reported:
             outcome, learner = _run_cluster(config, Supervisor(specs, config.launcher), folder, reported)
     finally:
         view.close()
@@ -121,7 +122,7 @@ def _run_cluster(
 ) -> tuple[Outcome, LearnerStatus | None]:
     """Return how the run ended, and the last status its learner reported."""
     runner = ClusterRunner(supervisor, folder, view)
-    poller = StatusPoller(config, folder.path, runner.pid_of, supervisor)
+    poller = StatusPoller(config, folder.path, SupervisedProcesses(supervisor, runner.pid_of))
     try:
         outcome = asyncio.run(run_with_view(runner, poller, view, folder, config.launcher.view_every_s))
         return outcome, poller.learner

@@ -15,7 +15,7 @@ from typing import Any
 from tidemill.config.sections import RunConfig
 from tidemill.services.launcher.commands.control import apply_verb
 from tidemill.services.launcher.page.server import StatusPage
-from tidemill.services.launcher.run.folder import RunFolder
+from tidemill.services.launcher.run.folder import log_file
 from tidemill.services.launcher.view.json_lines import progress_fields
 from tidemill.services.launcher.view.status import ClusterStatus
 from tidemill.services.launcher.view.terminal import View, describe_left, describe_time, unavailable_shards
@@ -31,8 +31,14 @@ _TAIL_BYTES = 8 * 1024
 
 
 @contextmanager
-def with_status_page(config: RunConfig, folder: RunFolder, view: View) -> Iterator[View]:
-    """Serve the page while the run continues; yield the view to report to.
+def with_status_page(config: RunConfig, folder: Path, view: View, *, host: str = "127.0.0.1") -> Iterator[View]:
+    """Serve the page until the end of the block; yield the view to report to.
+
+    Args:
+        config: Settings of the run.
+        folder: Of the run.
+        view: Shows what is reported, too, and the page's address.
+        host: Address of this machine to listen at.
 
     Raises:
         ConfigError: its port is not free.
@@ -41,9 +47,9 @@ def with_status_page(config: RunConfig, folder: RunFolder, view: View) -> Iterat
         yield view
         return
     document = RunDocument(config, folder, view)
-    files = {url: (folder.path / name, kind) for url, (name, kind) in _FILES.items()}
+    files = {url: (folder / name, kind) for url, (name, kind) in _FILES.items()}
     control = partial(apply_verb, config.cluster.learner, asked_by="the status page")
-    page = StatusPage(document.read, files, control, port=config.launcher.status_page_port)
+    page = StatusPage(document.read, files, control, host=host, port=config.launcher.status_page_port)
     try:
         view.event("status page", [page.url])
         yield document
@@ -54,7 +60,7 @@ def with_status_page(config: RunConfig, folder: RunFolder, view: View) -> Iterat
 class RunDocument:
     """Passes what is reported to the terminal's view, and keeps what the page needs."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, view: View) -> None:
+    def __init__(self, config: RunConfig, folder: Path, view: View) -> None:
         """Keep nothing yet."""
         self._config, self._folder, self._view = config, folder, view
         self._lock = threading.Lock()
@@ -117,12 +123,12 @@ class RunDocument:
 
     def _logs(self, status: ClusterStatus) -> dict[str, list[str]]:
         names = [row.name for row in status.processes[:_LOGS]]
-        return {name: last_lines(self._folder.log_file(name)) for name in names}
+        return {name: last_lines(log_file(self._folder, name)) for name in names}
 
     def _video(self) -> int:
         """Return when the video was made, as a number that changes with it; 0 if there is none."""
         try:
-            return (self._folder.path / _FILES["/video.mp4"][0]).stat().st_mtime_ns // 10**6
+            return (self._folder / _FILES["/video.mp4"][0]).stat().st_mtime_ns // 10**6
         except OSError:
             return 0
 

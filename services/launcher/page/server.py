@@ -55,15 +55,17 @@ class StatusPage:
         files: Mapping[str, tuple[Path, str]],
         control: Callable[[str], str],
         *,
+        host: str = "127.0.0.1",
         port: int = 0,
         read_s: float = READ_S,
     ) -> None:
-        """Listen on 127.0.0.1.
+        """Listen, for browsers that open the page as 127.0.0.1 or localhost.
 
         Args:
             document: What `/status.json` holds, read by several threads.
             files: For each further path of a URL the one file it shows, and its content type.
             control: Carries out a button's verb and returns what it did; raises `InvalidArgument` for an unknown one.
+            host: Address to listen at; another one is for where 127.0.0.1 leads to it, as to a container's port.
             port: Port to listen on; 0 takes a free one.
             read_s: Time a client has for its whole request, in seconds.
 
@@ -72,7 +74,7 @@ class StatusPage:
         """
         self.token = secrets.token_urlsafe(16)
         try:
-            self._server = _Server(port, document, files, control, self.token, read_s)
+            self._server = _Server((host, port), document, files, control, self.token, read_s)
         except OSError as error:
             raise ConfigError(
                 f"launcher.status_page_port is {port}, which cannot be served: {error.strerror}; 0 takes a free port, "
@@ -103,7 +105,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(
         self,
-        port: int,
+        address: tuple[str, int],
         document: Callable[[], Mapping[str, Any]],
         files: Mapping[str, tuple[Path, str]],
         control: Callable[[str], str],
@@ -116,12 +118,12 @@ class _Server(ThreadingHTTPServer):
         self.read_s = read_s
         self.control_lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        super().__init__(("127.0.0.1", port), _Handler)
+        super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
         """Bind without the look-up of this machine's name that HTTPServer makes."""
         TCPServer.server_bind(self)
-        self.server_name, self.server_port = "127.0.0.1", int(self.server_address[1])
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as socketserver has it
         """Serve a connection in a thread of its own if there are few enough, or close it."""

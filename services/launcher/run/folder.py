@@ -101,10 +101,6 @@ class RunFolder:
     def _restored_file(self) -> Path:
         return self.path / "checkpoints" / RESTORED
 
-    def log_file(self, service: str) -> Path:
-        """Return where a service's log is appended."""
-        return self.path / "logs" / f"{service}.log"
-
     def write_config(self, config: RunConfig) -> None:
         """Write config.yaml, with the versions it ran with as comments, whole or not at all."""
         header = "".join(f"# {name} {version}\n" for name, version in versions().items())
@@ -175,6 +171,11 @@ def check_is_run(path: Path) -> None:
     root = path.parent if path.parent.is_dir() else Path("runs")
     names = sorted(str(file.parent) for file in root.glob("*/config.yaml"))
     raise ConfigError(f"{path} is not a run (it has no config.yaml); runs there: {', '.join(names) or 'none'}")
+
+
+def log_file(folder: Path, service: str) -> Path:
+    """Return where a service's log is appended, in the run's folder."""
+    return folder / "logs" / f"{service}.log"
 
 
 def with_run_paths(config: RunConfig, path: Path) -> RunConfig:

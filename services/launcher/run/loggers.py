@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from tidemill.services.launcher.installation import command_name
-from tidemill.services.launcher.run.folder import RunFolder
+from tidemill.services.launcher.run.folder import RunFolder, log_file
 
 _LAST_S = 60.0
 _STOP_S = 5.0
@@ -33,7 +33,7 @@ class LoggerProcesses:
         for name in names:
             # A session of its own: Ctrl-C is for the launcher, and these still have the last records to send.
             command = (sys.executable, "-P", "-m", "tidemill.services.launcher", "log", str(folder.path), "--to", name)
-            with folder.log_file(f"log-{name.replace(':', '.')}").open("ab") as output:
+            with log_file(folder.path, f"log-{name.replace(':', '.')}").open("ab") as output:
                 self._children[name] = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from tidemill.errors import TidemillError
-from tidemill.services.launcher.run.folder import RunFolder
+from tidemill.services.launcher.run.folder import RunFolder, log_file
 from tidemill.services.launcher.supervise.child import Child, Standby
 from tidemill.services.launcher.supervise.health import CHECK_EVERY_S, Silence, silences, until_serving
 from tidemill.services.launcher.supervise.service_spec import ServiceSpec
@@ -179,8 +179,8 @@ class ClusterRunner:
         task.add_done_callback(self._exit_tasks.discard)
 
     async def _child(self, spec: ServiceSpec, *, waits: bool = False) -> Child:
-        log_file = self._folder.log_file(spec.name)
-        return await Child.start(spec, log_file, {SESSION_VARIABLE: repr(self._started_s)}, waits=waits)
+        log = log_file(self._folder.path, spec.name)
+        return await Child.start(spec, log, {SESSION_VARIABLE: repr(self._started_s)}, waits=waits)
 
     async def _fill_standbys(self) -> None:
         """Start the processes that wait once all others serve, so that these are not held up."""

@@ -39,6 +39,8 @@ class Phase(enum.Enum):
     BACKOFF = "restarting"
     STOPPING = "stopping"
     ENDED = "ended"
+    SILENT = "silent"
+    """It does not answer; all that can be known of a process that something else started."""
 
 
 class Verb(enum.Enum):

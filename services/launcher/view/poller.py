@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import time
 from collections import deque
@@ -17,8 +16,7 @@ from tidemill.learner.status import LearnerStatus
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableDescription
 from tidemill.scores import Score, read_scores
-from tidemill.services.launcher.supervise.supervisor import Supervisor
-from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow, ProcessUsage
+from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow
 from tidemill.services.launcher.view.warnings import ClusterSample, WarningTracker
 
 _RATE_WINDOW_S = 10.0
@@ -47,31 +45,6 @@ class ReplayTables:
             client.close()
 
 
-class UsageMeter:
-    """Remembers the CPU time of each process to compute its share since the last reading."""
-
-    def __init__(self, proc: Path = Path("/proc")) -> None:
-        """Read below `proc`."""
-        self._proc = proc
-        self._last: dict[int, tuple[float, float]] = {}
-
-    def read(self, pid: int | None) -> ProcessUsage | None:
-        """Return the usage of a process; None if it has ended, or the system has no /proc."""
-        if pid is None:
-            return None
-        try:
-            # The name in parentheses may hold blanks; after it come the fields of proc(5) from the third.
-            fields = (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return None
-        cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        now_s = time.monotonic()
-        last_s, last_cpu_s = self._last.get(pid, (now_s, cpu_s))
-        self._last[pid] = (now_s, cpu_s)
-        share = (cpu_s - last_cpu_s) / (now_s - last_s) if now_s > last_s else 0.0
-        return ProcessUsage(share, int(fields[21]) * os.sysconf("SC_PAGE_SIZE"))
-
-
 class RateMeter:
     """How fast a count grows, over the newest ten seconds, or since the previous count where that is older."""
 
@@ -97,16 +70,19 @@ class StatusPoller:
     `poll` blocks for at most a second for the learner and each replay shard; call it on a thread.
     """
 
-    def __init__(
-        self, config: RunConfig, folder: Path, pid_of: Callable[[str], int | None], supervisor: Supervisor
-    ) -> None:
-        """Prepare; nothing is contacted yet."""
+    def __init__(self, config: RunConfig, folder: Path, processes: Callable[[], tuple[ProcessRow, ...]]) -> None:
+        """Prepare; nothing is contacted yet.
+
+        Args:
+            config: Settings of the run, with the addresses of its services.
+            folder: Of the run; it need not be there yet.
+            processes: What is known of its processes, for each poll.
+        """
         self._client = LearnerClient(config.cluster.learner, deadline_s=_DEADLINE_S)
         self._tables = ReplayTables(config.cluster.replay)
         self._tracker = WarningTracker(folder, config.learner.publish_every)
         self._folder, self._scores_file = folder, folder / "scores.csv"
-        self._pid_of, self._supervisor = pid_of, supervisor
-        self._usage = UsageMeter()
+        self._processes = processes
         self._env_rate = RateMeter()
         self._learner: LearnerStatus | None = None
         self._started_s = time.monotonic()
@@ -117,10 +93,10 @@ class StatusPoller:
         answer = self._learner_status()
         self._learner = answer or self._learner
         scores = self._scores()
-        sample = ClusterSample(answer, self._tables.describe(), shutil.disk_usage(self._folder).free)
+        sample = ClusterSample(answer, self._tables.describe(), _free_bytes(self._folder))
         return ClusterStatus(
             elapsed_s=now_s - self._started_s,
-            processes=tuple(self._row(name) for name in self._supervisor.processes),
+            processes=self._processes(),
             learner=self._learner,
             learner_answers=answer is not None,
             env_steps_per_s=self._env_rate.update(now_s, answer.env_steps) if answer else 0.0,
@@ -152,8 +128,7 @@ class StatusPoller:
             return read_scores(self._scores_file)
         return []
 
-    def _row(self, name: str) -> ProcessRow:
-        process = self._supervisor.processes[name]
-        pid = self._pid_of(name)
-        usage = self._usage.read(pid)
-        return ProcessRow(name, process.phase, pid, process.restarts_total, process.reason, usage)
+
+def _free_bytes(folder: Path) -> int:
+    """Return the free space on the disk where the folder is, or will be."""
+    return shutil.disk_usage(next(each for each in (folder, *folder.absolute().parents) if each.exists())).free

@@ -261,15 +261,15 @@ _LEARNER = LearnerStatus(
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[RunFolder]:
+def folder(tmp_path: Path) -> Iterator[Path]:
     """The folder of a run, locked."""
     with RunFolder.create(RunConfig(run=RunSettings(name="small", root=str(tmp_path))), fresh=False) as made:
-        yield made
+        yield made.path
 
 
-def test_document_holds_what_the_page_shows(folder: RunFolder) -> None:
+def test_document_holds_what_the_page_shows(folder: Path) -> None:
     """Rates, replay ratio, policy lag, the curve, processes, events and logs; whatever JSON cannot hold is null."""
-    (folder.path / "logs" / "learner.log").write_text("first\nlast\n")
+    (folder / "logs" / "learner.log").write_text("first\nlast\n")
     view = io.StringIO()
     limits = RunSettings(name="small", max_env_steps=100_000)
     document = RunDocument(RunConfig(run=limits), folder, PlainView(limits, view))
@@ -288,7 +288,7 @@ def test_document_holds_what_the_page_shows(folder: RunFolder) -> None:
     assert "learner is ready" in view.getvalue()
 
 
-def test_document_before_the_first_answer(folder: RunFolder) -> None:
+def test_document_before_the_first_answer(folder: Path) -> None:
     """A page that is opened at once shows that it waits; a long curve is thinned to its newest points."""
     document = RunDocument(RunConfig(), folder, PlainView(RunSettings(), io.StringIO()))
     assert document.read()["waiting"] == "waiting for the learner to start"
@@ -311,7 +311,7 @@ def test_log_lines_are_bounded(tmp_path: Path) -> None:
     assert max(map(len, lines)) == 400
 
 
-def test_page_can_be_switched_off(folder: RunFolder) -> None:
+def test_page_can_be_switched_off(folder: Path) -> None:
     """Then the view is the terminal's alone; otherwise the address is printed once, and nothing listens afterwards."""
     view = PlainView(RunSettings(), stream := io.StringIO())
     with with_status_page(RunConfig(launcher=LauncherSettings(status_page=False)), folder, view) as reported:
