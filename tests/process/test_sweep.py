@@ -27,11 +27,11 @@ def _write(folder: Path, **sweep: Any) -> None:  # noqa: ANN401 - what YAML hold
 
 def test_sweep_that_was_killed_is_continued(tmp_path: Path) -> None:
     """SIGKILL ends its runs too; what had ended is not run again, and the results have every trial."""
-    _write(tmp_path, method="grid", space={"agent.hidden_sizes": [[8], [16]]}, seeds=[1, 2])
+    _write(tmp_path, method="grid", space={"agent.hidden_sizes": [[8], [16]]})
     folder = tmp_path / "sweeps" / "sizes"
     with launched("sweep", "sizes.yaml", cwd=tmp_path) as first:
         assert "hidden_sizes [8]" in first.until("trial 0 of 2, seed 1: ")
-        under_way = folder / "trial-0000" / "seed-2"
+        under_way = folder / "trial-0001" / "seed-1"
         wait_until(lambda: is_running(under_way), "the second run has begun")
         first.send(signal.SIGKILL)
         first.wait()
@@ -43,10 +43,10 @@ def test_sweep_that_was_killed_is_continued(tmp_path: Path) -> None:
     assert (folder / "trial-0000" / "seed-1" / "result.json").stat().st_mtime_ns == ended
     rows = list(csv.DictReader((folder / "results.csv").read_text().splitlines()))
     assert sorted((row["trial"], row["state"]) for row in rows) == [("0", "done"), ("1", "done")]
-    assert all(row["seed_1"] and row["seed_2"] for row in rows)
+    assert all(row["seed_1"] for row in rows)
     assert (folder / "results.png").exists()
     results = [json.loads(file.read_text()) for file in sorted(folder.glob("trial-*/seed-*/result.json"))]
-    assert [(result["seed"], result["learner_steps"]) for result in results] == [(1, 60), (2, 60)] * 2
+    assert [(result["seed"], result["learner_steps"]) for result in results] == [(1, 60)] * 2
 
 
 def test_sweep_whose_runs_all_fail_ends(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ OWN_NETWORK: list[tuple[str, type[Any], EnvSpec, dict[str, Any]]] = [
 """Every algorithm with it."""
 
 CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
-    "dqn": (DQNConfig(network="mlp", hidden_sizes=(16,), target_update_period=100), VECTOR),
+    "dqn": (DQNConfig(network="mlp", hidden_sizes=(16,), target_update_period=10), VECTOR),
     "dqn_soft_target": (
         DQNConfig(network="mlp", hidden_sizes=(16,), target_update_period=0, loss="mse", double=False),
         VECTOR,
