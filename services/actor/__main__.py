@@ -22,7 +22,7 @@ from tidemill.inference.client import InferenceClient
 from tidemill.inference.wire import Opening
 from tidemill.params.version import Precision
 from tidemill.params.watcher import ParamsWatcher
-from tidemill.process import keep_freed_memory, run, stop_event
+from tidemill.process import keep_freed_memory, leave, run, stop_event
 from tidemill.replay.shards.appender import ShardedAppender
 from tidemill.replay.writing.rollout_writer import RolloutWriter
 from tidemill.rl.agents.build import build_policy
@@ -199,4 +199,4 @@ def training_seed(run_seed: int, actor_index: int, earlier_epoch: int = 0) -> in
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
