@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from tidemill.config.fixed import keep_fixed
 from tidemill.config.lock_step import lock_step_of
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import ConfigError
@@ -55,10 +56,11 @@ class LockStepPace:
         self.kept_priorities = RoundPriorities(config.table.name, stopped) if is_prioritized else None
 
     def prepare(self) -> None:
-        """Compute by the same kernels each time (`Pace`).
+        """Compare the settings with those at the run's start, and compute by the same kernels each time (`Pace`).
 
         cuBLAS reads its variable when it is first used.
         """
+        keep_fixed(self._config, self._config.run.folder / "lock_step" / "learner.settings.json")
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)  # raises where there is no such kernel
         torch.backends.cudnn.benchmark = False
