@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tidemill.config.load import load, read_document
+from tidemill.config.fixed import check_fixed, fixed_settings
+from tidemill.config.load import from_document, load, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.learner.status import LearnerStatus
@@ -72,6 +73,7 @@ def resume(argv: Sequence[str]) -> int:
     check_is_run(path)
     arguments = ["--config", str(path / "config.yaml"), *argv[1:]]
     config = with_run_paths(load(RunConfig, arguments, prog=f"tidemill resume {path}", description=_RESUME), path)
+    check_fixed(fixed_settings(from_document(RunConfig, read_document(path / "config.yaml"))), config)
     _check(config)
     with LoggerProcesses() as loggers:
         with RunFolder.open(path) as folder:

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import structlog
 
+from tidemill.config.sections import LearnerConfig
 from tidemill.replay.limits import least_slots
 from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
+from tidemill.replay.shards.directory import is_sharded
 from tidemill.replay.table_config import TableConfig
+from tidemill.rl.agents.interface import Agent
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -17,6 +20,33 @@ _MOST_SLOTS = 2**21
 _SPARE = 1.1  # chunks that streams hold beyond the table, and short ones at the ends of streams
 
 _log = structlog.get_logger()
+
+
+def mirror_for(
+    config: LearnerConfig, table: TableConfig, agent: Agent, *, sample_size: int, hold: int, learners: int
+) -> TableMirror | None:
+    """Return the mirror that the settings allow; None if its memory is too small to be useful.
+
+    Args:
+        config: The learner's settings.
+        table: The whole table.
+        agent: Learns from it.
+        sample_size: Items of one sample.
+        hold: Samples that may be drawn before one is read.
+        learners: Of this machine, over which its memory is divided.
+    """
+    limit_bytes, cluster = config.learner.mirror_mib * 2**20, config.cluster
+    if limit_bytes < 0:
+        limit_bytes = free_bytes() // 2 // learners
+    return open_mirror(
+        table,
+        stride=agent.window.stride,
+        chunk_length=config.table.chunk_length,
+        batch_size=sample_size,
+        hold=hold,
+        shards=cluster.shard_count if is_sharded(cluster.replay) else 0,
+        limit_bytes=limit_bytes,
+    )
 
 
 def open_mirror(
