@@ -26,11 +26,11 @@ from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded
 from tidemill.replay.table_config import TableConfig
-from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.registry import stored_columns
 from tidemill.rl.optimizers import fallen
 from tidemill.rpc.server import RpcServer
+from tidemill.services.learner.agent import learning_agent
 from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
 from tidemill.services.learner.checkpoint.resume import ResumableState, config_digest
 from tidemill.services.learner.checkpoint.rng import seed_rng
@@ -134,7 +134,7 @@ class Learner:
             watch_gpu(device)
         seed_rng(config.run.seed)
         spec = spec_of(config.env)
-        agent = build_agent(config.agent, spec, str(device), config.run.seed)
+        agent = learning_agent(config, spec, device, self._local_batch_size)
         signature, batch_size = stored_columns(config.agent, spec), config.agent.batch_size
         table, learner = (config.table, config.learner) if self._lock_step is None else unpaced(config)
         return agent, table_config(table, learner, agent, signature, batch_size), device
