@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Bits = NDArray[np.int8]
 
 
-class BitFlip(gymnasium.Env[dict[str, Bits], np.int64]):
+class BitFlip(gymnasium.Env[dict[str, Any], np.int64]):
     """The example of Andrychowicz et al. (2017, section 3.1): without hindsight hopeless for many bits.
 
     Observation: the bits, which are also the goal achieved, and those desired. Reward: 0 for the goal, -1 for all else.
@@ -48,7 +48,7 @@ class BitFlip(gymnasium.Env[dict[str, Bits], np.int64]):
 
     def compute_reward(self, achieved_goal: Bits, desired_goal: Bits, _info: dict[str, Any]) -> NDArray[np.float64]:
         """Return the reward of one pair of goals, [bits] each, or of a batch of them, [B, bits]."""
-        return (achieved_goal == desired_goal).all(axis=-1) - 1.0
+        return np.asarray((achieved_goal == desired_goal).all(axis=-1) - 1.0)
 
     def compute_terminated(self, achieved_goal: Bits, desired_goal: Bits, _info: dict[str, Any]) -> NDArray[np.bool_]:
         """Return whether the episode ends, of one pair of goals or of a batch."""

@@ -88,7 +88,7 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
             seed = training_seed(config.run.seed, index, earlier_epoch(appender, stop))
             policy, params, own_params = make_policy(config, env.spec, slot, seed, stop, stack)
             watch_appender(appender)
-            initial_priority = first_priority(config.table, policy)
+            initial_priority = first_priority(config.table, policy.initial_priority)
             writer = RolloutWriter(appender, signature, window, num_envs, config.table.chunk_length, initial_priority)
             throttle = make_throttle(settings.max_env_steps_per_s, num_envs, stop)
             metrics, own = ActorMetrics(settings.log_every_s), extra_columns_of(config.agent, env.spec)

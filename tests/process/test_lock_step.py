@@ -52,3 +52,15 @@ def test_prioritized_replay_gives_the_same_parameters_in_spite_of_kills(tmp_path
     settings = {**_SETTINGS, "table": {**_SETTINGS["table"], "sampler": "prioritized"}}
     first = _digest(tmp_path / "first", settings=settings)
     assert _digest(tmp_path / "again", "replay", "actor-0", "stop learner", "learner", settings=settings) == first
+
+
+def test_hindsight_draws_the_same_goals_in_spite_of_kills(tmp_path: Path) -> None:
+    """The learner is stopped in the middle of a sample and decodes it again."""
+    goals = {
+        "env": {"id": "examples.bit_flip:BitFlip", "kwargs": {"bits": 6}, "num_envs": 2},
+        "agent": {**_SETTINGS["agent"], "n_step": 1},
+        "table": {**_SETTINGS["table"], "hindsight": 0.8, "hindsight_steps": 6},
+    }
+    settings = {**_SETTINGS, **goals}
+    first = _digest(tmp_path / "first", settings=settings)
+    assert _digest(tmp_path / "again", "stop learner", "actor-0", "learner", settings=settings) == first

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Goals = NDArray[np.float64]
 
 
-class Point(gymnasium.Env[dict[str, Goals], NDArray[np.float32]]):
+class Point(gymnasium.Env[dict[str, Any], NDArray[np.float32]]):
     """A point in a 2x1 box moves by its action; the reward is minus its distance from the goal.
 
     `wrong` names what is: `info` and `optional_info` are looked at, `single` goals alone are taken, `shaped` rewards

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,7 @@ from tidemill.errors import ConfigError
 from tidemill.rl.agents.registry import AgentConfig
 from tidemill.types import WindowSpec
 
-if TYPE_CHECKING:
-    from tidemill.rl.agents.interface import Policy
+_InitialPriority = Callable[[Mapping[str, NDArray[Any]]], NDArray[np.float32]]
 
 
 def item_window(agent: AgentConfig, table: TableSettings, frame_stack: int) -> WindowSpec:
@@ -24,18 +23,18 @@ def item_window(agent: AgentConfig, table: TableSettings, frame_stack: int) -> W
     return replace(window, steps=table.hindsight_steps) if table.hindsight else window
 
 
-def first_priority(
-    table: TableSettings, policy: Policy
-) -> Callable[[Mapping[str, NDArray[Any]]], NDArray[np.float32]] | None:
+def first_priority(table: TableSettings, initial_priority: _InitialPriority) -> _InitialPriority | None:
     """Return what gives items their first priority: that of their transition, with the goal it was made with.
 
-    None if the table does not look at priorities.
+    Args:
+        table: Settings of the table; without priorities there is None.
+        initial_priority: `Policy.initial_priority` of the algorithm.
     """
     if table.sampler != "prioritized":
         return None
     if not table.hindsight:
-        return policy.initial_priority
-    return lambda steps: policy.initial_priority({name: column[:2] for name, column in steps.items()})
+        return initial_priority
+    return lambda steps: initial_priority({name: column[:2] for name, column in steps.items()})
 
 
 def check_hindsight(settings: Any) -> None:  # noqa: ANN401 - the dataclass of any process

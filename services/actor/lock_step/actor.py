@@ -99,7 +99,7 @@ def _loop(
 ) -> ActingLoop:
     signature, own = stored_columns(config.agent, env.spec), extra_columns_of(config.agent, env.spec)
     window = item_window(config.agent, config.table, env.spec.frame_stack)
-    priority = first_priority(config.table, policy)
+    priority = first_priority(config.table, policy.initial_priority)
     writer = RolloutWriter(messages, signature, window, env.num_envs, config.table.chunk_length, priority)
     throttle = make_throttle(config.actor.max_env_steps_per_s, env.num_envs, stop)
     return ActingLoop(env, policy, params, writer, ActorMetrics(config.actor.log_every_s), throttle, own, pacer)

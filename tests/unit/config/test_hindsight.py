@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +14,6 @@ from tidemill.config.load import load, load_config
 from tidemill.config.sections import ActorConfig
 from tidemill.config.table import TableSettings
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.interface import Policy
 from tidemill.types import WindowSpec
 
 DQN = {"algorithm": "dqn", "n_step": 1}
@@ -28,22 +27,19 @@ def test_items_are_as_long_as_goals_may_be_away() -> None:
     assert item_window(agent, off, 3) == agent.window(3) == WindowSpec(history=2, steps=1)
 
 
-class FirstReward:
-    """A policy whose priority is the number of steps that it is shown, plus the first one's reward."""
-
-    def initial_priority(self, steps: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        """Return them, [K]."""
-        return (len(steps["reward"]) + steps["reward"][0]).astype(np.float32)
+def count_and_first_reward(steps: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+    """Return the number of steps that a policy is shown plus the first one's reward, [K]."""
+    return np.asarray(len(steps["reward"]) + steps["reward"][0], np.float32)
 
 
 def test_first_priority_is_of_the_transition_alone() -> None:
     """The two steps of the transition as it was made; a table that looks at no priorities has none."""
-    policy, steps = cast(Policy, FirstReward()), {"reward": np.array([[0.25, 0.5], *[[9.0, 9.0]] * 5], np.float32)}
+    steps = {"reward": np.array([[0.25, 0.5], *[[9.0, 9.0]] * 5], np.float32)}
     for hindsight, length in ((0.8, 2), (0.0, 6)):
-        priority = first_priority(TableSettings(sampler="prioritized", hindsight=hindsight), policy)
+        priority = first_priority(TableSettings(sampler="prioritized", hindsight=hindsight), count_and_first_reward)
         assert priority is not None
         assert priority(steps).tolist() == [length + 0.25, length + 0.5]
-    assert first_priority(TableSettings(hindsight=0.8), policy) is None
+    assert first_priority(TableSettings(hindsight=0.8), count_and_first_reward) is None
 
 
 @pytest.mark.parametrize(
@@ -68,3 +64,19 @@ def test_on_policy_algorithms_are_refused() -> None:
     words += ["--learner.updates-per-env-step", "0", "--table.min-size", "1", "--agent.unroll", "127"]
     with pytest.raises(ConfigError, match="'ppo' learns from sequences"):
         load(ActorConfig, words, prog="actor", description="")
+
+
+@pytest.mark.parametrize("steps, is_refused", [(31, False), (32, True)])
+def test_deterministic_run_needs_items_before_its_first_draw(steps: int, is_refused: bool) -> None:
+    """Two environments play 32 steps each before it: an item of 32 later steps would not be complete."""
+    settings = {
+        "run": {"deterministic": True, "round_steps": 32, "max_learner_steps": 10},
+        "env": {"num_envs": 2},
+        "table": {"min_size": 64, "hindsight": 0.8, "hindsight_steps": steps},
+        "learner": {"updates_per_env_step": 0.25, "threads": 1},
+    }
+    if not is_refused:
+        assert load_config(settings).table.hindsight_steps == steps
+        return
+    with pytest.raises(ConfigError, match=r"min_size is 64: .* plays 32 steps .*hindsight_steps .32."):
+        load_config(settings)

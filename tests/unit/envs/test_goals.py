@@ -20,7 +20,8 @@ def test_stored_goals_are_rewarded_in_their_own_shape() -> None:
     achieved = np.array([[0, 0], [1, 2], [1, 2]], np.float32)
     desired = np.array([[3, 4], [1, 2], [1, 0]], np.float32)
     reward, terminated = goals.reward(achieved, desired), goals.terminated(achieved, desired)
-    assert (reward.dtype, reward.tolist()) == (np.float32, [-7, 0, -2])
+    assert reward.dtype == np.float32
+    assert reward.tolist() == [-7, 0, -2]
     assert terminated is not None
     assert terminated.tolist() == [False] * 3
 

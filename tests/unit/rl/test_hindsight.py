@@ -35,7 +35,7 @@ class Distances:
     def reward(self, achieved: Array, desired: Array) -> NDArray[np.float32]:
         """Return minus the distances, [B]."""
         assert len(achieved) == len(desired) > 0
-        return -np.abs(achieved - desired)[:, 0].astype(np.float32)
+        return np.asarray(-np.abs(achieved - desired)[:, 0], np.float32)
 
     def terminated(self, achieved: Array, desired: Array) -> NDArray[np.bool_] | None:
         """Return which are equal, [B]."""
@@ -80,7 +80,7 @@ def windows(columns: dict[str, Array], history: int, steps: int) -> NDArray[np.i
     ended = columns["terminated"] | columns["truncated"]
     final = np.r_[False, ended[:-1]] & ~columns["is_first"]
     starts = np.array([start for start in range(count - steps) if not final[start]], np.int64)
-    return np.maximum(starts[:, None] + np.arange(-history, steps + 1), 0)
+    return np.asarray(np.maximum(starts[:, None] + np.arange(-history, steps + 1), 0))
 
 
 def later_rows(columns: dict[str, Array], rows: list[int], history: int) -> list[int]:
@@ -196,10 +196,11 @@ AGENTS: list[tuple[EnvSpec, dict[str, Any]]] = [
     (CONTINUOUS, {"algorithm": "sac", "hidden_sizes": [8], "quantiles": 5}),
     (CONTINUOUS, {"algorithm": "td3", "hidden_sizes": [8]}),
     (CONTINUOUS, {"algorithm": "ddpg", "n_step": 1, "actor_sizes": [8], "critic_sizes": [8, 8]}),
+    (CONTINUOUS, {"algorithm": "d4pg", "n_step": 1, "actor_sizes": [8], "critic_sizes": [8, 8]}),
 ]
 
 
-@pytest.mark.parametrize("spec, agent", AGENTS, ids=["dqn", "sac_discrete", "sac", "tqc", "td3", "ddpg"])
+@pytest.mark.parametrize("spec, agent", AGENTS, ids=["dqn", "sac_discrete", "sac", "tqc", "td3", "ddpg", "d4pg"])
 def test_every_algorithm_of_single_transitions_learns_from_relabelled_ones(
     spec: EnvSpec, agent: dict[str, Any]
 ) -> None:
