@@ -160,10 +160,11 @@ def _goal_space(space: gymnasium.Space[Any], subject: str) -> gymnasium.Space[An
     achieved, desired = parts.get(ACHIEVED), parts.get(DESIRED)
     is_one = isinstance(achieved, spaces.Box | spaces.MultiBinary) and type(achieved) is type(desired)
     if achieved is None or desired is None or not is_one or achieved.shape != desired.shape:
-        described = ", ".join(f"{name}: {type(part).__name__}{list(part.shape or ())}" for name, part in parts.items())
+        named = [f"{name}: {type(part).__name__}{list(part.shape or ())}" for name, part in parts.items()]
+        shown = ", ".join(named) or str(list(space.shape or ()))
         raise ConfigError(
-            f"{subject} observes a {type(space).__name__} ({described or list(space.shape or ())}): must be a Dict with "
-            f"{ACHIEVED} and {DESIRED}, both Box or both MultiBinary and of one shape, and env.flatten must be off"
+            f"{subject} observes a {type(space).__name__} ({shown}): must be a Dict with {ACHIEVED} and {DESIRED}, both "
+            "Box or both MultiBinary and of one shape, and env.flatten must be off"
         )
     return achieved
 
