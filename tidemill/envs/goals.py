@@ -163,8 +163,8 @@ def _goal_space(space: gymnasium.Space[Any], subject: str) -> gymnasium.Space[An
         named = [f"{name}: {type(part).__name__}{list(part.shape or ())}" for name, part in parts.items()]
         shown = ", ".join(named) or str(list(space.shape or ()))
         raise ConfigError(
-            f"{subject} observes a {type(space).__name__} ({shown}): must be a Dict with {ACHIEVED} and {DESIRED}, both "
-            "Box or both MultiBinary and of one shape, and env.flatten must be off"
+            f"{subject} observes a {type(space).__name__} ({shown}): must be a Dict with {ACHIEVED} and {DESIRED}, "
+            "both Box or both MultiBinary and of one shape, and env.flatten must be off"
         )
     return achieved
 
