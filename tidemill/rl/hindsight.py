@@ -45,8 +45,8 @@ class Draws:
     """
 
     def __init__(self, seed: int, batch_size: int) -> None:
-        """Take the run's seed, and how many items are a batch of those decoded together."""
-        self._seed, self._batch_size = seed % 2**63, batch_size
+        """Take the seed, 0 or more, and how many items are a batch of those decoded together."""
+        self._seed, self._batch_size = seed, batch_size
 
     def draw(self, content: Array, later: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return for each item a number from [0, 1), and one of 0 .. `later` - 1.
