@@ -30,6 +30,10 @@ install: $(VENV)/.runtime ## only what a run needs, into .venv
 atari: $(VENV)/.runtime ## add the Atari emulator and its games (GPL-2.0)
 	$(PIP_INSTALL) --require-hashes -r requirements/atari.txt
 
+.PHONY: mujoco
+mujoco: $(VENV)/.runtime ## add the MuJoCo simulator, for HalfCheetah-v5, Hopper-v5 and others
+	$(PIP_INSTALL) --require-hashes -r requirements/mujoco.txt
+
 .PHONY: dev
 dev: $(VENV)/.dev ## the tools of check and test too, into .venv
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import structlog
 import torch
 
+from tidemill.config.hindsight import first_priority, item_window
 from tidemill.config.load import load
 from tidemill.config.on_policy import windows_per_version
 from tidemill.config.sections import ActorConfig
@@ -80,14 +81,14 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
     EXPECTED.set(settings.count)
     slot = ActorSlot(index, num_envs, settings.count)
     with closing(make_env(config.env, num_envs, training=True)) as env:
-        window = config.agent.window(env.spec.frame_stack)
+        window = item_window(config.agent, config.table, env.spec.frame_stack)
         signature = stored_columns(config.agent, env.spec)
         with ExitStack() as stack:
             appender = stack.enter_context(connect_appender(config, actor_id, signature, stop))
             seed = training_seed(config.run.seed, index, earlier_epoch(appender, stop))
             policy, params, own_params = make_policy(config, env.spec, slot, seed, stop, stack)
             watch_appender(appender)
-            initial_priority = policy.initial_priority if config.table.sampler == "prioritized" else None
+            initial_priority = first_priority(config.table, policy.initial_priority)
             writer = RolloutWriter(appender, signature, window, num_envs, config.table.chunk_length, initial_priority)
             throttle = make_throttle(settings.max_env_steps_per_s, num_envs, stop)
             metrics, own = ActorMetrics(settings.log_every_s), extra_columns_of(config.agent, env.spec)

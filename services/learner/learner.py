@@ -22,11 +22,11 @@ from tidemill.params.publisher import ParamsPublisher
 from tidemill.params.run_end import RunEnd
 from tidemill.params.version import ParamsMetadata
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded
-from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.registry import stored_columns
 from tidemill.rl.optimizers import fallen
 from tidemill.rpc.server import RpcServer
+from tidemill.services.learner.agent import learning_agent
 from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
 from tidemill.services.learner.checkpoint.resume import ResumableState, config_digest
 from tidemill.services.learner.checkpoint.rng import seed_rng
@@ -121,7 +121,7 @@ class Learner:
             watch_gpu(device)
         seed_rng(config.run.seed)
         spec = spec_of(config.env)
-        agent = build_agent(config.agent, spec, str(device), config.run.seed)
+        agent = learning_agent(config, spec, device, self._rank.local_batch_size(config.agent.batch_size))
         return Learning(agent, self._pace.table(agent, stored_columns(config.agent, spec)), device)
 
     def _directory(self, stack: ExitStack) -> ShardDirectory | None:

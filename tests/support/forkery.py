@@ -28,7 +28,8 @@ class ForkedProcess:
     """A service, as `subprocess.Popen` would show it."""
 
     def __init__(self, forkery: Forkery, pid: int) -> None:
-        self._forkery, self._pid, self._exit_code = forkery, pid, None
+        self._forkery, self._pid = forkery, pid
+        self._exit_code: int | None = None
 
     def poll(self) -> int | None:
         """Return its exit code, -N if signal N ended it; None while it runs."""

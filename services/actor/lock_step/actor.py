@@ -13,6 +13,7 @@ import structlog
 import torch
 
 from tidemill.config.fixed import keep_fixed
+from tidemill.config.hindsight import first_priority, item_window
 from tidemill.config.lock_step import LockStep, lock_step_of
 from tidemill.config.sections import ActorConfig
 from tidemill.envs.interface import VectorEnv
@@ -99,8 +100,8 @@ def _loop(
     stop: threading.Event,
 ) -> ActingLoop:
     signature, own = stored_columns(config.agent, env.spec), extra_columns_of(config.agent, env.spec)
-    window = config.agent.window(env.spec.frame_stack)
-    priority = policy.initial_priority if config.table.sampler == "prioritized" else None
+    window = item_window(config.agent, config.table, env.spec.frame_stack)
+    priority = first_priority(config.table, policy.initial_priority)
     writer = RolloutWriter(messages, signature, window, env.num_envs, config.table.chunk_length, priority)
     throttle = make_throttle(config.actor.max_env_steps_per_s, env.num_envs, stop)
     return ActingLoop(env, policy, params, writer, ActorMetrics(config.actor.log_every_s), throttle, own, pacer)
