@@ -46,7 +46,7 @@ coverage: $(VENV)/.dev ## branch coverage of the unit and integration tests: a t
 	$(BIN)/python -m pytest tests/unit tests/integration --numprocesses 2 --dist loadfile --cov --cov-report term --cov-report html
 
 .PHONY: chaos
-chaos: $(VENV)/.dev ## kill and freeze every process a hundred times under load; into benchmarks/results/faults.json (an hour)
+chaos: $(VENV)/.dev ## kill, freeze and cut off every process a hundred times under load; into benchmarks/results/faults.json (two hours)
 	$(BIN)/python -m tests.chaos $(CHAOS)
 
 .PHONY: check
