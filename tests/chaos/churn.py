@@ -74,8 +74,8 @@ def churn(actors: int, rounds: int, seed: int) -> FaultReport:
 
     Half of those that end do so without a goodbye: their connection is reset, or carries nothing any more. Every
     acknowledged item was inserted, and none twice. When all have gone, the server has no call and no connection of
-    theirs, and no more threads than before; the streams that it still knows are bounded by `max_streams`, and the second
-    time it takes no memory that it had not taken the first time.
+    theirs, and no more threads than before. The streams that it still knows are bounded by `max_streams`, and the
+    second time it takes no memory that it had not taken the first time.
     """
     report = FaultReport(f"{actors} actors that churn, a tenth at a time")
     seen: dict[str, Footprint] = {}

@@ -24,7 +24,8 @@ from tidemill.services.launcher.commands.summary import describe_restored, summa
 from tidemill.services.launcher.supervise.supervisor import Outcome, Phase
 from tidemill.services.launcher.view.json_lines import JsonView
 from tidemill.services.launcher.view.live import LiveView, render, sparkline
-from tidemill.services.launcher.view.poller import RateMeter, UsageMeter
+from tidemill.services.launcher.view.poller import UsageMeter
+from tidemill.services.launcher.view.rate_meter import RateMeter
 from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow, ProcessUsage
 from tidemill.services.launcher.view.terminal import (
     PlainView,
