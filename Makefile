@@ -64,10 +64,12 @@ $(VENV)-docs/.installed: requirements/docs.txt
 
 SBOM := build/sbom.cdx.json
 .PHONY: sbom
-sbom: $(VENV)-sbom/.installed ## what a run holds, as a CycloneDX bill of materials, into build/sbom.cdx.json
+sbom: $(VENV)-sbom/.installed $(VENV)/.runtime ## what a run holds, with licences, as a CycloneDX bill of materials, into build/sbom.cdx.json
 	mkdir -p $(dir $(SBOM))
 	cat requirements/runtime.txt requirements/torch.txt | $(VENV)-sbom/bin/python -W ignore::UserWarning -m cyclonedx_py requirements - \
-	  --pyproject pyproject.toml --output-reproducible --spec-version 1.6 --output-format JSON --validate --output-file $(SBOM)
+	  --pyproject pyproject.toml --output-reproducible --spec-version 1.6 --output-format JSON --output-file $(SBOM)
+	$(BIN)/python -m scripts.sbom_licences $(SBOM)
+	$(VENV)-sbom/bin/python -m scripts.sbom_check $(SBOM)
 
 $(VENV)-sbom/.installed: requirements/sbom.txt
 	$(PYTHON) -m venv $(VENV)-sbom
