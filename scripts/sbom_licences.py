@@ -63,13 +63,17 @@ def add_licences(components: list[dict[str, Any]]) -> list[str]:
 
 def licences_of(stated: metadata.PackageMetadata) -> list[dict[str, Any]]:
     """Return CycloneDX's `licenses`: the SPDX expression; else the name that is given; else the classifiers."""
-    if expression := stated.get("License-Expression"):
+    if expression := _first(stated, "License-Expression"):
         return [{"expression": expression}]
-    written = (stated.get("License") or "").strip()
+    written = _first(stated, "License").strip()
     if written and len(written) <= _LONGEST_NAME and "\n" not in written:
         return [_licence(written)]
     classifiers = [line for line in stated.get_all("Classifier") or [] if line.startswith("License ::")]
     return [_licence(line.rpartition(" :: ")[2]) for line in classifiers]
+
+
+def _first(stated: metadata.PackageMetadata, name: str) -> str:
+    return str((stated.get_all(name) or [""])[0])
 
 
 def _licence(words: str) -> dict[str, Any]:

@@ -116,7 +116,9 @@ class _Actor:
     def __init__(self, address: str, name: str) -> None:
         self.sent = self.acknowledged = 0
         self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
-        self._call: Any = replay_pb2_grpc.ReplayServiceStub(self._channel).Append()
+        self._call: Any = replay_pb2_grpc.ReplayServiceStub(self._channel).Append(
+            wait_for_ready=True
+        )  # of a busy machine
         self._name = name
 
     async def open(self) -> None:

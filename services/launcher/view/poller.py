@@ -109,7 +109,7 @@ class StatusPoller:
             first=scores[0] if scores else None,
             scores=tuple(scores),
             is_disk_full=sample.is_disk_full,
-            tables=sample.tables,
+            tables=tuple(sample.tables),
             warnings=self._tracker.warnings(sample, now_s),
         )
 
