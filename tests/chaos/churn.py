@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.support.proxy import Proxy
 from tests.support.replay_log import scrape
 from tests.support.replay_service import CHUNK_LENGTH, ServerProcess
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, make_items
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay import wire
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.v1 import replay_pb2 as pb
@@ -32,6 +33,8 @@ _COHORTS = 10
 """One of them is replaced each interval."""
 _FATES = ("goodbye", "reset", "goodbye", "black hole")
 """What becomes of an actor that is replaced: half of them end their call."""
+_POOL = 8
+"""Threads by which gRPC's own pool may have grown on a busy machine, however many the connections were."""
 _TABLE = make_config(max_items=2_000)
 _OPTIONS = [*client_options(64 * MEBIBYTE), ("grpc.use_local_subchannel_pool", 1)]  # a connection for each actor
 
@@ -74,7 +77,7 @@ def churn(actors: int, rounds: int, seed: int) -> FaultReport:
 
     Half of those that end do so without a goodbye: their connection is reset, or carries nothing any more. Every
     acknowledged item was inserted, and none twice. When all have gone, the server has no call and no connection of
-    theirs, and no more threads than before. The streams that it still knows are bounded by `max_streams`, and the
+    theirs, and but few threads more than before. The streams that it still knows are bounded by `max_streams`, and the
     second time it takes no memory that it had not taken the first time.
     """
     report = FaultReport(f"{actors} actors that churn, a tenth at a time")
@@ -90,8 +93,11 @@ def churn(actors: int, rounds: int, seed: int) -> FaultReport:
                     seen[wave] = asyncio.run(crowd.churn(server, actors, rounds))
                     report.acknowledged += crowd.acknowledged
                     report.duplicates -= crowd.sent  # until what was inserted is added
-                    report.time_recovery(time.monotonic(), lambda: _have_left(server, seen["before"]), "all have gone")
-                    report.faults += crowd.vanished - 1
+                    began_s = time.monotonic()
+                    has_left = partial(_have_left, server, seen["before"])
+                    wait_until(has_left, "all have gone", describe=lambda: f"{Footprint.of(server)}, {seen}")
+                    report.faults += crowd.vanished
+                    report.recovery_s.append(time.monotonic() - began_s)
                 seen[f"after the {wave}"] = Footprint.of(server)
             inserted = client.describe_table(_TABLE.name).inserts
     finally:
@@ -107,7 +113,7 @@ def churn(actors: int, rounds: int, seed: int) -> FaultReport:
 
 def _have_left(server: ServerProcess, before: Footprint) -> bool:
     now = Footprint.of(server)
-    return now.calls == 0 and now.open_files <= before.open_files and now.threads <= before.threads
+    return now.calls == 0 and now.open_files <= before.open_files and now.threads <= before.threads + _POOL
 
 
 class _Actor:
