@@ -50,7 +50,7 @@ coverage: $(VENV)/.dev ## branch coverage of the unit and integration tests: a t
 	$(BIN)/python -m pytest tests/unit tests/integration --numprocesses 2 --dist loadfile --cov --cov-report term --cov-report html
 
 .PHONY: chaos
-chaos: $(VENV)/.dev ## kill and freeze every process a hundred times under load; into benchmarks/results/faults.json (an hour)
+chaos: $(VENV)/.dev ## kill, freeze and cut off every process a hundred times under load; into benchmarks/results/faults.json (two hours)
 	$(BIN)/python -m tests.chaos $(CHAOS)
 
 .PHONY: check
@@ -68,10 +68,12 @@ $(VENV)-docs/.installed: requirements/docs.txt
 
 SBOM := build/sbom.cdx.json
 .PHONY: sbom
-sbom: $(VENV)-sbom/.installed ## what a run holds, as a CycloneDX bill of materials, into build/sbom.cdx.json
+sbom: $(VENV)-sbom/.installed $(VENV)/.runtime ## what a run holds, with licences, as a CycloneDX bill of materials, into build/sbom.cdx.json
 	mkdir -p $(dir $(SBOM))
 	cat requirements/runtime.txt requirements/torch.txt | $(VENV)-sbom/bin/python -W ignore::UserWarning -m cyclonedx_py requirements - \
-	  --pyproject pyproject.toml --output-reproducible --spec-version 1.6 --output-format JSON --validate --output-file $(SBOM)
+	  --pyproject pyproject.toml --output-reproducible --spec-version 1.6 --output-format JSON --output-file $(SBOM)
+	$(BIN)/python -m scripts.sbom_licences $(SBOM)
+	$(VENV)-sbom/bin/python -m scripts.sbom_check $(SBOM)
 
 $(VENV)-sbom/.installed: requirements/sbom.txt
 	$(PYTHON) -m venv $(VENV)-sbom

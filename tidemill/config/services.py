@@ -164,7 +164,8 @@ class LearnerSettings:
     log_every_s: float = 10.0
     """Seconds between two lines of progress in the log."""
     tensorboard_every_s: float = 2.0
-    """Least seconds between two points of the learner's curves in RUN/tensorboard/learner; 0 writes none."""
+    """Least seconds between two points of the curves in RUN/tensorboard: the learner's, and those of the actors and the
+    table (an actor writes one every `actor.log_every_s`); 0 writes none of them."""
     callbacks: tuple[str, ...] = ()
     """User-defined callbacks, each `module:name`, called on updates and published versions (docs/extending.md)."""
     ranks_timeout_s: float = 120.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from tidemill.config.fixed import check_fixed, fixed_settings
@@ -29,6 +30,7 @@ from tidemill.services.launcher.run.paths import (
 from tidemill.services.launcher.supervise.runner import ClusterRunner
 from tidemill.services.launcher.supervise.service_spec import cluster_specs
 from tidemill.services.launcher.supervise.supervisor import Outcome, Supervisor
+from tidemill.services.launcher.view.curves import ClusterCurves
 from tidemill.services.launcher.view.poller import StatusPoller
 from tidemill.services.launcher.view.processes import SupervisedProcesses
 from tidemill.services.launcher.view.terminal import View, make_view
@@ -125,22 +127,25 @@ def _run_cluster(
     """Return how the run ended, and the last status its learner reported."""
     runner = ClusterRunner(supervisor, folder, view)
     poller = StatusPoller(config, folder.path, SupervisedProcesses(supervisor, runner.pid_of))
-    try:
-        outcome = asyncio.run(run_with_view(runner, poller, view, folder, config.launcher.view_every_s))
+    every_s = config.learner.tensorboard_every_s
+    with (
+        closing(poller),
+        closing(ClusterCurves(folder.path / "tensorboard" / "cluster", config.table.name, every_s)) as curves,
+    ):
+        outcome = asyncio.run(run_with_view(runner, poller, view, curves, folder, config.launcher.view_every_s))
         return outcome, poller.learner
-    finally:
-        poller.close()
 
 
 async def run_with_view(
-    runner: ClusterRunner, poller: StatusPoller, view: View, folder: RunFolder, every_s: float
+    runner: ClusterRunner, poller: StatusPoller, view: View, curves: ClusterCurves, folder: RunFolder, every_s: float
 ) -> Outcome:
     """Run the cluster to its end with the view updated every `every_s` seconds; return how it ended."""
     has_told = False
 
     async def show() -> None:
         nonlocal has_told
-        view.show(await asyncio.to_thread(poller.poll))
+        view.show(status := await asyncio.to_thread(poller.poll))
+        await asyncio.to_thread(curves.add, status)
         # Read from the folder: a learner that soon ends may be gone before it is asked.
         if not has_told and (restored := folder.restored):
             has_told = True

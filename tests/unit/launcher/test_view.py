@@ -23,8 +23,8 @@ from tidemill.scores import Score
 from tidemill.services.launcher.supervise.supervisor import Phase
 from tidemill.services.launcher.view.json_lines import JsonView
 from tidemill.services.launcher.view.live import LiveView, render, sparkline
-from tidemill.services.launcher.view.poller import RateMeter
 from tidemill.services.launcher.view.processes import UsageMeter
+from tidemill.services.launcher.view.rate_meter import RateMeter
 from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow, ProcessUsage
 from tidemill.services.launcher.view.terminal import (
     PlainView,
