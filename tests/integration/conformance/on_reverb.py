@@ -35,8 +35,8 @@ class ReverbProcess:
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `close`
         with theirs:
             self._process = subprocess.Popen(
-                [_PYTHON, _PEER],
-                stdin=theirs,
+                [str(_PYTHON), str(_PEER)],
+                stdin=theirs.fileno(),
                 stdout=self._said,
                 stderr=self._said,
                 env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"},
