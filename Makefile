@@ -53,6 +53,10 @@ coverage: $(VENV)/.dev ## branch coverage of the unit and integration tests: a t
 chaos: $(VENV)/.dev ## kill, freeze and cut off every process a hundred times under load; into benchmarks/results/faults.json (two hours)
 	$(BIN)/python -m tests.chaos $(CHAOS)
 
+.PHONY: conformance
+conformance: $(VENV)/.dev $(VENV)-reverb/.installed ## what Reverb publishes of its tables, run on Tidemill and on Reverb (2 GB of packages)
+	$(BIN)/python -m pytest tests/integration/conformance
+
 .PHONY: check
 check: $(VENV)/.dev ## formatting, lint, types, import rules, wire contract, stubs, references, links
 	$(BIN)/python -m scripts.check

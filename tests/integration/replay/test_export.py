@@ -23,7 +23,7 @@ from tidemill.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from tidemill.replay import export_table
+from tidemill.replay import copy_tables, export_table
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.transfer.stream import Start, open_export
 from tidemill.services.replay.__main__ import main
@@ -139,6 +139,24 @@ def test_commands_take_times(dated: LocalServer, tmp_path: Path, capsys: pytest.
     with pytest.raises(SystemExit):
         main(["export", dated.address, "t", "--out", str(tmp_path / "again"), "--since", "yesterday"])
     assert "'yesterday' is no time: write 2026-11-23" in capsys.readouterr().err
+
+
+def test_copy_takes_times(dated: LocalServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`copy` with --since and --until; a table without known times is refused before anything is copied."""
+    since, until = (datetime.fromtimestamp(time_s).isoformat() for time_s in (1010, 1030))
+    with local_server() as target:
+        assert main(["copy", dated.address, target.address, "--since", since, "--until", until]) == 0
+        assert "copied 8 items of t" in capsys.readouterr().out
+        export_table(target.address, "t", tmp_path / "copied")
+    assert steps_of(tmp_path / "copied") == list(range(4, 12))
+    with ReplayClient(dated.address) as client:
+        client.create_table(replace(make_config(), name="untouched"))
+    with local_server() as target, ReplayClient(target.address) as client:
+        with pytest.raises(FailedPrecondition, match="does not know when the items of table 'untouched' came"):
+            copy_tables(dated.address, target.address, since_s=1010.0)
+        with pytest.raises(InvalidArgument, match=r"until_s is 1010.0, must be at least since_s \(1020.0\)"):
+            copy_tables(dated.address, target.address, ["t"], since_s=1020.0, until_s=1010.0)
+        assert client.list_tables() == ()
 
 
 def test_files_are_read_without_tidemill(server: LocalServer, tmp_path: Path) -> None:
