@@ -22,8 +22,6 @@ from tidemill.params.client import ParamsClient
 from tidemill.params.publisher import ParamsPublisher
 from tidemill.params.run_end import RunEnd
 from tidemill.params.version import ParamsMetadata
-from tidemill.replay.sampling.mirror import TableMirror
-from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.build import build_agent
@@ -42,9 +40,10 @@ from tidemill.services.learner.curves import learner_callbacks
 from tidemill.services.learner.data.batch_loader import BatchLoader
 from tidemill.services.learner.data.decoder import make_decoder
 from tidemill.services.learner.data.device import resolve_device
-from tidemill.services.learner.data.mirror import free_bytes, open_mirror
 from tidemill.services.learner.data.priorities import PriorityWriter
-from tidemill.services.learner.data.table import batches_per_sample, create_tables, open_sampler, table_config
+from tidemill.services.learner.data.sampling import SampleShape, Sampling, open_own_mirror, open_sampling
+from tidemill.services.learner.data.table import batches_per_sample, create_tables, table_config
+from tidemill.services.learner.data.table_sampler import TableSampler
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, joined_group
 from tidemill.services.learner.fence import Fence
 from tidemill.services.learner.lock_step.batches import RoundBatches
@@ -214,12 +213,13 @@ class Learner:
         stack: ExitStack,
     ) -> tuple[BatchLoader | RoundBatches, TrainerOutputs]:
         """Start to sample; return the batches, and the outputs with what takes priorities."""
-        mirror = self._mirror(directory, table, agent)
+        shape = self._sample_shape(table, agent)
         if self._lock_step is None:
-            sampler = self._sampler(directory, table, mirror, stack)
-            self._board.shards = sampler.shards
-            outputs = replace(outputs, priorities=self._priorities(sampler, stack))
-            return stack.enter_context(closing(self._batches(agent, table, device, sampler, mirror))), outputs
+            sampling = open_sampling(self._config, directory, table, shape, self._rank, outputs.group, stack)
+            self._board.shards = sampling.sampler.shards
+            outputs = replace(outputs, priorities=self._priorities(sampling.sampler, stack))
+            return stack.enter_context(closing(self._batches(agent, table, device, sampling))), outputs
+        mirror = open_own_mirror(self._config, table, shape, 1, shards=0)
         splits, counters, priorities = self._splits(table), self._counters, self._round_priorities
         opened = open_round_batches(self._config, agent, table, device, counters, priorities, splits, mirror)
         batches = stack.enter_context(closing(opened))
@@ -339,30 +339,13 @@ class Learner:
             config_digest=self._digest,
         )
 
-    def _mirror(self, directory: ShardDirectory | None, table: TableConfig, agent: Agent) -> TableMirror | None:
-        settings, cluster = self._config.learner, self._config.cluster
-        limit_bytes = settings.mirror_mib * 2**20
-        if limit_bytes < 0:
-            limit_bytes = free_bytes() // 2 // self._rank.local_size
+    def _sample_shape(self, table: TableConfig, agent: Agent) -> SampleShape:
+        threads = self._config.learner.decode_threads
         # those on their way, those being read, and one for safety
-        hold = 2 * settings.decode_threads + 2 if self._lock_step is None else MAX_IN_FLIGHT + 2
-        return open_mirror(
-            table,
-            stride=agent.window.stride,
-            chunk_length=self._config.table.chunk_length,
-            batch_size=self._local_batch_size * self._splits(table),
-            hold=hold,
-            shards=cluster.shard_count if directory is not None else 0,
-            limit_bytes=limit_bytes,
-        )
+        hold = 2 * threads + 2 if self._lock_step is None else MAX_IN_FLIGHT + 2
+        return SampleShape(self._local_batch_size * self._splits(table), agent.window.stride, threads + 1, hold)
 
-    def _sampler(
-        self, directory: ShardDirectory | None, table: TableConfig, mirror: TableMirror | None, stack: ExitStack
-    ) -> ReplaySampler:
-        size, in_flight = self._local_batch_size * self._splits(table), self._config.learner.decode_threads + 1
-        return open_sampler(self._config.cluster, directory, table, size, in_flight, mirror, stack)
-
-    def _priorities(self, sampler: ReplaySampler, stack: ExitStack) -> PriorityWriter | None:
+    def _priorities(self, sampler: TableSampler, stack: ExitStack) -> PriorityWriter | None:
         if self._config.table.sampler != "prioritized":
             return None
         send = partial(sampler.update_priorities, fencing_token=self._counters.fencing_token)
@@ -373,14 +356,13 @@ class Learner:
         agent: Agent,
         table: TableConfig,
         device: torch.device,
-        sampler: ReplaySampler,
-        mirror: TableMirror | None,
+        sampling: Sampling,
     ) -> BatchLoader:
         settings, splits = self._config.learner, self._splits(table)
-        delete, counters = sampler.delete_items, self._counters
+        delete, counters, mirror = sampling.sampler.delete_items, self._counters, sampling.mirror
         decoder = make_decoder(self._config, agent, table, device, counters, delete, splits=splits, mirror=mirror)
         return BatchLoader(
-            sampler,
+            sampling.source,
             decoder.decode,
             self._counters,
             threads=settings.decode_threads,
