@@ -175,7 +175,7 @@ class _Shared:
     def _owner(self, shared: SharedMirror, mirror: TableMirror, stack: ExitStack) -> Sampling:
         """Hand the mirror to the others, and sample for all."""
         ranks, shape = self._rank.local_size, self._shape
-        others = shared.admit(mirror, ranks - 1, self._timeout_s)
+        others = [stack.enter_context(closing(rank)) for rank in shared.admit(mirror, ranks - 1, self._timeout_s)]
         metrics.MIRROR_READERS.set(ranks)
         cluster, in_flight = self._config.cluster, ranks * shape.in_flight
         sampler = open_sampler(cluster, self._directory, self._table, shape.batch_size, in_flight, mirror, stack)
