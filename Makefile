@@ -138,6 +138,10 @@ bench-cluster: $(VENV)/.dev ## a whole cluster: its rate with 1, 2, 4 and 8 acto
 bench-feed: $(VENV)/.dev ## from the replay service to ready batches: with and without a mirror of the table
 	$(BIN)/python -m benchmarks.feed $(BENCH)
 
+.PHONY: bench-mirror
+bench-mirror: $(VENV)/.dev ## memory and bytes of ranks with a mirror each and with one for all: counts
+	$(BIN)/python -m benchmarks.shared_mirror $(BENCH)
+
 NAME ?= here
 .PHONY: gpu-report
 gpu-report: $(VENV)/.dev ## on a machine with a GPU: all that is to be measured there, within 40 minutes: NAME=h100

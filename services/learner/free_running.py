@@ -8,17 +8,16 @@ from dataclasses import replace
 from functools import partial
 
 from tidemill.config.sections import LearnerConfig
-from tidemill.replay.sampling.mirror import TableMirror
-from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.batch_loader import BatchLoader
 from tidemill.services.learner.data.decoder import make_decoder
-from tidemill.services.learner.data.mirror import mirror_for
 from tidemill.services.learner.data.priorities import PriorityWriter
-from tidemill.services.learner.data.table import batches_per_sample, open_sampler, table_config
+from tidemill.services.learner.data.sampling import SampleShape, Sampling, open_sampling
+from tidemill.services.learner.data.table import batches_per_sample, table_config
+from tidemill.services.learner.data.table_sampler import TableSampler
 from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.pace import Feed, Learning
 from tidemill.services.learner.trainer import TrainerOutputs
@@ -54,39 +53,36 @@ class FreeRunning:
         self, learning: Learning, outputs: TrainerOutputs, directory: ShardDirectory | None, stack: ExitStack
     ) -> Feed:
         """Start to sample (`Pace`)."""
-        cluster, settings, table = self._config.cluster, self._config.learner, learning.table
+        settings, table = self._config.learner, learning.table
         splits = batches_per_sample(self._config.table, settings, table.signature, self._config.agent.batch_size)
-        size, in_flight = self._local_batch_size * splits, settings.decode_threads + 1
+        size = self._local_batch_size * splits
         # those on their way, those being read, and one for safety
         hold = 2 * settings.decode_threads + 2
-        mirror = mirror_for(
-            self._config, table, learning.agent, sample_size=size, hold=hold, learners=self._rank.local_size
-        )
-        sampler = open_sampler(cluster, directory, table, size, in_flight, mirror, stack)
-        priorities = self._priorities(sampler, stack)
-        batches = stack.enter_context(closing(self._batches(learning, sampler, mirror, splits)))
+        shape = SampleShape(size, learning.agent.window.stride, settings.decode_threads + 1, hold)
+        sampling = open_sampling(self._config, directory, table, shape, self._rank, outputs.group, stack)
+        priorities = self._priorities(sampling.sampler, stack)
+        batches = stack.enter_context(closing(self._batches(learning, sampling, splits)))
 
         def close() -> None:
             if priorities is not None:
                 priorities.close()  # before the connection that it shares
             batches.close()
 
-        return Feed(batches, replace(outputs, priorities=priorities), sampler.shards, close)
+        return Feed(batches, replace(outputs, priorities=priorities), sampling.sampler.shards, close)
 
-    def _priorities(self, sampler: ReplaySampler, stack: ExitStack) -> PriorityWriter | None:
+    def _priorities(self, sampler: TableSampler, stack: ExitStack) -> PriorityWriter | None:
         if self._config.table.sampler != "prioritized":
             return None
         send = partial(sampler.update_priorities, fencing_token=self._counters.fencing_token)
         return stack.enter_context(closing(PriorityWriter(send)))
 
-    def _batches(
-        self, learning: Learning, sampler: ReplaySampler, mirror: TableMirror | None, splits: int
-    ) -> BatchLoader:
+    def _batches(self, learning: Learning, sampling: Sampling, splits: int) -> BatchLoader:
         settings, counters = self._config.learner, self._counters
-        agent, table, device, delete = learning.agent, learning.table, learning.device, sampler.delete_items
+        agent, table, device = learning.agent, learning.table, learning.device
+        delete, mirror = sampling.sampler.delete_items, sampling.mirror
         decoder = make_decoder(self._config, agent, table, device, counters, delete, splits=splits, mirror=mirror)
         return BatchLoader(
-            sampler,
+            sampling.source,
             decoder.decode,
             counters,
             threads=settings.decode_threads,

@@ -146,8 +146,10 @@ class LearnerSettings:
     mirror_mib: int = -1
     """Memory for the table's decoded steps, each sent once, in MiB; 0: none; -1: as the table needs.
 
-    Of the memory that is free -1 takes at most a half, divided among the learners of the machine.
+    Of the memory that is free -1 takes at most a half, divided among the learners of the machine that keep one.
     """
+    share_mirror: bool = True
+    """Whether the learners of a machine that train together keep one such mirror, sampled by one of them for all."""
     publish_every: int = 100
     """Gradient steps between two published versions, at least 1."""
     max_policy_lag: int = -1

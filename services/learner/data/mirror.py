@@ -7,12 +7,10 @@ from pathlib import Path
 
 import structlog
 
-from tidemill.config.sections import LearnerConfig
 from tidemill.replay.limits import least_slots
-from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
-from tidemill.replay.shards.directory import is_sharded
+from tidemill.replay.sampling.mirror import MirrorSize, Reserve, TableMirror
+from tidemill.replay.sampling.shared_arrays import reserve_private
 from tidemill.replay.table_config import TableConfig
-from tidemill.rl.agents.interface import Agent
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -20,33 +18,6 @@ _MOST_SLOTS = 2**21
 _SPARE = 1.1  # chunks that streams hold beyond the table, and short ones at the ends of streams
 
 _log = structlog.get_logger()
-
-
-def mirror_for(
-    config: LearnerConfig, table: TableConfig, agent: Agent, *, sample_size: int, hold: int, learners: int
-) -> TableMirror | None:
-    """Return the mirror that the settings allow; None if its memory is too small to be useful.
-
-    Args:
-        config: The learner's settings.
-        table: The whole table.
-        agent: Learns from it.
-        sample_size: Items of one sample.
-        hold: Samples that may be drawn before one is read.
-        learners: Of this machine, over which its memory is divided.
-    """
-    limit_bytes, cluster = config.learner.mirror_mib * 2**20, config.cluster
-    if limit_bytes < 0:
-        limit_bytes = free_bytes() // 2 // learners
-    return open_mirror(
-        table,
-        stride=agent.window.stride,
-        chunk_length=config.table.chunk_length,
-        batch_size=sample_size,
-        hold=hold,
-        shards=cluster.shard_count if is_sharded(cluster.replay) else 0,
-        limit_bytes=limit_bytes,
-    )
 
 
 def open_mirror(
@@ -58,6 +29,7 @@ def open_mirror(
     hold: int,
     shards: int,
     limit_bytes: int,
+    reserve: Reserve = reserve_private,
 ) -> TableMirror | None:
     """Return a mirror of the table, or of a part of it; None if the memory allowed is too small to be useful.
 
@@ -69,6 +41,7 @@ def open_mirror(
         hold: Samples that may be drawn before one is read.
         shards: Over how many shards the table is spread; 0 for a single server.
         limit_bytes: Most bytes of its rows; 0 for no mirror.
+        reserve: Gives the memory.
     """
     if not limit_bytes:
         return None
@@ -84,7 +57,7 @@ def open_mirror(
         return None
     taken = servers * slots * chunk_length * step_bytes
     _log.info("mirror of the table", mib=taken >> 20, share=round(min(slots / of_table, 1.0), 2))
-    return TableMirror(table.signature, MirrorSize(slots, chunk_length, hold), 2 * shards or 1)
+    return TableMirror(table.signature, MirrorSize(slots, chunk_length, hold), 2 * shards or 1, reserve)
 
 
 def free_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:

@@ -20,7 +20,7 @@ from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.decoder import make_decoder
-from tidemill.services.learner.data.mirror import mirror_for
+from tidemill.services.learner.data.sampling import SampleShape, open_own_mirror
 from tidemill.services.learner.data.table import batches_per_sample, table_config
 from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.lock_step.batches import RoundBatches
@@ -86,7 +86,8 @@ class LockStepPace:
         most = batches_per_sample(config.table, config.learner, table.signature, config.agent.batch_size)
         batches = batches_per_draw(most, self._lock_step)
         size = config.agent.batch_size * batches
-        mirror = mirror_for(config, table, agent, sample_size=size, hold=_MAX_IN_FLIGHT + 2, learners=1)
+        shape = SampleShape(size, agent.window.stride, _MAX_IN_FLIGHT, _MAX_IN_FLIGHT + 2)
+        mirror = open_own_mirror(config, table, shape, 1, shards=0)
         stream = SeededSampleStream(
             config.cluster.replay[0],
             table,
