@@ -33,15 +33,11 @@ def _store(appender: StreamAppender, stream: int, first: int, at: int) -> None:
 
 
 @contextmanager
-def _stream(
-    address: str, at: Callable[[int], int], first: int = 0, in_flight: int = 3
-) -> Iterator[SeededSampleStream]:
+def _stream(address: str, at: Callable[[int], int], first: int = 0, in_flight: int = 3) -> Iterator[SeededSampleStream]:
     def draw(number: int) -> SeededDraw:
         return SeededDraw(number, at(number))
 
-    with closing(
-        SeededSampleStream(address, _TABLE, 8, draw, first=first, max_in_flight_batches=in_flight)
-    ) as stream:
+    with closing(SeededSampleStream(address, _TABLE, 8, draw, first=first, max_in_flight_batches=in_flight)) as stream:
         yield stream
 
 
@@ -89,7 +85,10 @@ def test_message_that_comes_too_late_is_refused_and_a_repeated_one_is_not(
 def test_batch_waits_for_its_step_count_and_is_the_same_again(server: LocalServer, client: ReplayClient) -> None:
     """Two streams, one of which loses its connection, draw the same batches; none before its count is reached."""
     client.create_table(_TABLE)
-    with open_appender(server.address, "a") as a, _stream(server.address, lambda number: 8 + 8 * (number // 3)) as stream:
+    with (
+        open_appender(server.address, "a") as a,
+        _stream(server.address, lambda number: 8 + 8 * (number // 3)) as stream,
+    ):
         _store(a, 0, 0, at=0)
         assert a.flush(WAIT_S)
         assert server.replay.find("t").counters.samples == 0

@@ -40,9 +40,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
     opened.crash()
 
 
-def read(
-    log: Log, count: int, distinct: bool, counted: int | None = None, seed: int | None = None
-) -> SampledBatch:
+def read(log: Log, count: int, distinct: bool, counted: int | None = None, seed: int | None = None) -> SampledBatch:
     """Draw a batch as the server does."""
 
     async def draw() -> SampledBatch:
