@@ -78,7 +78,7 @@ def churn(actors: int, rounds: int, seed: int) -> FaultReport:
     Half of those that end do so without a goodbye: their connection is reset, or carries nothing any more. Every
     acknowledged item was inserted, and none twice. When all have gone, the server has no call and no connection of
     theirs, and but few threads more than before. The streams that it still knows are bounded by `max_streams`, and the
-    second time it takes no memory that it had not taken the first time.
+    second time it takes no more memory than the first.
     """
     report = FaultReport(f"{actors} actors that churn, a tenth at a time")
     seen: dict[str, Footprint] = {}
@@ -106,8 +106,8 @@ def churn(actors: int, rounds: int, seed: int) -> FaultReport:
     report.acknowledged_lost = max(0, report.acknowledged - inserted)
     report.figures = {name: asdict(footprint) for name, footprint in seen.items()}
     assert all(footprint.streams <= 2 * actors for footprint in seen.values()), report.figures
-    grown_mib = seen["after the second wave"].memory_mib - seen["after the first wave"].memory_mib
-    assert grown_mib <= 8 + seen["after the first wave"].memory_mib // 10, report.figures
+    peak_mib = seen["first wave"].memory_mib  # what is free again may stay with the allocator until the next wave
+    assert seen["second wave"].memory_mib <= peak_mib + 8 + peak_mib // 10, report.figures
     return report
 
 
