@@ -29,6 +29,7 @@ from tidemill.replay.transfer.stream import Start, open_export
 from tidemill.services.replay.__main__ import main
 from tidemill.services.replay.export import TableExport
 from tidemill.services.replay.memory import MAX_HOLDERS
+from tidemill.services.replay.tables.insertion_times import InsertionTimes
 
 
 @pytest.mark.parametrize(
@@ -122,6 +123,7 @@ def test_bad_ranges_of_time_are_refused_by_name(
     with ReplayClient(dated.address) as other, pytest.raises(InvalidArgument, match=r"since_s is -1.0, must be"):
         other.delete_matching_items("t", since_s=-1.0)
     client.create_table(make_config())
+    server.replay.find("t").times = InsertionTimes()
     with pytest.raises(FailedPrecondition, match="does not know when the items of table 't' came"):
         export_table(server.address, "t", tmp_path / "out", since_s=0.0)
     with pytest.raises(FailedPrecondition, match="does not know when the items of table 't' came"):
@@ -150,9 +152,10 @@ def test_copy_takes_times(dated: LocalServer, tmp_path: Path, capsys: pytest.Cap
         export_table(target.address, "t", tmp_path / "copied")
     assert steps_of(tmp_path / "copied") == list(range(4, 12))
     with ReplayClient(dated.address) as client:
-        client.create_table(replace(make_config(), name="untouched"))
+        client.create_table(replace(make_config(), name="undated"))
+    dated.replay.find("undated").times = InsertionTimes()
     with local_server() as target, ReplayClient(target.address) as client:
-        with pytest.raises(FailedPrecondition, match="does not know when the items of table 'untouched' came"):
+        with pytest.raises(FailedPrecondition, match="does not know when the items of table 'undated' came"):
             copy_tables(dated.address, target.address, since_s=1010.0)
         with pytest.raises(InvalidArgument, match=r"until_s is 1010.0, must be at least since_s \(1020.0\)"):
             copy_tables(dated.address, target.address, ["t"], since_s=1020.0, until_s=1010.0)

@@ -498,7 +498,7 @@ class TableDescription(_message.Message):
     """Greatest fencing token that came with new priorities since the server started; 0 for none."""
     timed_from_s: _builtins.float
     """Unix time from which on the server knows when items came, in seconds; 0 if it knows of none. It knows to the second, and of
-    what lies longer back to 0.5 % of that; after it was killed, at worst to the interval of its snapshots.
+    what lies longer back to 0.5 % of that; of what came before it was killed, to ten seconds.
     """
     @_builtins.property
     def config(self) -> Global___TableConfig:
