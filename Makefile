@@ -30,6 +30,10 @@ install: $(VENV)/.runtime ## only what a run needs, into .venv
 atari: $(VENV)/.runtime ## add the Atari emulator and its games (GPL-2.0)
 	$(PIP_INSTALL) --require-hashes -r requirements/atari.txt
 
+.PHONY: mujoco
+mujoco: $(VENV)/.runtime ## add the MuJoCo simulator, for HalfCheetah-v5, Hopper-v5 and others
+	$(PIP_INSTALL) --require-hashes -r requirements/mujoco.txt
+
 .PHONY: dev
 dev: $(VENV)/.dev ## the tools of check and test too, into .venv
 
@@ -46,8 +50,12 @@ coverage: $(VENV)/.dev ## branch coverage of the unit and integration tests: a t
 	$(BIN)/python -m pytest tests/unit tests/integration --numprocesses 2 --dist loadfile --cov --cov-report term --cov-report html
 
 .PHONY: chaos
-chaos: $(VENV)/.dev ## kill and freeze every process a hundred times under load; into benchmarks/results/faults.json (an hour)
+chaos: $(VENV)/.dev ## kill, freeze and cut off every process a hundred times under load; into benchmarks/results/faults.json (two hours)
 	$(BIN)/python -m tests.chaos $(CHAOS)
+
+.PHONY: conformance
+conformance: $(VENV)/.dev $(VENV)-reverb/.installed ## what Reverb publishes of its tables, run on Tidemill and on Reverb (2 GB of packages)
+	$(BIN)/python -m pytest tests/integration/conformance
 
 .PHONY: check
 check: $(VENV)/.dev ## formatting, lint, types, import rules, wire contract, stubs, references, links
@@ -64,10 +72,12 @@ $(VENV)-docs/.installed: requirements/docs.txt
 
 SBOM := build/sbom.cdx.json
 .PHONY: sbom
-sbom: $(VENV)-sbom/.installed ## what a run holds, as a CycloneDX bill of materials, into build/sbom.cdx.json
+sbom: $(VENV)-sbom/.installed $(VENV)/.runtime ## what a run holds, with licences, as a CycloneDX bill of materials, into build/sbom.cdx.json
 	mkdir -p $(dir $(SBOM))
 	cat requirements/runtime.txt requirements/torch.txt | $(VENV)-sbom/bin/python -W ignore::UserWarning -m cyclonedx_py requirements - \
-	  --pyproject pyproject.toml --output-reproducible --spec-version 1.6 --output-format JSON --validate --output-file $(SBOM)
+	  --pyproject pyproject.toml --output-reproducible --spec-version 1.6 --output-format JSON --output-file $(SBOM)
+	$(BIN)/python -m scripts.sbom_licences $(SBOM)
+	$(VENV)-sbom/bin/python -m scripts.sbom_check $(SBOM)
 
 $(VENV)-sbom/.installed: requirements/sbom.txt
 	$(PYTHON) -m venv $(VENV)-sbom
@@ -127,6 +137,10 @@ bench-cluster: $(VENV)/.dev ## a whole cluster: its rate with 1, 2, 4 and 8 acto
 .PHONY: bench-feed
 bench-feed: $(VENV)/.dev ## from the replay service to ready batches: with and without a mirror of the table
 	$(BIN)/python -m benchmarks.feed $(BENCH)
+
+.PHONY: bench-mirror
+bench-mirror: $(VENV)/.dev ## memory and bytes of ranks with a mirror each and with one for all: counts
+	$(BIN)/python -m benchmarks.shared_mirror $(BENCH)
 
 NAME ?= here
 .PHONY: gpu-report

@@ -1,9 +1,10 @@
 """Rates that the replay service sustains, beside Reverb in the same run: inserts, samples, both at once, memory.
 
-Servers and clients are processes of their own, on loopback. Writers append real Atari frames of five games by
-`ReplayWriter`, one item a step; the sampler makes training-ready transitions (3 steps, stacks of 4) of the batches of a
-`ReplayDataset` and sets the priorities of every one. The contenders take turns within each run, so that a drift of the
-machine meets both; a ratio is the median of the runs' ratios. Without `--peer` only Tidemill is measured.
+Servers and clients are processes of their own, on loopback; ours use `tidemill.replay` alone. Writers append real
+Atari frames of five games by `ReplayWriter`, one item a step; the sampler makes training-ready transitions (3 steps,
+stacks of 4) of the batches of a `ReplayDataset` and sets the priorities of every one. The contenders take turns within
+each run, so that a drift of the machine meets both; a ratio is the median of the runs' ratios. Without `--peer` only
+Tidemill is measured. The file is written after each row, so that an interrupted benchmark keeps what it has.
 
     python -m benchmarks.replay [--runs 5] [--seconds 5] [--observations 1000000] [--peer .venv-reverb/bin/python]
 """
@@ -157,6 +158,7 @@ def main() -> None:
     for part in (results, footprint(ours, a.peer, a.runs, a.seconds, a.observations)):
         for result in part:
             rows.append(result)
+            a.out.write_text(json.dumps({"machine": described, "seconds": a.seconds, "rows": rows}, indent=1) + "\n")
             peer, ratio = (result[key] if result[key] is not None else "" for key in ("peer", "ratio"))
             label = f"{result['name']} [{result['unit']}]"
             print(
@@ -164,7 +166,6 @@ def main() -> None:
                 end="",
             )
             print(f"{ratio:>8}{result['spread']:>8.0%}", flush=True)
-    a.out.write_text(json.dumps({"machine": described, "seconds": a.seconds, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write hashes beside the pins of requirements/{runtime,atari,dev,docs,extras,sbom}.txt, for pip to hold to.
+"""Write hashes beside the pins of requirements/{runtime,atari,mujoco,dev,docs,extras,sbom}.txt, for pip to hold to.
 
 They are of the files that pip takes on linux/amd64 with each Python that is tested; Box2D has no others. Versions stay
 as they are. torch is in a file of its own without a hash: its build is the machine's choice, from PyPI with CUDA, or a
@@ -12,7 +12,7 @@ import sys
 
 from scripts.image_locks import ROOT, hashed, normalised, pins
 
-LOCKS = ("runtime.txt", "atari.txt", "dev.txt", "docs.txt", "extras.txt", "sbom.txt")
+LOCKS = ("runtime.txt", "atari.txt", "mujoco.txt", "dev.txt", "docs.txt", "extras.txt", "sbom.txt")
 PYTHONS = ("3.11", "3.12")
 
 _HASH = re.compile(r"--hash=\S+")

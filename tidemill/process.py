@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import ctypes
 import os
 import select
@@ -11,6 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any, NoReturn, cast
 
 from tidemill.child import PARENT_VARIABLE
 from tidemill.errors import ConfigError, FatalError, TidemillError
@@ -41,6 +44,21 @@ def run(service: str, main: Callable[[], int]) -> int:
         kind = "" if isinstance(error, FatalError) else f"{type(error).__name__}: "
         print(f"{service}: {kind}{error}", file=sys.stderr)
         return 1
+
+
+def leave(code: int) -> NoReturn:
+    """End the process with an exit code, but leave what it has imported to the system.
+
+    Python takes every module apart at its end: over a quarter of the processor time that a process with torch needs to
+    start and end. Threads that are not daemons are waited for, exit handlers run and streams are flushed as ever, the
+    way `multiprocessing` ends its children.
+    """
+    cast(Any, threading)._shutdown()
+    cast(Any, atexit)._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # its reader has left, or it is closed
+            stream.flush()
+    os._exit(code)
 
 
 def end_with_reader(main: Callable[[], int]) -> int:

@@ -1,8 +1,8 @@
 """Stable-Baselines3 on the environment of a config: its own training, measured by our protocol.
 
-DQN or SAC with the hyperparameters that RL Baselines3 Zoo publishes for the environment (sb3_zoo.yaml): one
-environment, as many decisions as asked for. Every so often the very episodes that our evaluator plays are played, and
-afterwards the same fresh ones. Time counts while it trains, not while it is evaluated. Started by `benchmarks.learn`
+DQN, SAC or PPO with the hyperparameters that RL Baselines3 Zoo publishes for the environment (sb3_zoo.yaml), for as
+many decisions as asked for. Every so often the very episodes that our evaluator plays are played, and afterwards the
+same fresh ones. Time counts while it trains, not while it is evaluated. Started by `benchmarks.learn`
 with the package's folder in PYTHONPATH; what it leaves in --output reads like the folder of a run.
 """
 
@@ -80,7 +80,7 @@ def train(config: RunConfig, arguments: argparse.Namespace) -> None:
         "algorithm": algorithm,
         "network": network_of(algorithm, settings),
         "hyperparameters": settings | {"n_timesteps": steps},
-        "source": "RL Baselines3 Zoo, hyperparams/dqn.yml and sac.yml",
+        "source": f"RL Baselines3 Zoo, hyperparams/{algorithm}.yml",
         "version": f"stable-baselines3 {version('stable-baselines3')}",
         "threads": torch.get_num_threads(),
         "evaluated_every": every,
@@ -105,11 +105,11 @@ def zoo_settings(algorithm: str, env_id: str) -> dict[str, Any]:
 def network_of(algorithm: str, settings: Mapping[str, Any]) -> str:
     """Return the hidden layers that the hyperparameters make, or else Stable-Baselines3's own, in words."""
     layers = settings.get("policy_kwargs", {}).get("net_arch")
-    return ", ".join(map(str, layers or {"sac": (256, 256), "dqn": (64, 64)}[algorithm]))
+    return ", ".join(map(str, layers or {"sac": (256, 256), "dqn": (64, 64), "ppo": (64, 64)}[algorithm]))
 
 
-def learning_rate(value: float | str) -> Any:  # noqa: ANN401 - what Stable-Baselines3 takes
-    """Return a learning rate as Stable-Baselines3 takes it; `lin_X` falls from X to 0 over the run."""
+def schedule(value: float | str) -> Any:  # noqa: ANN401 - what Stable-Baselines3 takes
+    """Return a learning rate or clip range as Stable-Baselines3 takes it; `lin_X` falls from X to 0 over the run."""
     if isinstance(value, str) and value.startswith("lin_"):
         initial = float(value.removeprefix("lin_"))
         return lambda remaining: remaining * initial
@@ -118,17 +118,13 @@ def learning_rate(value: float | str) -> Any:  # noqa: ANN401 - what Stable-Base
 
 def _make(algorithm: str, env_id: str, settings: dict[str, Any], seed: int) -> Any:  # noqa: ANN401 - has no types
     import stable_baselines3
+    from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.logger import Logger
 
-    own = {key: value for key, value in settings.items() if key not in ("n_timesteps", "policy", "learning_rate")}
-    model = getattr(stable_baselines3, algorithm.upper())(
-        settings["policy"],
-        env_id,
-        learning_rate=learning_rate(settings["learning_rate"]),
-        seed=seed,
-        device="cpu",
-        **own,
-    )
+    own = {key: value for key, value in settings.items() if key not in ("n_timesteps", "n_envs", "policy")}
+    own |= {key: schedule(own[key]) for key in ("learning_rate", "clip_range") if key in own}
+    envs = make_vec_env(env_id, settings["n_envs"], seed=seed) if "n_envs" in settings else env_id
+    model = getattr(stable_baselines3, algorithm.upper())(settings["policy"], envs, seed=seed, device="cpu", **own)
     model.set_logger(Logger(None, []))
     return model
 

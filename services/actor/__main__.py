@@ -14,6 +14,7 @@ from typing import NamedTuple
 import structlog
 import torch
 
+from tidemill.config.hindsight import first_priority, item_window
 from tidemill.config.load import load
 from tidemill.config.on_policy import windows_per_version
 from tidemill.config.sections import ActorConfig
@@ -22,7 +23,7 @@ from tidemill.inference.client import InferenceClient
 from tidemill.inference.wire import Opening
 from tidemill.params.version import Precision
 from tidemill.params.watcher import ParamsWatcher
-from tidemill.process import keep_freed_memory, run, stop_event
+from tidemill.process import keep_freed_memory, leave, run, stop_event
 from tidemill.replay.shards.appender import ShardedAppender
 from tidemill.replay.writing.rollout_writer import RolloutWriter
 from tidemill.rl.agents.build import build_policy
@@ -33,7 +34,7 @@ from tidemill.rpc.background import BackgroundServer
 from tidemill.services.actor.actor_index import actor_index, own_dns_name
 from tidemill.services.actor.lock_step.actor import act_in_lock_step
 from tidemill.services.actor.loop import ActingLoop, ActingParams, PolicyParams, VersionPacer, make_throttle
-from tidemill.services.actor.metrics import EXPECTED, ActorMetrics, watch_appender
+from tidemill.services.actor.metrics import EXPECTED, ActorCurves, ActorMetrics, watch_appender
 from tidemill.services.actor.remote_policy import RemotePolicy, check_remote
 from tidemill.telemetry import configure_logging, serve_metrics
 from tidemill.types import EnvSpec, Signature
@@ -80,17 +81,18 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
     EXPECTED.set(settings.count)
     slot = ActorSlot(index, num_envs, settings.count)
     with closing(make_env(config.env, num_envs, training=True)) as env:
-        window = config.agent.window(env.spec.frame_stack)
+        window = item_window(config.agent, config.table, env.spec.frame_stack)
         signature = stored_columns(config.agent, env.spec)
         with ExitStack() as stack:
             appender = stack.enter_context(connect_appender(config, actor_id, signature, stop))
             seed = training_seed(config.run.seed, index, earlier_epoch(appender, stop))
             policy, params, own_params = make_policy(config, env.spec, slot, seed, stop, stack)
             watch_appender(appender)
-            initial_priority = policy.initial_priority if config.table.sampler == "prioritized" else None
+            initial_priority = first_priority(config.table, policy.initial_priority)
             writer = RolloutWriter(appender, signature, window, num_envs, config.table.chunk_length, initial_priority)
             throttle = make_throttle(settings.max_env_steps_per_s, num_envs, stop)
-            metrics, own = ActorMetrics(settings.log_every_s), extra_columns_of(config.agent, env.spec)
+            curves = make_curves(config, actor_id, appender, stack)
+            metrics, own = ActorMetrics(settings.log_every_s, curves), extra_columns_of(config.agent, env.spec)
             pacer = make_pacer(config, own_params)
             loop = ActingLoop(env, policy, params, writer, metrics, throttle, own, pacer)
             if own_params is None or own_params.wait(stop):
@@ -164,6 +166,14 @@ def make_pacer(config: ActorConfig, params: PolicyParams | None) -> Callable[[th
     return partial(VersionPacer(windows, config.learner.publish_every, lead=lag // count).wait, params)
 
 
+def make_curves(config: ActorConfig, actor_id: str, appender: ShardedAppender, stack: ExitStack) -> ActorCurves | None:
+    """Return the actor's curves; None where the run's folder is on another machine, or no curves are wanted."""
+    folder = config.run.folder
+    if not config.learner.tensorboard_every_s or not folder.is_dir():
+        return None
+    return stack.enter_context(closing(ActorCurves(folder / "tensorboard" / actor_id, lambda: appender.env_steps)))
+
+
 def connect_appender(
     config: ActorConfig, actor_id: str, signature: Signature, stop: threading.Event
 ) -> ShardedAppender:
@@ -199,4 +209,4 @@ def training_seed(run_seed: int, actor_index: int, earlier_epoch: int = 0) -> in
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

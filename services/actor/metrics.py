@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 import structlog
 from prometheus_client import REGISTRY, Counter, Gauge, Summary
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from tidemill.curves import SideCurves
 from tidemill.envs.interface import VectorStep
 from tidemill.replay.shards.appender import ShardedAppender
 from tidemill.replay.writing.appender import StreamAppender
@@ -29,11 +31,38 @@ _log = structlog.get_logger()
 _RECENT_EPISODES = 100
 
 
+class ActorCurves:
+    """Points in TensorBoard's run of the actor's name, such as `actor/episode_return`, over all actors' decisions."""
+
+    def __init__(self, folder: Path, env_steps: Callable[[], int]) -> None:
+        """Write nothing yet.
+
+        Args:
+            folder: Of the event file.
+            env_steps: Gives the decisions so far, of all actors.
+        """
+        self._curves, self._env_steps = SideCurves(folder), env_steps
+
+    def write(self, scalars: Mapping[str, float]) -> None:
+        """Write a point."""
+        self._curves.write({f"actor/{name}": value for name, value in scalars.items()}, self._env_steps())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._curves.close()
+
+
 class ActorMetrics:
     """Counts steps and episodes and logs a line of progress every few seconds."""
 
-    def __init__(self, log_every_s: float) -> None:
-        """Start counting now."""
+    def __init__(self, log_every_s: float, curves: ActorCurves | None = None) -> None:
+        """Start counting now.
+
+        Args:
+            log_every_s: Seconds between two lines of progress.
+            curves: Gets a point with each of them.
+        """
+        self._curves = curves
         self._log_every_s = log_every_s
         self._returns: collections.deque[float] = collections.deque(maxlen=_RECENT_EPISODES)
         self._env_steps = self._logged_steps = self._episodes = 0
@@ -64,14 +93,19 @@ class ActorMetrics:
         elapsed_s = now - self._logged_at
         if elapsed_s < self._log_every_s:
             return
+        steps_per_s = (self._env_steps - self._logged_steps) / elapsed_s
+        mean_return = float(np.mean(self._returns)) if self._returns else None
         _log.info(
             "acting",
             env_steps=self._env_steps,
-            env_steps_per_s=round((self._env_steps - self._logged_steps) / elapsed_s),
+            env_steps_per_s=round(steps_per_s),
             episodes=self._episodes,
-            mean_return=round(float(np.mean(self._returns)), 1) if self._returns else None,
+            mean_return=round(mean_return, 1) if mean_return is not None else None,
             params_version=params_version,
         )
+        if self._curves is not None:
+            scalars = {"env_steps_per_s": steps_per_s, "params_version": params_version}
+            self._curves.write(scalars | ({"episode_return": mean_return} if mean_return is not None else {}))
         self._logged_at, self._logged_steps = now, self._env_steps
 
 

@@ -18,7 +18,7 @@ from tidemill.config.load import load
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.idle import exit_or_idle
 from tidemill.params.run_end import RunEnd
-from tidemill.process import keep_freed_memory, run, signal_event, stop_event
+from tidemill.process import keep_freed_memory, leave, run, signal_event, stop_event
 from tidemill.rpc.background import BackgroundServer
 from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.evaluator import Evaluator
@@ -97,4 +97,4 @@ def _has_ended(end: RunEnd, folder: Path) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

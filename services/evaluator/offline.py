@@ -22,7 +22,7 @@ from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.atari_scores import human_normalised
 from tidemill.errors import ConfigError
 from tidemill.params.version import Params, Version
-from tidemill.process import run, stop_event
+from tidemill.process import leave, run, stop_event
 from tidemill.services.evaluator.episode_runner import EpisodeRunner, epsilon_of
 from tidemill.services.evaluator.protocol import Evaluation
 from tidemill.services.evaluator.verdict import CONFIRMATION_SEED_OFFSET
@@ -252,4 +252,4 @@ def _film(config: EvaluatorConfig, runner: EpisodeRunner, params: Params, seed: 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -124,4 +124,4 @@ async def serve(config: InferenceConfig, spec: EnvSpec, policy: Policy, device: 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    process.leave(main())

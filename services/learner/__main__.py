@@ -12,7 +12,7 @@ from tidemill import kernel
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.idle import exit_or_idle
-from tidemill.process import die_with_parent, keep_freed_memory, run, stop_event
+from tidemill.process import die_with_parent, keep_freed_memory, leave, run, stop_event
 from tidemill.rpc.background import BackgroundServer
 from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.learner import Learner
@@ -59,4 +59,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

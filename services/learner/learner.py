@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 
@@ -22,15 +21,12 @@ from tidemill.params.client import ParamsClient
 from tidemill.params.publisher import ParamsPublisher
 from tidemill.params.run_end import RunEnd
 from tidemill.params.version import ParamsMetadata
-from tidemill.replay.sampling.mirror import TableMirror
-from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded
-from tidemill.replay.table_config import TableConfig
-from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.registry import stored_columns
 from tidemill.rl.optimizers import fallen
 from tidemill.rpc.server import RpcServer
+from tidemill.services.learner.agent import learning_agent
 from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
 from tidemill.services.learner.checkpoint.resume import ResumableState, config_digest
 from tidemill.services.learner.checkpoint.rng import seed_rng
@@ -39,26 +35,14 @@ from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.control import Control
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.curves import learner_callbacks
-from tidemill.services.learner.data.batch_loader import BatchLoader
-from tidemill.services.learner.data.decoder import make_decoder
 from tidemill.services.learner.data.device import resolve_device
-from tidemill.services.learner.data.mirror import free_bytes, open_mirror
-from tidemill.services.learner.data.priorities import PriorityWriter
-from tidemill.services.learner.data.table import batches_per_sample, create_tables, open_sampler, table_config
+from tidemill.services.learner.data.table import create_tables
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, joined_group
 from tidemill.services.learner.fence import Fence
-from tidemill.services.learner.lock_step.batches import RoundBatches
-from tidemill.services.learner.lock_step.priorities import round_priorities
-from tidemill.services.learner.lock_step.round_end import RoundPublisher
-from tidemill.services.learner.lock_step.rounds import (
-    MAX_IN_FLIGHT,
-    batches_per_draw,
-    compute_deterministically,
-    lock_step_for,
-    open_round_batches,
-    unpaced,
-)
+from tidemill.services.learner.free_running import FreeRunning
+from tidemill.services.learner.lock_step.pace import LockStepPace
 from tidemill.services.learner.metrics import watch_gpu
+from tidemill.services.learner.pace import Learning, Pace
 from tidemill.services.learner.progress import Progress, StatusReporter
 from tidemill.services.learner.publishing import PolicyPublisher
 from tidemill.services.learner.readiness import wait_for_any_shard, wait_for_service
@@ -84,13 +68,11 @@ class Learner:
                 answers callers, and makes the others stop, pause and resume.
 
         Raises:
-            ConfigError: The ranks cannot divide the batch evenly.
+            ConfigError: The ranks cannot divide the batch evenly, or the settings give no whole rounds of lock-step.
         """
         self._config, self._stop, self._rank = config, stop, rank or RankInfo()
-        self._local_batch_size = self._rank.local_batch_size(config.agent.batch_size)
-        self._lock_step = lock_step_for(config, self._rank)
         self._control, self._counters = Control(stop), Counters()
-        self._round_priorities = round_priorities(config, lambda: self._control.stop_reason is not None)
+        self._pace = self._make_pace()
         log_every_s = config.learner.log_every_s if self._rank.is_first else math.inf
         self._progress = Progress(self._counters, log_every_s=log_every_s, clock=time.monotonic)
         self._board = StatusReporter(
@@ -114,19 +96,24 @@ class Learner:
             StalePublisher: A newer learner took over.
             FatalError: The checkpoint is of another run, or training has diverged.
         """
-        agent, table, device = self._build()
+        learning = self._build()
         try:
             with ExitStack() as stack:
                 directory = self._directory(stack)
                 if self._services_are_ready(directory) and not self._run_is_over(stack):
-                    self._train(agent, table, device, directory, set_serving, stack)
+                    self._train(learning, directory, set_serving, stack)
         finally:
             self._control.close()
 
-    def _build(self) -> tuple[Agent, TableConfig, torch.device]:
+    def _make_pace(self) -> Pace:
+        config, counters, control = self._config, self._counters, self._control
+        if config.run.deterministic:
+            return LockStepPace(config, counters, self._rank, lambda: control.stop_reason is not None)
+        return FreeRunning(config, counters, self._rank)
+
+    def _build(self) -> Learning:
         config, device = self._config, resolve_device(self._config.learner.device, self._rank)
-        if self._lock_step is not None:
-            compute_deterministically()
+        self._pace.prepare()
         if config.learner.threads:
             torch.set_num_threads(config.learner.threads)
         if device.type == "cuda":
@@ -134,10 +121,8 @@ class Learner:
             watch_gpu(device)
         seed_rng(config.run.seed)
         spec = spec_of(config.env)
-        agent = build_agent(config.agent, spec, str(device), config.run.seed)
-        signature, batch_size = stored_columns(config.agent, spec), config.agent.batch_size
-        table, learner = (config.table, config.learner) if self._lock_step is None else unpaced(config)
-        return agent, table_config(table, learner, agent, signature, batch_size), device
+        agent = learning_agent(config, spec, device, self._rank.local_batch_size(config.agent.batch_size))
+        return Learning(agent, self._pace.table(agent, stored_columns(config.agent, spec)), device)
 
     def _directory(self, stack: ExitStack) -> ShardDirectory | None:
         """Return the replay shards; None if there is one server, and never more."""
@@ -167,9 +152,7 @@ class Learner:
 
     def _train(
         self,
-        agent: Agent,
-        table: TableConfig,
-        device: torch.device,
+        learning: Learning,
         directory: ShardDirectory | None,
         set_serving: Callable[[bool], None],
         stack: ExitStack,
@@ -177,15 +160,17 @@ class Learner:
         callbacks = learner_callbacks(self._config, is_first=self._rank.is_first)
         stack.enter_context(closing(callbacks))  # closed last
         self._progress.on_update = callbacks.on_update
-        group = stack.enter_context(joined_group(self._rank, device, self._config.learner.ranks_timeout_s))
-        agent.set_process_group(group)
-        checkpointer, publisher, rollback = self._start_outputs(agent, table, group, directory, stack)
+        timeout_s = self._config.learner.ranks_timeout_s
+        group = stack.enter_context(joined_group(self._rank, learning.device, timeout_s))
+        learning.agent.set_process_group(group)
+        checkpointer, publisher, rollback = self._start_outputs(learning, group, directory, stack)
         outputs = TrainerOutputs(None, publisher, checkpointer, group, callbacks.on_publish)
-        batches, outputs = self._inputs(agent, table, device, directory, outputs, stack)
+        feed = self._pace.open(learning, outputs, directory, stack)
+        self._board.shards = feed.shards
         trainer = Trainer(
-            agent,
-            batches,
-            outputs,
+            learning.agent,
+            feed.batches,
+            feed.outputs,
             self._control,
             self._counters,
             self._progress,
@@ -196,51 +181,27 @@ class Learner:
         self._control.stop(trainer.run())
         self._progress.finish()
         set_serving(False)
-        if isinstance(outputs.priorities, PriorityWriter):
-            outputs.priorities.close()  # before the connection that it shares
-        batches.close()  # what still arrives is not trained on
+        feed.close()
         rolled_back = publisher is not None and rollback is not None and rollback.roll_back(publisher)
         self._finish(publisher, checkpointer, PUBLISH_S if rolled_back else _LAST_PUBLISH_S)
         if publisher is not None and publisher.version != self._counters.version:
             callbacks.on_publish(publisher.version)
 
-    def _inputs(
-        self,
-        agent: Agent,
-        table: TableConfig,
-        device: torch.device,
-        directory: ShardDirectory | None,
-        outputs: TrainerOutputs,
-        stack: ExitStack,
-    ) -> tuple[BatchLoader | RoundBatches, TrainerOutputs]:
-        """Start to sample; return the batches, and the outputs with what takes priorities."""
-        mirror = self._mirror(directory, table, agent)
-        if self._lock_step is None:
-            sampler = self._sampler(directory, table, mirror, stack)
-            self._board.shards = sampler.shards
-            outputs = replace(outputs, priorities=self._priorities(sampler, stack))
-            return stack.enter_context(closing(self._batches(agent, table, device, sampler, mirror))), outputs
-        splits, counters, priorities = self._splits(table), self._counters, self._round_priorities
-        opened = open_round_batches(self._config, agent, table, device, counters, priorities, splits, mirror)
-        batches = stack.enter_context(closing(opened))
-        round_end = RoundPublisher(outputs, priorities, batches.replay, counters.fencing_token)
-        return batches, replace(outputs, priorities=priorities, publisher=round_end)
-
     def _start_outputs(
-        self, agent: Agent, table: TableConfig, group: LearnerGroup, directory: ShardDirectory | None, stack: ExitStack
+        self, learning: Learning, group: LearnerGroup, directory: ShardDirectory | None, stack: ExitStack
     ) -> tuple[Checkpointer | None, PolicyPublisher | None, Rollback | None]:
         """Restore, publish a first version, and have all ranks start as the first one does."""
-        state = self._resumable_state(agent)
+        state = self._resumable_state(learning.agent)
         if not self._rank.is_first:
             state.load_bytes(group.broadcast(b""))
             return None, None, None
-        found = create_tables(self._config.cluster, directory, table)
+        found = create_tables(self._config.cluster, directory, learning.table)
         store = self._restored(state, found.items)
         last_known_token = max(store.fencing_token, found.fencing_token)
         connection = stack.enter_context(closing(self._connection(last_known_token=last_known_token)))
         rollback = self._rollback(connection.fencing_token, state, stack)
         take_snapshot = rollback.take_snapshot if rollback is not None else lambda: None
-        publisher = stack.enter_context(closing(self._publisher(agent, connection, take_snapshot)))
+        publisher = stack.enter_context(closing(self._publisher(learning.agent, connection, take_snapshot)))
         publisher.publish()  # actors wait for a first version
         checkpointer = stack.enter_context(closing(self._checkpointer(state, store, self._fence(stack))))
         if group.size > 1:
@@ -267,13 +228,13 @@ class Learner:
             algorithm=algorithm,
             config_digest=self._digest,
             written_by=written_by,
-            priorities=self._round_priorities,
+            priorities=self._pace.kept_priorities,
         )
 
     def _restored(self, state: ResumableState, table_items: int) -> CheckpointStore:
         """Continue from the newest checkpoint, if there is one."""
         folder, keep = self._config.run.folder / "checkpoints", self._config.learner.keep_checkpoints
-        store = CheckpointStore(folder, keep=keep, sync=self._lock_step is None)
+        store = CheckpointStore(folder, keep=keep, sync=self._pace.syncs_checkpoints)
         if restored := state.restore(store):
             self._board.restored = "; ".join(
                 part
@@ -292,7 +253,7 @@ class Learner:
         checkpointer = Checkpointer(
             store,
             state.capture,
-            every_s=self._config.learner.checkpoint_every_s if self._lock_step is None else 0.0,
+            every_s=self._pace.checkpoint_every_s,
             steps=self._counters.learner_steps,
             clock=time.monotonic,
             fence=fence.check,
@@ -339,62 +300,6 @@ class Learner:
             config_digest=self._digest,
         )
 
-    def _mirror(self, directory: ShardDirectory | None, table: TableConfig, agent: Agent) -> TableMirror | None:
-        settings, cluster = self._config.learner, self._config.cluster
-        limit_bytes = settings.mirror_mib * 2**20
-        if limit_bytes < 0:
-            limit_bytes = free_bytes() // 2 // self._rank.local_size
-        # those on their way, those being read, and one for safety
-        hold = 2 * settings.decode_threads + 2 if self._lock_step is None else MAX_IN_FLIGHT + 2
-        return open_mirror(
-            table,
-            stride=agent.window.stride,
-            chunk_length=self._config.table.chunk_length,
-            batch_size=self._local_batch_size * self._splits(table),
-            hold=hold,
-            shards=cluster.shard_count if directory is not None else 0,
-            limit_bytes=limit_bytes,
-        )
-
-    def _sampler(
-        self, directory: ShardDirectory | None, table: TableConfig, mirror: TableMirror | None, stack: ExitStack
-    ) -> ReplaySampler:
-        size, in_flight = self._local_batch_size * self._splits(table), self._config.learner.decode_threads + 1
-        return open_sampler(self._config.cluster, directory, table, size, in_flight, mirror, stack)
-
-    def _priorities(self, sampler: ReplaySampler, stack: ExitStack) -> PriorityWriter | None:
-        if self._config.table.sampler != "prioritized":
-            return None
-        send = partial(sampler.update_priorities, fencing_token=self._counters.fencing_token)
-        return stack.enter_context(closing(PriorityWriter(send)))
-
-    def _batches(
-        self,
-        agent: Agent,
-        table: TableConfig,
-        device: torch.device,
-        sampler: ReplaySampler,
-        mirror: TableMirror | None,
-    ) -> BatchLoader:
-        settings, splits = self._config.learner, self._splits(table)
-        delete, counters = sampler.delete_items, self._counters
-        decoder = make_decoder(self._config, agent, table, device, counters, delete, splits=splits, mirror=mirror)
-        return BatchLoader(
-            sampler,
-            decoder.decode,
-            self._counters,
-            threads=settings.decode_threads,
-            prefetch_samples=-(-settings.prefetch_batches // splits),
-            clock=time.monotonic,
-        )
-
-    def _splits(self, table: TableConfig) -> int:
-        splits = batches_per_sample(
-            self._config.table, self._config.learner, table.signature, self._config.agent.batch_size
-        )
-        return splits if self._lock_step is None else batches_per_draw(splits, self._lock_step)
-
     def _limits(self) -> Limits:
-        run, learner, lock_step = self._config.run, self._config.learner, self._lock_step
-        publish_every = learner.publish_every if lock_step is None else lock_step.updates
-        return Limits(run.max_learner_steps, run.max_env_steps, publish_every)
+        run = self._config.run
+        return Limits(run.max_learner_steps, run.max_env_steps, self._pace.publish_every)

@@ -13,8 +13,8 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.shards.shard import ShardReport
+from tidemill.services.learner.data.table_sampler import TableSampler
 
 _PREFIX = "tidemill_learner"
 _STEP_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -100,6 +100,10 @@ CORRUPT_ITEMS = Counter(
 MIRROR_OVERRUNS = Counter(
     "tidemill_learner_mirror_overruns_total", "Samples dropped because the mirror's rows were written over meanwhile."
 )
+MIRROR_BYTES = Gauge(
+    "tidemill_learner_mirror_bytes", "Memory of the mirror once it is full, by the rank that keeps it.", ["kept_by"]
+)
+MIRROR_READERS = Gauge("tidemill_learner_mirror_readers", "Ranks that read a mirror shared by this one; 0: not shared.")
 CHECKPOINT_SECONDS = Histogram("tidemill_learner_checkpoint_seconds", "Time to write a checkpoint to disk.")
 CHECKPOINT_FAILURES = Counter("tidemill_learner_checkpoint_failures_total", "Checkpoints that could not be written.")
 CHECKPOINT_STEPS = Gauge("tidemill_learner_checkpoint_steps", "Gradient steps in the newest checkpoint.")
@@ -116,7 +120,7 @@ def unregister_rank_0_metrics() -> None:
 class SamplerCollector:
     """A Prometheus collector over a sampler and its shards. It only reads, so any thread may collect."""
 
-    def __init__(self, sampler: ReplaySampler) -> None:
+    def __init__(self, sampler: TableSampler) -> None:
         """Collect from a sampler."""
         self._sampler = sampler
 

@@ -1,4 +1,7 @@
-"""Completes sampled items with their blocks, within the memory for batches; replaces items corrupt on disk."""
+"""Completes sampled items with their blocks, within the memory for batches; replaces items corrupt on disk.
+
+A draw with a seed is refused instead once anything was found corrupt: it would not be the draw of another run.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from tidemill.errors import ResourceExhausted
+from tidemill.errors import DataLoss, ResourceExhausted
 from tidemill.replay.sampling.batch import Blocks, SampledBatch
 from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.chunks.blob_reader import BlobReader
@@ -63,7 +66,12 @@ class BatchReader:
     """Draws batches: waits for the table, then for the disk."""
 
     def __init__(
-        self, replay: ReplayState, admission: AdmissionQueue, blobs: BlobReader | None, max_batch_bytes: int = 2**62
+        self,
+        replay: ReplayState,
+        admission: AdmissionQueue,
+        blobs: BlobReader | None,
+        max_batch_bytes: int = 2**62,
+        corrupt_records: Callable[[], int] = lambda: 0,
     ) -> None:
         """Draw from a state.
 
@@ -72,8 +80,10 @@ class BatchReader:
             admission: Where draws wait.
             blobs: Reads what is not in memory; None if everything is in memory.
             max_batch_bytes: Most bytes of a batch.
+            corrupt_records: Returns how many records of the log were found corrupt or missing.
         """
         self._replay, self._admission, self._blobs, self._max_batch_bytes = replay, admission, blobs, max_batch_bytes
+        self._corrupt_records = corrupt_records
 
     async def read(
         self,
@@ -94,10 +104,13 @@ class BatchReader:
 
         Raises:
             ResourceExhausted: the batch is too large.
+            DataLoss: The batch has a seed, and the log has lost something.
         """
         held: list[SampledItems] = []  # by the draw itself: a call that is cancelled just then must release it
 
         def draw() -> SampledItems:
+            if wanted.seed is not None:
+                self.check_intact(table)
             drawn = table.draw(wanted.items, without_replacement, wanted.counted_by(table.limiter), wanted.seed)
             held.append(drawn)
             size = drawn.size_bytes(table.store, mirror)
@@ -110,7 +123,7 @@ class BatchReader:
                 table, wanted.items, without_replacement, draw, limited=wanted.counted is None, has_room=room.is_free
             )
             if self._blobs is not None:
-                return await self._complete(self._blobs, table, drawn, without_replacement, held, mirror)
+                return await self._complete(self._blobs, table, wanted, drawn, without_replacement, held, mirror)
             lacked = _lacked(drawn, mirror)
             return _placed(
                 drawn, lacked, table.store.blocks.read(drawn.chunks[lacked], drawn.step_counts[lacked]), mirror
@@ -118,6 +131,19 @@ class BatchReader:
         finally:
             for part in held:
                 part.release(table.store)
+
+    def check_intact(self, table: Table) -> None:
+        """Check that nothing of a table is lost.
+
+        Raises:
+            DataLoss: The log is corrupt, or was: a draw with a seed would not be what it is in another run.
+        """
+        items, records = table.counters.corrupt_items, self._corrupt_records()
+        if items or records:
+            raise DataLoss(
+                f"table {table.config.name!r} has lost {items} items, and its log {records} records, to corruption on "
+                "disk: a draw with a seed would not give what it gives in another run; start the run from scratch"
+            )
 
     def _check_size(self, items: int, size: int, room: BatchRoom) -> None:
         for limit, what in (
@@ -131,6 +157,7 @@ class BatchReader:
         self,
         reader: BlobReader,
         table: Table,
+        wanted: SampleDemand,
         drawn: SampledItems,
         without_replacement: bool,
         held: list[SampledItems],
@@ -145,6 +172,8 @@ class BatchReader:
                 whole = [blob for blob in blobs if blob is not None]
                 return _placed(drawn, lacked, blocks.cut(chunks, whole, drawn.step_counts[lacked]), mirror)
             self._drop(table, corrupt.tolist())
+            if wanted.seed is not None:
+                self.check_intact(table)
             redraw_all = without_replacement and not table.config.max_times_sampled  # or an item could come twice
             kept = drawn.without(drawn.chunks if redraw_all else corrupt)
             drawn = kept.concat(await self._draw_more(table, count - len(kept.keys), without_replacement, held))

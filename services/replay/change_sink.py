@@ -48,7 +48,7 @@ class ChangeSink(Protocol):
         ...
 
     def log_table(self, number: int, table: Table) -> None:
-        """Report a new table, or a new configuration of one."""
+        """Report a new table, a new configuration of one, or when its newest items came."""
         ...
 
     def log_epoch(self, epoch: Epoch, closed: Sequence[int]) -> None:

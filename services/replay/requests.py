@@ -62,14 +62,14 @@ _MOST_BYTES: dict[type[Message], int] = {
     pb.UpdatePrioritiesRequest: _NAME_BYTES + MAX_KEYS * (_KEY_BYTES + _PRIORITY_BYTES),
     pb.DeleteItemsRequest: _NAME_BYTES + MAX_KEYS * _KEY_BYTES,
 }
-_OPEN, _DATA = 1, 2  # fields of AppendRequest
-_CHUNKS, _ITEMS = 1, 2  # fields of AppendData
-_LISTS = (2, 3, 4, 5, 7)  # fields of ItemBatch that hold numbers
 _VARINT, _BYTES = 0, 2  # wire types; 3 and 4 are groups, which proto3 does not have
+_OPEN, _DATA = 1 << 3 | _BYTES, 2 << 3 | _BYTES  # tags of AppendRequest; with another wire type they are unknown fields
+_CHUNKS, _ITEMS = 1 << 3 | _BYTES, 2 << 3 | _BYTES  # tags of AppendData
+_LISTS = (2, 3, 4, 5, 7)  # fields of ItemBatch that hold numbers
 _WIDTHS = {1: 8, 5: 4}  # bytes of those that have a fixed size
 
 Field = tuple[int, int, int]
-"""Number of a field and where its value begins and ends."""
+"""Tag of a field, which is its number and wire type, and where its value begins and ends."""
 
 
 def add_handlers(servicer: object, server: grpc.aio.Server) -> None:
@@ -110,10 +110,10 @@ def _check_flat(raw: bytes, name: str, most_bytes: int) -> None:
 
 def _check_append(raw: bytes) -> None:
     data: list[Field] = []
-    for number, start, end in _fields(raw, 0, len(raw), _PLAIN_FIELDS, "AppendRequest"):
-        if number == _OPEN and end - start > _TABLE_BYTES:
+    for tag, start, end in _fields(raw, 0, len(raw), _PLAIN_FIELDS, "AppendRequest"):
+        if tag == _OPEN and end - start > _TABLE_BYTES:
             raise InvalidArgument(f"open has {end - start} bytes, must have at most {_TABLE_BYTES}")
-        if number == _DATA:  # of several, protobuf makes one
+        if tag == _DATA:  # of several, protobuf makes one
             data += _fields(raw, start, end, MAX_MESSAGE_CHUNKS + _MOST_FIELDS, "data")
     _check_chunks(raw, [field for field in data if field[0] == _CHUNKS])
     _check_items(raw, [field for field in data if field[0] == _ITEMS])
@@ -136,7 +136,7 @@ def _check_items(raw: bytes, items: list[Field]) -> None:
     for _, start, end in items:
         fields = _fields(raw, start, end, left, "data.items")
         left -= len(fields)
-        list_bytes += sum(field_end - begin for number, begin, field_end in fields if number in _LISTS)
+        list_bytes += sum(field_end - begin for tag, begin, field_end in fields if tag >> 3 in _LISTS)
     if list_bytes > MAX_MESSAGE_ITEMS * _ITEM_BYTES:
         raise InvalidArgument(
             f"data.items has {list_bytes} bytes of numbers, must have {MAX_MESSAGE_ITEMS} items at most"
@@ -178,7 +178,7 @@ def _fields(raw: bytes, start: int, end: int, most: int, what: str) -> list[Fiel
             at += _WIDTHS[kind]
         else:
             raise InvalidArgument(f"{what} has a field of wire type {kind}, which proto3 does not have")
-        found.append((tag >> 3, begin, at))
+        found.append((tag, begin, at))
     if at != end:
         raise InvalidArgument(f"{what} ends in the middle of a field")
     return found

@@ -75,7 +75,9 @@ class ReplayServicer:
         self._admission = admission
         self._log = log
         self._blobs = blobs = log.blobs if log is not None else None
-        self._batches = BatchReader(replay, admission, blobs, int(max_message_bytes * _MESSAGE_MARGIN))
+        self._batches = BatchReader(
+            replay, admission, blobs, int(max_message_bytes * _MESSAGE_MARGIN), self._corrupt_records
+        )
         self._clock = StepClock(lambda: replay.streams.step_count)
         self._active_streams = ActiveStreams()
         self._told_of_evictions = False
@@ -244,6 +246,8 @@ class ReplayServicer:
 
     async def _draw(self, opened: OpenedSample, wanted: SampleDemand, room: BatchRoom) -> bytes:
         table = opened.table
+        if wanted.seed is not None:
+            self._batches.check_intact(table)  # or it might wait for steps that are lost
         if wanted.at_step_count is not None:
             await self._clock.reach(wanted.at_step_count)
         if wanted.items:
@@ -263,6 +267,9 @@ class ReplayServicer:
             limiter_diff=table.limiter.diff,
             store_id=self._replay.store_id,
         ).SerializeToString()
+
+    def _corrupt_records(self) -> int:
+        return self._log.corrupt_records if self._log is not None else 0
 
     def _describe(self, table: Table) -> pb.TableDescription:
         return pack_description(describe(table, self._replay, self._admission, self._log))

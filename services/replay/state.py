@@ -21,6 +21,7 @@ from tidemill.services.replay.chunks.blocks import BlockStore
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.memory import MemoryBudget, StoredMemory
 from tidemill.services.replay.streams import Epoch, StreamRegistry
+from tidemill.services.replay.tables.insertion_times import LOGGED_EVERY_S
 from tidemill.services.replay.tables.table import Table
 from tidemill.types import Signature, column_names
 
@@ -113,7 +114,9 @@ class ReplayState:
         existing = self._tables.get(config.name)
         if existing is None:
             self._sink.begin()
-            self._log_table(self.add_table(config, self.next_table))
+            table = self.add_table(config, self.next_table)
+            table.times.note(int(self._clock()), 0)
+            self._log_table(table)
             return True
         if config not in (existing.config, existing.declared):
             self._redeclare(existing, config)
@@ -295,6 +298,8 @@ class ReplayState:
         now_s = int(self._clock())
         for table in session.tables:
             table.times.note(now_s, table.items.inserted)
+            if now_s >= table.times.logged_s + LOGGED_EVERY_S:
+                self._log_table(table)
         stored = apply_append(session, planned)
         self.env_steps += planned.decisions
         self.memory.count()
@@ -314,6 +319,7 @@ class ReplayState:
         number = self.number_of(table)
         self._sink.know_table(table.config.name, number)
         self._sink.log_table(number, table)
+        table.times.logged_s = int(self._clock())
 
     def _redeclare(self, table: Table, wanted: TableConfig) -> None:
         """Take what a client says of a table: what is new in it, if it is the first after a restart.

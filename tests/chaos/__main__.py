@@ -19,10 +19,17 @@ from pathlib import Path
 import structlog
 
 from benchmarks.rows import FOLDER_VARIABLE, load, machine
+from tests.chaos.churn import churn
 from tests.chaos.cluster import kill_launcher, kill_services
 from tests.chaos.fault_report import FaultReport
+from tests.chaos.links import harm_links, restart_in_turn
+from tests.chaos.network import FAULTS, harm_params, harm_replay
 from tests.chaos.params import kill_params
 from tests.chaos.replay import freeze_replay, kill_replay
+from tests.chaos.schedules import simulate
+
+_LONGEST_S = 12.0
+"""Of a fault of the network: some are noticed by keepalive, which takes up to ten seconds, and some end before."""
 
 Series = Callable[[Path, int, int], Iterable[FaultReport]]
 
@@ -31,6 +38,16 @@ SERIES: dict[str, Series] = {
     "replay-fsync": lambda folder, kills, seed: [kill_replay(folder, kills, seed, "fsync")],
     "replay-frozen": lambda folder, kills, seed: [freeze_replay(folder, kills // 5 or 1, seed)],
     "params": lambda folder, kills, seed: [kill_params(folder, kills, seed)],
+    "network-replay": lambda folder, kills, seed: (
+        harm_replay(folder / kind, kind, kills // 5 or 1, seed, _LONGEST_S) for kind in FAULTS
+    ),
+    "network-params": lambda folder, kills, seed: (
+        harm_params(folder / kind, kind, kills // 5 or 1, seed, _LONGEST_S) for kind in FAULTS
+    ),
+    "network-run": lambda folder, kills, seed: harm_links(folder, kills // 5 or 1, seed, _LONGEST_S),
+    "churn": lambda _folder, kills, seed: [churn(10 * kills, 20, seed)],
+    "rolling": lambda folder, kills, seed: restart_in_turn(folder, kills // 5 or 1, seed),
+    "schedules": lambda _folder, kills, _seed: simulate(100 * kills),
     "cluster": lambda folder, kills, seed: kill_services(folder, kills // 5 or 1, seed),
     "launcher": lambda folder, kills, seed: [kill_launcher(folder, kills // 10 or 1, seed)],
 }

@@ -26,6 +26,7 @@ class FaultReport:
         altered: Things that were there with other contents than were sent.
         unknown: Things that were there though nobody had sent them.
         recovery_s: Seconds from each fault to the first thing that a client achieved after it.
+        figures: What else was counted, by name.
     """
 
     name: str
@@ -36,6 +37,7 @@ class FaultReport:
     altered: int = 0
     unknown: int = 0
     recovery_s: list[float] = field(default_factory=list)
+    figures: dict[str, object] = field(default_factory=dict)
 
     @property
     def is_clean(self) -> bool:
@@ -56,7 +58,7 @@ class FaultReport:
 
     def row(self) -> Row:
         """Return the row of the results."""
-        times = sorted(self.recovery_s)
+        times = [round(value, 2) for value in sorted(self.recovery_s)]
         return {
             "name": self.name,
             "kills": self.faults,
@@ -65,12 +67,20 @@ class FaultReport:
             "duplicates": self.duplicates,
             "altered": self.altered,
             "unknown": self.unknown,
-            "median_recovery_s": round(statistics.median(times), 2),
-            "worst_recovery_s": round(times[-1], 2),
-            "spread": [round(value, 2) for value in (times[0], times[-1])],
+            "median_recovery_s": round(statistics.median(times), 2) if times else None,
+            "worst_recovery_s": times[-1] if times else None,
+            "spread": [times[0], times[-1]] if times else None,
+            **self.figures,
         }
 
 
 def pause(seconds: float) -> None:
     """Let the load continue for a moment; the moment is what a schedule of faults consists of."""
     threading.Event().wait(seconds)
+
+
+def check(report: FaultReport, faults: int) -> None:
+    """Fail unless there were so many faults, something was acknowledged, and no promise was broken."""
+    assert report.is_clean, report
+    assert report.faults == faults
+    assert report.acknowledged > 0

@@ -19,7 +19,7 @@ from tidemill.params.version import Precision
 
 _WATCHERS = 3
 _LONGEST_PAUSE_S = 1.0
-_BLOB_BYTES = 200_000
+BLOB_BYTES = 200_000
 _KEPT = 20
 """Versions that the server keeps unless told otherwise."""
 
@@ -28,9 +28,9 @@ def kill_params(folder: Path, kills: int, seed: int) -> FaultReport:
     """Kill the server at random moments: what was acknowledged is there with its bytes, and versions only grow."""
     rng, report = random.Random(seed), FaultReport("parameter server killed")
     with server_process(folder) as server:
-        publisher = _Publisher(server.address, rng.randbytes(_BLOB_BYTES))
-        watchers = [_Watcher(server.address) for _ in range(_WATCHERS)]
-        with _running(publisher, *watchers):
+        publisher = Publisher(server.address, rng.randbytes(BLOB_BYTES))
+        watchers = [Watcher(server.address) for _ in range(_WATCHERS)]
+        with running(publisher, *watchers):
             for _ in range(kills):
                 pause(rng.uniform(0.0, _LONGEST_PAUSE_S))
                 began_s = time.monotonic()
@@ -42,20 +42,21 @@ def kill_params(folder: Path, kills: int, seed: int) -> FaultReport:
                     lambda b=before: len(publisher.acknowledged) > b,  # type: ignore[misc]
                     "the publisher continues",
                 )
-        _compare(report, server, publisher, watchers)
+        compare(report, server, publisher, watchers)
     return report
 
 
-class _Client(threading.Thread):
+class Client(threading.Thread):
     """A client that repeats its work until it is told to stop, whatever the server does."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, reads_files: bool = True) -> None:
         super().__init__()
-        self._address, self.ended = address, threading.Event()
+        self._address, self._reads_files, self.ended = address, reads_files, threading.Event()
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        with ParamsClient(self._address) as client:
+        """Repeat it."""
+        with ParamsClient(self._address, reads_files=self._reads_files) as client:
             while not self.ended.is_set():
                 try:
                     self.work(client)
@@ -70,7 +71,7 @@ class _Client(threading.Thread):
         raise NotImplementedError
 
 
-class _Publisher(_Client):
+class Publisher(Client):
     """Publishes blobs that differ from each other, and notes what was sent under which number and what acknowledged."""
 
     def __init__(self, address: str, blob: bytes) -> None:
@@ -79,9 +80,9 @@ class _Publisher(_Client):
         self._count = 0
         self.sent: set[bytes] = set()
         self.acknowledged: dict[int, bytes] = {}
-        self.newest_known = 0
 
     def work(self, client: ParamsClient) -> None:
+        """Become the publisher and publish until something fails."""
         opened = client.acquire_fencing_token("chaos", connect_timeout_s=WAIT_S)
         assert opened.latest_version >= max(self.acknowledged, default=0), "an acknowledged version is gone"
         base = opened.latest_version
@@ -96,16 +97,20 @@ class _Publisher(_Client):
             self.acknowledged[base] = digest
 
 
-class _Watcher(_Client):
-    """Fetches each newest version, and notes a number that falls or bytes that change."""
+class Watcher(Client):
+    """Fetches each newest version, and notes a number that falls or bytes that change.
 
-    def __init__(self, address: str) -> None:
-        super().__init__(address)
+    With `reads_files` its bytes come from the server's folder, as on one machine they do, else from the wire.
+    """
+
+    def __init__(self, address: str, *, reads_files: bool = True) -> None:
+        super().__init__(address, reads_files=reads_files)
         self.seen: dict[int, bytes] = {}
         self.newest = 0
         self.fell = self.altered = 0
 
     def work(self, client: ParamsClient) -> None:
+        """Fetch the newest version."""
         params = client.fetch(newer_than=0, wait_s=1.0)
         self.ended.wait(0.02)
         if params is None:
@@ -117,7 +122,8 @@ class _Watcher(_Client):
 
 
 @contextmanager
-def _running(*clients: _Client) -> Iterator[None]:
+def running(*clients: Client) -> Iterator[None]:
+    """Let clients work while the block runs."""
     for client in clients:
         client.start()
     try:
@@ -129,7 +135,7 @@ def _running(*clients: _Client) -> Iterator[None]:
             client.join(WAIT_S)
 
 
-def _compare(report: FaultReport, server: ServerProcess, publisher: _Publisher, watchers: list[_Watcher]) -> None:
+def compare(report: FaultReport, server: ServerProcess, publisher: Publisher, watchers: list[Watcher]) -> None:
     """Hold what the server has, and what the watchers saw, against what the publisher sent and was told."""
     errors = [client.error for client in (publisher, *watchers) if client.error]
     assert not errors, errors

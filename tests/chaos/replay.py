@@ -24,9 +24,9 @@ from tidemill.errors import TidemillError
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
 
-_WRITERS = 3
+WRITERS = 3
 _LONGEST_PAUSE_S = 1.0
-_FAULTS_PER_ROUND = 10
+FAULTS_PER_ROUND = 10
 """Faults of one server, few enough for its table to hold all that is written meanwhile."""
 
 
@@ -37,7 +37,7 @@ def kill_replay(folder: Path, kills: int, seed: int, ack: str) -> FaultReport:
     """
     rng = random.Random(seed)
 
-    def fault(server: _Server) -> float:
+    def fault(server: Server) -> float:
         began_s = time.monotonic()
         server.kill()
         server.start()
@@ -51,7 +51,7 @@ def freeze_replay(folder: Path, freezes: int, seed: int) -> FaultReport:
     """Stop the server with SIGSTOP for a while: the writers notice nothing but a pause."""
     rng = random.Random(seed)
 
-    def fault(server: _Server) -> float:
+    def fault(server: Server) -> float:
         os.kill(server.pid, signal.SIGSTOP)
         pause(rng.uniform(1.0, 3.0))
         began_s = time.monotonic()
@@ -66,31 +66,31 @@ def _rounds(
     report: FaultReport,
     faults: int,
     rng: random.Random,
-    fault: Callable[[_Server], float],
+    fault: Callable[[Server], float],
     arguments: Callable[[int], tuple[str, ...]],
 ) -> FaultReport:
     """Cause faults, a few to each server, so that its table holds all that was written; then read it.
 
     `fault` returns when the time to recovery starts.
     """
-    for number, first in enumerate(range(0, faults, _FAULTS_PER_ROUND)):
-        with _Server(arguments(number)) as server, ReplayClient(server.address) as client:
+    for number, first in enumerate(range(0, faults, FAULTS_PER_ROUND)):
+        with Server(arguments(number)) as server, ReplayClient(server.address) as client:
             client.create_table(RANKED)
-            with load(server.address, _WRITERS) as running, _learner(server.address):
-                for _ in range(min(_FAULTS_PER_ROUND, faults - first)):
+            with load(server.address, WRITERS) as running, sampling(server.address):
+                for _ in range(min(FAULTS_PER_ROUND, faults - first)):
                     pause(rng.uniform(0.0, _LONGEST_PAUSE_S))
                     before = running.acknowledged  # what is on its way may still be acknowledged: that is no recovery
                     began_s = fault(server)
                     most = max(before, running.acknowledged)
                     report.time_recovery(began_s, lambda m=most: running.acknowledged > m, "the writers continue")  # type: ignore[misc]
                 running.stop()
-            _compare(report, server.address, running)
+            compare(report, server.address, running)
     return report
 
 
-def _compare(report: FaultReport, address: str, running: Load) -> None:
+def compare(report: FaultReport, address: str, running: Load) -> None:
     """Hold what the server has against what the writers were told."""
-    sent = {(stream, step) for stream in range(_WRITERS) for step in range(running.written[stream])}
+    sent = {(stream, step) for stream in range(WRITERS) for step in range(running.written[stream])}
     assert len(sent) < RANKED.max_items, "the table has dropped what should be compared"
     with ReplayClient(address) as client:
         count = client.describe_table("t").items
@@ -109,7 +109,7 @@ def _compare(report: FaultReport, address: str, running: Load) -> None:
     report.altered += int((decoded.columns["frame"][last] != wanted).any(axis=1).sum())
 
 
-class _Server:
+class Server:
     """A server that comes back at the same address."""
 
     def __init__(self, arguments: tuple[str, ...]) -> None:
@@ -117,7 +117,7 @@ class _Server:
         self._process = ServerProcess("127.0.0.1:0", *arguments)
         self.address = self._process.address
 
-    def __enter__(self) -> _Server:
+    def __enter__(self) -> Server:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -125,36 +125,69 @@ class _Server:
 
     @property
     def pid(self) -> int:
+        """Its process id."""
         return self._process.pid
 
     def kill(self) -> None:
+        """End it without a chance to do anything."""
         kill(self._process)
         self._process.close()
 
     def start(self) -> None:
+        """Start it again."""
         self._process = ServerProcess(self.address, *self._arguments)
 
 
-@contextmanager
-def _learner(address: str) -> Iterator[None]:
-    """Sample and set priorities meanwhile, as a learner does."""
-    ended = threading.Event()
+class Sampling(threading.Thread):
+    """Samples and sets priorities meanwhile, as a learner does.
 
-    def learn() -> None:
+    Attributes:
+        batches: How many came.
+        ranked: How many of them had their priorities set.
+        error: What ended it early.
+    """
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self._address, self._ended = address, threading.Event()
+        self.batches = self.ranked = 0
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Work until it is closed."""
+        try:
+            self._learn()
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def close(self) -> None:
+        """End."""
+        self._ended.set()
+        self.join(WAIT_S)
+
+    def _learn(self) -> None:
+        address = self._address
         with ReplaySampler([address], RANKED, 32, max_in_flight_batches=2) as sampler, ReplayClient(address) as client:
-            while not ended.is_set():
+            while not self._ended.is_set():
                 batch = sampler.take(0.2)
                 if batch is None:
                     continue
+                self.batches += 1
                 try:
                     client.update_priorities("t", batch.keys, np.ones(len(batch.keys)))
+                    self.ranked += 1
                 except TidemillError:  # the server is away
-                    ended.wait(0.05)
+                    self._ended.wait(0.05)
 
-    thread = threading.Thread(target=learn)
+
+@contextmanager
+def sampling(address: str) -> Iterator[Sampling]:
+    """Sample while the block runs."""
+    thread = Sampling(address)
     thread.start()
     try:
-        yield
+        yield thread
     finally:
-        ended.set()
-        thread.join(WAIT_S)
+        thread.close()
+    assert thread.error is None, thread.error

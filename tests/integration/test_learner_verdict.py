@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.learner_cluster import LearnerCluster, learner_cluster
+from tests.support.waiting import wait_until
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import BEST, EVALUATED, LAST_TRAINED, VERDICT, Version
 from tidemill.services.learner.checkpoint.store import CheckpointStore
@@ -28,6 +29,7 @@ def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
 def _evaluated(cluster: LearnerCluster, params: ParamsClient) -> Version:
     """Take the newest trained version under evaluation, and let training continue for more than 64 versions."""
     cluster.wait_for_status(lambda status: status.learner_steps > 20, "training")
+    wait_until(lambda: bool(params.list_versions().versions), "a version")  # they are sent in the background
     version = params.list_versions().versions[-1]
     params.set_tag(EVALUATED, version.version)
     cluster.wait_for_status(

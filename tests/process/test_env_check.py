@@ -47,6 +47,7 @@ def _config(function: str, **launcher: float) -> RunConfig:
     [
         (["--env.id", "LunarLandrContinuous-v3"], "did you mean 'LunarLanderContinuous-v3'?"),
         (["--env.id", "CartPole-v1"], "algorithm is 'sac', but the environment's actions are discrete"),
+        (["--table.hindsight", "0.8"], "must be a Dict with achieved_goal and desired_goal"),
         (["--replay.shards", "2", "--replay.server.address", "127.0.0.1:7499"], "shards cannot share"),
     ],
 )

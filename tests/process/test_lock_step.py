@@ -2,33 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.forkery import Forkery, forkery
 from tests.support.lock_step import lock_step_cluster
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
-_UPDATES = 512
 _SETTINGS: dict[str, Any] = {
-    "run": {"max_learner_steps": _UPDATES, "round_steps": 32},
+    "run": {"max_learner_steps": 256, "round_steps": 16},
     "env": {"id": "CartPole-v1", "num_envs": 2},
     "agent": {"algorithm": "dqn", "network": "mlp", "hidden_sizes": [16], "dueling": False, "batch_size": 16},
-    "table": {"min_size": 200, "max_items": 1_000},
+    "table": {"min_size": 200, "max_items": 500},
     "learner": {"updates_per_env_step": 0.25},
     "actor": {"max_env_steps_per_s": 400.0},
 }
+_CONTINUOUS = {"env": {"id": "Pendulum-v1", "num_envs": 2}, "run": {"max_learner_steps": 128, "round_steps": 16}}
+_CASES: dict[str, dict[str, Any]] = {
+    "prioritized": {"table": {**_SETTINGS["table"], "sampler": "prioritized"}},
+    "hindsight": {  # a learner that is stopped in the middle of a sample decodes it again
+        "env": {"id": "examples.bit_flip:BitFlip", "kwargs": {"bits": 6}, "num_envs": 2},
+        "agent": {**_SETTINGS["agent"], "n_step": 1},
+        "table": {**_SETTINGS["table"], "hindsight": 0.8, "hindsight_steps": 6},
+    },
+    "sac": {**_CONTINUOUS, "agent": {"algorithm": "sac", "start_steps": 100, "hidden_sizes": [16], "batch_size": 16}},
+    "ddpg": {  # whose noise lasts over steps
+        **_CONTINUOUS,
+        "agent": {
+            "algorithm": "ddpg",
+            "start_steps": 100,
+            "actor_sizes": [16],
+            "critic_sizes": [16],
+            "action_layer": 0,
+            "batch_size": 16,
+        },
+    },
+    "atari": {
+        "run": {"max_learner_steps": 32, "round_steps": 16},
+        "env": {"id": "ALE/Pong-v5", "num_envs": 2},
+        "agent": {"algorithm": "dqn", "batch_size": 4, "hidden_sizes": [16], "dueling": False},
+        "learner": {"updates_per_env_step": 0.0625},
+        "actor": {"max_env_steps_per_s": 200.0},
+    },
+}
 
 
-def _digest(folder: Path, *ended: str, seed: int = 1, settings: Mapping[str, Any] = _SETTINGS) -> str:
+@pytest.fixture(scope="module")
+def forkeries() -> Iterator[tuple[Forkery, Forkery]]:
+    """Two, with different seeds of Python's hashes."""
+    with forkery() as first, forkery() as second:
+        yield first, second
+
+
+def _digest(started: Forkery, folder: Path, *ended: str, seed: int = 1, settings: Mapping[str, Any] = _SETTINGS) -> str:
     """Return the digest of a run; processes are killed on the way, or with `stop` stopped, and started again."""
-    with lock_step_cluster(folder, settings, seed) as cluster:
+    updates = settings["run"]["max_learner_steps"]
+    with lock_step_cluster(started, folder, settings, seed) as cluster:
         cluster.start_all()
         for number, words in enumerate(ended):
-            cluster.reach(_UPDATES * (number + 1) // (len(ended) + 3))
+            cluster.reach(updates * (number + 1) // (len(ended) + 3))
             *stops, name = words.split()
             if stops:
                 cluster.stop(name)
@@ -36,19 +72,39 @@ def _digest(folder: Path, *ended: str, seed: int = 1, settings: Mapping[str, Any
                 cluster.kill(name)
             cluster.start(name)
         learner_steps, digest = cluster.digest()
-    assert learner_steps == _UPDATES
+    assert learner_steps == updates
     return digest
 
 
-def test_seed_gives_the_same_parameters_whatever_happens_and_another_seed_others(tmp_path: Path) -> None:
+def test_process_with_other_settings_than_at_the_start_is_refused(
+    tmp_path: Path, forkeries: tuple[Forkery, Forkery]
+) -> None:
+    """Another seed, or another number of actors: a started learner and actor say so in one line each."""
+    with lock_step_cluster(forkeries[0], tmp_path / "cluster", _SETTINGS) as cluster:
+        cluster.start_all()
+        cluster.reach(1)
+        for name in ("learner", "actor-1"):
+            cluster.kill(name)
+            said = cluster.refusal(name, "--run.seed", "2")
+            assert "run.seed is 2, but was 1 when this run was started" in said
+        assert "actor.count is 4, but was 2" in cluster.refusal("learner", "--actor.count", "4")
+
+
+def test_seed_gives_the_same_parameters_whatever_happens_and_another_seed_others(
+    tmp_path: Path, forkeries: tuple[Forkery, Forkery]
+) -> None:
     """Two actors: neither kills of every kind nor a stop in the middle of a round change a bit."""
-    first = _digest(tmp_path / "first")
-    assert _digest(tmp_path / "again", "actor-1", "replay", "learner", "stop learner") == first
-    assert _digest(tmp_path / "other", seed=2) != first
+    first = _digest(forkeries[0], tmp_path / "first")
+    assert _digest(forkeries[1], tmp_path / "again", "actor-1", "replay", "learner", "stop learner") == first
+    assert _digest(forkeries[0], tmp_path / "other", seed=2) != first
 
 
-def test_prioritized_replay_gives_the_same_parameters_in_spite_of_kills(tmp_path: Path) -> None:
-    """Priorities that a killed replay service has lost are sent again before anything is drawn."""
-    settings = {**_SETTINGS, "table": {**_SETTINGS["table"], "sampler": "prioritized"}}
-    first = _digest(tmp_path / "first", settings=settings)
-    assert _digest(tmp_path / "again", "replay", "actor-0", "stop learner", "learner", settings=settings) == first
+@pytest.mark.parametrize("case", _CASES)
+def test_algorithm_gives_the_same_parameters_in_spite_of_kills(
+    tmp_path: Path, forkeries: tuple[Forkery, Forkery], case: str
+) -> None:
+    """Priorities that a killed server has lost, continuous actions and their noise, images: all of it comes back."""
+    settings = {**_SETTINGS, **_CASES[case]}
+    first = _digest(forkeries[0], tmp_path / "first", settings=settings)
+    ended = ("replay", "actor-0", "stop learner", "learner")
+    assert _digest(forkeries[1], tmp_path / "again", *ended, settings=settings) == first

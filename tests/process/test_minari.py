@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from tests.support.launched import BOUND_S, ROOT
 from tests.support.replay_service import LocalServer, local_server
+from tidemill.replay import ItemWindow, ReplayWriter, SelectorConfig, SelectorKind, TableConfig, signature_like
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -143,6 +145,30 @@ def test_nested_steps_and_images_are_kept_as_they_are(server: LocalServer, tmp_p
     given = _replay(tmp_path, "to-minari", server.address, "images", "images-v0")
     assert given.returncode == 0, given.stderr
     assert _python(tmp_path, "-c", _NESTED).stdout == "nested\n"
+
+
+@_needs_minari
+def test_range_of_time_becomes_a_dataset(tmp_path: Path) -> None:
+    """--since and --until: of two episodes the one that came in between, and none is an error that leaves nothing."""
+    step = {"observation": 0.0, "action": 0, "reward": 1.0, "terminated": False, "truncated": False, "is_first": True}
+    table = TableConfig("t", signature_like(step), SelectorConfig(SelectorKind.UNIFORM), 100, max_item_steps=2)
+    now_s = 1000.0
+    with local_server(time_of_day=lambda: now_s) as server:
+        with ReplayWriter(server.address, table, windows=ItemWindow(2)) as writer:
+            for steps in (5, 8):
+                for n in range(steps):
+                    writer.append({**step, "terminated": n == steps - 2, "is_first": n == 0})
+                writer.end_episode()
+                writer.flush(BOUND_S)
+                now_s += 1000.0
+        between = datetime.fromtimestamp(1500).isoformat()
+        later = _replay(tmp_path, "to-minari", server.address, "t", "later-v0", "--since", between)
+        earlier = _replay(tmp_path, "to-minari", server.address, "t", "earlier-v0", "--until", between)
+        none = _replay(tmp_path, "to-minari", server.address, "t", "none-v0", "--since", "1h")
+    assert later.stdout == "made later-v0 of t: 1 episodes, 7 steps\n", later.stderr
+    assert earlier.stdout == "made earlier-v0 of t: 1 episodes, 4 steps\n", earlier.stderr
+    assert "table 't' has no such items" in none.stderr
+    assert sorted(path.name for path in tmp_path.glob("*-v0")) == ["earlier-v0", "later-v0"]
 
 
 def test_without_the_package_it_says_what_to_install(server: LocalServer) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.learner_cluster import LearnerCluster, Process, learner_cluster
+from tests.support.learner_cluster import LearnerCluster, learner_cluster
+from tests.support.ranks import RANKS, start_ranks, workers
 from tests.support.waiting import wait_until
 from tidemill.learner.status import LearnerState
 
-_RANKS = 2
 _LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 _BYTE_STEP = -1 if sys.byteorder == "little" else 1
 
@@ -33,34 +33,17 @@ def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
         yield cluster
 
 
-def _start(cluster: LearnerCluster, *overrides: str) -> Process:
-    return cluster.start_learner_process(
-        *overrides, module="tidemill.services.learner.torchrun", before=(str(_RANKS), "3")
-    )
-
-
-def _workers(parent: int) -> list[int]:
-    """Return the processes that torchrun started, rank 0 first."""
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii").split()
-    found = []
-    for child in map(int, children):
-        environ = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        ranks = [int(entry.partition(b"=")[2]) for entry in environ if entry.startswith(b"RANK=")]
-        found += [(rank, child) for rank in ranks]
-    return [child for _, child in sorted(found)]
-
-
 def test_killed_rank_brings_all_back_from_the_checkpoint(cluster: LearnerCluster) -> None:
     """Whichever it is, all start again where the newest checkpoint was, and steps continue counting from there."""
-    learner = _start(cluster)
+    learner = start_ranks(cluster)
     cluster.wait_for_status(lambda s: s.learner_steps > 50, "50 gradient steps")
     for victim in (1, 0):
         saved = cluster.learner_client().save_checkpoint()
-        os.kill(_workers(learner.pid)[victim], signal.SIGKILL)
+        os.kill(workers(learner.pid)[victim], signal.SIGKILL)
         where = f"{saved.learner_steps:,} gradient steps"
         cluster.wait_for_status(lambda s, where=where: where in s.restored, f"a resume at {where}")  # type: ignore[misc]
         cluster.wait_for_status(lambda s, at=saved: s.learner_steps > at.learner_steps, "further steps")  # type: ignore[misc]
-        assert len(_workers(learner.pid)) == _RANKS
+        assert len(workers(learner.pid)) == RANKS
     assert "rank 0 of 2 lost the others" in learner.text()
     learner.signal(signal.SIGTERM)
     assert learner.wait() == 0, learner.text()
@@ -70,7 +53,7 @@ def test_ranks_pause_and_stop_together_and_steps_count_once(cluster: LearnerClus
     """Two ranks that take half a batch each keep the ratio of one: a step of both is one step."""
     ratio = ("--learner.updates-per-env-step", "0.5", "--table.error-buffer-updates", "20")
     few = ("--learner.batches-per-sample", "1", "--learner.prefetch-batches", "1")
-    learner = _start(cluster, *ratio, *few)
+    learner = start_ranks(cluster, *ratio, *few)
     cluster.wait_for_status(lambda s: s.env_steps >= 2_000, "2,000 decisions")
     status, table = cluster.rested(32, spare=4 * 16)  # four halves that one rank has and the other waits for
     assert 20 < table.samples / 32 - 0.5 * (table.inserts - 64) <= 20 + 1
@@ -90,7 +73,7 @@ def test_ranks_pause_and_stop_together_and_steps_count_once(cluster: LearnerClus
 def test_every_rank_serves_its_metrics(cluster: LearnerCluster) -> None:
     """The second on the port after the first's; what only the first does only the first shows, so no alert rings."""
     port = _two_free_ports()
-    learner = _start(cluster, "--learner.server.metrics-address", f"127.0.0.1:{port}")
+    learner = start_ranks(cluster, "--learner.server.metrics-address", f"127.0.0.1:{port}")
     cluster.wait_for_status(lambda s: s.learner_steps > 50, "50 gradient steps")
     wait_until(lambda: _metrics(port + 1).get("tidemill_learner_steps_total", 0) > 0, "steps of the second rank")
     first, second = _metrics(port), _metrics(port + 1)
@@ -121,7 +104,7 @@ def _metrics(port: int) -> dict[str, float]:
 
 def test_ranks_that_cannot_share_the_batch_are_refused(cluster: LearnerCluster) -> None:
     """One line names the sizes; nothing is started."""
-    learner = _start(cluster, "--agent.batch-size", "33")
+    learner = start_ranks(cluster, "--agent.batch-size", "33")
     assert learner.wait() == 2
     assert "agent.batch_size is 33, which 2 learners cannot share evenly" in learner.text()
     wait_until(lambda: not cluster.checkpoints.exists(), "no checkpoint")
@@ -129,9 +112,9 @@ def test_ranks_that_cannot_share_the_batch_are_refused(cluster: LearnerCluster) 
 
 def test_ranks_of_one_machine_listen_on_loopback_alone(cluster: LearnerCluster) -> None:
     """Neither torchrun's store nor what carries the gradients can be reached from another machine."""
-    learner = _start(cluster)
+    learner = start_ranks(cluster)
     cluster.wait_for_status(lambda s: s.learner_steps > 0, "a gradient step of both ranks")
-    addresses = _listening([learner.pid, *_workers(learner.pid)])
+    addresses = _listening([learner.pid, *workers(learner.pid)])
     assert len(addresses) >= 3  # the store, what carries gradients, the control service
     assert [address for address in addresses if not address.is_loopback] == []
     learner.signal(signal.SIGTERM)

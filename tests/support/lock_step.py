@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from tests.support.forkery import ForkedProcess, Forkery
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import TidemillError
 from tidemill.learner.client import LearnerClient
@@ -26,10 +25,10 @@ ACTORS = 2
 class LockStepCluster:
     """Replay service, parameter server, learner and two actors."""
 
-    def __init__(self, folder: Path, sockets: Path, settings: Mapping[str, Any], seed: int) -> None:
+    def __init__(self, forkery: Forkery, folder: Path, sockets: Path, settings: Mapping[str, Any], seed: int) -> None:
         """Write the run's settings; nothing is started."""
-        self._folder, self._sockets = folder, sockets
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._forkery, self._folder, self._sockets = forkery, folder, sockets
+        self._processes: dict[str, ForkedProcess] = {}
         folder.mkdir()
         run = {"name": "run", "root": str(folder), "seed": seed, "deterministic": True, **settings.get("run", {})}
         document = {
@@ -47,13 +46,11 @@ class LockStepCluster:
         self._config = folder / "config.yaml"
         self._config.write_text(yaml.safe_dump(document))
 
-    def start(self, name: str) -> None:
-        """Start a process: `replay`, `paramserver`, `learner`, `actor-0` or `actor-1`."""
-        module, _, index = name.partition("-")
-        command = [sys.executable, "-m", f"tidemill.services.{module}", "--config", str(self._config)]
-        command += ["--actor.index", index] if index else []
-        with (self._folder / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(command, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    def start(self, name: str, *options: str) -> None:
+        """Start a process: `replay`, `paramserver`, `learner`, `actor-0` or `actor-1`; with other settings if given."""
+        service, _, index = name.partition("-")
+        arguments = ["--config", str(self._config), *(("--actor.index", index) if index else ()), *options]
+        self._processes[name] = self._forkery.start(service, arguments, self._folder / f"{name}.log")
 
     def start_all(self) -> None:
         """Start every process."""
@@ -64,14 +61,14 @@ class LockStepCluster:
         """Kill a process with SIGKILL."""
         process = self._processes.pop(name)
         assert process.poll() is None, f"{name} had ended before it was killed:\n{self._log(name)}"
-        process.kill()
-        process.wait(WAIT_S)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
 
     def stop(self, name: str) -> None:
         """End a process with SIGTERM; it must end well."""
         process = self._processes.pop(name)
-        process.terminate()
-        assert process.wait(WAIT_S) == 0, self._log(name)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0, self._log(name)
 
     def reach(self, learner_steps: int, timeout_s: float = WAIT_S) -> None:
         """Wait until the learner has made so many gradient steps."""
@@ -97,11 +94,17 @@ class LockStepCluster:
         newest = read_params(self._folder / "run" / "params")
         return newest.version.metadata.learner_steps, params_digest(unpack(newest.blob))
 
+    def refusal(self, name: str, *options: str) -> str:
+        """Start a process that has ended once more, with other settings; return the line in which it refuses them."""
+        self.start(name, *options)
+        assert self._processes.pop(name).wait() == 2
+        return self._log(name).splitlines()[-1]
+
     def close(self) -> None:
         """End what runs."""
         for process in self._processes.values():
-            process.kill()
-            process.wait(WAIT_S)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
 
     def _check_running(self) -> None:
         for name, process in self._processes.items():
@@ -116,10 +119,12 @@ class LockStepCluster:
 
 
 @contextmanager
-def lock_step_cluster(folder: Path, settings: Mapping[str, Any], seed: int = 1) -> Iterator[LockStepCluster]:
+def lock_step_cluster(
+    forkery: Forkery, folder: Path, settings: Mapping[str, Any], seed: int = 1
+) -> Iterator[LockStepCluster]:
     """Yield a cluster with a run in a new folder; its processes end with the block."""
     sockets = make_socket_folder()
-    cluster = LockStepCluster(folder, sockets, settings, seed)
+    cluster = LockStepCluster(forkery, folder, sockets, settings, seed)
     try:
         yield cluster
     finally:

@@ -167,6 +167,7 @@ def test_lock_pins_every_direct_dependency() -> None:
     run = project["dependencies"] + extras["learn"] + extras["box2d"] + extras["security"]
     assert requirement_names(run) - pins("runtime.txt").keys() - pins("torch.txt").keys() == set()
     assert requirement_names(extras["atari"]) - pins("atari.txt").keys() == set()
+    assert requirement_names(extras["mujoco"]) - pins("runtime.txt").keys() - pins("mujoco.txt").keys() == set()
     assert requirement_names(extras["dev"]) - pins("dev.txt").keys() == set()
 
 

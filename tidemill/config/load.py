@@ -12,6 +12,7 @@ import tyro
 import yaml
 
 from tidemill.config.check import nearest
+from tidemill.config.hindsight import check_hindsight
 from tidemill.config.lock_step import check_lock_step
 from tidemill.config.on_policy import check_on_policy
 from tidemill.config.overlay import overlay, to_document
@@ -58,6 +59,7 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
         settings = tyro.cli(config, prog=prog, description=about, args=words, default=settings)
     check_on_policy(settings)
     check_lock_step(settings)
+    check_hindsight(settings)
     return settings
 
 
@@ -75,6 +77,7 @@ def load_config(settings: Mapping[str, Any] | str | Path) -> RunConfig:
     config = from_document(RunConfig, document)
     check_on_policy(config)
     check_lock_step(config)
+    check_hindsight(config)
     return config
 
 

@@ -105,7 +105,13 @@ def check_lock_step(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
         _require(learner.threads >= 1, "learner.threads is 0, but must be given with run.deterministic: at least 1")
     if learner is not None and table is not None and actor is not None:
         launched = getattr(launcher, "actors", 1)
-        lock_step_of(run, table, learner, settings.env.num_envs, max(actor.count, launched))
+        lock_step = lock_step_of(run, table, learner, settings.env.num_envs, max(actor.count, launched))
+        played = lock_step.warm_up * run.round_steps
+        _require(
+            not table.hindsight or played > table.hindsight_steps,
+            f"table.min_size is {table.min_size}: each environment plays {played} steps before the first gradient "
+            f"step, but must play more than table.hindsight_steps ({table.hindsight_steps}) with run.deterministic",
+        )
 
 
 def _check_limits(run: RunSettings) -> None:

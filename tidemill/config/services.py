@@ -146,8 +146,10 @@ class LearnerSettings:
     mirror_mib: int = -1
     """Memory for the table's decoded steps, each sent once, in MiB; 0: none; -1: as the table needs.
 
-    Of the memory that is free -1 takes at most a half, divided among the learners of the machine.
+    Of the memory that is free -1 takes at most a half, divided among the learners of the machine that keep one.
     """
+    share_mirror: bool = True
+    """Whether the learners of a machine that train together keep one such mirror, sampled by one of them for all."""
     publish_every: int = 100
     """Gradient steps between two published versions, at least 1."""
     max_policy_lag: int = -1
@@ -164,7 +166,8 @@ class LearnerSettings:
     log_every_s: float = 10.0
     """Seconds between two lines of progress in the log."""
     tensorboard_every_s: float = 2.0
-    """Least seconds between two points of the learner's curves in RUN/tensorboard/learner; 0 writes none."""
+    """Least seconds between two points of the curves in RUN/tensorboard: the learner's, and those of the actors and the
+    table (an actor writes one every `actor.log_every_s`); 0 writes none of them."""
     callbacks: tuple[str, ...] = ()
     """User-defined callbacks, each `module:name`, called on updates and published versions (docs/extending.md)."""
     ranks_timeout_s: float = 120.0

@@ -32,6 +32,13 @@ class TableSettings:
     """How far training may run ahead of or behind `learner.updates_per_env_step`, in gradient steps."""
     chunk_length: int = 16
     """Steps of a stream that are compressed and sent together, 1 to 1024."""
+    hindsight: float = 0.0
+    """Share of the sampled transitions whose goal is replaced by one achieved later in their episode, 0 to 1: hindsight
+    experience replay (HER), strategy `future`; 0.8 is the paper's k = 4. For environments with goals and
+    `agent.n_step` 1; 0 is off."""
+    hindsight_steps: int = 50
+    """How many steps after a transition that goal may be achieved at most, 1 to 10000: the length of the longest
+    episode gives the paper's distribution. Items become so many steps long."""
 
     def __post_init__(self) -> None:
         check(self.priority_exponent >= 0, "table.priority_exponent", self.priority_exponent, "0 or more")
@@ -53,3 +60,5 @@ class TableSettings:
             "more than 0",
         )
         check(1 <= self.chunk_length <= 1024, "table.chunk_length", self.chunk_length, "1 to 1024")
+        check(0 <= self.hindsight <= 1, "table.hindsight", self.hindsight, "0 to 1")
+        check(1 <= self.hindsight_steps <= 10_000, "table.hindsight_steps", self.hindsight_steps, "1 to 10000")

@@ -42,9 +42,8 @@ def make_env(settings: EnvSettings, num_envs: int, *, training: bool, render: bo
         return make_batched(settings, num_envs, training=training, render=render)
     if settings.is_atari:
         return make_atari(settings, num_envs, training=training, render=render)
-    make_one = partial(_make_one, settings, training=training, render=render)
     return GymnasiumVectorEnv(
-        make_one,
+        partial(make_one, settings, training=training, render=render),
         num_envs,
         mask_key=info_key(settings.action_mask),
         joint_actions=settings.joint_actions,
@@ -63,8 +62,12 @@ def spec_of(settings: EnvSettings) -> EnvSpec:
     return env.spec
 
 
-def _make_one(settings: EnvSettings, *, training: bool, render: bool) -> GymnasiumEnv:
-    """Make one environment with the wrappers that the settings ask for."""
+def make_one(settings: EnvSettings, *, training: bool, render: bool) -> GymnasiumEnv:
+    """Make one environment that is neither a batch's nor an `ALE/` game, with the wrappers that the settings ask for.
+
+    Raises:
+        ConfigError: As `make_env`.
+    """
     env = _construct(settings, training=training, render_mode=None)
     if render and "rgb_array" in env.metadata.get("render_modes", ()):
         env.close()

@@ -12,6 +12,8 @@ import numpy as np
 import structlog
 import torch
 
+from tidemill.config.fixed import keep_fixed
+from tidemill.config.hindsight import first_priority, item_window
 from tidemill.config.lock_step import LockStep, lock_step_of
 from tidemill.config.sections import ActorConfig
 from tidemill.envs.interface import VectorEnv
@@ -48,7 +50,8 @@ def act_in_lock_step(
         stop: Ends it.
 
     Raises:
-        ConfigError: The actor's index is missing or not below `actor.count`, or its policy has a recurrent state.
+        ConfigError: The actor's index is missing or not below `actor.count`, its policy has a recurrent state, or the
+            run was started with other settings.
         FatalError: The files of the actor, or its streams, are lost.
     """
     settings, index = config.actor, config.actor.index or 0
@@ -61,7 +64,7 @@ def act_in_lock_step(
     torch.use_deterministic_algorithms(True)
     EXPECTED.set(settings.count)
     folder, actor_id = config.run.folder / "lock_step", settings.id or f"actor-{index}"
-    folder.mkdir(parents=True, exist_ok=True)
+    keep_fixed(config, folder / f"{actor_id}.settings.json")
     file = folder / f"{actor_id}.round"
     with ExitStack() as stack:
         history = stack.enter_context(closing(History(folder / f"{actor_id}.history")))
@@ -97,8 +100,8 @@ def _loop(
     stop: threading.Event,
 ) -> ActingLoop:
     signature, own = stored_columns(config.agent, env.spec), extra_columns_of(config.agent, env.spec)
-    window = config.agent.window(env.spec.frame_stack)
-    priority = policy.initial_priority if config.table.sampler == "prioritized" else None
+    window = item_window(config.agent, config.table, env.spec.frame_stack)
+    priority = first_priority(config.table, policy.initial_priority)
     writer = RolloutWriter(messages, signature, window, env.num_envs, config.table.chunk_length, priority)
     throttle = make_throttle(config.actor.max_env_steps_per_s, env.num_envs, stop)
     return ActingLoop(env, policy, params, writer, ActorMetrics(config.actor.log_every_s), throttle, own, pacer)

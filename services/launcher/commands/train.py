@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
-from tidemill.config.load import load, read_document
+from tidemill.config.fixed import check_fixed, fixed_settings
+from tidemill.config.load import from_document, load, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.learner.status import LearnerStatus
@@ -28,6 +30,7 @@ from tidemill.services.launcher.run.paths import (
 from tidemill.services.launcher.supervise.runner import ClusterRunner
 from tidemill.services.launcher.supervise.service_spec import cluster_specs
 from tidemill.services.launcher.supervise.supervisor import Outcome, Supervisor
+from tidemill.services.launcher.view.curves import ClusterCurves
 from tidemill.services.launcher.view.poller import StatusPoller
 from tidemill.services.launcher.view.processes import SupervisedProcesses
 from tidemill.services.launcher.view.terminal import View, make_view
@@ -72,6 +75,7 @@ def resume(argv: Sequence[str]) -> int:
     check_is_run(path)
     arguments = ["--config", str(path / "config.yaml"), *argv[1:]]
     config = with_run_paths(load(RunConfig, arguments, prog=f"tidemill resume {path}", description=_RESUME), path)
+    check_fixed(fixed_settings(from_document(RunConfig, read_document(path / "config.yaml"))), config)
     _check(config)
     with LoggerProcesses() as loggers:
         with RunFolder.open(path) as folder:
@@ -123,22 +127,25 @@ def _run_cluster(
     """Return how the run ended, and the last status its learner reported."""
     runner = ClusterRunner(supervisor, folder, view)
     poller = StatusPoller(config, folder.path, SupervisedProcesses(supervisor, runner.pid_of))
-    try:
-        outcome = asyncio.run(run_with_view(runner, poller, view, folder, config.launcher.view_every_s))
+    every_s = config.learner.tensorboard_every_s
+    with (
+        closing(poller),
+        closing(ClusterCurves(folder.path / "tensorboard" / "cluster", config.table.name, every_s)) as curves,
+    ):
+        outcome = asyncio.run(run_with_view(runner, poller, view, curves, folder, config.launcher.view_every_s))
         return outcome, poller.learner
-    finally:
-        poller.close()
 
 
 async def run_with_view(
-    runner: ClusterRunner, poller: StatusPoller, view: View, folder: RunFolder, every_s: float
+    runner: ClusterRunner, poller: StatusPoller, view: View, curves: ClusterCurves, folder: RunFolder, every_s: float
 ) -> Outcome:
     """Run the cluster to its end with the view updated every `every_s` seconds; return how it ended."""
     has_told = False
 
     async def show() -> None:
         nonlocal has_told
-        view.show(await asyncio.to_thread(poller.poll))
+        view.show(status := await asyncio.to_thread(poller.poll))
+        await asyncio.to_thread(curves.add, status)
         # Read from the folder: a learner that soon ends may be gone before it is asked.
         if not has_told and (restored := folder.restored):
             has_told = True

@@ -13,7 +13,14 @@ from importlib import metadata
 
 from tidemill import kernel
 from tidemill.services.launcher.doctor.finding import Finding, python_says, says
-from tidemill.services.launcher.installation import activation, command_name, versions
+from tidemill.services.launcher.installation import (
+    activation,
+    command_name,
+    how_to_install,
+    how_to_repair,
+    is_made,
+    versions,
+)
 
 _NEEDED = ("torch", "gymnasium", "safetensors", "tensorboard", "matplotlib", "imageio_ffmpeg", "rich")
 _OPTIONAL = {"ale_py": "atari", "Box2D": "box2d", "pygame": "box2d"}
@@ -44,7 +51,7 @@ def packages() -> list[Finding]:
     for module in (*_NEEDED, *_OPTIONAL):
         if importlib.util.find_spec(module) is None:
             mark, extra = ("FAIL", "learn") if module in _NEEDED else ("note", _OPTIONAL[module])
-            found.append(Finding(mark, f"{module} is not installed", f"pip install 'tidemill[{extra}]'"))
+            found.append(Finding(mark, f"{module} is not installed", how_to_install(extra)))
     return found + outside_bounds(metadata.requires("tidemill") or [])
 
 
@@ -66,7 +73,7 @@ def outside_bounds(requirements: Sequence[str]) -> list[Finding]:
         bounds = re.findall(r"(>=|<)\s*([\d.]+)", stated)
         if not all((_numbers(installed) >= _numbers(bound)) == (kind == ">=") for kind, bound in bounds):
             text = f"{name} {installed} is installed, and Tidemill needs {stated}"
-            found.append(Finding("FAIL", text, f"pip install '{stated}'"))
+            found.append(Finding("FAIL", text, how_to_repair(stated)))
     return found
 
 
@@ -82,7 +89,8 @@ def compiled_kernel() -> list[Finding]:
     """Return whether tidemill/kernel was built."""
     if kernel.available:
         return [Finding("ok", "the compiled kernel is in use")]
-    advice = "batches decode more slowly on several threads; install a C compiler and then Tidemill again"
+    again = how_to_install("learn") if is_made() else "Tidemill again"
+    advice = f"batches decode more slowly on several threads; install a C compiler and then {again}"
     return [Finding("note", f"the compiled kernel is not in use: {kernel.reason}", advice)]
 
 
@@ -91,7 +99,7 @@ def gpu() -> list[Finding]:
     code = "import torch; print([torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())])"
     answer = python_says(code)
     if answer is None:
-        return [Finding("FAIL", "torch cannot be imported", "pip install 'tidemill[learn]'")]
+        return [Finding("FAIL", "torch cannot be imported", how_to_install("learn"))]
     driver = says("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
     if answer != "[]":
         return [Finding("ok", f"GPU: {answer}, driver {(driver or 'unknown').rpartition(', ')[2]}")]

@@ -56,6 +56,7 @@ def check_environment(config: RunConfig) -> None:
 
 
 def _try_here(folder: Path) -> int:
+    from tidemill.envs.goals import goal_rewards
     from tidemill.envs.make import spec_of
     from tidemill.replay.table_config import check_signature
     from tidemill.rl.agents.registry import stored_columns
@@ -66,6 +67,8 @@ def _try_here(folder: Path) -> int:
         spec = spec_of(config.env)
         config.agent.validate_env(spec)
         check_signature(stored_columns(config.agent, spec))
+        if config.table.hindsight:
+            goal_rewards(config.env)
         if _names_own_code(config.agent):
             from tidemill.rl.agents.build import build_agent  # torch takes seconds to import
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,10 +15,10 @@ from tidemill.learner.status import LearnerStatus
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableDescription
 from tidemill.scores import Score, read_scores
+from tidemill.services.launcher.view.rate_meter import RateMeter
 from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow
 from tidemill.services.launcher.view.warnings import ClusterSample, WarningTracker
 
-_RATE_WINDOW_S = 10.0
 _DEADLINE_S = 1.0
 
 
@@ -43,25 +42,6 @@ class ReplayTables:
         """Close the connections."""
         for client in self._clients:
             client.close()
-
-
-class RateMeter:
-    """How fast a count grows, over the newest ten seconds, or since the previous count where that is older."""
-
-    def __init__(self) -> None:
-        """Start without a count."""
-        self._history: deque[tuple[float, int]] = deque()
-
-    def update(self, now_s: float, count: int) -> float:
-        """Return the count's growth per second; 0 at the first count."""
-        history = self._history
-        if history and count < history[-1][1]:  # the learner went back to a checkpoint
-            history.clear()
-        history.append((now_s, count))
-        while len(history) > 2 and history[1][0] <= now_s - _RATE_WINDOW_S:
-            history.popleft()
-        elapsed_s = now_s - history[0][0]
-        return (count - history[0][1]) / elapsed_s if elapsed_s > 0 else 0.0
 
 
 class StatusPoller:
@@ -105,6 +85,7 @@ class StatusPoller:
             first=scores[0] if scores else None,
             scores=tuple(scores),
             is_disk_full=sample.is_disk_full,
+            tables=tuple(sample.tables),
             warnings=self._tracker.warnings(sample, now_s),
         )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tidemill.config.run import RunSettings
 from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus
+from tidemill.replay.table_config import TableDescription
 from tidemill.scores import Score
 from tidemill.services.launcher.supervise.supervisor import Phase
 
@@ -51,6 +52,8 @@ class ClusterStatus:
     """Every evaluation so far, the oldest first."""
     learner_answers: bool = True
     """Whether the learner answered just now."""
+    tables: tuple[TableDescription, ...] = ()
+    """The tables of the replay services that answer, one service after the other."""
     is_disk_full: bool = False
     """Whether nothing more can be stored."""
     warnings: tuple[str, ...] = ()

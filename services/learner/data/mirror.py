@@ -8,7 +8,8 @@ from pathlib import Path
 import structlog
 
 from tidemill.replay.limits import least_slots
-from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
+from tidemill.replay.sampling.mirror import MirrorSize, Reserve, TableMirror
+from tidemill.replay.sampling.shared_arrays import reserve_private
 from tidemill.replay.table_config import TableConfig
 
 _MEMINFO = Path("/proc/meminfo")
@@ -28,6 +29,7 @@ def open_mirror(
     hold: int,
     shards: int,
     limit_bytes: int,
+    reserve: Reserve = reserve_private,
 ) -> TableMirror | None:
     """Return a mirror of the table, or of a part of it; None if the memory allowed is too small to be useful.
 
@@ -39,6 +41,7 @@ def open_mirror(
         hold: Samples that may be drawn before one is read.
         shards: Over how many shards the table is spread; 0 for a single server.
         limit_bytes: Most bytes of its rows; 0 for no mirror.
+        reserve: Gives the memory.
     """
     if not limit_bytes:
         return None
@@ -54,7 +57,7 @@ def open_mirror(
         return None
     taken = servers * slots * chunk_length * step_bytes
     _log.info("mirror of the table", mib=taken >> 20, share=round(min(slots / of_table, 1.0), 2))
-    return TableMirror(table.signature, MirrorSize(slots, chunk_length, hold), 2 * shards or 1)
+    return TableMirror(table.signature, MirrorSize(slots, chunk_length, hold), 2 * shards or 1, reserve)
 
 
 def free_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:

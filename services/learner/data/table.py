@@ -21,6 +21,7 @@ from tidemill.replay.shards.table import shard_config
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig, TableDescription
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.data.decoder import STATE_DTYPE
+from tidemill.services.learner.data.table_sampler import TableSampler
 from tidemill.services.learner.metrics import SamplerCollector
 from tidemill.types import OBSERVATION, Signature
 
@@ -142,10 +143,15 @@ def open_sampler(
         mirror=mirror,
     )
     stack.enter_context(sampler)
+    collect(sampler, stack)
+    return sampler
+
+
+def collect(sampler: TableSampler, stack: ExitStack) -> None:
+    """Show a sampler's metrics until `stack` ends."""
     collector = SamplerCollector(sampler)
     REGISTRY.register(collector)
     stack.callback(REGISTRY.unregister, collector)
-    return sampler
 
 
 def create_table(replay: ReplayClient, config: TableConfig) -> TableDescription:

@@ -39,11 +39,15 @@ class RankInfo:
     """Its number among those of this machine, from 0: the GPU it takes."""
     machines: int = 1
     """Over how many machines they are spread, or more exactly how many torchruns have started them."""
+    machine: int = 0
+    """The number of this one, from 0."""
+    on_machine: int = 0
+    """How many of the ranks this machine has; 0: as many as the others."""
 
     @property
     def local_size(self) -> int:
-        """How many of the ranks this machine has, if each has as many: they share its memory."""
-        return -(-self.size // self.machines)
+        """How many of the ranks this machine has: they share its memory."""
+        return self.on_machine or -(-self.size // self.machines)
 
     @property
     def is_first(self) -> bool:
@@ -55,8 +59,12 @@ class RankInfo:
         """Return what torchrun wrote into the environment; a single rank without it."""
         if "WORLD_SIZE" not in environ:
             return cls()
-        machines = int(environ.get("GROUP_WORLD_SIZE", "1"))
-        return cls(int(environ["RANK"]), int(environ["WORLD_SIZE"]), int(environ["LOCAL_RANK"]), machines)
+        machines, machine, on_machine = (
+            int(environ.get(name, default))
+            for name, default in (("GROUP_WORLD_SIZE", "1"), ("GROUP_RANK", "0"), ("LOCAL_WORLD_SIZE", "0"))
+        )
+        rank, size, local_rank = (int(environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+        return cls(rank, size, local_rank, machines, machine, on_machine)
 
     def local_batch_size(self, batch_size: int) -> int:
         """Return how many of a batch's items this rank takes; raises ConfigError if the ranks cannot share it."""

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.config.sections import LearnerConfig
 from tidemill.errors import FailedPrecondition, FatalError, Unavailable, Unimplemented
 from tidemill.params.publisher import StalePublisher
 from tidemill.replay.client import ReplayClient
@@ -127,12 +126,6 @@ class RoundPriorities:
         for start in range(0, len(keys), MAX_KEYS):
             end = start + MAX_KEYS
             client.update_priorities(self._table, keys[start:end], priorities[start:end], self._fencing_token)
-
-
-def round_priorities(config: LearnerConfig, stopped: Callable[[], bool]) -> RoundPriorities | None:
-    """Return what collects priorities in lock-step; None for other runs, and for a table without priorities."""
-    is_needed = config.run.deterministic and config.table.sampler == "prioritized"
-    return RoundPriorities(config.table.name, stopped) if is_needed else None
 
 
 def _joined(parts: list[tuple[Keys, Tensor]]) -> _Round:

@@ -71,8 +71,13 @@ def add_range(parser: argparse.ArgumentParser) -> None:
 
 def range_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return what the options of `add_range` say."""
-    times = {"since_s": options.since, "until_s": options.until}
-    return {"newest": options.newest, "min_age": options.min_age, "max_age": options.max_age, **times}
+    ages = {"min_age": options.min_age, "max_age": options.max_age}
+    return {"newest": options.newest, **ages, **_times_of(options)}
+
+
+def _times_of(options: argparse.Namespace) -> dict[str, float | None]:
+    """Return what the options of `add_times` say."""
+    return {"since_s": options.since, "until_s": options.until}
 
 
 def _add_timeout(parser: argparse.ArgumentParser) -> None:
@@ -93,6 +98,7 @@ def to_minari(arguments: Sequence[str]) -> int:
     parser.add_argument("dataset", help="name of the dataset, such as walks/random-v0; must not exist")
     parser.add_argument("--env", metavar="ID", help="the gymnasium environment whose spaces it has; else boxes")
     parser.add_argument("--newest", type=int, metavar="N", help="only the N newest items")
+    add_times(parser)
     parser.add_argument("--temporary", type=Path, metavar="FOLDER", help="where the table is kept meanwhile")
     _add_timeout(parser)
     options = parser.parse_args(arguments)
@@ -102,6 +108,7 @@ def to_minari(arguments: Sequence[str]) -> int:
         options.dataset,
         env=options.env,
         newest=options.newest,
+        **_times_of(options),
         folder=options.temporary,
         timeout_s=options.timeout_s,
     )
@@ -140,11 +147,17 @@ def copy(arguments: Sequence[str]) -> int:
     parser.add_argument("source", help="where the server with the tables listens, such as 127.0.0.1:7401")
     parser.add_argument("target", help="where the other one listens")
     parser.add_argument("tables", nargs="*", help="names of the tables; all if none is given")
+    add_times(parser)
     parser.add_argument("--temporary", type=Path, metavar="FOLDER", help="where each is kept on disk meanwhile")
     _add_timeout(parser)
     options = parser.parse_args(arguments)
     reports = copy_tables(
-        options.source, options.target, options.tables, folder=options.temporary, timeout_s=options.timeout_s
+        options.source,
+        options.target,
+        options.tables,
+        **_times_of(options),
+        folder=options.temporary,
+        timeout_s=options.timeout_s,
     )
     for report in reports:
         print(f"copied {described(report)}")

@@ -115,8 +115,8 @@ class Journal:
         self._log(Kind.SEGMENT, document)
 
     def log_table(self, number: int, table: Table) -> None:
-        """Write a new table, or a new configuration of one."""
-        self._log(Kind.TABLE, describe_table(number, table))
+        """Write a new table, a new configuration of one, or when its newest items came."""
+        self._log(Kind.TABLE, {**describe_table(number, table), "mark": table.times.newest})
 
     def log_epoch(self, epoch: Epoch, closed: Sequence[int]) -> None:
         """Write a new epoch, and the numbers of those it has closed."""

@@ -20,7 +20,7 @@ from tidemill.services.replay.log.corruption import Continuity, Corruption, Mend
 from tidemill.services.replay.log.frame import Frame, Kind, Scan, blob_is_intact, check_format, scan, split_body
 from tidemill.services.replay.log.segments import LogFolder, NewestSegment
 from tidemill.services.replay.log.snapshot import Snapshot
-from tidemill.services.replay.tables.insertion_times import Marks
+from tidemill.services.replay.tables.insertion_times import Mark, Marks
 
 Json = dict[str, Any]
 
@@ -79,6 +79,7 @@ class LogContents:
         stats: Newest numbers of each table, int64, by its number.
         stats_sequences: The record that reported them.
         times: When the items of each table came, see `InsertionTimes.marks`; by its number.
+        marks: Newest marks of each table when it was logged by itself, the oldest first; by its number.
         epochs: Streams of each actor, by the epoch's number, in the order they were opened.
         closed: The columns of `ClosedStreams`, one row for each epoch that was closed.
         chunks: By number of a table with their signature.
@@ -103,6 +104,7 @@ class LogContents:
     stats: dict[int, NDArray[np.int64]] = field(default_factory=dict)
     stats_sequences: dict[int, int] = field(default_factory=dict)
     times: dict[int, Marks] = field(default_factory=dict)
+    marks: dict[int, list[Mark]] = field(default_factory=dict)
     epochs: dict[int, Json] = field(default_factory=dict)
     closed: list[list[Any]] = field(default_factory=list)
     chunks: dict[int, ChunkPieces] = field(default_factory=dict)
@@ -265,6 +267,8 @@ def _take(contents: LogContents, frame: Frame, segment: int) -> None:
         _take_state(contents, document, frame.sequence)
     elif frame.kind is Kind.TABLE:
         _take_table(contents, document)
+        if mark := document.get("mark"):
+            contents.marks.setdefault(document["number"], []).append(mark)
         if document["number"] not in contents.chain.reports:
             contents.chain.report(document["number"], 0, 0, 0)
     elif frame.kind is Kind.EPOCH:

@@ -250,6 +250,9 @@ def _restore_tables(
         kept = _restore_table(table, TableStats.from_array(stats), found, trusted, known, taken)
         reported = [contents.times.get(number, _NO_MARKS), taken.times if taken is not None else _NO_MARKS]
         table.times = InsertionTimes(max(reported, key=lambda marks: sum(marks[1])), table.items.inserted)
+        for time_s, inserted in contents.marks.get(number, ()):
+            if inserted <= table.items.inserted:
+                table.times.note(time_s, inserted)
         lost[number] = max(_size(number, contents, snapshot, taken) - kept, 0)
         table.counters.corrupt_items += lost[number]
     return lost

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
@@ -15,6 +15,12 @@ PRECISION = 200
 
 _FIRST_THINNING = 1024
 _MAX_TIME_S = 2.0**53
+
+LOGGED_EVERY_S = 10
+"""By so much, in seconds, an item of a server that was killed may seem to have come too early."""
+
+Mark = tuple[int, int]
+"""A time and the insertion number of the first item that came then."""
 
 Marks = tuple[Sequence[int], Sequence[int]]
 """Times and insertion numbers of marks, each as the first value and the differences from one to the next."""
@@ -29,9 +35,16 @@ class InsertionTimes:
     def __init__(self, marks: Marks = ((), ()), inserted: int = 0) -> None:
         """Begin, or continue with what `marks` returned; those beyond the items ever inserted are left out."""
         times, numbers = (array("q", accumulate(values)) for values in marks)
-        known = bisect_left(numbers, inserted)
+        known = bisect_right(numbers, inserted)
         self._times, self._numbers = times[:known], numbers[:known]
         self._thin_at = max(_FIRST_THINNING, 2 * known)
+        self.logged_s = 0
+        """When the log was last told of the newest mark, in seconds; 0 if it was not since the start."""
+
+    @property
+    def newest(self) -> Mark | None:
+        """The newest mark."""
+        return (self._times[-1], self._numbers[-1]) if self._times else None
 
     @property
     def marks(self) -> Marks:

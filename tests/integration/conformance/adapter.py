@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -109,6 +110,15 @@ class Server(Protocol):
 def eventually(server: Server, size: int) -> None:
     """Wait until the table has so many items."""
     wait_until(lambda: server.size() == size, f"a table of {size} items")
+
+
+def held_back(server: Server, size: int) -> None:
+    """Expect that a table has so many items, and keeps having them for a while although an insert waits."""
+    eventually(server, size)
+    until_s = time.monotonic() + HELD_S
+    while time.monotonic() < until_s:
+        assert server.size() == size
+        time.sleep(0.02)
 
 
 def filled(server: Server, priorities: Sequence[float]) -> Server:

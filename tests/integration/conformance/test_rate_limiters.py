@@ -15,17 +15,9 @@ from tests.integration.conformance.adapter import (
     TimedOut,
     eventually,
     filled,
+    held_back,
     values,
 )
-
-
-def held_back(server: Server, size: int) -> None:
-    """Expect that a table has so many items, and keeps having them for a while although an insert waits."""
-    eventually(server, size)
-    until_s = time.monotonic() + HELD_S
-    while time.monotonic() < until_s:
-        assert server.size() == size
-        time.sleep(0.02)
 
 
 def test_min_size_holds_samples_until_the_table_has_as_many(start: Start) -> None:

@@ -23,12 +23,13 @@ from tidemill.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from tidemill.replay import export_table
+from tidemill.replay import copy_tables, export_table
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.transfer.stream import Start, open_export
 from tidemill.services.replay.__main__ import main
 from tidemill.services.replay.export import TableExport
 from tidemill.services.replay.memory import MAX_HOLDERS
+from tidemill.services.replay.tables.insertion_times import InsertionTimes
 
 
 @pytest.mark.parametrize(
@@ -122,6 +123,7 @@ def test_bad_ranges_of_time_are_refused_by_name(
     with ReplayClient(dated.address) as other, pytest.raises(InvalidArgument, match=r"since_s is -1.0, must be"):
         other.delete_matching_items("t", since_s=-1.0)
     client.create_table(make_config())
+    server.replay.find("t").times = InsertionTimes()
     with pytest.raises(FailedPrecondition, match="does not know when the items of table 't' came"):
         export_table(server.address, "t", tmp_path / "out", since_s=0.0)
     with pytest.raises(FailedPrecondition, match="does not know when the items of table 't' came"):
@@ -139,6 +141,25 @@ def test_commands_take_times(dated: LocalServer, tmp_path: Path, capsys: pytest.
     with pytest.raises(SystemExit):
         main(["export", dated.address, "t", "--out", str(tmp_path / "again"), "--since", "yesterday"])
     assert "'yesterday' is no time: write 2026-11-23" in capsys.readouterr().err
+
+
+def test_copy_takes_times(dated: LocalServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`copy` with --since and --until; a table without known times is refused before anything is copied."""
+    since, until = (datetime.fromtimestamp(time_s).isoformat() for time_s in (1010, 1030))
+    with local_server() as target:
+        assert main(["copy", dated.address, target.address, "--since", since, "--until", until]) == 0
+        assert "copied 8 items of t" in capsys.readouterr().out
+        export_table(target.address, "t", tmp_path / "copied")
+    assert steps_of(tmp_path / "copied") == list(range(4, 12))
+    with ReplayClient(dated.address) as client:
+        client.create_table(replace(make_config(), name="undated"))
+    dated.replay.find("undated").times = InsertionTimes()
+    with local_server() as target, ReplayClient(target.address) as client:
+        with pytest.raises(FailedPrecondition, match="does not know when the items of table 'undated' came"):
+            copy_tables(dated.address, target.address, since_s=1010.0)
+        with pytest.raises(InvalidArgument, match=r"until_s is 1010.0, must be at least since_s \(1020.0\)"):
+            copy_tables(dated.address, target.address, ["t"], since_s=1020.0, until_s=1010.0)
+        assert client.list_tables() == ()
 
 
 def test_files_are_read_without_tidemill(server: LocalServer, tmp_path: Path) -> None:

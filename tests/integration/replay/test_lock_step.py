@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 
-from tests.support.replay_service import LocalServer, items_of, open_appender
+from tests.support.replay_log import kill, options, write
+from tests.support.replay_service import LocalServer, items_of, open_appender, server_process
 from tests.support.replay_streams import make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.errors import FailedPrecondition, FatalError
+from tidemill.errors import DataLoss, FailedPrecondition, FatalError
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.sampling.seeded_stream import SeededDraw, SeededSampleStream
@@ -31,15 +33,11 @@ def _store(appender: StreamAppender, stream: int, first: int, at: int) -> None:
 
 
 @contextmanager
-def _stream(
-    server: LocalServer, at: Callable[[int], int], first: int = 0, in_flight: int = 3
-) -> Iterator[SeededSampleStream]:
+def _stream(address: str, at: Callable[[int], int], first: int = 0, in_flight: int = 3) -> Iterator[SeededSampleStream]:
     def draw(number: int) -> SeededDraw:
         return SeededDraw(number, at(number))
 
-    with closing(
-        SeededSampleStream(server.address, _TABLE, 8, draw, first=first, max_in_flight_batches=in_flight)
-    ) as stream:
+    with closing(SeededSampleStream(address, _TABLE, 8, draw, first=first, max_in_flight_batches=in_flight)) as stream:
         yield stream
 
 
@@ -87,7 +85,10 @@ def test_message_that_comes_too_late_is_refused_and_a_repeated_one_is_not(
 def test_batch_waits_for_its_step_count_and_is_the_same_again(server: LocalServer, client: ReplayClient) -> None:
     """Two streams, one of which loses its connection, draw the same batches; none before its count is reached."""
     client.create_table(_TABLE)
-    with open_appender(server.address, "a") as a, _stream(server, lambda number: 8 + 8 * (number // 3)) as stream:
+    with (
+        open_appender(server.address, "a") as a,
+        _stream(server.address, lambda number: 8 + 8 * (number // 3)) as stream,
+    ):
         _store(a, 0, 0, at=0)
         assert a.flush(WAIT_S)
         assert server.replay.find("t").counters.samples == 0
@@ -96,7 +97,7 @@ def test_batch_waits_for_its_step_count_and_is_the_same_again(server: LocalServe
         stream.again()
         assert _take(stream) == first[1]
         assert stream.reconnects >= 1
-        with _stream(server, lambda _: 8, first=1, in_flight=1) as other:
+        with _stream(server.address, lambda _: 8, first=1, in_flight=1) as other:
             assert _take(other) == first[1]
         third = _take(stream)
         for place in (8, 12):
@@ -114,7 +115,7 @@ def test_draw_that_comes_too_late_is_refused(server: LocalServer, client: Replay
         _store(a, 0, 0, at=0)
         assert a.flush(WAIT_S)
     with (
-        _stream(server, lambda _: 2) as stream,
+        _stream(server.address, lambda _: 2) as stream,
         pytest.raises(FailedPrecondition, match="at_step_count is 2, but the streams have 4 steps"),
     ):
         stream.take(WAIT_S)
@@ -122,5 +123,45 @@ def test_draw_that_comes_too_late_is_refused(server: LocalServer, client: Replay
 
 def test_lost_table_ends_the_stream(server: LocalServer) -> None:
     """A server without a log has nothing after its restart: there is nothing to repeat."""
-    with _stream(server, lambda _: 0) as stream, pytest.raises(FatalError, match="has lost its table"):
+    with _stream(server.address, lambda _: 0) as stream, pytest.raises(FatalError, match="has lost its table"):
         stream.take(WAIT_S)
+
+
+def _flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(data)
+
+
+def _cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    "file,damage",
+    [("", _flip), ("00000001.log", _flip), ("00000001.log", _cut), ("00000001.snapshot", _flip)],
+    ids=["intact", "flipped", "cut", "snapshot"],
+)
+def test_no_batch_is_drawn_from_a_log_that_was_damaged(
+    tmp_path: Path, file: str, damage: Callable[[Path], None]
+) -> None:
+    """A killed server comes back without some items, or without priorities: a seed would draw others than before."""
+    arguments = options(tmp_path, snapshot_every_s=0)
+    with server_process("127.0.0.1:0", *arguments) as first, ReplayClient(first.address) as client:
+        client.create_table(_TABLE)
+        with open_appender(first.address) as appender:
+            for step in range(0, 40, 4):
+                write(appender, step)
+            assert appender.flush(WAIT_S)
+        client.checkpoint()
+        with _stream(first.address, lambda _: 40) as stream:
+            before = _take(stream)
+        kill(first)
+    if file:
+        damage(tmp_path / file)
+    with server_process("127.0.0.1:0", *arguments) as again, _stream(again.address, lambda _: 40) as stream:
+        if not file:
+            assert _take(stream) == before
+        else:
+            with pytest.raises(DataLoss, match="to corruption on disk: a draw with a seed would not give"):
+                stream.take(WAIT_S)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.learn.atomic import write_json
-from benchmarks.learn.peer import learning_rate, network_of, zoo_settings
+from benchmarks.learn.peer import network_of, schedule, zoo_settings
 from benchmarks.learn.peer_course import Course, State
 from benchmarks.learn.ran import read_ran
 from tests.unit.benchmarks.run_folders import config_of
@@ -102,6 +102,7 @@ def test_network_is_what_the_settings_make_of_it() -> None:
     assert network_of("dqn", zoo_settings("dqn", "CartPole-v1")) == "256, 256"
     assert network_of("sac", zoo_settings("sac", "LunarLanderContinuous-v3")) == "400, 300"
     assert network_of("sac", zoo_settings("sac", "Pendulum-v1")) == "256, 256"
+    assert network_of("ppo", zoo_settings("ppo", "CartPole-v1")) == "64, 64"
     assert network_of("dqn", {}) == "64, 64"
 
 
@@ -114,6 +115,6 @@ def test_zoo_settings_are_those_of_algorithm_and_environment() -> None:
 
 def test_linear_learning_rate_falls_to_nothing() -> None:
     """`lin_X` is X times the share of the run that is left."""
-    schedule = learning_rate(zoo_settings("sac", "LunarLanderContinuous-v3")["learning_rate"])
-    assert [schedule(1.0), schedule(0.5), schedule(0.0)] == [7.3e-4, 3.65e-4, 0.0]
-    assert learning_rate(1e-3) == 1e-3
+    falling = schedule(zoo_settings("sac", "LunarLanderContinuous-v3")["learning_rate"])
+    assert [falling(1.0), falling(0.5), falling(0.0)] == [7.3e-4, 3.65e-4, 0.0]
+    assert schedule(1e-3) == 1e-3

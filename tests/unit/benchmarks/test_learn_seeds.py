@@ -35,7 +35,7 @@ def test_shipped_declarations_belong_to_configs_and_can_be_planned() -> None:
     continuous = {path.stem for path in (ROOT / "configs").glob("pendulum_*.yaml")} | {
         path.parent.name for path in (ROOT / plans.RESULTS).glob("lunarlander_continuous_*/result.json")
     }
-    assert {*continuous, "quickstart"} == rows.keys()
+    assert {*continuous, "quickstart"} <= rows.keys()
     for row in rows.values():
         arguments = parser().parse_args([str(ROOT / row.config), "--seeds", *map(str, row.seeds), *row.options])
         plan = plans.make_plan(arguments, declared=True)

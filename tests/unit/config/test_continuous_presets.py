@@ -35,6 +35,13 @@ ZOO_SAC = ZOO | {
     "agent.tau": 0.01,
     "table.max_items": 1_000_000,
 }
+ZOO_MUJOCO = ZOO_SAC | {
+    "agent.hidden_sizes": (256, 256),
+    "agent.learning_rate": 3e-4,
+    "agent.learning_rate_decay_updates": 0,
+    "agent.tau": 0.005,
+    "run.max_env_steps": 1_000_000,
+}
 ZOO_DETERMINISTIC = ZOO | {
     "agent.actor_learning_rate": 1e-3,
     "agent.critic_learning_rate": 1e-3,
@@ -90,6 +97,7 @@ D4PG: dict[str, Any] = {
 }
 PRESETS = {
     "lunarlander_continuous_sac_zoo": ZOO_SAC,
+    "hopper_sac_zoo": ZOO_MUJOCO,
     "lunarlander_continuous_td3_zoo": ZOO_TD3,
     "lunarlander_continuous_ddpg_zoo": ZOO_DDPG,
     "pendulum_td3": ZOO_TD3,

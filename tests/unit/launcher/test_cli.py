@@ -159,6 +159,19 @@ def test_resume_of_what_is_no_run_names_the_runs_there(tmp_path: Path, capsys: p
     assert str(tmp_path / "good") in capsys.readouterr().err
 
 
+def test_resume_in_lock_step_with_another_seed_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2; the message names the setting, both values and what to do, and the run's settings stay."""
+    stored = "run: {deterministic: true, seed: 4, round_steps: 64, max_learner_steps: 8}\nenv: {num_envs: 1}\n"
+    (tmp_path / "config.yaml").write_text(stored)
+    assert cli.main(["resume", str(tmp_path), "--run.seed", "5", "--run.max_learner_steps", "9"]) == 2
+    said = capsys.readouterr().err
+    assert "run.seed is 5, but was 4 when this run was started" in said
+    assert "max_learner_steps" not in said
+    assert (tmp_path / "config.yaml").read_text() == stored
+
+
 def test_status_of_a_run_that_is_not_running_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 1, and how to continue it."""
     (tmp_path / "config.yaml").write_text("{}\n")

@@ -1,4 +1,4 @@
-"""Output on the terminal while a run continues and when it has ended."""
+"""Output on the terminal while a run continues."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from tidemill.config.services import LauncherSettings
 from tidemill.errors import ConfigError
 from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus, ShardStatus
 from tidemill.scores import Score
-from tidemill.services.launcher.commands.summary import describe_restored, summarise
-from tidemill.services.launcher.supervise.supervisor import Outcome, Phase
+from tidemill.services.launcher.supervise.supervisor import Phase
 from tidemill.services.launcher.view.json_lines import JsonView
 from tidemill.services.launcher.view.live import LiveView, render, sparkline
-from tidemill.services.launcher.view.poller import RateMeter
 from tidemill.services.launcher.view.processes import UsageMeter
+from tidemill.services.launcher.view.rate_meter import RateMeter
 from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow, ProcessUsage
 from tidemill.services.launcher.view.terminal import (
     PlainView,
@@ -336,61 +335,6 @@ def test_usage_is_the_share_of_a_core_since_the_last_look(tmp_path: Path) -> Non
     assert second.memory_bytes == 25 * os.sysconf("SC_PAGE_SIZE")
     assert meter.read(8) is None
     assert meter.read(None) is None
-
-
-def test_summary_says_how_it_went_and_where_the_files_are(tmp_path: Path) -> None:
-    """Only what is there is listed."""
-    (tmp_path / "scores.csv").write_text("x")
-    (tmp_path / "logs").mkdir()
-    result = {
-        "solved": True,
-        "target_return": 200.0,
-        "wall_s": 118.4,
-        "env_steps": 150_000,
-        "mean_return": 214.3,
-        "episodes": 25,
-        "confirmed_mean": 207.9,
-        "confirm_episodes": 100,
-    }
-    (tmp_path / "result.json").write_text(json.dumps(result))
-    said = "\n".join(summarise(tmp_path, Outcome(0, "finished")))
-    assert "solved after 118 s and 150,000 env steps: mean return 214.3 over 25 episodes" in said
-    assert "207.9 over 100 fresh episodes" in said
-    assert "scores.csv" in said
-    assert "logs " not in said
-    assert f"tidemill evaluate {tmp_path}" in said
-
-
-def test_summary_says_that_the_last_checkpoint_failed(tmp_path: Path) -> None:
-    """Whoever continues must know where."""
-    learner = LearnerStatus(checkpoint_error="cannot write x: No space left on device")
-    said = "\n".join(summarise(tmp_path, Outcome(0, "stopped as asked"), learner))
-    assert "The last checkpoint failed: cannot write x: No space left on device." in said
-
-
-def test_summary_of_a_failed_run_points_at_the_logs(tmp_path: Path) -> None:
-    """No result, and a reason."""
-    said = "\n".join(summarise(tmp_path, Outcome(1, "learner ended with exit code 1")))
-    assert "learner ended with exit code 1" in said
-    assert f"see {tmp_path / 'logs'}" in said
-    assert "evaluate" not in said
-    assert "resume" not in said
-    assert "It never trained" in said
-
-
-def test_resume_says_what_comes_back_and_what_does_not(tmp_path: Path) -> None:
-    """A checkpoint without a log of the tables, then with one, and a folder with nothing."""
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "checkpoint-00000003.safetensors").touch()
-    said = "\n".join(describe_restored(tmp_path))
-    assert "checkpoint-00000003" in said
-    assert "none were published" in said
-    assert "replay       not restored" in said
-    assert "environments not restored" in said
-    (tmp_path / "replay").mkdir()
-    (tmp_path / "replay" / "segment").touch()
-    assert "its tables come back from the log" in "\n".join(describe_restored(tmp_path))
-    assert "starts from scratch" in "\n".join(describe_restored(tmp_path / "nothing"))
 
 
 def test_live_view_without_rich_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

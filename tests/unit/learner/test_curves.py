@@ -6,8 +6,7 @@ import json
 import math
 from pathlib import Path
 
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-
+from tests.support.event_files import scalars
 from tidemill.services.learner.curves import LearnerCurves, MetricsFile
 from tidemill.tensorboard_writer import TensorboardWriter
 
@@ -21,8 +20,8 @@ def test_learners_curves_have_bounded_points_and_the_last_one(tmp_path: Path) ->
         now += 1.0
     curves.on_update(6, {"loss": 3.0})
     curves.close()
-    assert _scalars(tmp_path, "learner/loss") == [(1, 0.5), (3, 1.5), (5, 2.5), (6, 3.0)]
-    assert [step for step, _ in _scalars(tmp_path, "learner/grad_norm")] == [1, 3, 5]
+    assert scalars(tmp_path, "learner/loss") == [(1, 0.5), (3, 1.5), (5, 2.5), (6, 3.0)]
+    assert [step for step, _ in scalars(tmp_path, "learner/grad_norm")] == [1, 3, 5]
 
 
 def test_metrics_file_is_continued_after_a_line_that_was_cut(tmp_path: Path) -> None:
@@ -40,14 +39,3 @@ def test_metrics_file_is_continued_after_a_line_that_was_cut(tmp_path: Path) -> 
     assert [(line["step"], line["learner/loss"]) for line in lines] == [(10, 0.5), (20, None)]
     assert lines[1]["learner/q"] == 1.0
     assert lines[1]["time"] >= lines[0]["time"] > 1.6e9
-
-
-def _scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
-    """Return step and value of each point of one curve in the event files of a folder."""
-    events = [event for file in sorted(folder.glob("events.*")) for event in EventFileLoader(str(file)).Load()]
-    return [
-        (event.step, value.simple_value if value.HasField("simple_value") else value.tensor.float_val[0])
-        for event in events
-        for value in event.summary.value
-        if value.tag == tag
-    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ from tidemill.replay import wire
 from tidemill.replay.limits import least_slots
 from tidemill.replay.sampling.batch import SampledBatch, StoredSteps
 from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
+from tidemill.replay.sampling.shared_arrays import SharedArrays
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.services.replay.chunks.mirror import ChunkMirror
@@ -41,11 +43,15 @@ class Pair:
         replay: The server's state.
         size: What the caller keeps.
         mirror: The caller's rows.
+        shared: The same in memory that other processes may map.
+        reader: What one of them sees.
     """
 
     replay: ReplayState
     size: MirrorSize
     mirror: TableMirror
+    shared: TableMirror
+    reader: TableMirror
     epoch: int = 0
 
     def __post_init__(self) -> None:
@@ -66,15 +72,38 @@ class Pair:
         drawn.release(table.store)
         message = wire.pack_sample(sent, StoredSteps(1, 0), 0.0)
         received = wire.unpack_sample(pb.SampleResponse.FromString(message), mirrored=True)
-        return full, self.mirror.keep(received)
+        return full, self.keep(received)
+
+    def keep(self, received: SampledBatch) -> SampledBatch:
+        """Keep a batch in the caller's own memory and in the shared one, which must not differ."""
+        kept, shared = self.mirror.keep(received), self.shared.keep(received)
+        np.testing.assert_array_equal(kept.writes, shared.writes)
+        np.testing.assert_array_equal(kept.slots, shared.slots)
+        return kept
+
+    @property
+    def mirrors(self) -> tuple[TableMirror, ...]:
+        """All that must agree."""
+        return self.mirror, self.shared, self.reader
+
+    def is_intact(self, batch: SampledBatch) -> bool:
+        """Return what all mirrors say."""
+        (answer,) = {mirror.is_intact(batch) for mirror in self.mirrors}
+        return answer
+
+    def corrupt_chunks(self, batch: SampledBatch) -> list[int]:
+        """Return what all mirrors say."""
+        (answer,) = {tuple(mirror.corrupt_chunks(batch).tolist()) for mirror in self.mirrors}
+        return list(answer)
 
     def check(self, full: SampledBatch, kept: SampledBatch) -> None:
-        """Check that the rows of a kept batch are bit for bit those of the whole one."""
-        assert self.mirror.is_intact(kept)
+        """Check that the rows of a kept batch are bit for bit those of the whole one, in every mirror."""
+        assert self.is_intact(kept)
         decoded = codec.decode(SIGNATURE, full, ITEM)
-        rows = self.mirror.rows_of(kept, ITEM)
-        for name, column in decoded.columns.items():
-            np.testing.assert_array_equal(self.mirror.columns[name][rows], column[decoded.index])
+        for mirror in self.mirrors:
+            rows = mirror.rows_of(kept, ITEM)
+            for name, column in decoded.columns.items():
+                np.testing.assert_array_equal(mirror.columns[name][rows], column[decoded.index])
 
 
 def pair(hold: int, spare_slots: int, config: TableConfig | None = None) -> Pair:
@@ -82,7 +111,14 @@ def pair(hold: int, spare_slots: int, config: TableConfig | None = None) -> Pair
     slots = least_slots(BATCH, ITEM, CHUNK, hold) + spare_slots
     size = MirrorSize(slots, CHUNK, hold)
     replay = make_replay(config or make_config(max_items=20, max_item_steps=ITEM))
-    return Pair(replay, size, TableMirror(SIGNATURE, size))
+    arrays = SharedArrays()
+    shared = TableMirror(SIGNATURE, size, reserve=arrays.reserve)
+    arrays.seal()
+    fetched = SharedArrays(os.dup(arrays.descriptor))
+    reader = TableMirror(SIGNATURE, size, reserve=fetched.reserve)
+    arrays.close()
+    fetched.close()
+    return Pair(replay, size, TableMirror(SIGNATURE, size), shared, reader)
 
 
 def fill(pairs: Pair, first_step: int, chunks: int) -> None:
@@ -101,7 +137,10 @@ def fill(pairs: Pair, first_step: int, chunks: int) -> None:
     st.integers(0, 12),
 )
 def test_kept_rows_equal_those_that_were_sent(steps: list[str], hold: int, spare_slots: int) -> None:
-    """Batches are read as much later as `hold` allows, through evictions, reconnections and slots that run out."""
+    """Batches are read as much later as `hold` allows, through evictions, reconnections and slots that run out.
+
+    By whoever keeps them, and by a process that maps the memory of one that does.
+    """
     pairs, next_step = pair(hold, spare_slots), 0
     waiting: deque[tuple[SampledBatch, SampledBatch]] = deque()
     for step in ["append", *steps]:
@@ -157,7 +196,7 @@ def test_rows_that_were_written_over_are_noticed() -> None:
     pairs.connect()  # forgets what the caller has, and writes over it
     pairs.sample()
     pairs.sample()
-    assert not pairs.mirror.is_intact(late)
+    assert not pairs.is_intact(late)
 
 
 def test_corrupt_chunk_stays_known() -> None:
@@ -171,12 +210,12 @@ def test_corrupt_chunk_stays_known() -> None:
     drawn = table.draw(BATCH)
     broken = (type(blocks[0])(frame, blocks[0].sizes), *blocks[1:])
     sent = drawn.with_blocks(broken, pairs.chunks.place(drawn.chunks), np.array([0]))
-    kept = pairs.mirror.keep(sent)
-    assert pairs.mirror.corrupt_chunks(kept).tolist() == [0]
+    kept = pairs.keep(sent)
+    assert pairs.corrupt_chunks(kept) == [0]
     _, again = pairs.sample()
     assert again.sent is not None
     assert not len(again.sent)
-    assert pairs.mirror.corrupt_chunks(again).tolist() == [0]
+    assert pairs.corrupt_chunks(again) == [0]
 
 
 def test_sound_chunk_is_not_blamed_for_a_corrupt_one_written_over_it() -> None:
@@ -189,10 +228,10 @@ def test_sound_chunk_is_not_blamed_for_a_corrupt_one_written_over_it() -> None:
     drawn = table.draw(BATCH)
     blocks = table.store.blocks.read(drawn.chunks, drawn.step_counts)
     broken = (type(blocks[0])(bytes([255]) * len(blocks[0].data), blocks[0].sizes), *blocks[1:])
-    kept = pairs.mirror.keep(drawn.with_blocks(broken, pairs.chunks.place(drawn.chunks), np.array([0])))
-    assert pairs.mirror.corrupt_chunks(kept).tolist() == [0]
-    assert pairs.mirror.corrupt_chunks(late).tolist() == []
-    assert not pairs.mirror.is_intact(late)
+    kept = pairs.keep(drawn.with_blocks(broken, pairs.chunks.place(drawn.chunks), np.array([0])))
+    assert pairs.corrupt_chunks(kept) == [0]
+    assert pairs.corrupt_chunks(late) == []
+    assert not pairs.is_intact(late)
 
 
 def test_slots_that_are_not_there_are_refused() -> None:

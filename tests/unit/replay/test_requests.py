@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.replay_messages import field
@@ -124,6 +124,7 @@ def as_read(raw: bytes) -> bytes | str:
 
 
 @given(noise=st.binary(max_size=40), cut=st.integers(0, len(GOOD)), end=st.integers(0, 40))
+@example(noise=b"\x10\x00", cut=0, end=0)  # `data` as a number, which protobuf takes for an unknown field
 def test_reading_agrees_with_protobuf(noise: bytes, cut: int, end: int) -> None:
     """What protobuf cannot read is refused, and nothing else but groups and fields without number."""
     raw = GOOD[:cut] + noise + GOOD[min(cut + end, len(GOOD)) :]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import mmap
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,13 +13,15 @@ from numpy.typing import NDArray
 from tidemill.codec import decode_chunks, window_index
 from tidemill.errors import DataLoss
 from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.sampling.shared_arrays import reserve_private
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.types import Signature
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
 
-_MAP_NORESERVE = 0x4000  # of Linux; the module `mmap` does not name it
+Reserve = Callable[[tuple[int, ...], np.dtype[Any]], Array]
+"""Returns an array of zeros, given its shape and dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,9 @@ class TableMirror:
         parts: Servers whose chunks it has room for.
     """
 
-    def __init__(self, signature: Signature, size: MirrorSize, parts: int = 1) -> None:
+    def __init__(
+        self, signature: Signature, size: MirrorSize, parts: int = 1, reserve: Reserve = reserve_private
+    ) -> None:
         """Take address space for rows; memory is taken as they are filled.
 
         Args:
@@ -62,16 +65,23 @@ class TableMirror:
             size: What is kept of each server.
             parts: Servers whose chunks have room: one, or more than there are shards, some of which may be replaced or
                 added while the sampler runs.
+            reserve: Gives the memory. Where another process keeps the rows (`SharedArrays`), this mirror only reads
+                them: what was kept there is looked up here.
         """
         self._signature, self._steps = signature, size.slot_steps
         self.size, self.parts = size, parts
         slots = self.parts * size.slots
         self.columns: dict[str, Array] = {
-            spec.name: _reserve((slots * size.slot_steps, *spec.shape), np.dtype(spec.dtype)) for spec in signature
+            spec.name: reserve((slots * size.slot_steps, *spec.shape), np.dtype(spec.dtype)) for spec in signature
         }
-        self._writes = np.zeros(slots, dtype=np.int64)  # how often each slot was filled
-        self._corrupt = np.zeros(slots, dtype=np.bool_)
+        self._writes: Ints = reserve((slots,), np.dtype(np.int64))  # how often each slot was filled
+        self._corrupt: NDArray[np.bool_] = reserve((slots,), np.dtype(np.bool_))
         self._lock = threading.Lock()  # of those that write
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the rows once all slots are filled."""
+        return sum(column.nbytes for column in self.columns.values())
 
     def keep(self, batch: SampledBatch, part: int = 0) -> SampledBatch:
         """Keep the chunks that came with a batch; return it without their blocks.
@@ -124,10 +134,3 @@ class TableMirror:
         assert batch.slots is not None, "the batch was not kept"
         assert batch.writes is not None
         return bool((self._writes[batch.slots] == batch.writes).all())
-
-
-def _reserve(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return zeros that take no memory before they are written, not even as a promise of the system."""
-    size = math.prod(shape) * dtype.itemsize
-    memory = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
-    return np.frombuffer(memory, dtype=dtype, count=math.prod(shape)).reshape(shape)

@@ -18,6 +18,8 @@ def copy_tables(
     target: str,
     tables: Sequence[str] = (),
     *,
+    since_s: float | None = None,
+    until_s: float | None = None,
     folder: str | Path | None = None,
     timeout_s: float = 60.0,
 ) -> tuple[TransferReport, ...]:
@@ -31,6 +33,8 @@ def copy_tables(
         source: Address of the server that has the tables.
         target: Address of the other one.
         tables: Names of the tables; empty for all.
+        since_s: Only items that came at this Unix time, in seconds, or later; None means any (see `export_table`).
+        until_s: Only items that came before this one; None means any.
         folder: Where each is kept on disk meanwhile; None takes the system's temporary folder.
         timeout_s: Longest wait for either server's next word, in seconds.
 
@@ -38,6 +42,8 @@ def copy_tables(
         InvalidArgument: Source and target are the same address.
         AlreadyExists: The target has one of the tables; nothing was copied.
         NotFound: The source has no such table; nothing was copied.
+        FailedPrecondition: A time is given, and the source does not know when any item of a table came; nothing was
+            copied.
         Unavailable: A server cannot be reached, or was silent for `timeout_s`.
     """
     if source == target:
@@ -45,18 +51,22 @@ def copy_tables(
     with ReplayClient(source, deadline_s=timeout_s) as client:
         client.wait_for_ready(timeout_s)
         there = [table.config.name for table in client.list_tables()]
+        names = tuple(tables) or tuple(there)
+        if missing := [name for name in names if name not in there]:
+            raise NotFound(f"no tables {missing} at {source}; there are: {', '.join(there) or 'none'}")
+        for name in names:
+            client.check_times(name, since_s, until_s)
     with ReplayClient(target, deadline_s=timeout_s) as client:
         client.wait_for_ready(timeout_s)
         taken = {table.config.name for table in client.list_tables()}
-    names = tuple(tables) or tuple(there)
-    if missing := [name for name in names if name not in there]:
-        raise NotFound(f"no tables {missing} at {source}; there are: {', '.join(there) or 'none'}")
     if taken := taken & set(names):
         raise AlreadyExists(f"tables {sorted(taken)} are at {target} already: copy to a server without them")
     reports = []
     for name in names:
         with tempfile.TemporaryDirectory(dir=folder, prefix="tidemill-") as temporary:
-            exported = export_table(source, name, Path(temporary) / "table", timeout_s=timeout_s)
+            exported = export_table(
+                source, name, Path(temporary) / "table", since_s=since_s, until_s=until_s, timeout_s=timeout_s
+            )
             imported = import_table(target, Path(temporary) / "table", timeout_s=timeout_s)
         reports.append(replace(imported, lost_items=exported.lost_items))
     return tuple(reports)

@@ -46,13 +46,15 @@ class MinariReport:
     steps: int
 
 
-def export_minari(
+def export_minari(  # noqa: PLR0913 - each is a condition of its own
     address: str,
     table: str,
     dataset_id: str,
     *,
     env: str | None = None,
     newest: int | None = None,
+    since_s: float | None = None,
+    until_s: float | None = None,
     folder: str | Path | None = None,
     timeout_s: float = 60.0,
 ) -> MinariReport:
@@ -70,6 +72,8 @@ def export_minari(
         dataset_id: Name of the dataset, such as `walks/random-v0`; must not exist.
         env: Id of a gymnasium environment whose spaces the dataset has; None makes boxes of the columns' shapes.
         newest: Only so many of the newest items; None means all.
+        since_s: Only items that came at this Unix time, in seconds, or later; None means any (see `export_table`).
+        until_s: Only items that came before this one; None means any.
         folder: Where the table is kept on disk meanwhile; None takes the system's temporary folder.
         timeout_s: Longest wait for the server's next part, in seconds.
 
@@ -77,16 +81,18 @@ def export_minari(
         InvalidArgument: `minari` is not installed, the table lacks a column, has no step, or does not fit the spaces.
         AlreadyExists: There is a dataset of that name.
         NotFound: No such table.
+        FailedPrecondition: A time is given, and the server does not know when any item of the table came.
     """
     minari = _minari()
     path = minari.storage.get_dataset_path(dataset_id)
     if path.exists():
         raise AlreadyExists(f"the dataset {dataset_id!r} exists in {path}: choose another name, or delete it")
     with tempfile.TemporaryDirectory(dir=folder, prefix="tidemill-") as temporary:
-        export_table(address, table, Path(temporary) / "table", newest=newest, timeout_s=timeout_s)
-        exported = ExportedTable(Path(temporary) / "table")
+        files = Path(temporary) / "table"
+        export_table(address, table, files, newest=newest, since_s=since_s, until_s=until_s, timeout_s=timeout_s)
+        exported = ExportedTable(files)
         if not exported.items:
-            raise InvalidArgument(f"table {table!r} has no items to make episodes of")
+            raise InvalidArgument(f"table {table!r} has no such items to make episodes of")
         spaces = _spaces(exported.config, env)
         counted = _Counted(Episodes(exported), *spaces)
         try:

@@ -498,7 +498,7 @@ class TableDescription(_message.Message):
     """Greatest fencing token that came with new priorities since the server started; 0 for none."""
     timed_from_s: _builtins.float
     """Unix time from which on the server knows when items came, in seconds; 0 if it knows of none. It knows to the second, and of
-    what lies longer back to 0.5 % of that; after it was killed, at worst to the interval of its snapshots.
+    what lies longer back to 0.5 % of that; of what came before it was killed, to ten seconds.
     """
     @_builtins.property
     def config(self) -> Global___TableConfig:
@@ -1042,7 +1042,8 @@ class Draw(_message.Message):
     seed: _builtins.int
     """Of a run in lock-step: seed of the draw, which then depends on nothing but the seed, the items and where they lie:
     it is the same after a restart. FAILED_PRECONDITION for a table that does not draw at random or whose
-    `max_times_sampled` is not 0. Unset, the server draws by its own generator.
+    `max_times_sampled` is not 0; DATA_LOSS once the server has found anything corrupt on disk, instead of other items.
+    Unset, the server draws by its own generator.
     """
     at_step_count: _builtins.int
     """Of a run in lock-step: how many steps the streams of all actors have together when it is drawn. It waits until they

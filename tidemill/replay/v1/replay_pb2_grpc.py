@@ -189,7 +189,8 @@ class ReplayServiceServicer:
         caller half-closes and all granted batches were sent.
 
         INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table. RESOURCE_EXHAUSTED: a batch does not
-        fit in a message, or has no room in the server's memory; it is not assembled. A retry is a new call; batches sent but not received count as sampled.
+        fit in a message, or has no room in the server's memory; it is not assembled. FAILED_PRECONDITION, DATA_LOSS: see
+        `Draw`. A retry is a new call; batches sent but not received count as sampled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

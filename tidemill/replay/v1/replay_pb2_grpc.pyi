@@ -108,7 +108,8 @@ class ReplayServiceStub:
     caller half-closes and all granted batches were sent.
 
     INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table. RESOURCE_EXHAUSTED: a batch does not
-    fit in a message, or has no room in the server's memory; it is not assembled. A retry is a new call; batches sent but not received count as sampled.
+    fit in a message, or has no room in the server's memory; it is not assembled. FAILED_PRECONDITION, DATA_LOSS: see
+    `Draw`. A retry is a new call; batches sent but not received count as sampled.
     """
     UpdatePriorities: _grpc.UnaryUnaryMultiCallable[_replay_pb2.UpdatePrioritiesRequest, _replay_pb2.UpdatePrioritiesResponse]
     """Sets the priorities of items. Unknown keys (already removed) are counted, not an error.
@@ -208,7 +209,8 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     caller half-closes and all granted batches were sent.
 
     INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table. RESOURCE_EXHAUSTED: a batch does not
-    fit in a message, or has no room in the server's memory; it is not assembled. A retry is a new call; batches sent but not received count as sampled.
+    fit in a message, or has no room in the server's memory; it is not assembled. FAILED_PRECONDITION, DATA_LOSS: see
+    `Draw`. A retry is a new call; batches sent but not received count as sampled.
     """
     UpdatePriorities: _aio.UnaryUnaryMultiCallable[_replay_pb2.UpdatePrioritiesRequest, _replay_pb2.UpdatePrioritiesResponse]  # type: ignore[assignment]
     """Sets the priorities of items. Unknown keys (already removed) are counted, not an error.
@@ -340,7 +342,8 @@ class ReplayServiceServicer:
         caller half-closes and all granted batches were sent.
 
         INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table. RESOURCE_EXHAUSTED: a batch does not
-        fit in a message, or has no room in the server's memory; it is not assembled. A retry is a new call; batches sent but not received count as sampled.
+        fit in a message, or has no room in the server's memory; it is not assembled. FAILED_PRECONDITION, DATA_LOSS: see
+        `Draw`. A retry is a new call; batches sent but not received count as sampled.
         """
 
     def UpdatePriorities(

@@ -113,6 +113,13 @@ def test_ranks_of_a_machine_are_counted_apart(size: int, machines: int, local: i
     assert RankInfo.from_env(environ).local_size == local
 
 
+def test_torchrun_says_which_machine_it_is_and_how_many_ranks_it_has() -> None:
+    """They need not be as many on each."""
+    environ = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "GROUP_WORLD_SIZE": "2"}
+    rank = RankInfo.from_env(environ | {"GROUP_RANK": "1", "LOCAL_WORLD_SIZE": "1"})
+    assert (rank.machine, rank.local_size) == (1, 1)
+
+
 def test_batch_that_cannot_be_shared_is_refused() -> None:
     """The message names both numbers."""
     with pytest.raises(ConfigError, match="batch_size is 32, which 3 learners cannot share evenly"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,9 @@ from tidemill.services.replay.log.writer import Command, Delete
 from tidemill.services.replay.memory import MemoryBudget
 from tidemill.services.replay.state import ReplayState
 from tidemill.services.replay.tables.table import Table
+
+NOW_S = 1_700_000_000.0
+"""The time of day where a test sets none: what is logged depends on it."""
 
 
 class AtOnce:
@@ -102,7 +104,7 @@ class Log:
 
 
 def open_log(
-    path: Path, segment_bytes: int = 2**20, max_memory_bytes: int = 0, clock: Callable[[], float] = time.time
+    path: Path, segment_bytes: int = 2**20, max_memory_bytes: int = 0, clock: Callable[[], float] = lambda: NOW_S
 ) -> Log:
     """Open a log as a server does."""
     recovered = open_replay_log(path, BlobBudget(max_memory_bytes), partial(empty_replay, clock=clock))
@@ -119,7 +121,7 @@ def open_log(
     return Log(recovered, journal, segment_bytes)
 
 
-def empty_replay(budget: MemoryBudget, clock: Callable[[], float] = time.time) -> ReplayState:
+def empty_replay(budget: MemoryBudget, clock: Callable[[], float] = lambda: NOW_S) -> ReplayState:
     """Return a state without tables."""
     return ReplayState(
         max_tables=16,

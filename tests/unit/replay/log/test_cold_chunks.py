@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams, steps_of
 from tests.unit.replay.log.logs import Log, open_log
+from tidemill.errors import DataLoss
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.table_config import RateLimiterConfig
 from tidemill.services.replay.admission import AdmissionQueue
@@ -39,14 +40,14 @@ def log(tmp_path: Path) -> Iterator[Log]:
     opened.crash()
 
 
-def read(log: Log, count: int, distinct: bool, counted: int | None = None) -> SampledBatch:
+def read(log: Log, count: int, distinct: bool, counted: int | None = None, seed: int | None = None) -> SampledBatch:
     """Draw a batch as the server does."""
 
     async def draw() -> SampledBatch:
         cold = BlobReader(BlobFiles(log.recovered.folder))
         try:
             batches = BatchReader(log.replay, AdmissionQueue(lambda: 0.0), cold)
-            return await batches.read(log.replay.find("t"), SampleDemand(count, counted), distinct, room())
+            return await batches.read(log.replay.find("t"), SampleDemand(count, counted, seed=seed), distinct, room())
         finally:
             cold.close()
 
@@ -161,6 +162,19 @@ def test_corrupt_cold_chunk_is_never_served(log: Log, distinct: bool) -> None:
     assert table.counters.corrupt_items == 10  # steps 0 .. 7, and the two that reach back to 6 and 7
     assert table.size == 4 * CHUNKS - 10
     assert table.limiter.diff == diff - 1000
+
+
+def test_draw_with_a_seed_is_refused_once_a_chunk_was_corrupt(log: Log) -> None:
+    """Items that take the place of others would not come in another run; the next draw is refused as well."""
+    table = log.replay.find("t")
+    before = read(log, 400, False, seed=3)
+    oldest = int(table.store.held()[np.argmin(blocks_of(log).ids[table.store.held()])])
+    corrupt(log, oldest)
+    assert any(step < 4 for _, *steps in steps_of(before) for step in steps), "the seed must draw the corrupt chunk"
+    for _ in range(2):
+        with pytest.raises(DataLoss, match=r"table 't' has lost 6 items, .* start the run from scratch"):
+            read(log, 400, False, seed=3)
+    assert len(read(log, 400, False).keys) == 400
 
 
 def test_draw_that_its_caller_accounts_for_is_read_as_well(log: Log) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
 from tests.unit.replay.log.logs import Log, open_log
+from tidemill.services.replay.tables.insertion_times import LOGGED_EVERY_S, InsertionTimes
 
 
 class _Clock:
@@ -17,7 +19,7 @@ class _Clock:
         return self.now_s
 
 
-def _write(log: Log, clock: _Clock, times_s: range) -> None:
+def _write(log: Log, clock: _Clock, times_s: Sequence[int]) -> None:
     """Append four items at each time."""
     session = open_streams(log.replay, "a", env_count=1)
     for i, now_s in enumerate(times_s):
@@ -51,15 +53,42 @@ def test_crash_keeps_the_times_of_the_newest_segment_or_snapshot(tmp_path: Path,
     assert _border(again, 2001) == 404
 
 
-def test_log_without_times_has_none_until_it_continues(tmp_path: Path) -> None:
-    """As one of an earlier release: what is in it came at a time that nobody knows."""
+def test_crash_after_a_pause_keeps_times_to_ten_seconds(tmp_path: Path) -> None:
+    """Without another segment or a snapshot, long after the table was created: at most 10 s too early, not late."""
     clock = _Clock()
     log = open_log(tmp_path, clock=clock)
     log.replay.create_table(make_config())
+    times_s = [*range(5000, 5100), *range(9000, 9005)]
+    _write(log, clock, times_s)
     log.crash()
-    log = open_log(tmp_path, clock=clock)  # its newest segment begins without items
-    _write(log, clock, range(1000, 1005))
+    again = open_log(tmp_path, clock=clock)
+    for i, came_s in enumerate(times_s):
+        assert _border(again, came_s + 1) > 4 * i
+        assert _border(again, came_s - LOGGED_EVERY_S) <= 4 * i
+
+
+def test_table_without_items_has_known_times_from_its_creation(tmp_path: Path) -> None:
+    """So that a range of time of it is empty, and not refused; after a crash too."""
+    clock = _Clock()
+    log = open_log(tmp_path, clock=clock)
+    log.replay.create_table(make_config())
+    assert log.replay.find("t").times.first_s == 1000
     log.crash()
+    again = open_log(tmp_path, clock=clock).replay.find("t")
+    assert again.times.first_s == 1000
+    assert again.times.numbers(0, None, 0) == (0, 0)
+
+
+def test_log_without_times_has_none_until_it_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of an earlier release: what is in it came at a time that nobody knows."""
+    clock = _Clock()
+    with monkeypatch.context() as earlier:
+        earlier.setattr(InsertionTimes, "newest", None)
+        earlier.setattr(InsertionTimes, "marks", ((), ()))
+        log = open_log(tmp_path, clock=clock)
+        log.replay.create_table(make_config())
+        _write(log, clock, range(1000, 1005))
+        log.crash()
     again = open_log(tmp_path, clock=clock)
     table = again.replay.find("t")
     assert (table.size, table.times.first_s) == (20, 0)

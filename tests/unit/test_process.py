@@ -1,9 +1,10 @@
-"""Signals that set events."""
+"""Signals that set events, and the end of a process."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +49,26 @@ threading.Event().wait(10)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=_BOUND_S, check=False)
     assert done.returncode == 128 + 15, done.stderr
+
+
+def test_process_that_leaves_has_done_all_that_was_due() -> None:
+    """Threads end, exit handlers run and what was printed is out; modules are not taken apart."""
+    script = """
+import atexit, sys, tempfile, threading
+from tidemill.process import leave
+
+class Module:
+    def __del__(self):
+        print("taken apart")
+
+sys.modules["heavy"] = Module()
+folder = tempfile.TemporaryDirectory()
+atexit.register(lambda: print("exit handler"))
+threading.Timer(0.2, lambda: print("thread")).start()
+print(folder.name)
+leave(3)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=_BOUND_S, check=False)
+    folder, *rest = done.stdout.splitlines()
+    assert (done.returncode, rest) == (3, ["thread", "exit handler"]), done.stderr
+    assert not Path(folder).exists()

@@ -1,0 +1,192 @@
+"""Opens what a learner samples with: a sampler and its mirror, of its own or one for all ranks of the machine."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+
+import structlog
+
+from tidemill.config.sections import LearnerConfig
+from tidemill.replay.sampling.mirror import Reserve, TableMirror
+from tidemill.replay.sampling.shared_arrays import reserve_private
+from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.replay.table_config import TableConfig
+from tidemill.services.learner import metrics
+from tidemill.services.learner.data.batch_loader import SampleSource
+from tidemill.services.learner.data.mirror import free_bytes, open_mirror
+from tidemill.services.learner.data.table import collect, open_sampler
+from tidemill.services.learner.data.table_sampler import TableSampler
+from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, StepVote
+from tidemill.services.learner.distributed.shared_sampling import (
+    SampleDealer,
+    SharedMirror,
+    fetch_mirror,
+)
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampling:
+    """What a learner samples with.
+
+    Attributes:
+        source: Gives the batches; closes the sampler.
+        sampler: Takes priorities and corrupt items.
+        mirror: The rows of the batches; None if they bring them.
+    """
+
+    source: SampleSource
+    sampler: TableSampler
+    mirror: TableMirror | None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleShape:
+    """What one rank needs.
+
+    Attributes:
+        batch_size: Items of one sample.
+        stride: Steps from the start of an item to that of the next.
+        in_flight: Samples that are under way or ready.
+        hold: Samples that may be drawn before one is read.
+    """
+
+    batch_size: int
+    stride: int
+    in_flight: int
+    hold: int
+
+
+def open_own_mirror(
+    config: LearnerConfig,
+    table: TableConfig,
+    shape: SampleShape,
+    ranks: int,
+    *,
+    shards: int,
+    reserve: Reserve = reserve_private,
+) -> TableMirror | None:
+    """Return a mirror that this process keeps, None if it may not have the memory for one.
+
+    Args:
+        config: The learner's settings.
+        table: The whole table.
+        shape: What is sampled into it.
+        ranks: Ranks of this machine that keep a mirror: the free memory is divided among them.
+        shards: Over how many shards the table is spread; 0 for a single server.
+        reserve: Gives the memory.
+    """
+    limit_bytes = config.learner.mirror_mib * 2**20
+    if limit_bytes < 0:
+        limit_bytes = free_bytes() // 2 // ranks
+    mirror = open_mirror(
+        table,
+        stride=shape.stride,
+        chunk_length=config.table.chunk_length,
+        batch_size=shape.batch_size,
+        hold=shape.hold,
+        shards=shards,
+        limit_bytes=limit_bytes,
+        reserve=reserve,
+    )
+    if mirror is not None:
+        metrics.MIRROR_BYTES.labels("this_rank").set(mirror.size_bytes)
+    return mirror
+
+
+def open_sampling(
+    config: LearnerConfig,
+    directory: ShardDirectory | None,
+    table: TableConfig,
+    shape: SampleShape,
+    rank: RankInfo,
+    group: LearnerGroup,
+    stack: ExitStack,
+) -> Sampling:
+    """Start to sample; `stack` ends it. Where ranks share a machine, all of them must do so at the same time.
+
+    Raises:
+        Unavailable: Another rank did not come in time.
+    """
+    shared = _Shared(config, directory, table, shape, rank)
+    if (sampling := shared.open(group, stack)) is not None:
+        return sampling
+    shards = config.cluster.shard_count if directory is not None else 0
+    mirror = open_own_mirror(config, table, shape, rank.local_size, shards=shards)
+    sampler = open_sampler(config.cluster, directory, table, shape.batch_size, shape.in_flight, mirror, stack)
+    return Sampling(sampler, sampler, mirror)
+
+
+class _Shared:
+    """One rank's part in setting up a mirror for its machine."""
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        directory: ShardDirectory | None,
+        table: TableConfig,
+        shape: SampleShape,
+        rank: RankInfo,
+    ) -> None:
+        self._config, self._directory, self._table = config, directory, table
+        self._shape, self._rank = shape, rank
+        self._timeout_s = config.learner.ranks_timeout_s
+
+    def open(self, group: LearnerGroup, stack: ExitStack) -> Sampling | None:
+        """Return what this rank samples with; None if ranks sample each for itself: all of them decide so alike."""
+        learner = self._config.learner
+        # of a queue each item is drawn once, and a rank that takes two batches would leave another waiting
+        is_wanted = learner.share_mirror and learner.mirror_mib and self._config.table.sampler != "fifo"
+        if self._rank.size == 1 or not is_wanted:
+            return None
+        door = f"{group.broadcast(os.urandom(16).hex().encode()).decode()}-{self._rank.machine}"
+        with ExitStack() as opening:
+            kept = self._kept(door, opening) if self._keeps else None
+            is_ready = kept is not None or not self._keeps
+            vote = StepVote(stop=False, pause=False, lacks_batch=not is_ready, largest_weight=0.0)
+            if group.all_agree(vote).lacks_batch:  # and no door is knocked at before it is open
+                _log.info("each learner keeps a mirror of its own: not all machines could share one")
+                return None
+            if kept is not None:
+                return self._owner(*kept, stack)
+        return None if self._rank.local_size == 1 else self._dealt(door, stack)
+
+    @property
+    def _keeps(self) -> bool:
+        return self._rank.local_size > 1 and self._rank.local_index == 0
+
+    def _kept(self, door: str, opening: ExitStack) -> tuple[SharedMirror, TableMirror] | None:
+        """Return the door and a mirror with room for the batches of all ranks; None if it cannot be had."""
+        ranks, shape = self._rank.local_size, self._shape
+        for_all = SampleShape(shape.batch_size, shape.stride, ranks * shape.in_flight, ranks * shape.hold)
+        shards = self._config.cluster.shard_count if self._directory is not None else 0
+        try:
+            shared = opening.enter_context(closing(SharedMirror(door)))
+            reserve = shared.arrays.reserve
+            mirror = open_own_mirror(self._config, self._table, for_all, 1, shards=shards, reserve=reserve)
+        except OSError as error:
+            _log.warning("no memory can be shared with the other learners of this machine", reason=str(error))
+            return None
+        return (shared, mirror) if mirror is not None else None
+
+    def _owner(self, shared: SharedMirror, mirror: TableMirror, stack: ExitStack) -> Sampling:
+        """Hand the mirror to the others, and sample for all."""
+        ranks, shape = self._rank.local_size, self._shape
+        others = [stack.enter_context(closing(rank)) for rank in shared.admit(mirror, ranks - 1, self._timeout_s)]
+        metrics.MIRROR_READERS.set(ranks)
+        cluster, in_flight = self._config.cluster, ranks * shape.in_flight
+        sampler = open_sampler(cluster, self._directory, self._table, shape.batch_size, in_flight, mirror, stack)
+        dealer = stack.enter_context(closing(SampleDealer(sampler, others)))
+        _log.info("sampling for the learners of this machine", ranks=ranks)
+        return Sampling(dealer, sampler, mirror)
+
+    def _dealt(self, door: str, stack: ExitStack) -> Sampling:
+        """Sample through the machine's first rank."""
+        sampler, mirror = fetch_mirror(door, self._table.signature, self._timeout_s)
+        stack.enter_context(closing(sampler))
+        collect(sampler, stack)
+        metrics.MIRROR_BYTES.labels("another_rank").set(mirror.size_bytes)
+        return Sampling(sampler, sampler, mirror)

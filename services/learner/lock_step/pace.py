@@ -1,0 +1,103 @@
+"""The pace of a run in lock-step: rounds say what is drawn when, and hold the learner back."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import replace
+
+import torch
+
+from tidemill.config.fixed import keep_fixed
+from tidemill.config.lock_step import lock_step_of
+from tidemill.config.sections import LearnerConfig
+from tidemill.errors import ConfigError
+from tidemill.replay.sampling.seeded_stream import SeededSampleStream
+from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.replay.table_config import TableConfig
+from tidemill.rl.agents.interface import Agent
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.data.decoder import make_decoder
+from tidemill.services.learner.data.sampling import SampleShape, open_own_mirror
+from tidemill.services.learner.data.table import batches_per_sample, table_config
+from tidemill.services.learner.distributed.learner_group import RankInfo
+from tidemill.services.learner.lock_step.batches import RoundBatches
+from tidemill.services.learner.lock_step.priorities import RoundPriorities
+from tidemill.services.learner.lock_step.round_end import RoundPublisher
+from tidemill.services.learner.lock_step.rounds import DrawSchedule, batches_per_draw
+from tidemill.services.learner.pace import Feed, Learning
+from tidemill.services.learner.trainer import TrainerOutputs
+from tidemill.types import Signature
+
+_MAX_IN_FLIGHT = 4  # samples that are drawn ahead of their use
+
+
+class LockStepPace:
+    """Draws by number, decodes in the training thread, and ends each round in order (`Pace`)."""
+
+    checkpoint_every_s = 0.0  # each round ends with one
+    syncs_checkpoints = False
+
+    def __init__(self, config: LearnerConfig, counters: Counters, rank: RankInfo, stopped: Callable[[], bool]) -> None:
+        """Take the settings, the learner's counters, which rank it is, and what says whether it is stopping.
+
+        Raises:
+            ConfigError: Several learners train together, or the settings give no whole rounds.
+        """
+        if rank.size > 1:
+            raise ConfigError(f"{rank.size} learners train together, but run.deterministic allows one")
+        self._config, self._counters = config, counters
+        run, num_envs, actors = config.run, config.env.num_envs, config.actor.count
+        self._lock_step = lock_step_of(run, config.table, config.learner, num_envs, actors)
+        self.publish_every = self._lock_step.updates
+        is_prioritized = config.table.sampler == "prioritized"
+        self.kept_priorities = RoundPriorities(config.table.name, stopped) if is_prioritized else None
+
+    def prepare(self) -> None:
+        """Compare the settings with those at the run's start, and compute by the same kernels each time (`Pace`).
+
+        cuBLAS reads its variable when it is first used.
+        """
+        keep_fixed(self._config, self._config.run.folder / "lock_step" / "learner.settings.json")
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)  # raises where there is no such kernel
+        torch.backends.cudnn.benchmark = False
+
+    def table(self, agent: Agent, signature: Signature) -> TableConfig:
+        """Return a table whose rate limiter holds no one back: the rounds do (`Pace`)."""
+        table = replace(self._config.table, min_size=1)
+        learner = replace(self._config.learner, updates_per_env_step=0.0)
+        return table_config(table, learner, agent, signature, self._config.agent.batch_size)
+
+    def open(
+        self, learning: Learning, outputs: TrainerOutputs, _directory: ShardDirectory | None, stack: ExitStack
+    ) -> Feed:
+        """Start to draw, from the batch of the next gradient step on (`Pace`)."""
+        batches, priorities = stack.enter_context(closing(self._batches(learning))), self.kept_priorities
+        round_end = RoundPublisher(outputs, priorities, batches.replay, self._counters.fencing_token)
+        outputs = replace(outputs, priorities=priorities, publisher=round_end)
+        return Feed(batches, outputs, lambda: (), batches.close)
+
+    def _batches(self, learning: Learning) -> RoundBatches:
+        config, counters, priorities = self._config, self._counters, self.kept_priorities
+        agent, table = learning.agent, learning.table
+        most = batches_per_sample(config.table, config.learner, table.signature, config.agent.batch_size)
+        batches = batches_per_draw(most, self._lock_step)
+        size = config.agent.batch_size * batches
+        shape = SampleShape(size, agent.window.stride, _MAX_IN_FLIGHT, _MAX_IN_FLIGHT + 2)
+        mirror = open_own_mirror(config, table, shape, 1, shards=0)
+        stream = SeededSampleStream(
+            config.cluster.replay[0],
+            table,
+            size,
+            DrawSchedule(self._lock_step, config.run.seed, batches).draw,
+            first=counters.learner_steps // batches,
+            max_in_flight_batches=_MAX_IN_FLIGHT,
+            mirror=mirror,
+            prepare=priorities.send_again if priorities is not None else lambda _: None,
+        )
+        decoders, delete = Counters(), stream.delete_items
+        decoder = make_decoder(config, agent, table, learning.device, decoders, delete, splits=batches, mirror=mirror)
+        return RoundBatches(stream, decoder.decode, counters, decoders, batches=batches, clock=time.monotonic)

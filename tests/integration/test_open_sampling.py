@@ -1,0 +1,143 @@
+"""Who samples for whom: the ranks of a machine share a mirror, or all of them keep their own."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.support.feeder import SPEC, TABLE, Feeder
+from tests.support.replay_service import LocalServer, local_server
+from tests.support.waiting import WAIT_S
+from tidemill.config.load import load
+from tidemill.config.sections import LearnerConfig
+from tidemill.replay.sampling.sampler import ReplaySampler
+from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
+from tidemill.services.learner.data import table
+from tidemill.services.learner.data.sampling import SampleShape, Sampling, open_sampling
+from tidemill.services.learner.distributed.learner_group import RankInfo, SingleLearner, StepVote
+from tidemill.services.learner.distributed.shared_sampling import DealtSampler, SampleDealer
+from tidemill.types import signature_of
+
+TABLE_CONFIG = TableConfig(
+    TABLE, signature_of(SPEC), SelectorConfig(SelectorKind.UNIFORM), max_items=1_000, max_item_steps=2
+)
+SHAPE = SampleShape(batch_size=8, stride=1, in_flight=2, hold=4)
+
+
+class _Threads(SingleLearner):
+    """Ranks that are threads of this process."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier = threading.Barrier(size, timeout=WAIT_S)
+        self._said: list[bytes] = []
+        self._votes: list[StepVote] = []
+
+    def broadcast(self, data: bytes) -> bytes:
+        """Return what one of them said, the same to all."""
+        self._said.append(data)
+        self._barrier.wait()
+        return min(self._said)
+
+    def all_agree(self, vote: StepVote) -> StepVote:
+        """Return whether any lacks something."""
+        self._votes.append(vote)
+        self._barrier.wait()
+        return vote._replace(lacks_batch=any(said.lacks_batch for said in self._votes))
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServer]:
+    """A server that is fed; ranks that are threads may all show metrics of the same name."""
+    monkeypatch.setattr(table, "REGISTRY", CollectorRegistry())
+    with local_server() as server:
+        feeder = Feeder(server.address, chunks_per_s=100.0)
+        yield server
+        feeder.close()
+
+
+def _open(server: LocalServer, ranks: list[RankInfo], stack: ExitStack, *settings: str) -> list[Sampling]:
+    """Open what each rank samples with, and take a batch by each."""
+    config = load(LearnerConfig, ["--cluster.replay", server.address, *settings], prog="learner", description="")
+    group = _Threads(len(ranks))
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        opening = [pool.submit(open_sampling, config, None, TABLE_CONFIG, SHAPE, rank, group, stack) for rank in ranks]
+        opened = [future.result(WAIT_S) for future in opening]
+    for sampling in opened:
+        batch = sampling.source.take(WAIT_S)
+        assert batch is not None
+        if sampling.mirror is not None:
+            assert np.isfinite(sampling.mirror.columns["observation"][sampling.mirror.rows_of(batch, 2)]).all()
+            assert sampling.mirror.is_intact(batch)
+    for sampling in reversed(opened):
+        sampling.source.close()
+    return opened
+
+
+def _kinds(opened: list[Sampling]) -> list[type]:
+    return [type(sampling.source) for sampling in opened]
+
+
+def _ranks(*machines: int) -> list[RankInfo]:
+    """Return so many ranks on each machine."""
+    size, ranks = sum(machines), list[RankInfo]()
+    for machine, count in enumerate(machines):
+        ranks += [RankInfo(len(ranks), size, local, len(machines), machine, count) for local in range(count)]
+    return ranks
+
+
+@pytest.mark.parametrize(
+    "machines, kinds",
+    [
+        ((1,), [ReplaySampler]),
+        ((3,), [SampleDealer, DealtSampler, DealtSampler]),
+        ((2, 1), [SampleDealer, DealtSampler, ReplaySampler]),
+        ((2, 2), [SampleDealer, DealtSampler] * 2),
+    ],
+)
+def test_first_rank_of_a_machine_samples_for_it(
+    server: LocalServer, machines: tuple[int, ...], kinds: list[type]
+) -> None:
+    """A rank that is alone on its machine samples for itself."""
+    with ExitStack() as stack:
+        assert _kinds(_open(server, _ranks(*machines), stack)) == kinds
+
+
+@pytest.mark.parametrize(
+    "settings, keeps",
+    [
+        (("--learner.no-share-mirror",), True),
+        (("--learner.mirror-mib", "0"), False),
+        (("--table.sampler", "fifo"), True),
+    ],
+)
+def test_every_rank_samples_for_itself_when_told_to(
+    server: LocalServer, settings: tuple[str, ...], keeps: bool
+) -> None:
+    """Without the setting, without a mirror, and of a queue."""
+    with ExitStack() as stack:
+        opened = _open(server, _ranks(2), stack, *settings)
+        assert _kinds(opened) == [ReplaySampler] * 2
+        assert [sampling.mirror is not None for sampling in opened] == [keeps] * 2
+
+
+@pytest.mark.parametrize("refused", ["memfd_create", "ftruncate"])
+def test_ranks_keep_their_own_where_memory_cannot_be_shared(
+    server: LocalServer, refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the other machine, too: all decide alike."""
+
+    def refuse(*_: object) -> None:
+        raise OSError("not here")
+
+    monkeypatch.setattr(os, refused, refuse)
+    with ExitStack() as stack:
+        opened = _open(server, _ranks(2, 2), stack)
+        assert _kinds(opened) == [ReplaySampler] * 4
+        assert all(sampling.mirror is not None for sampling in opened)

@@ -1,0 +1,29 @@
+"""MuJoCo's tasks, where the simulator is installed: `make mujoco`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched import launched
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="needs make mujoco"),
+]
+
+
+@pytest.mark.parametrize("env_id", ["Hopper-v5", "HalfCheetah-v5"])
+def test_preset_trains_the_suite(env_id: str, tmp_path: Path) -> None:
+    """A few updates of the whole cluster from real steps, with an evaluation and its video turned off."""
+    short = ("--run.max-learner-steps", "60", "--table.min-size", "200", "--agent.start-steps", "100")
+    evaluator = ("--evaluator.start-env-steps", "0", "--evaluator.episodes", "1", "--evaluator.no-video")
+    limits = ("--env.max-evaluation-steps", "50", "--run.root", str(tmp_path), "--run.name", "run")
+    with launched("train", "--config", "hopper_sac_zoo", "--env.id", env_id, *short, *evaluator, *limits) as cluster:
+        assert cluster.wait(600.0) == 0, cluster.output
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["learner_steps"] == 60

@@ -1,0 +1,64 @@
+"""The launcher's curves of actors and replay, as TensorBoard reads them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tests.support.event_files import scalars
+from tests.support.replay_streams import make_config, make_replay
+from tidemill.learner.status import POLICY_LAG, LearnerStatus
+from tidemill.replay.table_config import TableDescription
+from tidemill.services.launcher.view.curves import ClusterCurves
+from tidemill.services.launcher.view.status import ClusterStatus
+from tidemill.services.replay.admission import AdmissionQueue
+from tidemill.services.replay.description import describe
+
+
+def _table(**values: int) -> TableDescription:
+    """Return the description of an empty table of 100 items, with other values."""
+    replay = make_replay(make_config("replay"))
+    return replace(describe(replay.find("replay"), replay, AdmissionQueue(lambda: 0.0), None), **values)  # type: ignore[arg-type]
+
+
+def _status(env_steps: int, *tables: TableDescription, answers: bool = True) -> ClusterStatus:
+    learner = LearnerStatus(env_steps=env_steps, metrics={POLICY_LAG: 1.5})
+    return ClusterStatus(1.0, (), learner, env_steps_per_s=50.0, tables=tables, learner_answers=answers)
+
+
+def test_shards_are_added_up_and_rates_are_of_the_time_between(tmp_path: Path) -> None:
+    """Over agent decisions: how full the table is, what came and was drawn per second, what actors do together."""
+    now_s = 0.0
+    curves = ClusterCurves(tmp_path, "replay", 2.0, lambda: now_s)
+    other = replace(_table(), config=make_config("other"), items=100)
+    curves.add(_status(100, _table(items=10, inserts=10, samples=0), _table(items=40, inserts=30, samples=0), other))
+    now_s = 1.0
+    curves.add(_status(150, _table(items=99)))  # too early
+    now_s = 4.0
+    curves.add(_status(200, _table(items=50, inserts=50, samples=80), _table(items=50, inserts=70, samples=0), other))
+    now_s = 8.0
+    curves.add(_status(300, answers=False))
+    curves.close()
+    curves.add(_status(400))
+    assert scalars(tmp_path, "replay/fill") == [(100, 0.25), (200, 0.5)]
+    assert scalars(tmp_path, "replay/inserts_per_s") == [(100, 0.0), (200, 20.0)]
+    assert scalars(tmp_path, "replay/samples_per_s") == [(100, 0.0), (200, 20.0)]
+    assert scalars(tmp_path, "actors/env_steps_per_s") == [(100, 50.0), (200, 50.0)]
+    assert scalars(tmp_path, "actors/policy_lag") == [(100, 1.5), (200, 1.5)]
+
+
+def test_no_curves_are_written_where_none_are_wanted(tmp_path: Path) -> None:
+    """`learner.tensorboard_every_s` of 0 is no event file either here."""
+    curves = ClusterCurves(tmp_path / "cluster", "replay", 0.0)
+    curves.add(_status(100, _table()))
+    curves.close()
+    assert not (tmp_path / "cluster").exists()
+
+
+def test_curves_that_cannot_be_written_are_given_up(tmp_path: Path) -> None:
+    """A run does not end for want of them."""
+    (tmp_path / "cluster").write_text("no folder")
+    curves = ClusterCurves(tmp_path / "cluster", "replay", 1.0)
+    curves.add(_status(100, _table()))
+    curves.close()
+    assert (tmp_path / "cluster").read_text() == "no folder"

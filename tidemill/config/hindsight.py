@@ -1,0 +1,60 @@
+"""The items of a table whose goals may be relabelled: the steps they cover, and which settings allow it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.config.table import TableSettings
+from tidemill.errors import ConfigError
+from tidemill.rl.agents.registry import AgentConfig
+from tidemill.types import WindowSpec
+
+_InitialPriority = Callable[[Mapping[str, NDArray[Any]]], NDArray[np.float32]]
+
+
+def item_window(agent: AgentConfig, table: TableSettings, frame_stack: int) -> WindowSpec:
+    """Return which steps of a stream an item covers: those the agent needs, and those that goals are taken from."""
+    window = agent.window(frame_stack)
+    return replace(window, steps=table.hindsight_steps) if table.hindsight else window
+
+
+def first_priority(table: TableSettings, initial_priority: _InitialPriority) -> _InitialPriority | None:
+    """Return what gives items their first priority: that of their transition, with the goal it was made with.
+
+    Args:
+        table: Settings of the table; without priorities there is None.
+        initial_priority: `Policy.initial_priority` of the algorithm.
+    """
+    if table.sampler != "prioritized":
+        return None
+    if not table.hindsight:
+        return initial_priority
+    return lambda steps: initial_priority({name: column[:2] for name, column in steps.items()})
+
+
+def check_hindsight(settings: Any) -> None:  # noqa: ANN401 - the dataclass of any process
+    """Raise ConfigError if goals are to be relabelled and the sections that a process reads do not allow it."""
+    agent, table, env = (getattr(settings, name, None) for name in ("agent", "table", "env"))
+    if agent is None or table is None or not table.hindsight:
+        return
+    window = agent.window(1)
+    if window.stride != 1 or window.keep_all or window.history:
+        raise ConfigError(
+            f"table.hindsight is {table.hindsight:g}, but agent.algorithm {agent.algorithm!r} learns from sequences: "
+            "goals are relabelled for algorithms of single transitions, such as sac, td3, ddpg and dqn"
+        )
+    if window.steps != 1:
+        raise ConfigError(
+            f"agent.n_step is {window.steps}, but must be 1 with table.hindsight: the rewards of later steps are not "
+            "relabelled"
+        )
+    if env is not None and env.vector:
+        raise ConfigError(
+            f"env.vector is {env.vector!r}, but table.hindsight needs the compute_reward of one environment: name it "
+            "by env.id"
+        )
