@@ -55,14 +55,15 @@ def test_threads_that_disturb_each_other_are_more() -> None:
     assert make_plan(options, dataclasses.replace(rates, update=100.0)).decode_threads == 1
 
 
-def test_three_hundred_updates_of_512_take_two_shards_with_a_mirror() -> None:
-    """153,600 transitions/s; whole ones, of which a server gives out half as many, take three."""
+def test_shards_are_as_many_as_give_out_what_is_sampled() -> None:
+    """300 updates of 512 are 153,600 transitions/s; a server gives out fewer whole ones than mirrored ones."""
     options = PlanOptions(
         cores=32, env="ALE/Pong-v5", gpus=1, batch_size=512, updates_per_env_step=0.05, updates_per_s=300.0
     )
-    assert make_plan(options, measured_rates(options)).shards == 2
-    whole = dataclasses.replace(options, mirror=False)
-    assert make_plan(whole, measured_rates(whole)).shards == 3
+    mirrored, whole = measured_rates(options), measured_rates(dataclasses.replace(options, mirror=False))
+    assert mirrored.shard_samples > whole.shard_samples
+    for rate, shards in ((160_000.0, 1), (151_000.0, 2), (74_500.0, 3)):
+        assert make_plan(options, dataclasses.replace(mirrored, shard_samples=rate)).shards == shards
 
 
 def test_rates_of_the_package_are_those_of_the_committed_results() -> None:
