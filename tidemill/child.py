@@ -15,42 +15,32 @@ from collections.abc import Sequence
 PARENT_VARIABLE = "TIDEMILL_PARENT_PID"
 """Environment variable by which a process makes those it starts end when it does."""
 
-WAIT = "--wait"
-"""First argument of a process on standby: it imports what the module does, and runs it when a byte comes in."""
-
 _PR_SET_PDEATHSIG = 1
 
 
 def main(argv: Sequence[str]) -> None:
     """Run a module as `python -m` would; raises SystemExit with its exit code."""
-    _end_with_parent()
-    # Asked to finish while it imports, a service would die of the signal: it waits until the service says what it does.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    words = list(argv)
-    waits = words[0] == WAIT
-    module, *arguments = words[1:] if waits else words
-    if waits:
-        _import_ahead(module)
-        _await_word()
+    end_with_parent()
+    module, *arguments = argv
+    run_module(module, arguments)
+
+
+def run_module(module: str, arguments: Sequence[str]) -> None:
+    """Run a service as `python -m` would, with arguments; raises SystemExit with its exit code."""
+    hold_requests_to_finish()
     import runpy
 
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def _import_ahead(module: str) -> None:
-    """Import what a module does, of a package its `__main__`."""
-    import importlib.util
-
-    found = importlib.util.find_spec(module)
-    is_package = found is not None and found.submodule_search_locations is not None
-    name = f"{module}.__main__" if is_package else module
-    importlib.import_module(name)
-    del sys.modules[name]  # so that it is run as any other
+def hold_requests_to_finish() -> None:
+    """Let SIGUSR1 wait until the service says what it does: asked to finish while it imports, it would die of it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 
 
-def _await_word() -> None:
-    """Wait for a byte from standard input, which is nothing from then on; ends the process if none will come."""
+def await_word() -> None:
+    """Wait for a byte from standard input, which is nothing from then on; end the process if none will come."""
     if not os.read(0, 1):
         sys.exit(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -58,8 +48,11 @@ def _await_word() -> None:
     os.close(nothing)
 
 
-def _end_with_parent() -> None:
-    """Ask the kernel for SIGKILL when the parent ends; end now if it already has."""
+def end_with_parent() -> None:
+    """Ask the kernel for SIGKILL when the parent ends; end now if it already has.
+
+    The parent is the process that `PARENT_VARIABLE` names; nothing happens without it.
+    """
     parent = os.environ.pop(PARENT_VARIABLE, "")  # what is asked here `process.run` need not ask again, more mildly
     if not parent:
         return

@@ -59,13 +59,6 @@ def test_child_runs_a_module_as_python_does() -> None:
     assert (said.returncode, said.stdout) == (7, "None\n")
 
 
-@pytest.mark.parametrize("word, expected", [("\n", (7, "hello\n")), ("", (0, ""))])
-def test_child_on_standby_waits_for_the_word(word: str, expected: tuple[int, str]) -> None:
-    """With a byte it runs; with the end of its input it is not needed, and ends."""
-    said = _run("--wait", "tests.process.speaks", "hello", word=word, TIDEMILL_PARENT_PID=str(os.getpid()))
-    assert (said.returncode, said.stdout) == expected
-
-
 def test_child_that_is_asked_to_finish_while_it_imports_finishes(tmp_path: Path) -> None:
     """The request waits for the service that will act on it; it does not end the process."""
     (tmp_path / "late.py").write_text(
@@ -78,10 +71,10 @@ def test_child_that_is_asked_to_finish_while_it_imports_finishes(tmp_path: Path)
     assert (said.returncode, said.stdout) == (0, "True\n"), said.stderr
 
 
-def _run(*words: str, word: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+def _run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tidemill.child", *words],
-        input=word,
+        input="",
         capture_output=True,
         text=True,
         env=os.environ | environment,

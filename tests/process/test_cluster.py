@@ -167,22 +167,38 @@ async def test_cluster_leaves_a_service_alone_that_answers_again(scene: Scene) -
     await asyncio.wait_for(running, _BOUND_S)
 
 
-async def test_process_on_standby_takes_over_and_is_replaced(scene: Scene) -> None:
-    """The killed service's successor was started before it died; another then waits, and none is left at the end."""
-    cluster, recorder = scene.cluster_of(replace(scene.spec("learner"), has_standby=True))
+async def test_services_are_forked_and_so_is_the_server_that_forks_them_replaced(scene: Scene) -> None:
+    """A killed service is forked again, or a program of its own if the server was killed, too; nothing is left."""
+    cluster, recorder = scene.cluster_of(replace(scene.spec("learner"), needs_torch=True))
     running = asyncio.create_task(cluster.run())
-    served: list[set[int]] = []
+    servers: list[int] = []
     for count in (1, 2, 3):
         await recorder.until(lambda messages, count=count: messages.count("learner is ready") == count)  # type: ignore[misc]
         pid = cluster.pid_of("learner")
         assert pid is not None
-        waiting = _children_of(os.getpid()) - {pid}
-        assert len(waiting) == 1
-        assert not served or pid in served[-1]
-        served.append(waiting)
+        (server,) = _children_of(os.getpid()) - {pid}
+        assert b"tidemill.services" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert b"tests.process.stand_in" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        servers.append(server)
+        if count == 2:
+            os.kill(server, signal.SIGKILL)
         os.kill(pid, signal.SIGKILL if count < 3 else signal.SIGTERM)
     assert await asyncio.wait_for(running, _BOUND_S) == Outcome(0, "the learner has finished")
+    assert servers[0] == servers[1] != servers[2]
     assert scene.journal_lines().count("learner start") == 3
+    assert _children_of(os.getpid()) == set()
+
+
+async def test_cluster_that_is_stopped_does_not_wait_for_the_fork_server(scene: Scene) -> None:
+    """Importing torch may take long: asked to stop meanwhile, the cluster ends without it."""
+    cluster, recorder = scene.cluster_of(scene.spec("replay"), replace(scene.spec("learner"), needs_torch=True))
+    running = asyncio.create_task(cluster.run())
+    while not (servers := _children_of(os.getpid())):
+        await asyncio.sleep(0.01)
+    os.kill(min(servers), signal.SIGSTOP)  # the first process started: it will never be ready
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.wait_for(running, _BOUND_S)
+    assert recorder.messages[0].startswith("stopping")
     assert _children_of(os.getpid()) == set()
 
 

@@ -127,15 +127,11 @@ def services_of(launcher_pid: int) -> dict[str, int]:
         try:
             environment = (folder / "environ").read_bytes().split(b"\0")
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            waits = b"--wait" in words and os.readlink(folder / "fd" / "0").startswith("pipe:")
         except OSError:
             continue
         if mark in environment and b"-m" in words:
-            module = next(
-                word for word in words[words.index(b"-m") + 1 :] if word not in (b"tidemill.child", b"--wait")
-            )
-            name = module.decode().removeprefix("tidemill.services.")
-            found[f"{name} on standby" if waits else name] = int(folder.name)
+            module = next(word for word in words[words.index(b"-m") + 1 :] if word != b"tidemill.child")
+            found[module.decode().removeprefix("tidemill.services.")] = int(folder.name)
     return found
 
 

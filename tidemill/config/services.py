@@ -309,9 +309,9 @@ class LauncherSettings:
     frozen_timeout_s: float = 30.0
     """How long a service that was healthy may leave health checks unanswered before it is killed and restarted, in
     seconds. A service that does not answer is reported within ten seconds."""
-    learner_standby: bool = True
-    """Whether a second learner process stands by with its imports done, to take over when a single learner dies without
-    the seconds that importing torch takes. It takes 250 MiB of memory; several learners have none."""
+    fork_services: bool = True
+    """Whether services that need torch are forked from one process that has imported it, instead of importing it each:
+    they start, and start again, without those seconds, and share its memory. Several learners are not forked."""
     stop_timeout_s: float = 20.0
     """How long a service may take to end after SIGTERM before it is killed, in seconds."""
     loggers: tuple[str, ...] = ()

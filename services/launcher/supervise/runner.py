@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from tidemill.errors import TidemillError
 from tidemill.services.launcher.run.folder import RunFolder, log_file
-from tidemill.services.launcher.supervise.child import Child, Standby
+from tidemill.services.launcher.supervise.child import DEFAULTS, Child
+from tidemill.services.launcher.supervise.fork_server import ForkServer
 from tidemill.services.launcher.supervise.health import CHECK_EVERY_S, Silence, silences, until_serving
 from tidemill.services.launcher.supervise.service_spec import ServiceSpec
 from tidemill.services.launcher.supervise.supervisor import Action, Outcome, Phase, Supervisor, Verb, describe_exit
@@ -80,11 +81,9 @@ class ClusterRunner:
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._started_s = time.monotonic()
         self.check_s = min(supervisor.settings.frozen_timeout_s / 2, CHECK_EVERY_S)
-        self._standbys = {
-            name: Standby(partial(self._child, process.spec, waits=True))
-            for name, process in supervisor.processes.items()
-            if process.spec.has_standby
-        }
+        specs = (process.spec for process in supervisor.processes.values())
+        is_worth_it = supervisor.settings.fork_services and any(spec.needs_torch for spec in specs)
+        self._forks = ForkServer(DEFAULTS | os.environ) if is_worth_it else None
 
     def pid_of(self, name: str) -> int | None:
         """Return the process id of a service; None while it has no process."""
@@ -95,8 +94,10 @@ class ClusterRunner:
         """Start the processes, keep them running, and return when the last one has ended."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
-            loop.add_signal_handler(number, self._events.put_nowait, _StopRequested())
+            loop.add_signal_handler(number, self._on_stop_signal)
         try:
+            if self._forks is not None:
+                await self._forks.start()
             await self._perform(self._supervisor.start(clock()))
             while not self._supervisor.is_over:
                 event = await self._next_event(clock)
@@ -107,6 +108,11 @@ class ClusterRunner:
                 loop.remove_signal_handler(number)
         assert self._supervisor.outcome is not None  # is_over says so
         return self._supervisor.outcome
+
+    def _on_stop_signal(self) -> None:
+        self._events.put_nowait(_StopRequested())
+        if self._forks is not None:
+            self._forks.give_up()
 
     async def _next_event(self, clock: Callable[[], float]) -> _Event | None:
         due_s = self._supervisor.next_timer_s()
@@ -168,25 +174,16 @@ class ClusterRunner:
                 await self._start(spec)
             else:
                 self._children[spec.name].send(action.verb.value)
-        await self._fill_standbys()
+        if self._forks is not None and self._supervisor.all_serve:
+            await self._forks.start()  # again, if it has ended
 
     async def _start(self, spec: ServiceSpec) -> None:
-        standby = self._standbys.get(spec.name)
-        child = (standby and standby.take()) or await self._child(spec)
+        log, variables = log_file(self._folder.path, spec.name), {SESSION_VARIABLE: repr(self._started_s)}
+        child = await Child.start(spec, log, variables, self._forks)
         self._children[spec.name] = child
         self._health_tasks[spec.name] = asyncio.create_task(self._watch_health(spec, child))
         self._exit_tasks.add(task := asyncio.create_task(self._watch_exit(spec.name, child)))
         task.add_done_callback(self._exit_tasks.discard)
-
-    async def _child(self, spec: ServiceSpec, *, waits: bool = False) -> Child:
-        log = log_file(self._folder.path, spec.name)
-        return await Child.start(spec, log, {SESSION_VARIABLE: repr(self._started_s)}, waits=waits)
-
-    async def _fill_standbys(self) -> None:
-        """Start the processes that wait once all others serve, so that these are not held up."""
-        if self._supervisor.outcome is None and self._supervisor.all_serve:
-            for standby in self._standbys.values():
-                await standby.refill()
 
     async def _watch_health(self, spec: ServiceSpec, child: Child) -> None:
         try:
@@ -207,6 +204,6 @@ class ClusterRunner:
             task.cancel()
         for child in self._children.values():
             child.send("kill")
-        for standby in self._standbys.values():
-            await standby.close()
+        if self._forks is not None:
+            await self._forks.close()
         await asyncio.gather(*self._health_tasks.values(), *self._exit_tasks, return_exceptions=True)

@@ -25,7 +25,7 @@ class ServiceSpec:
         after: Names of services that must be serving before it is started. Few are listed: most processes
             wait for what they need by themselves, and importing takes seconds in which they need nothing.
         nice: Added to its niceness, so that the learner is not starved on a machine with few cores.
-        has_standby: Whether a second process waits with its imports done, to take over when this one dies.
+        needs_torch: Whether it imports torch, and may be forked from a process that has.
     """
 
     name: str
@@ -35,7 +35,7 @@ class ServiceSpec:
     health_address: str
     after: tuple[str, ...] = ()
     nice: int = 0
-    has_standby: bool = False
+    needs_torch: bool = False
 
 
 def cluster_specs(config: RunConfig, config_file: Path, sockets: Path) -> tuple[ServiceSpec, ...]:
@@ -49,7 +49,8 @@ def cluster_specs(config: RunConfig, config_file: Path, sockets: Path) -> tuple[
 
     def spec(name: str, address: str, after: tuple[str, ...] = (), nice: int = 0) -> ServiceSpec:
         arguments = ("--config", str(config_file))
-        return ServiceSpec(name, name, f"tidemill.services.{name}", arguments, address, after, nice)
+        needs_torch = name == EVALUATOR
+        return ServiceSpec(name, name, f"tidemill.services.{name}", arguments, address, after, nice, needs_torch)
 
     return (
         *(
@@ -73,8 +74,7 @@ def _learner_spec(config: RunConfig, config_file: Path) -> ServiceSpec:
     if config.run.deterministic:
         settings += ("--actor.count", str(_actor_count(config)))
     if config.launcher.learners == 1:
-        standby = config.launcher.learner_standby
-        return ServiceSpec(LEARNER, LEARNER, "tidemill.services.learner", settings, address, has_standby=standby)
+        return ServiceSpec(LEARNER, LEARNER, "tidemill.services.learner", settings, address, needs_torch=True)
     ranks = (str(config.launcher.learners), str(config.launcher.max_restarts))
     return ServiceSpec(LEARNER, LEARNER, "tidemill.services.learner.torchrun", (*ranks, *settings), address)
 
@@ -94,7 +94,8 @@ def _shard_spec(config: RunConfig, config_file: Path, sockets: Path, shard: int)
 def _inference_spec(config_file: Path, sockets: Path, index: int) -> ServiceSpec:
     address = inference_address(sockets, index)
     arguments = ("--config", str(config_file), "--inference.server.address", address)
-    return ServiceSpec(f"{INFERENCE}-{index}", INFERENCE, "tidemill.services.inference", arguments, address)
+    module = "tidemill.services.inference"
+    return ServiceSpec(f"{INFERENCE}-{index}", INFERENCE, module, arguments, address, needs_torch=True)
 
 
 def _actor_spec(config: RunConfig, config_file: Path, sockets: Path, index: int) -> ServiceSpec:
@@ -108,4 +109,4 @@ def _actor_spec(config: RunConfig, config_file: Path, sockets: Path, index: int)
     }
     words = tuple(str(word) for pair in arguments.items() for word in pair)
     nice = config.launcher.actor_nice
-    return ServiceSpec(f"actor-{index}", ACTOR, "tidemill.services.actor", words, address, (), nice)
+    return ServiceSpec(f"actor-{index}", ACTOR, "tidemill.services.actor", words, address, (), nice, needs_torch=True)

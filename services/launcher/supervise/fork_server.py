@@ -1,0 +1,170 @@
+"""The launcher's side of the process that forks its services (`tidemill.fork_server`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+from tidemill.child import PARENT_VARIABLE
+from tidemill.fork_server import MAX_MESSAGE_BYTES, TITLE_BYTES
+
+_PR_SET_CHILD_SUBREAPER = 36
+_READY_S = 60.0
+_ANSWER_S = 10.0
+
+
+class ForkedProcess:
+    """A process that was forked for this one, its parent."""
+
+    def __init__(self, pid: int) -> None:
+        """Take over a child of this process; called in the event loop."""
+        self.pid = pid
+        self.returncode: int | None = None
+        """Its exit code, -N if signal N killed it; None while it runs."""
+        self._descriptor = os.pidfd_open(pid)
+        self._ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._descriptor, self._reap)
+
+    async def wait(self) -> int:
+        """Wait for its end; return the exit code."""
+        await self._ended.wait()
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal; raises ProcessLookupError if it has ended."""
+        signal.pidfd_send_signal(self._descriptor, number)
+
+    def _reap(self) -> None:
+        self._loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self._ended.set()
+
+
+class ForkServer:
+    """Starts services that need torch, each in a fraction of the time that importing it takes.
+
+    It is a help, not a condition: when it dies, is frozen or cannot be had, `fork` returns None, and services are
+    started as programs of their own.
+    """
+
+    def __init__(self, environment: Mapping[str, str], answer_s: float = _ANSWER_S) -> None:
+        """Start nothing yet.
+
+        Args:
+            environment: Of the server, all of it.
+            answer_s: Longest wait for a process, in seconds, before the server is given up.
+        """
+        self._environment, self._answer_s = environment, answer_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._requests: socket.socket | None = None
+        self._is_ready: asyncio.Future[bool] | None = None
+        self._lock = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Start it, or again if it has ended or was given up; `fork` waits until it is ready."""
+        if self._process is not None and self._process.returncode is None and self._may_fork:
+            return
+        await self.close()
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._requests.setblocking(False)
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",  # no file of the working directory shadows a module
+                "-m",
+                "tidemill.fork_server",
+                "." * TITLE_BYTES,
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**self._environment, PARENT_VARIABLE: str(os.getpid())},
+                start_new_session=True,
+            )
+        loop = asyncio.get_running_loop()
+        self._is_ready = loop.create_future()
+        loop.add_reader(self._requests, self._on_first_word, self._requests, self._is_ready)
+
+    async def fork(
+        self, module: str, arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes]
+    ) -> ForkedProcess | None:
+        """Return a new process that runs a module; None if there is none to be had.
+
+        Args:
+            module: What `python -m` would run.
+            arguments: Its command line.
+            environment: Its environment variables, all of them.
+            output: Where it writes.
+        """
+        order = json.dumps({"module": module, "arguments": list(arguments), "environment": dict(environment)}).encode()
+        async with self._lock:
+            if self._is_ready is None or len(order) > MAX_MESSAGE_BYTES:
+                return None
+            try:
+                is_ready = await asyncio.wait_for(asyncio.shield(self._is_ready), _READY_S)
+                return await self._fork(order, self._requests, output) if is_ready and self._requests else None
+            except OSError:  # TimeoutError is one
+                await self.close()
+                return None
+
+    def give_up(self) -> None:
+        """Let nobody wait for it any longer if it is not ready yet."""
+        if self._is_ready is not None and not self._is_ready.done():
+            self._is_ready.set_result(False)
+
+    async def close(self) -> None:
+        """End it; what it has forked goes on. May be called twice."""
+        self.give_up()
+        self._is_ready = None
+        process, self._process = self._process, None
+        requests, self._requests = self._requests, None
+        if requests is not None:
+            asyncio.get_running_loop().remove_reader(requests)
+            requests.close()
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    @property
+    def _may_fork(self) -> bool:
+        return self._is_ready is not None and (not self._is_ready.done() or self._is_ready.result())
+
+    @staticmethod
+    def _on_first_word(requests: socket.socket, is_ready: asyncio.Future[bool]) -> None:
+        asyncio.get_running_loop().remove_reader(requests)
+        with contextlib.suppress(OSError):
+            word = requests.recv(32)
+            if not is_ready.done():
+                is_ready.set_result(bool(word))
+
+    async def _fork(self, order: bytes, requests: socket.socket, output: IO[bytes]) -> ForkedProcess | None:
+        read, word = os.pipe()
+        _become_parent_of_orphans(True)
+        try:
+            socket.send_fds(requests, [order], [output.fileno(), read])
+            answer = asyncio.get_running_loop().sock_recv(requests, 32)
+            pid = int(await asyncio.wait_for(answer, self._answer_s) or 0)
+            child = ForkedProcess(pid) if pid else None
+            os.write(word, b"\n")  # without it, a process that this one gave up ends at once
+            return child
+        finally:
+            _become_parent_of_orphans(False)
+            os.close(read)
+            os.close(word)
+
+
+def _become_parent_of_orphans(wanted: bool) -> None:
+    """Ask the kernel to make this process the parent of those below it whose own parent ends, or no longer."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)

@@ -1,0 +1,39 @@
+"""A module that writes what it is and has as JSON, or stays until it is ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+from tidemill.child import PARENT_VARIABLE
+
+if __name__ == "__main__":
+    if sys.argv[1] == "stay":
+        sys.stderr.write("here\n")
+        time.sleep(3600)
+    if sys.argv[1] == "draw":
+        import numpy as np
+
+        drawn = {"random": random.random(), "numpy": float(np.random.random())}
+        json.dump(drawn | {"has torch": "torch" in sys.modules}, sys.stdout)
+        sys.exit(0)
+    shown = Path("/proc/self/cmdline").read_text().rstrip("\0").split("\0")
+    state = {
+        "arguments": sys.argv[1:],
+        "parent": os.getppid(),
+        "session": os.getsid(0),
+        "mark": os.environ.get("MARK"),
+        "parent variable": os.environ.get(PARENT_VARIABLE),
+        "input": sys.stdin.read(),
+        "command": shown[1:],
+        "main": sys.modules["__main__"].__name__,
+        "descriptors": sorted(
+            int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")
+        ),
+    }
+    json.dump(state, sys.stdout)
+    sys.exit(7)

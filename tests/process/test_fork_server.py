@@ -1,0 +1,157 @@
+"""Services forked from a process that has imported torch, as their launcher sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import wait_until
+from tidemill.child import PARENT_VARIABLE
+from tidemill.fork_server import PRELOADED
+from tidemill.services.launcher.supervise.fork_server import ForkedProcess, ForkServer
+
+pytestmark = pytest.mark.process
+
+_BOUND_S = 120.0
+_SAYS = "tests.process.says"
+
+
+@asynccontextmanager
+async def _server(answer_s: float = _BOUND_S) -> AsyncIterator[ForkServer]:
+    server = ForkServer(os.environ, answer_s)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+async def _forked(server: ForkServer, output: Path, *arguments: str) -> ForkedProcess | None:
+    environment = os.environ | {PARENT_VARIABLE: str(os.getpid()), "MARK": "of this one"}
+    with output.open("ab") as file:
+        return await server.fork(_SAYS, arguments, environment, file)
+
+
+async def _ended(process: ForkedProcess) -> int:
+    return await asyncio.wait_for(process.wait(), _BOUND_S)
+
+
+async def test_forked_process_is_like_one_that_was_started(tmp_path: Path) -> None:
+    """Its parent, session, arguments, environment, output, command line and exit code are those of `python -m`."""
+    async with _server() as server:
+        process = await _forked(server, tmp_path / "log", "state", "--name", "x")
+        assert process is not None
+        assert await _ended(process) == 7
+        said = json.loads((tmp_path / "log").read_text())
+        assert said == {
+            "arguments": ["state", "--name", "x"],
+            "parent": os.getpid(),
+            "session": process.pid,
+            "mark": "of this one",
+            "parent variable": None,
+            "input": "",
+            "command": ["-m", _SAYS, "state", "--name", "x"],
+            "main": "__main__",
+            "descriptors": [0, 1, 2],
+        }
+
+
+async def test_forked_processes_share_torch_but_no_random_numbers(tmp_path: Path) -> None:
+    """What was imported is there at once; the global generators of Python and NumPy differ."""
+    async with _server() as server:
+        for name in ("first", "second"):
+            process = await _forked(server, tmp_path / name, "draw")
+            assert process is not None
+            assert await _ended(process) == 0
+    first, second = (json.loads((tmp_path / name).read_text()) for name in ("first", "second"))
+    assert first.pop("has torch")
+    assert second.pop("has torch")
+    assert all(first[name] != second[name] for name in ("random", "numpy")), (first, second)
+
+
+async def test_forked_process_outlives_the_server_and_shows_the_signal_that_ended_it(tmp_path: Path) -> None:
+    """It is this process's child: the server is not needed once it runs; without a server nothing is forked."""
+    async with _server() as server:
+        process = await _forked(server, tmp_path / "log", "stay")
+        assert process is not None
+        await server.close()
+        assert await _forked(server, tmp_path / "log", "stay") is None
+        assert process.returncode is None
+        process.send_signal(signal.SIGTERM)
+        assert await _ended(process) == -signal.SIGTERM
+
+
+async def test_frozen_server_is_given_up_and_nothing_is_left_of_what_it_was_asked_for(tmp_path: Path) -> None:
+    """Asked for a process that it forks too late, if at all, it is ended; another one can be started."""
+    async with _server(answer_s=0.5) as server:
+        first = await _forked(server, tmp_path / "first", "state")
+        assert first is not None
+        await _ended(first)
+        (pid,) = _children()
+        os.kill(pid, signal.SIGSTOP)
+        assert await _forked(server, tmp_path / "log", "state") is None
+        assert _children() == set()
+        assert (tmp_path / "log").read_text() == ""
+        await server.start()
+        again = await _forked(server, tmp_path / "again", "state")
+        assert again is not None
+        assert await _ended(again) == 7
+
+
+_ASKER = """
+import asyncio, os, sys
+from pathlib import Path
+from tests.process.test_fork_server import _forked, _server
+
+async def main():
+    async with _server() as server:
+        process = await _forked(server, Path(sys.argv[1]), "stay")
+        print(process.pid, flush=True)
+        await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
+
+
+def test_forked_process_ends_with_the_one_that_asked_even_when_frozen(tmp_path: Path) -> None:
+    """Killed, the launcher asks for nothing any more: the kernel ends what was forked for it, and the server."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _ASKER, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True
+    ) as asker:
+        assert asker.stdout is not None
+        pid = int(asker.stdout.readline())
+        pids = {pid, *_children(asker.pid)}
+        assert len(pids) == 2
+        watched = [os.pidfd_open(each) for each in pids]
+        wait_until(lambda: (tmp_path / "log").read_text() == "here\n", "it has begun")
+        os.kill(pid, signal.SIGSTOP)
+        asker.kill()
+        for descriptor in watched:
+            assert select.select([descriptor], [], [], _BOUND_S)[0]  # readable when the process has ended
+            os.close(descriptor)
+
+
+def test_what_is_preloaded_brings_no_metrics_of_a_service() -> None:
+    """A forked actor would otherwise show the learner's."""
+    code = (
+        f"import importlib\nfor name in {PRELOADED}: importlib.import_module(name)\n"
+        "from prometheus_client import REGISTRY\n"
+        "print({metric.name for metric in REGISTRY.collect()})"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not any(f"tidemill_{service}" in said for service in ("actor", "learner", "evaluator", "inference")), said
+
+
+def _children(pid: int | None = None) -> set[int]:
+    pid = pid or os.getpid()
+    return {int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}

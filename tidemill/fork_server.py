@@ -1,0 +1,146 @@
+"""`python -m tidemill.fork_server`: imports what the services share, torch before all, and forks them (ADR 0050).
+
+A service so starts without the seconds that importing takes, and shares the memory of what was imported. It becomes a
+child of the process that asked for it, and outlives this one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tidemill.child import await_word, end_with_parent, hold_requests_to_finish, run_module
+
+PRELOADED = (
+    "gymnasium",
+    "tidemill.config.load",
+    "tidemill.config.sections",
+    "tidemill.envs.make",
+    "tidemill.params.watcher",
+    "tidemill.replay.shards.appender",
+    "tidemill.rl.agents.build",
+    "tidemill.rpc.background",
+    "tidemill.telemetry",
+    "tidemill.tensorboard_writer",
+    "torch",
+)
+"""Not the services themselves: each would show the metrics of the others."""
+
+MAX_MESSAGE_BYTES = 2**17
+
+TITLE_BYTES = 1024
+"""Length of a last argument that nothing reads: room for the command line that a forked service shows."""
+
+_POLL_S = 0.001
+
+
+class _Order(NamedTuple):
+    """What a new process is to do, and who its parent is until it is handed over."""
+
+    module: str
+    arguments: list[str]
+    environment: dict[str, str]
+    first_parent: int
+
+
+def main() -> None:
+    """Serve the socket that is standard input until it ends; in a new process, run its module."""
+    end_with_parent()
+    hold_requests_to_finish()  # in what is forked, too
+    requests = socket.socket(fileno=os.dup(0))
+    for module in PRELOADED:
+        importlib.import_module(module)
+    _show([sys.executable, "-m", "tidemill.fork_server"])
+    gc.collect()
+    gc.freeze()  # a collection would write to what is shared, and so copy it
+    requests.send(b"ready")
+    if (order := _serve(requests)) is not None:
+        _run(order)
+
+
+def _serve(requests: socket.socket) -> _Order | None:
+    """Fork for each request; return its order in the new process, and None in this one when no more will come.
+
+    A request is a message with two descriptors: of the new process's output, and of the pipe where it waits for a word.
+    The answer is its process id, 0 if there could be none.
+    """
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(requests, MAX_MESSAGE_BYTES, 2)
+        if not message:
+            return None
+        said, says = os.pipe()
+        between = _fork()
+        if not between:
+            first_parent = os.getpid()
+            _fork_and_end(says)
+            os.setsid()
+            requests.close()
+            output, word = descriptors
+            for descriptor, number in ((word, 0), (output, 1), (output, 2)):
+                os.dup2(descriptor, number)
+            for descriptor in (said, says, *descriptors):
+                os.close(descriptor)
+            return _Order(**json.loads(message), first_parent=first_parent)
+        for descriptor in (says, *descriptors):
+            os.close(descriptor)
+        with open(said, "rb") as answer:
+            pid = answer.read()
+        os.waitpid(between, 0)
+        requests.send(pid or b"0")
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # Python warns of threads: there are NumPy's alone, which it stops before a fork.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _fork_and_end(says: int) -> None:
+    """Fork once more; return in the new process alone. Its parent ends, so that it is handed to the one that asked."""
+    pid = 1
+    try:
+        if pid := _fork():
+            os.write(says, str(pid).encode())
+    finally:
+        if pid:
+            os._exit(0)
+
+
+def _run(order: _Order) -> None:
+    """Run a module as `python -m` would, once the process that asked is the parent and gives its word."""
+    while os.getppid() == order.first_parent:
+        time.sleep(_POLL_S)
+    os.environ.clear()
+    os.environ.update(order.environment)
+    end_with_parent()
+    await_word()
+    sys.modules["numpy"].random.seed()  # or all would draw alike from NumPy's global generator; Python's own is seeded
+    _show([sys.executable, "-m", order.module, *order.arguments])
+    run_module(order.module, order.arguments)
+
+
+def _show(words: Sequence[str]) -> None:
+    """Show a command line in `ps`, as far as there is room, in place of the one that this process was started with."""
+    try:
+        # The name in parentheses may hold blanks; after it come the fields of proc(5) from the third.
+        fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    except OSError:  # another system than Linux
+        return
+    start, end = int(fields[45]), int(fields[46])
+    line = b"\0".join(os.fsencode(word) for word in words)[: end - start - 1]
+    ctypes.memmove(start, line.ljust(end - start, b"\0"), end - start)
+
+
+if __name__ == "__main__":
+    main()
