@@ -33,6 +33,7 @@ from tidemill.inference.wire import Answer, Opening, pack_answer, pack_step
 from tidemill.params.blob import half, pack
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import ParamsMetadata, Precision
+from tidemill.process import keep_freed_memory
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.interface import SplitPolicy
 from tidemill.rl.exploration import ActorSlot
@@ -54,6 +55,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {arguments.cores[0]})
     torch.set_num_threads(1)
+    keep_freed_memory()  # as an actor does: large passes otherwise spend their time on page faults
     rows: list[Row] = []
     for network in arguments.networks:
         rows += _measure(network, arguments)
