@@ -61,7 +61,7 @@ def act_in_lock_step(
         )
     if index >= settings.count:
         raise ConfigError(f"actor.index is {index}, but must be below actor.count ({settings.count})")
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms would import the compiler
     EXPECTED.set(settings.count)
     folder, actor_id = config.run.folder / "lock_step", settings.id or f"actor-{index}"
     keep_fixed(config, folder / f"{actor_id}.settings.json")

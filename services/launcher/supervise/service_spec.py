@@ -76,7 +76,8 @@ def _learner_spec(config: RunConfig, config_file: Path) -> ServiceSpec:
     if config.launcher.learners == 1:
         return ServiceSpec(LEARNER, LEARNER, "tidemill.services.learner", settings, address, needs_torch=True)
     ranks = (str(config.launcher.learners), str(config.launcher.max_restarts))
-    return ServiceSpec(LEARNER, LEARNER, "tidemill.services.learner.torchrun", (*ranks, *settings), address)
+    module = "tidemill.services.learner.torchrun"
+    return ServiceSpec(LEARNER, LEARNER, module, (*ranks, *settings), address, needs_torch=True)
 
 
 def _actor_count(config: RunConfig) -> int:
