@@ -3,7 +3,8 @@
 The server has one core; the feeding process may use that one and another. Frames are made up and as compressible as
 Atari's. Rows: items per second to the training thread with a mirror and without one, in turns, with stacks put together
 and as rows of frames (as on a GPU); and the rate of small operators that the training thread launches beside the feed
-at 100 batches per second, against its rate alone.
+at 100 batches per second, against its rate alone. The same feed in a process of its own, which shares the cores but not
+the interpreter, shows which part of that loss is the cores'.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -40,6 +43,7 @@ from tidemill.services.learner.data.table import batches_per_sample, table_confi
 _FEED_CORES = {0, 1}
 _OPERATORS = 179  # of an update of the DQN family, each small
 _FED_BATCHES_PER_S = 100.0
+_WARM = b"warm\n"
 
 
 @contextmanager
@@ -102,17 +106,18 @@ def launches(seconds: float) -> float:
     return done / elapsed
 
 
+def take_until(ended: threading.Event, loader: BatchLoader) -> None:
+    """Take batches at the rate of a fast GPU."""
+    due = time.perf_counter()
+    while not ended.wait(max(due - time.perf_counter(), 0.0)):
+        loader.take(1.0)
+        due += 1.0 / _FED_BATCHES_PER_S
+
+
 def launches_beside(loader: BatchLoader, seconds: float) -> float:
-    """Return the same while another thread takes batches at the rate of a fast GPU."""
+    """Return the same while another thread takes batches."""
     ended = threading.Event()
-
-    def take() -> None:
-        due = time.perf_counter()
-        while not ended.wait(max(due - time.perf_counter(), 0.0)):
-            loader.take(1.0)
-            due += 1.0 / _FED_BATCHES_PER_S
-
-    thread = threading.Thread(target=take)
+    thread = threading.Thread(target=take_until, args=(ended, loader))
     thread.start()
     try:
         return launches(seconds)
@@ -121,11 +126,43 @@ def launches_beside(loader: BatchLoader, seconds: float) -> float:
         thread.join()
 
 
+def launches_beside_process(case: Case, address: str, threads: int, seconds: float) -> float:
+    """Return the same while another process takes batches, from a mirror that is filled."""
+    command = [sys.executable, "-m", "benchmarks.feed", "--case", case.name, "--take-from", address]
+    command += ["--threads", str(threads), "--seconds", str(seconds)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as taker:
+        assert taker.stdout is not None
+        if _WARM not in iter(taker.stdout.readline, b""):  # after lines of its log
+            raise SystemExit("the process that takes batches has ended")
+        return launches(seconds)  # the end of the block closes its input
+
+
+def take_for_another_process(config: RunConfig, address: str, threads: int, warm_s: float) -> None:
+    """Take batches from the moment when a line is written until standard input ends."""
+    ended = threading.Event()
+
+    def end() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    with feed(config, address, mirrored=True, on_device=False, threads=threads) as loader:
+        rate(loader, 1.0, warm_s)
+        threading.Thread(target=end, daemon=True).start()
+        sys.stdout.buffer.write(_WARM)
+        sys.stdout.buffer.flush()
+        take_until(ended, loader)
+
+
 def measure(case: Case, env_steps: int, rounds: int, seconds: float, threads: int) -> list[Row]:
     """Measure one case; every variant once per round, in turns."""
     variants = {"mirrored": (True, False), "mirrored, stacks on the device": (True, True), "unmirrored": (False, False)}
     items: dict[str, list[float]] = {name: [] for name in variants}
-    beside: dict[str, list[float]] = {"alone": [], "mirrored": [], "unmirrored": []}
+    beside: dict[str, list[float]] = {
+        "alone": [],
+        "mirrored": [],
+        "mirrored, in a process of its own": [],
+        "unmirrored": [],
+    }
     with tempfile.TemporaryDirectory(prefix="tm-") as folder:
         config, path = case.config(), case.write(Path(folder))
         with servers(config, path, env_steps) as options:
@@ -137,6 +174,8 @@ def measure(case: Case, env_steps: int, rounds: int, seconds: float, threads: in
                         items[name].append(rate(loader, seconds, warm_s) * config.agent.batch_size)
                         if not on_device:
                             beside[name].append(launches_beside(loader, seconds))
+                of_another = launches_beside_process(case, address, threads, seconds)
+                beside["mirrored, in a process of its own"].append(of_another)
                 beside["alone"].append(launches(seconds))
     per = f"{case.name}, {threads} threads"
     return [
@@ -151,7 +190,8 @@ def measure(case: Case, env_steps: int, rounds: int, seconds: float, threads: in
                 beside[name],
                 beside["alone"],
             )
-            for name in ("mirrored", "unmirrored")
+            for name in beside
+            if name != "alone"
         ),
     ]
 
@@ -164,16 +204,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="that decode")
+    parser.add_argument("--take-from", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     os.sched_setaffinity(0, _FEED_CORES)
     torch.set_num_threads(1)
     keep_freed_memory()
+    if options.take_from:
+        return take_for_another_process(
+            CASES[options.case].config(), options.take_from, options.threads[0], options.seconds
+        )
     rows = [
         found
         for threads in options.threads
         for found in measure(CASES[options.case], options.env_steps, options.rounds, options.seconds, threads)
     ]
-    write("feed", rows)
+    return write("feed", rows)
 
 
 if __name__ == "__main__":
