@@ -104,7 +104,7 @@ class BatchReader:
 
         Raises:
             ResourceExhausted: the batch is too large.
-            DataLoss: The batch has a seed, and the log has lost something.
+            DataLoss: The batch has a seed, and the table has lost something (`check_intact`).
         """
         held: list[SampledItems] = []  # by the draw itself: a call that is cancelled just then must release it
 
@@ -136,8 +136,15 @@ class BatchReader:
         """Check that nothing of a table is lost.
 
         Raises:
-            DataLoss: The log is corrupt, or was: a draw with a seed would not be what it is in another run.
+            DataLoss: The log is corrupt, or was, or items were given up for want of memory: a draw with a seed would
+                not be what it is in another run.
         """
+        if given_up := self._replay.memory.evictions:
+            raise DataLoss(
+                f"{given_up} items were given up because memory was full: a draw with a seed would not give what it "
+                "gives in another run; start the run from scratch with a smaller table.max_items, a greater "
+                "replay.max_memory_mib or a log (replay.storage.folder)"
+            )
         items, records = table.counters.corrupt_items, self._corrupt_records()
         if items or records:
             raise DataLoss(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tidemill.atomic_files import write_atomically
 from tidemill.errors import FatalError
@@ -36,14 +38,14 @@ class RoundEnd:
         """Make or replace the file of an actor; a process that is killed leaves the former one."""
         parts = [self.params, *(message.request.SerializeToString() for message in self.messages)]
         body = b"".join(parts)
-        head = {
+        head: dict[str, Any] = {
             "number": self.number,
             "epoch": self.epoch,
             "version": self.version,
             "learner_steps": self.learner_steps,
             "sizes": [len(part) for part in parts],
-            "sha256": hashlib.sha256(body).hexdigest(),
         }
+        head["sha256"] = _digest(head, body)
         write_atomically(path, json.dumps(head).encode() + b"\n" + body, sync=False)
 
     @classmethod
@@ -59,9 +61,9 @@ class RoundEnd:
             return None
         try:
             head = json.loads(line)
-            if hashlib.sha256(body).hexdigest() != head["sha256"]:
+            if head.pop("sha256") != _digest(head, body):
                 raise ValueError("its bytes do not match their SHA-256")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FatalError(f"{path} is corrupt: {error}; start the run from scratch") from error
         parts, start = [], 0
         for size in head["sizes"]:
@@ -69,3 +71,7 @@ class RoundEnd:
             start += size
         messages = tuple(AppendMessage.parse(part) for part in parts[1:])
         return cls(head["number"], head["epoch"], parts[0], head["version"], head["learner_steps"], messages)
+
+
+def _digest(head: Mapping[str, Any], body: bytes) -> str:
+    return hashlib.sha256(json.dumps(head, sort_keys=True).encode() + b"\n" + body).hexdigest()

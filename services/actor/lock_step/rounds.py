@@ -86,13 +86,18 @@ class RoundPacer:
         """Load what the first round that is not past is played with; return False if `stop` came before it was there.
 
         Raises:
-            FatalError: It is no longer to be had.
+            FatalError: It is no longer to be had, or the history is not that of this round's end.
         """
         if self._kept is None:
             if self._past > 1:
                 raise FatalError(f"{self._file} is missing: this actor cannot resume; start the run from scratch")
             if not self._wait(params, 0, stop):
                 return False
+        elif self._past not in (number := self._kept.number, number + 1):  # a round is recorded before its end
+            raise FatalError(
+                f"{self._file} is of round {number}, but {self._past} rounds are recorded beside it: this actor cannot "
+                "resume; start the run from scratch"
+            )
         else:
             _load(params, self._kept)
         self._begin()

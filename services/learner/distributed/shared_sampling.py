@@ -145,7 +145,7 @@ class SampleDealer:
                 except TidemillError as error:
                     answer = {"error": type(error).__name__, "message": str(error)}, b""
                 rank.send(answer[0] | {"number": asked[0]["number"]}, answer[1])
-        except Unavailable as error:  # it has ended: as it should, or the group will notice
+        except (Unavailable, DataLoss) as error:  # it has ended: as it should, or the group will notice
             _log.debug("a rank of this machine takes no more batches", reason=str(error))
         finally:
             rank.close()

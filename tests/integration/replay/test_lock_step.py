@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.replay_log import kill, options, write
-from tests.support.replay_service import LocalServer, items_of, open_appender, server_process
+from tests.support.replay_service import LocalServer, items_of, local_server, open_appender, server_process
 from tests.support.replay_streams import make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import DataLoss, FailedPrecondition, FatalError
@@ -125,6 +125,30 @@ def test_lost_table_ends_the_stream(server: LocalServer) -> None:
     """A server without a log has nothing after its restart: there is nothing to repeat."""
     with _stream(server.address, lambda _: 0) as stream, pytest.raises(FatalError, match="has lost its table"):
         stream.take(WAIT_S)
+
+
+def test_no_batch_is_drawn_once_items_were_given_up_for_want_of_memory() -> None:
+    """When memory ran out depends on what else was held just then: a seed would draw others in another run."""
+    with (
+        local_server(stored_limit=8192) as server,
+        ReplayClient(server.address) as client,
+        open_appender(server.address, "a") as a,
+    ):
+        client.create_table(_TABLE)
+        with _stream(server.address, lambda _: 4, in_flight=1) as stream:
+            _store(a, 0, 0, at=0)
+            assert len(_take(stream)) == 8
+            step = 4
+            while not server.replay.memory.evictions:
+                _store(a, 0, step, at=step)
+                assert a.flush(WAIT_S)
+                step += 4
+                assert step < 10_000
+        with (
+            _stream(server.address, lambda _: step) as stream,
+            pytest.raises(DataLoss, match=r"items were given up .* greater replay.max_memory_mib"),
+        ):
+            stream.take(WAIT_S)
 
 
 def _flip(file: Path) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -17,9 +21,10 @@ from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.services.actor.lock_step.history import History
 from tidemill.services.actor.lock_step.policy import RoundPolicy
 from tidemill.services.actor.lock_step.round_file import RoundEnd
-from tidemill.services.actor.lock_step.rounds import RoundMessages
+from tidemill.services.actor.lock_step.rounds import RoundMessages, RoundPacer
 
 _ENVS = 2
+_UNUSED: Any = None
 
 
 def _round(number: int) -> dict[str, NDArray[Any]]:
@@ -55,7 +60,7 @@ def test_history_without_its_last_bytes_has_a_round_less(tmp_path: Path) -> None
     history.write(_round(2))
     history.close()
     whole = path.read_bytes()
-    size = 3 * _ENVS * (8 + 4)
+    size = 3 * _ENVS * (8 + 4) + 4  # with its CRC
     for cut in (1, size - 1, size, size + 1, len(whole) - 3, len(whole)):
         path.write_bytes(whole[: len(whole) - cut])
         history = History(path)
@@ -65,6 +70,56 @@ def test_history_without_its_last_bytes_has_a_round_less(tmp_path: Path) -> None
         assert _equal(history.read(2), _round(2))
         history.close()
         assert path.read_bytes() == whole
+
+
+@pytest.fixture(scope="module")
+def whole_history(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The bytes of a history of three rounds."""
+    path = tmp_path_factory.mktemp("lock_step") / "history"
+    history = History(path)
+    for number in (1, 2, 3):
+        history.write(_round(number))
+    history.close()
+    return path.read_bytes()
+
+
+@given(data=st.data())
+def test_history_with_a_flipped_bit_is_never_read_as_another(
+    whole_history: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Each round that is read is the one that was written. A first line without its end is that of an empty history."""
+    place, bit = data.draw(st.integers(0, len(whole_history) - 1)), data.draw(st.integers(0, 7))
+    damaged = bytearray(whole_history)
+    damaged[place] ^= 1 << bit
+    path = tmp_path_factory.mktemp("flip") / "history"
+    path.write_bytes(damaged)
+
+    def read_all() -> None:
+        with closing(History(path)) as history:
+            for number in range(1, history.rounds + 1):
+                assert _equal(history.read(number), _round(number))
+
+    if b"\n" in damaged:
+        with pytest.raises(FatalError, match=r"history is corrupt: .*; start the run from scratch"):
+            read_all()
+    else:
+        read_all()
+        assert path.read_bytes() == b""
+
+
+@given(data=st.data())
+def test_end_of_a_round_with_a_flipped_bit_is_never_read(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Its numbers are covered by the digest, too."""
+    path = tmp_path_factory.mktemp("flip") / "round"
+    RoundEnd(2, 7, b"params", 3, 40, _messages()).write(path)
+    damaged = bytearray(path.read_bytes())
+    place = data.draw(st.integers(0, len(damaged) - 1))
+    damaged[place] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(damaged)
+    with pytest.raises(FatalError, match="round is corrupt"):
+        RoundEnd.read(path)
 
 
 def _messages() -> tuple[Any, ...]:
@@ -93,6 +148,16 @@ def test_end_of_a_round_comes_back(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(FatalError, match="is corrupt"):
         RoundEnd.read(path)
+
+
+def test_history_of_another_round_than_its_end_is_refused(tmp_path: Path) -> None:
+    """With the parameters of a later round, the rounds that are lost would be played otherwise than before."""
+    RoundEnd(3, 7, b"params", 3, 40, _messages()).write(tmp_path / "round")
+    with closing(History(tmp_path / "history")) as history:
+        history.write(_round(1))
+        pacer = RoundPacer(_UNUSED, 0, _UNUSED, RoundMessages(), _UNUSED, history, tmp_path / "round")
+        with pytest.raises(FatalError, match="round is of round 3, but 1 rounds are recorded beside it"):
+            pacer.load(_UNUSED, threading.Event())
 
 
 class _Random:
