@@ -2,7 +2,8 @@
 
 python -m tests.chaos [--kills 100] [--seed 1] [--only replay params ...]
 
-Others' share of the processors counts the processes that were killed, too: their time is nobody's in the end.
+With --only the rows of all else stay in benchmarks/results/faults.json; each says when it was measured. Others' share
+of the processors counts the processes that were killed, too: their time is nobody's in the end.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 from benchmarks.rows import FOLDER_VARIABLE, load, machine
 from tests.chaos.churn import churn
+from tests.chaos.clock import jump_clocks
 from tests.chaos.cluster import kill_launcher, kill_services
 from tests.chaos.fault_report import FaultReport
 from tests.chaos.links import harm_links, restart_in_turn
@@ -47,35 +51,43 @@ SERIES: dict[str, Series] = {
     "network-run": lambda folder, kills, seed: harm_links(folder, kills // 5 or 1, seed, _LONGEST_S),
     "churn": lambda _folder, kills, seed: [churn(10 * kills, 20, seed)],
     "rolling": lambda folder, kills, seed: restart_in_turn(folder, kills // 5 or 1, seed),
+    "clock": lambda folder, kills, seed: jump_clocks(folder, kills // 20 or 1, seed),
     "schedules": lambda _folder, kills, _seed: simulate(100 * kills),
     "cluster": lambda folder, kills, seed: kill_services(folder, kills // 5 or 1, seed),
     "launcher": lambda folder, kills, seed: [kill_launcher(folder, kills // 10 or 1, seed)],
 }
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run every series; return 0 if no promise was broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100, help="faults of each kind; fewer of the slow ones")
     parser.add_argument("--seed", type=int, default=1, help="of the moments")
     parser.add_argument("--only", nargs="+", choices=SERIES, default=list(SERIES))
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # clients that reconnect
-    rows, clean = [], True
+    path = Path(os.environ.get(FOLDER_VARIABLE, "benchmarks/results")) / "faults.json"
+    kept = [] if set(arguments.only) == set(SERIES) else _rows(path)
+    clean, day = True, datetime.now(UTC).date().isoformat()
     for name in arguments.only:
         with tempfile.TemporaryDirectory(prefix="tidemill-chaos-") as folder:
             for report in SERIES[name](Path(folder), arguments.kills, arguments.seed):
-                rows.append(report.row())
                 clean = clean and report.is_clean
-                sys.stdout.write(json.dumps(rows[-1]) + "\n")
+                measured = report.row() | {"seed": arguments.seed, "measured": day} | load()
+                sys.stdout.write(json.dumps(measured) + "\n")
                 sys.stdout.flush()
-                _write({"machine": machine() | load(), "seed": arguments.seed, "rows": rows})
+                kept = [row for row in kept if row["name"] != report.name] + [measured]
+                path.write_text(json.dumps({"machine": machine(), "rows": kept}, indent=1) + "\n", encoding="utf-8")
     return 0 if clean else 1
 
 
-def _write(document: dict[str, object]) -> None:
-    path = Path(os.environ.get(FOLDER_VARIABLE, "benchmarks/results")) / "faults.json"
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows that were measured before."""
+    try:
+        rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    except FileNotFoundError:
+        return []
+    return rows
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import re
 import signal
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -64,9 +64,17 @@ class SeparateRun:
         proxies: What lies between two processes, by the name of the link.
     """
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        """Start all, and wait until every link is in use; they end with the stack."""
-        self._folder, self._stack = folder, stack
+    def __init__(
+        self, folder: Path, stack: ExitStack, variables: Callable[[str], Mapping[str, str]] = lambda _: {}
+    ) -> None:
+        """Start all, and wait until every link is in use; they end with the stack.
+
+        Args:
+            folder: Of the run and its logs.
+            stack: Ends the processes.
+            variables: Returns further environment variables of a process, by its name.
+        """
+        self._folder, self._stack, self._variables = folder, stack, variables
         self._direct = {name: free_address() for name in ("replay", "params", "learner")}
         self._config = folder / "separate.yaml"
         self._config.write_text(yaml.safe_dump(self._settings()))
@@ -144,7 +152,8 @@ class SeparateRun:
             if proxy := self.proxies.get(f"{name}-{server}"):
                 words += [f"--cluster.{server}", proxy.address]
         log = self._folder / f"{name}.log"
-        process = Process(f"tidemill.services.{name}", ["--config", str(self._config), *words], log)
+        arguments = ["--config", str(self._config), *words]
+        process = Process(f"tidemill.services.{name}", arguments, log, self._variables(name))
         self._stack.callback(process.close)
         self._processes[name] = process
         if address := self._direct.get(name.replace("paramserver", "params")):

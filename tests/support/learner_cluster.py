@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Protocol, TypeVar
@@ -44,12 +44,14 @@ _T = TypeVar("_T", bound=_Closable)
 class Process:
     """One service of the cluster."""
 
-    def __init__(self, module: str, arguments: list[str], log: Path) -> None:
-        """Start it; what it logs goes to a file."""
+    def __init__(
+        self, module: str, arguments: list[str], log: Path, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """Start it, with further environment variables; what it logs goes to a file."""
         self.log = log
         self._file: IO[bytes] = log.open("ab")
         command = [sys.executable, "-m", module, *arguments]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | dict(variables or {})
         self._child = subprocess.Popen(command, stdout=self._file, stderr=self._file, env=environment)
 
     @property
