@@ -115,6 +115,10 @@ def test_dataset_goes_into_a_table_and_comes_back_equal(server: LocalServer, tmp
     assert "'cartpole/back-v0' exists in" in again.stderr
     other = _replay(tmp_path, "to-minari", server.address, "played", "other-v0", "--env", "MountainCar-v0")
     assert "whose observation has columns {'observation': (2,)}, the table has {'observation': (4,)}" in other.stderr
+    twice = _replay(tmp_path, "from-minari", server.address, "cartpole/played-v0", "played")
+    assert twice.returncode == 1
+    assert "AlreadyExists: table 'played' is at" in twice.stderr
+    assert table.counters.inserts == table.size
     missing = _replay(tmp_path, "from-minari", server.address, "nowhere-v0", "played")
     assert "no dataset 'nowhere-v0'" in missing.stderr
     assert sorted(path.name for path in tmp_path.glob("*-v0")) == []

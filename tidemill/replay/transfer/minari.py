@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
+from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.replay.transfer.episodes import ACTION, OBSERVATION, Episodes
 from tidemill.replay.transfer.exported_table import ExportedTable
@@ -140,7 +141,7 @@ def import_minari(
     Raises:
         InvalidArgument: `minari` is not installed, or the dataset has no step, or one that no column can hold.
         NotFound: There is no such dataset on this machine.
-        AlreadyExists: The server has a table of that name with another configuration.
+        AlreadyExists: The server has a table of that name; nothing was written.
         Unavailable: The server cannot be reached, or took nothing for `timeout_s`.
     """
     minari = _minari()
@@ -160,6 +161,10 @@ def import_minari(
         max_items=steps,
         max_item_steps=item_steps,
     )
+    with ReplayClient(address, deadline_s=timeout_s) as client:
+        client.wait_for_ready(timeout_s)
+        if not client.create_table(config):
+            raise AlreadyExists(f"table {table!r} is at {address} already: choose another name")
     window = ItemWindow(item_steps, partial=True)
     with ReplayWriter(address, config, windows=window, timeout_s=timeout_s) as writer:
         for row, is_last in chain([first], rows):
