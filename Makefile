@@ -28,11 +28,11 @@ install: $(VENV)/.runtime ## only what a run needs, into .venv
 
 .PHONY: atari
 atari: $(VENV)/.runtime ## add the Atari emulator and its games (GPL-2.0)
-	$(PIP_INSTALL) --require-hashes -r requirements/atari.txt
+	$(PIP_INSTALL) --no-deps --require-hashes -r requirements/atari.txt
 
 .PHONY: mujoco
 mujoco: $(VENV)/.runtime ## add the MuJoCo simulator, for HalfCheetah-v5, Hopper-v5 and others
-	$(PIP_INSTALL) --require-hashes -r requirements/mujoco.txt
+	$(PIP_INSTALL) --no-deps --require-hashes -r requirements/mujoco.txt
 
 .PHONY: dev
 dev: $(VENV)/.dev ## the tools of check and test too, into .venv
@@ -67,7 +67,7 @@ docs: $(VENV)-docs/.installed ## the documentation as a site, into build/docs/si
 
 $(VENV)-docs/.installed: requirements/docs.txt
 	$(PYTHON) -m venv $(VENV)-docs
-	$(VENV)-docs/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/docs.txt
+	$(VENV)-docs/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/docs.txt
 	touch $@
 
 SBOM := build/sbom.cdx.json
@@ -81,7 +81,7 @@ sbom: $(VENV)-sbom/.installed $(VENV)/.runtime ## what a run holds, with licence
 
 $(VENV)-sbom/.installed: requirements/sbom.txt
 	$(PYTHON) -m venv $(VENV)-sbom
-	$(VENV)-sbom/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/sbom.txt
+	$(VENV)-sbom/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/sbom.txt
 	touch $@
 
 .PHONY: format
@@ -188,7 +188,8 @@ clean: ## remove .venv, caches and builds; runs/ stays
 	find tidemill services tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each stamp is newer than the pins it was installed from, so a changed pin installs again. A stamp is only
-# written when everything before it worked.
+# written when everything before it worked. A lock lists everything it needs, so pip has nothing to resolve (--no-deps):
+# with hashes it would refuse a package's extra (`coverage[toml]`) on the day that a newer release of it appears.
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(v not in ((3, 11), (3, 12)) and \
@@ -199,11 +200,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.runtime: $(LOCKS) pyproject.toml setup.py tidemill/kernel/kernel.c | $(BIN)/python
-	$(PIP_INSTALL) --require-hashes -r requirements/runtime.txt
+	$(PIP_INSTALL) --no-deps --require-hashes -r requirements/runtime.txt
 	$(PIP_INSTALL) -r requirements/torch.txt
 	$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
-	$(PIP_INSTALL) --require-hashes -r requirements/dev.txt
+	$(PIP_INSTALL) --no-deps --require-hashes -r requirements/dev.txt
 	touch $@

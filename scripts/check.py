@@ -25,6 +25,7 @@ CHECKS = {
     "config": ("python", "-m", "scripts.docs.configuration", "--check"),
     "wire": ("python", "-m", "scripts.docs.wire", "--check"),
     "links": ("python", "-m", "scripts.check_links"),
+    "locks": ("python", "-m", "pip", "check"),
 }
 """Name of each check and its command, the program taken from the environment this script runs in."""
 

@@ -153,6 +153,12 @@ def test_lock_that_make_installs_has_a_hash_in_every_line(name: str) -> None:
     assert f"--require-hashes -r requirements/{name}\n" in recipes
 
 
+def test_locks_are_installed_without_resolving() -> None:
+    """A lock lists everything it needs; resolving an extra, pip demands a pin of that extra's newest release."""
+    recipes = (ROOT / "Makefile").read_text().splitlines()
+    assert [line for line in recipes if "--require-hashes" in line and "--no-deps" not in line] == []
+
+
 def test_only_torch_is_installed_without_a_hash() -> None:
     """Its build is the machine's choice; what it needs besides CUDA is pinned by hash and installed before."""
     assert pins("torch.txt").keys() == {"torch"}
