@@ -26,11 +26,16 @@ def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
         yield cluster
 
 
-def _evaluated(cluster: LearnerCluster, params: ParamsClient) -> Version:
-    """Take the newest trained version under evaluation, and let training continue for more than 64 versions."""
+def _evaluated(cluster: LearnerCluster, params: ParamsClient, fencing_token: int = 1) -> Version:
+    """Take a learner's newest version under evaluation, and let training continue for more than 64 versions."""
     cluster.wait_for_status(lambda status: status.learner_steps > 20, "training")
-    wait_until(lambda: bool(params.list_versions().versions), "a version")  # they are sent in the background
-    version = params.list_versions().versions[-1]
+
+    def newest() -> Version | None:  # they are sent in the background
+        return next(reversed(params.list_versions().versions), None)
+
+    wait_until(lambda: (v := newest()) is not None and v.fencing_token == fencing_token, "a version")
+    version = newest()
+    assert version is not None
     params.set_tag(EVALUATED, version.version)
     cluster.wait_for_status(
         lambda status: status.learner_steps > version.metadata.learner_steps + 700, "training continues"
@@ -68,8 +73,7 @@ def test_resumed_learner_trains_on_in_spite_of_an_old_verdict(cluster: LearnerCl
     second = cluster.start_learner(*_TARGET)
     status = cluster.wait_for_status(lambda status: bool(status.restored), "the learner is back")
     assert f": {version.metadata.learner_steps:,} gradient steps" in status.restored
-    again = _evaluated(cluster, params)
-    assert again.fencing_token == 2
+    again = _evaluated(cluster, params, fencing_token=2)
     params.set_tag(VERDICT, again.version)
     assert second.wait() is None
     assert params.list_versions().versions[-1].encodings == again.encodings
