@@ -159,12 +159,21 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
     ),
     "ppo_std_of_observation": (PPOConfig(hidden_sizes=(16,), unroll=5, gaussian_std="observation"), CONTINUOUS),
     "ppo_image": (PPOConfig(network="nature", hidden_sizes=(16,), unroll=5, epochs=1, minibatches=2), IMAGE),
+    "ppo_lstm": (
+        PPOConfig(lstm_size=8, encoder_sizes=(16,), hidden_sizes=(16,), unroll=5, minibatches=3, clip_decay_updates=9),
+        VECTOR,
+    ),
+    "ppo_lstm_image": (
+        PPOConfig(network="nature", lstm_size=8, hidden_sizes=(), unroll=5, epochs=1, minibatches=2),
+        IMAGE,
+    ),
     "impala": (IMPALAConfig(hidden_sizes=(16,), unroll=5), VECTOR),
     "impala_continuous": (
         IMPALAConfig(hidden_sizes=(16,), unroll=5, trace_decay=0.9, max_rho=2.0, learning_rate_decay_updates=1_000),
         CONTINUOUS_BYTES,
     ),
     "impala_std_of_observation": (IMPALAConfig(hidden_sizes=(16,), unroll=5, gaussian_std="observation"), CONTINUOUS),
+    "impala_lstm": (IMPALAConfig(lstm_size=8, hidden_sizes=(16,), unroll=5), CONTINUOUS),
     "impala_colours": (IMPALAConfig(network="impala", hidden_sizes=(), unroll=5), COLOURS),
     "pqn": (PQNConfig(hidden_sizes=(16, 16), unroll=5, epochs=2, minibatches=3), VECTOR),
     "pqn_image": (

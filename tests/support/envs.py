@@ -174,6 +174,34 @@ class ChoicesEnv(gymnasium.Env[Vector, NDArray[np.int64]]):
         return np.eye(2, dtype=np.float32)[self._step % 2], reward, self._step == self.LENGTH, False, {}
 
 
+class RecallEnv(gymnasium.Env[Vector, np.int64]):
+    """Shows a cue, 1 or -1, in the first step, and wants it named in the last: reward 1, or -1 for the other one.
+
+    An observation is the cue or 0, and whether the step is the last.
+    """
+
+    LENGTH = 5
+
+    def __init__(self) -> None:
+        """Prepare."""
+        self.action_space = spaces.Discrete(2)
+        self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
+        self._step, self._cue = 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Vector, dict[str, Any]]:
+        """Start the next episode."""
+        super().reset(seed=seed)
+        self._step, self._cue = 0, int(self.np_random.integers(2))
+        return np.array([2 * self._cue - 1, 0], np.float32), {}
+
+    def step(self, action: np.int64) -> Result:
+        """Act once."""
+        self._step += 1
+        ends = self._step == self.LENGTH
+        reward = (1.0 if action == self._cue else -1.0) if ends else 0.0
+        return np.array([0, self._step == self.LENGTH - 1], np.float32), reward, ends, False, {}
+
+
 class ObservingEnv(gymnasium.Env[Any, np.int64]):
     """Observes the given value of the given space, always."""
 
@@ -323,6 +351,11 @@ def switchboard() -> EchoEnv:
 def choices() -> ChoicesEnv:
     """Return a `ChoicesEnv`."""
     return ChoicesEnv()
+
+
+def recall() -> RecallEnv:
+    """Return a `RecallEnv`."""
+    return RecallEnv()
 
 
 def no_environment() -> int:

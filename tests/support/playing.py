@@ -17,18 +17,24 @@ from tidemill.rl.policy_io import PolicyInputBuilder
 def play(
     settings: EnvSettings, policy: Policy, rows: int, num_envs: int, *, evaluation: bool = False
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Return rows of an environment as an actor stores them, each [num_envs * rows, ...], stream by stream."""
+    """Return rows of an environment as an actor stores them, each [num_envs * rows, ...], stream by stream.
+
+    A recurrent policy's state before each row is among them, as `recurrent_state`.
+    """
     env = make_env(settings, num_envs, training=True)
-    builder = PolicyInputBuilder(num_envs, env.spec, 0)
+    builder = PolicyInputBuilder(num_envs, env.spec, policy.recurrent_state_size)
     observation, is_first, steps = env.reset(0), np.ones(num_envs, np.bool_), []
     for _ in range(rows):
         mask = action_mask_of(env)
-        output = policy.act(builder.build(observation, is_first, action_mask=mask), evaluation=evaluation)
+        policy_input = builder.build(observation, is_first, action_mask=mask)
+        output = policy.act(policy_input, evaluation=evaluation)
+        builder.record(output)
         result = env.step(output.action)
         columns = observation_columns(env.spec.observation_parts, observation)
         row = {**columns, "action": output.action, "reward": result.reward}
         row |= {"terminated": result.terminated, "truncated": result.truncated, "is_first": is_first}
         masks = {} if mask is None else {"action_mask": mask}
+        row |= {"recurrent_state": policy_input.recurrent_state} if policy.recurrent_state_size else {}
         steps.append(row | masks | output.extras)
         observation, is_first = result.observation, result.is_first
     return {

@@ -46,6 +46,8 @@ ALGORITHMS: dict[str, AgentConfig] = {
     "r2d2": R2D2Config(network="mlp", **SMALL_R2D2, exploration="schedule", epsilon_final=0.5),
     "ppo": PPOConfig(hidden_sizes=(8,)),
     "impala": IMPALAConfig(hidden_sizes=(8,)),
+    "ppo_lstm": PPOConfig(lstm_size=8, hidden_sizes=(8,)),
+    "impala_lstm": IMPALAConfig(lstm_size=8, hidden_sizes=(8,)),
     "pqn": PQNConfig(hidden_sizes=(8,), epsilon_final=0.5),
 }
 
@@ -242,8 +244,9 @@ def test_inputs_of_several_environments_keep_their_masks() -> None:
             150,
         ),
         (PPOConfig(hidden_sizes=(16,), unroll=13, learning_rate=0.02, epochs=2, minibatches=2), 12),
+        (PPOConfig(lstm_size=16, unroll=13, learning_rate=0.02, epochs=2, minibatches=2), 12),
     ],
-    ids=["dqn", "ppo"],
+    ids=["dqn", "ppo", "ppo_lstm"],
 )
 def test_agent_learns_the_best_legal_actions(config: Any, updates: int) -> None:  # noqa: ANN401 - either's settings
     """Return 6 of 6 in evaluation; the environment fails at the first illegal action."""
@@ -260,6 +263,8 @@ def test_agent_learns_the_best_legal_actions(config: Any, updates: int) -> None:
         if isinstance(config, PPOConfig):
             columns = play(SETTINGS, policy, rows, num_envs)
         batch = {name: torch.from_numpy(column) for name, column in agent.decode(columns, index).items()}
+        if agent.recurrent_state_size:
+            batch["recurrent_state"] = torch.from_numpy(columns["recurrent_state"][index[:, 1]])
         agent.update(batch, torch.ones(len(index)))
         policy.load(agent.policy_state())
     played = play(SETTINGS, policy, MaskedEnv.LENGTH, 2, evaluation=True)

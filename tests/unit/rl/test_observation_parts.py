@@ -84,6 +84,10 @@ CASES: dict[str, tuple[AgentConfig, dict[str, Any]]] = {
     "r2d2": (R2D2Config(network="nature", **SMALL_R2D2, update_precision="float32"), {"num_actions": 3}),
     "ppo": (PPOConfig(network="nature", hidden_sizes=(8,), unroll=5, epochs=1, minibatches=1), {"num_actions": 3}),
     "impala": (IMPALAConfig(network="nature", hidden_sizes=(8,), unroll=5), CONTINUOUS),
+    "ppo_lstm": (
+        PPOConfig(network="nature", lstm_size=8, hidden_sizes=(8,), unroll=5, epochs=1, minibatches=1),
+        {"num_actions": 3},
+    ),
     "sac": (SACConfig(network="nature", hidden_sizes=(8,)), CONTINUOUS),
     "td3": (TD3Config(network="nature", hidden_sizes=(8,)), CONTINUOUS),
     "ddpg": (DDPGConfig(network="nature", actor_sizes=(8,), critic_sizes=(8, 8)), CONTINUOUS),

@@ -8,7 +8,7 @@ cannot come before it is learned from ([ADR 0040](../../../docs/adr/0040-on-poli
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext
 from tidemill.rl.networks.actor_critic import ActionDistribution, ActorCritic, ActorCriticSettings, build_actor_critic
 from tidemill.rl.networks.evaluation import EvaluationNetwork
+from tidemill.rl.networks.lstm import Recurrence
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.transitions import unrolled_transitions
 from tidemill.types import ACTION_MASK, EnvSpec, WindowSpec
@@ -45,21 +46,22 @@ def rollouts(
         extras: Columns of the algorithm's own to return as well.
 
     Returns:
-        What `unrolled_transitions` does, with the action masks where there are some, and `is_trained`, bool [B, U]:
-        False for a final observation step, whose action the environment ignored.
+        What `unrolled_transitions` does, with the action masks where there are some; `is_first`, bool [B, U + 1]: where
+        episodes start; and `is_trained`, bool [B, U]: False for a final observation step, whose action the environment
+        ignored.
     """
     before, rows = index[:, window.history - 1 : -2], index[:, window.history : -1]
     ended = (columns["terminated"] | columns["truncated"])[before]
     # at a stream's start the row before is the first row itself: it begins an episode, or is trained on
     is_final = ended & ~columns["is_first"][rows] & (before != rows)
     seen = index[:, window.history - frame_stack + 1 :]
-    extras = (*extras, ACTION_MASK) if ACTION_MASK in columns else extras
+    extras = (*extras, "is_first", *((ACTION_MASK,) if ACTION_MASK in columns else ()))
     batch = unrolled_transitions(columns, seen, frame_stack, window.steps, gamma, extras=extras)
     return batch | {"is_trained": ~is_final}
 
 
 class Rollout(NamedTuple):
-    """A batch with time first: observations and action masks of T + 1 steps, all else of T, [T, B, ...]."""
+    """A batch with time first: observations, masks and recurrence of T + 1 steps, all else of T, [T, B, ...]."""
 
     observation: Tensor
     action: Tensor
@@ -69,24 +71,31 @@ class Rollout(NamedTuple):
     continues: Tensor
     is_trained: Tensor
     action_mask: Tensor | None = None
+    recurrence: Recurrence | None = None
+    """Of a recurrent policy: where its episodes start, and what it remembered before the first step."""
 
     @classmethod
     def of(cls, batch: Mapping[str, Tensor]) -> Rollout:
         """Return the rollout of a batch that `rollouts` made."""
-        columns = {name: batch[name].transpose(0, 1) for name in cls._fields if name in batch}
+        columns: dict[str, Any] = {name: batch[name].transpose(0, 1) for name in cls._fields if name in batch}
         columns |= {name: columns[name][:-1] for name in ("action", LOG_PROB)}
+        if "recurrent_state" in batch:
+            columns["recurrence"] = Recurrence(batch["is_first"].transpose(0, 1), batch["recurrent_state"])
         return cls(**columns)
 
 
 class ActorCriticPolicy:
-    """Draws actions, and reports how likely each was; in evaluation it takes the most likely."""
+    """Draws actions, and reports how likely each was; in evaluation it takes the most likely.
 
-    recurrent_state_size = 0
+    What a recurrent one remembers it keeps in its inputs.
+    """
+
     priority_uses_params = False
 
     def __init__(self, settings: ActorCriticSettings, env_spec: EnvSpec, context: PolicyContext) -> None:
         self._network = build_actor_critic(settings, env_spec, context.seed).to(context.device).requires_grad_(False)
         self._network.eval()
+        self.recurrent_state_size = 2 * settings.lstm_size
         self._action_shape, self._device = env_spec.action_shape, context.device
         self._rng = torch.Generator(context.device).manual_seed(context.seed)
 
@@ -99,23 +108,33 @@ class ActorCriticPolicy:
         """Return actions drawn from the policy and their log-probabilities; in evaluation its modes."""
         output = self.forward(policy_input)
         if evaluation:
-            return PolicyOutput(self._shaped(self._distribution(policy_input, output).mode()))
+            mode = self._distribution(policy_input, output).mode()
+            return PolicyOutput(self._shaped(mode), recurrent_state=_remembered(output))
         return self.choose(policy_input, output, env_steps)
 
     @torch.inference_mode()
     def forward(self, policy_input: PolicyInput, noise: Sequence[NoiseRows] = ()) -> dict[str, Tensor]:  # noqa: ARG002 - the interface's
-        """Return the policy's numbers as `head`, [N, ...], and of a Gaussian its `log_std`, [N, A]."""
+        """Return the policy's numbers as `head`, [N, ...], of a Gaussian `log_std`, [N, A], and what it remembers."""
         observation = torch.from_numpy(np.ascontiguousarray(policy_input.observation)).to(self._device)
-        head = self._network.policy_head(observation)
+        head, recurrent_state = self._network.policy_head(observation, self._recurrence(policy_input))
         log_std = self._network.log_std
-        return {"head": head} if log_std is None else {"head": head, "log_std": log_std.expand_as(head)}
+        output = {"head": head} if log_std is None else {"head": head, "log_std": log_std.expand_as(head)}
+        return output if recurrent_state is None else output | {"recurrent_state": recurrent_state}
+
+    def _recurrence(self, policy_input: PolicyInput) -> Recurrence | None:
+        """Return what a recurrent network must know of one step of N environments."""
+        if not self.recurrent_state_size:
+            return None
+        arrays = (policy_input.is_first[None], policy_input.recurrent_state)
+        return Recurrence(*(torch.from_numpy(array).to(self._device) for array in arrays))
 
     @torch.inference_mode()
     def choose(self, policy_input: PolicyInput, output: Mapping[str, Tensor], env_steps: int = 0) -> PolicyOutput:  # noqa: ARG002 - the interface's
         """Return actions drawn from the policy and their log-probabilities."""
         distribution = self._distribution(policy_input, output)
         action = distribution.sample(self._rng)
-        return PolicyOutput(self._shaped(action), extras={LOG_PROB: distribution.log_prob(action).cpu().numpy()})
+        extras = {LOG_PROB: distribution.log_prob(action).cpu().numpy()}
+        return PolicyOutput(self._shaped(action), recurrent_state=_remembered(output), extras=extras)
 
     def _distribution(self, policy_input: PolicyInput, output: Mapping[str, Tensor]) -> ActionDistribution:
         mask = policy_input.action_mask
@@ -137,3 +156,8 @@ class ActorCriticPolicy:
     def initial_priority(self, steps: Mapping[str, Array]) -> NDArray[np.float32]:
         """Return 1 for each window: each is used once, in the order they came."""
         return np.ones(steps["reward"].shape[1], dtype=np.float32)
+
+
+def _remembered(output: Mapping[str, Tensor]) -> NDArray[np.float32] | None:
+    """Return the recurrent state of what `forward` returned, [N, 2 H]; None without one."""
+    return output["recurrent_state"].cpu().numpy() if "recurrent_state" in output else None

@@ -3,6 +3,8 @@
 A categorical policy has one logit per action. A Gaussian one has a mean per action dimension, which the observation
 decides, and a log standard deviation, which it does not (Schulman et al. 2017) or does as well; actions beyond [-1, 1]
 are stored as they were drawn and clipped by the environment.
+
+With an LSTM behind the torso both also depend on what came before, back to the start of the episode.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tidemill.rl.networks.linear import linear
+from tidemill.rl.networks.lstm import LSTM, Recurrence, to_recurrent_state, to_state
 from tidemill.rl.networks.squashed_gaussian import split
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.networks.torsos import NetworkSetting
@@ -44,8 +47,16 @@ class ActorCriticSettings(Protocol):
         """Settings of the torso."""
 
     @property
+    def lstm_size(self) -> int:
+        """Units of an LSTM behind the torso; 0: none."""
+
+    @property
+    def encoder_sizes(self) -> tuple[int, ...]:
+        """Units of each layer between the torso and the LSTM."""
+
+    @property
     def hidden_sizes(self) -> tuple[int, ...]:
-        """Units of each layer after the torso, of the policy and of the value apart."""
+        """Units of each layer after the torso or the LSTM, of the policy and of the value apart."""
 
     @property
     def activation(self) -> str:
@@ -110,7 +121,11 @@ class ActionDistribution(NamedTuple):
 
 
 class ActorCritic(nn.Module):
-    """Observations [B, ...] -> distributions over actions, and values [B]."""
+    """Observations [B, ...] -> distributions over actions, and values [B].
+
+    A recurrent one, which has an `lstm`, takes B = T * N observations of N sequences, the first step's N first, and
+    with them a `Recurrence`.
+    """
 
     _places: Tensor | None
 
@@ -121,7 +136,10 @@ class ActorCritic(nn.Module):
         continuous = not env_spec.action_options
         self._decides_std = continuous and settings.gaussian_std == "observation"
         outputs = env_spec.action_size * (1 + self._decides_std) if continuous else sum(env_spec.action_options)
-        widths = (int(self.torso.outputs), *settings.hidden_sizes)  # type: ignore[arg-type]  # every torso has it
+        encoded = (int(self.torso.outputs), *settings.encoder_sizes)  # type: ignore[arg-type]  # every torso has it
+        self.encoder = _layers(encoded, rng, last_gain=math.sqrt(2.0))
+        self.lstm = LSTM(encoded[-1], settings.lstm_size, rng) if settings.lstm_size else None
+        widths = (settings.lstm_size or encoded[-1], *settings.hidden_sizes)
         # gains as in CleanRL and Stable-Baselines3: a policy that starts nearly uniform, a value that starts near 0
         self.policy = _layers((*widths, outputs), rng, last_gain=0.01)
         self.value = _layers((*widths, 1), rng, last_gain=1.0)
@@ -132,24 +150,33 @@ class ActorCritic(nn.Module):
             self.log_std = nn.Parameter(torch.full((outputs,), settings.initial_log_std))
         self.register_buffer("_places", _places(env_spec.action_sizes) if env_spec.action_sizes else None, False)
 
-    def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[ActionDistribution, Tensor]:
+    def forward(
+        self, observation: Tensor, legal: Tensor | None = None, recurrence: Recurrence | None = None
+    ) -> tuple[ActionDistribution, Tensor]:
         """Return the distributions and the values, [B].
 
         Args:
             observation: [B, ...].
             legal: Whether each action is, bool [B, A], or the options of each choice side by side: others have
                 probability 0; None: all are.
+            recurrence: Of a recurrent network; None of another.
         """
-        features = self._features(observation)
+        features, _ = self._features(observation, recurrence)
         return self._distribution(features, legal), self._value(features)
 
     def distribution(self, observation: Tensor, legal: Tensor | None = None) -> ActionDistribution:
-        """Return the distributions alone, which is all that acting needs."""
-        return self._distribution(self._features(observation), legal)
+        """Return the distributions alone, without an LSTM."""
+        return self._distribution(self._features(observation, None)[0], legal)
 
-    def policy_head(self, observation: Tensor) -> Tensor:
-        """Return what `with_legal` makes a distribution of, [B, O]: logits of all options side by side, or means."""
-        return self._through(self.policy, self._features(observation))
+    def policy_head(self, observation: Tensor, recurrence: Recurrence | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return what acting needs.
+
+        Returns:
+            What `with_legal` makes a distribution of, [B, O]: logits of all options side by side, or means; and the
+            recurrent state after the last step, [N, 2 H], or None without an LSTM.
+        """
+        features, recurrent_state = self._features(observation, recurrence)
+        return self._through(self.policy, features), recurrent_state
 
     def with_legal(self, head: Tensor, legal: Tensor | None, log_std: Tensor | None) -> ActionDistribution:
         """Return the distributions of `policy_head`, given which actions are legal, and a Gaussian's `log_std`."""
@@ -160,13 +187,21 @@ class ActorCritic(nn.Module):
             head = nn.functional.pad(head, (0, 1), value=_IMPOSSIBLE)[:, self._places]
         return ActionDistribution(head, log_std)
 
-    def values(self, observation: Tensor) -> Tensor:
+    def values(self, observation: Tensor, recurrence: Recurrence | None = None) -> Tensor:
         """Return the values alone, [B]."""
-        return self._value(self._features(observation))
+        return self._value(self._features(observation, recurrence)[0])
 
-    def _features(self, observation: Tensor) -> Tensor:
-        features: Tensor = self.torso(observation)
-        return features.float()
+    def _features(self, observation: Tensor, recurrence: Recurrence | None) -> tuple[Tensor, Tensor | None]:
+        """Return what policy and value see, [B, F], and the recurrent state after it."""
+        features = self.torso(observation).float()
+        if self.lstm is None:
+            return features, None
+        assert recurrence is not None, "a recurrent network has to know where episodes start"
+        for layer in self.encoder:
+            features = self._activate(layer(features))
+        steps = features.unflatten(0, recurrence.is_first.shape)
+        outputs, state = self.lstm(steps, recurrence.is_first, to_state(recurrence.recurrent_state))
+        return outputs.flatten(0, 1), to_recurrent_state(state)
 
     def _distribution(self, features: Tensor, legal: Tensor | None) -> ActionDistribution:
         return self.with_legal(self._through(self.policy, features), legal, self.log_std)

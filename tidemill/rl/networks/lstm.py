@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,33 @@ from torch.nn import functional
 
 State = tuple[Tensor, Tensor]
 """Output and cell of every item, each [B, H]."""
+
+
+class Recurrence(NamedTuple):
+    """What a recurrent network must know of B sequences of T steps, besides what it sees.
+
+    Attributes:
+        is_first: Steps before which the state becomes 0, bool [T, B].
+        recurrent_state: Before the first step, as a policy keeps it: output and cell side by side, float32 [B, 2 H].
+    """
+
+    is_first: Tensor
+    recurrent_state: Tensor
+
+    def at(self, index: Tensor) -> Recurrence:
+        """Return some of the sequences."""
+        return Recurrence(self.is_first[:, index], self.recurrent_state[index])
+
+
+def to_state(recurrent_state: Tensor) -> State:
+    """Return the LSTM's state of what a policy remembers, [B, 2 H]."""
+    output, cell = recurrent_state.chunk(2, dim=-1)
+    return output, cell
+
+
+def to_recurrent_state(state: State) -> Tensor:
+    """Return what a policy remembers, [B, 2 H], of the LSTM's state."""
+    return torch.cat(state, dim=-1)
 
 
 class LSTM(nn.Module):

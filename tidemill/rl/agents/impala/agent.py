@@ -24,11 +24,10 @@ from tidemill.types import EnvSpec
 class IMPALAAgent:
     """A policy and a value, and one optimizer; V-trace corrects for the policy that acted."""
 
-    recurrent_state_size = 0
-
     def __init__(self, config: IMPALAConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config, self._frame_stack = config, env_spec.frame_stack
         self.window = config.window(env_spec.frame_stack)
+        self.recurrent_state_size = 2 * config.lstm_size
         self.network = build_actor_critic(config, env_spec, seed).to(device)
         self._optimizer = Adam(self.network.parameters(), config.learning_rate, epsilon=config.optimizer_epsilon)
         self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates)
@@ -57,7 +56,7 @@ class IMPALAAgent:
         config, rollout = self._config, Rollout.of(batch)
         shape = rollout.observation.shape[:2]
         legal = None if rollout.action_mask is None else rollout.action_mask.flatten(0, 1)
-        distribution, value = self.network(rollout.observation.flatten(0, 1), legal)
+        distribution, value = self.network(rollout.observation.flatten(0, 1), legal, rollout.recurrence)
         value, count = value.unflatten(0, shape), rollout.reward.numel()
         # the rows of time come first, so those to bootstrap from are the last ones
         acted = distribution.first(count)

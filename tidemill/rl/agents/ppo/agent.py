@@ -14,8 +14,10 @@ from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.agents.on_policy import Rollout, rollouts
 from tidemill.rl.agents.ppo.config import PPOConfig
 from tidemill.rl.agents.ppo.loss import clipped_policy_loss, masked_mean, normalized, value_loss
+from tidemill.rl.exploration import linear
 from tidemill.rl.losses import generalized_advantage
 from tidemill.rl.networks.actor_critic import build_actor_critic
+from tidemill.rl.networks.lstm import Recurrence
 from tidemill.rl.optimizers import Adam, LearningRateDecay, clip_
 from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.train_state import TrainState
@@ -23,7 +25,7 @@ from tidemill.types import EnvSpec
 
 
 class Samples(NamedTuple):
-    """The transitions of a rollout one by one, each [M, ...]."""
+    """The transitions of a rollout one by one, each [M, ...]: those of the first step of every sequence first."""
 
     observation: Tensor
     action: Tensor
@@ -34,22 +36,41 @@ class Samples(NamedTuple):
     mask: Tensor
     legal: Tensor | None = None
     """Action masks, bool [M, A], where there are some."""
+    recurrence: Recurrence | None = None
+    """Of a recurrent policy, whose transitions are not learned from one by one: of their sequences."""
+
+    @property
+    def choices(self) -> int:
+        """How many transitions, or sequences of a recurrent policy, `at` chooses from."""
+        return len(self.mask) if self.recurrence is None else len(self.recurrence.recurrent_state)
 
     def at(self, index: Tensor) -> Samples:
-        """Return some of them."""
+        """Return some of the transitions, or of a recurrent policy some of the sequences with all their transitions."""
+        recurrence = None if self.recurrence is None else self.recurrence.at(index)
+        if recurrence is not None:
+            steps = torch.arange(len(recurrence.is_first), device=index.device)
+            index = (steps[:, None] * self.choices + index).flatten()
         legal = None if self.legal is None else self.legal[index]
-        columns = (self.observation, self.action, self.log_prob, self.value, self.advantage, self.target, self.mask)
-        return Samples(*(column[index] for column in columns))._replace(legal=legal)
+        return Samples(
+            self.observation[index],
+            self.action[index],
+            self.log_prob[index],
+            self.value[index],
+            self.advantage[index],
+            self.target[index],
+            self.mask[index],
+            legal,
+            recurrence,
+        )
 
 
 class PPOAgent:
     """A policy and a value, and one optimizer. One update makes `epochs * minibatches` gradient steps."""
 
-    recurrent_state_size = 0
-
     def __init__(self, config: PPOConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config, self._frame_stack, self._device = config, env_spec.frame_stack, device
         self.window = config.window(env_spec.frame_stack)
+        self.recurrent_state_size = 2 * config.lstm_size
         self.network = build_actor_critic(config, env_spec, seed).to(device)
         self._optimizer = Adam(self.network.parameters(), config.learning_rate, epsilon=config.optimizer_epsilon)
         self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates)
@@ -74,7 +95,7 @@ class PPOAgent:
         samples = self.samples(batch, weight)
         metrics: dict[str, Tensor] = {}
         for _ in range(self._config.epochs):
-            for index in self._minibatches(len(samples.mask)):
+            for index in self._minibatches(samples.choices):
                 loss, metrics = self.loss(samples.at(index))
                 gradients = self._state.group.mean(torch.autograd.grad(loss, self._optimizer.parameters))
                 metrics["grad_norm"] = clip_(gradients, self._config.max_grad_norm)
@@ -94,31 +115,47 @@ class PPOAgent:
         """
         rollout = Rollout.of(batch)
         shape = rollout.observation.shape[:2]
-        value = self.network.values(rollout.observation.flatten(0, 1)).unflatten(0, shape)
+        value = self.network.values(rollout.observation.flatten(0, 1), rollout.recurrence).unflatten(0, shape)
         columns = (rollout.reward, rollout.discount, rollout.continues, value[:-1], value[1:])
         advantage, target = generalized_advantage(*columns, self._config.gae_lambda)
-        each = (rollout.observation[:-1], rollout.action, rollout.log_prob, value[:-1], advantage, target)
-        legal = None if rollout.action_mask is None else rollout.action_mask[:-1].flatten(0, 1)
-        flat = (column.flatten(0, 1) for column in (*each, rollout.is_trained * weight))
-        return Samples(*flat)._replace(legal=legal)
+        legal, recurrence = rollout.action_mask, rollout.recurrence
+        return Samples(
+            rollout.observation[:-1].flatten(0, 1),
+            rollout.action.flatten(0, 1),
+            rollout.log_prob.flatten(0, 1),
+            value[:-1].flatten(0, 1),
+            advantage.flatten(0, 1),
+            target.flatten(0, 1),
+            (rollout.is_trained * weight).flatten(0, 1),
+            None if legal is None else legal[:-1].flatten(0, 1),
+            None if recurrence is None else recurrence._replace(is_first=recurrence.is_first[:-1]),
+        )
 
     def loss(self, samples: Samples) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of a minibatch, [], and what to report of it."""
-        config, mask = self._config, samples.mask
-        distribution, value = self.network(samples.observation, samples.legal)
+        config, mask, clip = self._config, samples.mask, self.clip
+        distribution, value = self.network(samples.observation, samples.legal, samples.recurrence)
         log_ratio = distribution.log_prob(samples.action) - samples.log_prob
         advantage = normalized(samples.advantage, mask) if config.normalize_advantage else samples.advantage
-        policy = masked_mean(clipped_policy_loss(log_ratio, advantage, config.clip), mask)
-        clip = config.clip if config.clip_value else 0.0
-        values = masked_mean(value_loss(value, samples.target, samples.value, clip), mask)
+        policy = masked_mean(clipped_policy_loss(log_ratio, advantage, clip), mask)
+        value_clip = clip if config.clip_value else None
+        values = masked_mean(value_loss(value, samples.target, samples.value, value_clip), mask)
         entropy = masked_mean(distribution.entropy(), mask)
         loss = policy + config.value_coefficient * values - config.entropy_coefficient * entropy
         with torch.no_grad():
             kl = masked_mean(log_ratio.exp() - 1.0 - log_ratio, mask)
-            clipped = masked_mean(((log_ratio.exp() - 1.0).abs() > config.clip).float(), mask)
+            clipped = masked_mean(((log_ratio.exp() - 1.0).abs() > clip).float(), mask)
         reported = {"loss": loss, "policy_loss": policy, "value_loss": values, "entropy": entropy}
         reported["value"] = masked_mean(value, mask)
         return loss, {name: scalar.detach() for name, scalar in reported.items()} | {"kl": kl, "clipped": clipped}
+
+    @property
+    def clip(self) -> float:
+        """How far the probability of an action may move in the next update."""
+        config = self._config
+        if not config.clip_decay_updates:
+            return config.clip
+        return linear(self._state.updates, config.clip, 0.0, config.clip_decay_updates)
 
     def _minibatches(self, count: int) -> Iterator[Tensor]:
         """Yield the positions of each minibatch of one pass, in a fresh order."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tidemill.rl.checks import require
+from tidemill.rl.checks import check_lstm, require
 from tidemill.rl.networks.torsos import NetworkSetting, check_torso
 from tidemill.types import ColumnSpec, EnvSpec, Signature, WindowSpec
 
@@ -22,8 +22,13 @@ class PPOConfig:
     or your own by `module:name`."""
     network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
     """Settings of the torso, by name: a user-defined one's own, and `width`, `spectral_norm` and `pool` of `impala`."""
+    lstm_size: int = 0
+    """Units of an LSTM behind the torso, which makes policy and value recurrent; 0: none."""
+    encoder_sizes: tuple[int, ...] = ()
+    """Units of each fully connected layer between the torso and the LSTM."""
     hidden_sizes: tuple[int, ...] = (64, 64)
-    """Units of each fully connected layer after the torso, of the policy and of the value apart; may be empty."""
+    """Units of each fully connected layer after the torso or the LSTM, of the policy and of the value apart; may be
+    empty."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Function between these layers."""
     initial_log_std: float = 0.0
@@ -37,7 +42,7 @@ class PPOConfig:
     epochs: int = 4
     """Passes over a rollout."""
     minibatches: int = 4
-    """Gradient steps of each pass."""
+    """Gradient steps of each pass; with an LSTM each learns from whole items, so there are `batch_size` at most."""
     learning_rate: float = 2.5e-4
     """Step size of Adam."""
     learning_rate_decay_updates: int = 0
@@ -56,6 +61,8 @@ class PPOConfig:
     """Lambda of the generalized advantages: 1 for Monte Carlo returns, 0 for one-step errors."""
     clip: float = 0.2
     """How far the probability of an action may move, as a share of what it was, before its gradient stops."""
+    clip_decay_updates: int = 0
+    """Updates over which `clip` falls linearly to 0; 0 keeps it constant."""
     clip_value: bool = True
     """Whether a value's gradient stops as well, once it has moved by `clip`."""
     normalize_advantage: bool = True
@@ -66,6 +73,7 @@ class PPOConfig:
     def __post_init__(self) -> None:
         check_torso(self.network)
         require(min(self.hidden_sizes, default=1) > 0, "hidden_sizes", self.hidden_sizes, "positive sizes")
+        check_lstm(self.lstm_size, self.encoder_sizes)
         require(self.activation in ("tanh", "relu"), "activation", self.activation, "'tanh' or 'relu'")
         kinds = ("shared", "observation")
         require(self.gaussian_std in kinds, "gaussian_std", self.gaussian_std, "'shared' or 'observation'")
@@ -75,6 +83,7 @@ class PPOConfig:
             require(getattr(self, name) > 0, name, getattr(self, name), "positive")
         for name in (
             "learning_rate_decay_updates",
+            "clip_decay_updates",
             "max_grad_norm",
             "value_coefficient",
             "entropy_coefficient",
@@ -83,6 +92,8 @@ class PPOConfig:
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         for name in ("gamma", "gae_lambda"):
             require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "between 0 and 1")
+        whole = f"at most batch_size ({self.batch_size}): with an LSTM a minibatch holds whole items"
+        require(not self.lstm_size or self.minibatches <= self.batch_size, "minibatches", self.minibatches, whole)
 
     def window(self, frame_stack: int) -> WindowSpec:
         """Return which steps of a stream an item covers, given how many frames the network sees."""

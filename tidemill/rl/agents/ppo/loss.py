@@ -33,14 +33,14 @@ def clipped_policy_loss(log_ratio: Tensor, advantage: Tensor, clip: float) -> Te
     return -torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
 
 
-def value_loss(value: Tensor, target: Tensor, old_value: Tensor, clip: float) -> Tensor:
+def value_loss(value: Tensor, target: Tensor, old_value: Tensor, clip: float | None) -> Tensor:
     """Return half the squared error of each value, [M]; with a clip the larger one of it and of the clipped value's.
 
     The clipped value is at most `clip` away from `old_value`, that before the update, as in OpenAI's baselines.
     """
     assert_rank(1, value=value, target=target, old_value=old_value)
     error = (value - target).square()
-    if clip:
+    if clip is not None:
         moved = old_value + (value - old_value).clamp(-clip, clip)
         error = torch.maximum(error, (moved - target).square())
     return 0.5 * error

@@ -13,10 +13,11 @@ from torch import Tensor
 from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.r2d2.loss import sequence_loss, sequence_target
-from tidemill.rl.agents.r2d2.networks import RecurrentQNetwork, build_network, to_state
+from tidemill.rl.agents.r2d2.networks import RecurrentQNetwork, build_network
 from tidemill.rl.compilation import compiled
 from tidemill.rl.losses import mask_illegal
 from tidemill.rl.networks.image import to_channels_last
+from tidemill.rl.networks.lstm import to_state
 from tidemill.rl.networks.precision import MatmulPrecision
 from tidemill.rl.optimizers import LearningRateDecay, build_optimizer, clip_
 from tidemill.rl.process_group import ProcessGroup

@@ -74,9 +74,3 @@ class RecurrentQNetwork(nn.Module):
 def build_network(config: R2D2Config, env_spec: EnvSpec, seed: int) -> RecurrentQNetwork:
     """Return the network, its parameters decided by `seed` alone, on the CPU."""
     return RecurrentQNetwork(config, env_spec, torch.Generator().manual_seed(seed))
-
-
-def to_state(recurrent_state: Tensor) -> State:
-    """Return the LSTM's state of what a policy remembers, [B, 2 H]."""
-    output, cell = recurrent_state.chunk(2, dim=-1)
-    return output, cell

@@ -12,9 +12,10 @@ from torch import Tensor
 from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext
 from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.r2d2.loss import sequence_loss, sequence_target
-from tidemill.rl.agents.r2d2.networks import build_network, to_state
+from tidemill.rl.agents.r2d2.networks import build_network
 from tidemill.rl.exploration import EpsilonGreedy, greedy
 from tidemill.rl.networks.image import blank_images
+from tidemill.rl.networks.lstm import to_recurrent_state, to_state
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.sequences import RETURN_COLUMNS, unroll_targets
 from tidemill.types import EnvSpec
@@ -94,7 +95,7 @@ class R2D2Policy:
         )
         *step, recurrent_state = (torch.from_numpy(array).to(self._device) for array in arrays)
         q, state = self._network(*(column.unsqueeze(0) for column in step), to_state(recurrent_state))
-        return {"q": q.squeeze(0), "recurrent_state": torch.cat(state, dim=-1)}
+        return {"q": q.squeeze(0), "recurrent_state": to_recurrent_state(state)}
 
 
 def _arrays(output: Mapping[str, Tensor]) -> tuple[Floats, Floats]:
