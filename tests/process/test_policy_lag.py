@@ -1,4 +1,7 @@
-"""`learner.max_policy_lag` on a cluster of real processes: every item keeps it, and none is left out."""
+"""`learner.max_policy_lag` on a cluster of real processes: every item keeps it, and none is left out.
+
+With a bound of 0 actors have the learner's very parameters, so that what they did can be held against what it finds.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -30,6 +34,10 @@ class Recorder:
         """Listen to the trainer and to the agent; both work as ever."""
         self.item_versions: list[NDArray[np.float64]] = []
         self.observations: list[NDArray[np.float32]] = []
+        self.divergences: list[float] = []
+        """Of the policy that acted from the learner's, in each batch."""
+        self.forgetful_divergences: list[float] = []
+        """The same where the learner does not get what a recurrent policy remembered."""
         record, update = Trainer._record, PPOAgent.update
 
         def recorded(trainer: Trainer, batch: Batch, now: float) -> None:
@@ -38,14 +46,23 @@ class Recorder:
 
         def updated(agent: PPOAgent, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
             self.observations.append(batch["observation"].numpy().copy())
+            if agent.recurrent_state_size:
+                self.divergences.append(_divergence(agent, batch))
+                forgotten = {"recurrent_state": torch.zeros_like(batch["recurrent_state"])}
+                self.forgetful_divergences.append(_divergence(agent, {**batch, **forgotten}))
             return update(agent, batch, weight)
 
         monkeypatch.setattr(Trainer, "_record", recorded)
         monkeypatch.setattr(PPOAgent, "update", updated)
 
 
-def run(cluster: LearnerCluster, lag: int, actors: int, end: str) -> LearnerThread:
-    """Train to the end and return the learner."""
+def _divergence(agent: PPOAgent, batch: Mapping[str, Tensor]) -> float:
+    with torch.no_grad():
+        return float(agent.loss(agent.samples(batch, torch.ones(len(batch["reward"]))))[1]["kl"])
+
+
+def run(cluster: LearnerCluster, lag: int, actors: int, end: str, **agent: float) -> LearnerThread:
+    """Train to the end and return the learner; `agent` are more of its settings."""
     settings: dict[str, Any] = {
         "run": {"max_learner_steps": UPDATES, "root": str(cluster.folder), "name": "test"},
         "cluster": {"replay": [cluster.replay], "params": cluster.params},
@@ -53,10 +70,14 @@ def run(cluster: LearnerCluster, lag: int, actors: int, end: str) -> LearnerThre
             "id": "tests.support.envs:counting", "kwargs": {"length": LENGTH, "end": end}, "num_envs": ENVS
         },
         "agent": {
-            "algorithm": "ppo", "hidden_sizes": [8], "unroll": UNROLL, "batch_size": ENVS * actors, "minibatches": 1
+            "algorithm": "ppo", "hidden_sizes": [8], "unroll": UNROLL, "batch_size": ENVS * actors, "minibatches": 1,
+            **agent
         },
         "table": {"sampler": "fifo", "min_size": 1, "max_items": 64, "chunk_length": 3},
-        "learner": {"updates_per_env_step": 0, "publish_every": 1, "max_policy_lag": lag, "log_every_s": 1},
+        "learner": {
+            "updates_per_env_step": 0, "publish_every": 1, "publish_half": False, "max_policy_lag": lag,
+            "log_every_s": 1
+        },
         "actor": {"count": actors},
     }  # fmt: skip
     file = cluster.folder / "config.json"  # JSON is YAML
@@ -102,3 +123,15 @@ def test_every_item_keeps_the_bound_and_none_is_left_out(
     rows_per_episode = LENGTH + 1
     ahead = UPDATES + lag  # one actor may be ahead of the others by as much
     assert starts <= {divmod(item * (UNROLL + 1), rows_per_episode) for item in range(ahead)}
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_learner_finds_what_a_recurrent_actor_did(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To rounding, over the ends of episodes, from the state that came with each item; not without it."""
+    recorder = Recorder(monkeypatch)
+    with learner_cluster(tmp_path) as cluster:
+        assert run(cluster, 0, 2, end, lstm_size=8, learning_rate=0.05).wait(200.0) is None
+    assert len(recorder.divergences) == UPDATES
+    assert max(recorder.divergences) < 1e-6
+    assert max(recorder.forgetful_divergences) > 1e-4
