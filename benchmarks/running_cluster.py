@@ -137,7 +137,7 @@ def _processor_s(launcher_pid: int) -> defaultdict[str, float]:
     for child in children:
         words = Path(f"/proc/{child}/cmdline").read_text(encoding="utf-8").split("\0")
         fields = Path(f"/proc/{child}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        module = next(word for word in words[words.index("-m") + 1 :] if word != "tidemill.child")
+        module = next(word for word in words[words.index("-m") + 1 :] if word != "tidemill.programs.child")
         service = module.removeprefix("tidemill.services.")
         found[service] += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return found

@@ -1,6 +1,6 @@
 """Count the source files that one transition of CartPole DQN runs through, from env.step to gradient and back.
 
-    python -m scripts.trace_transition
+    python -m scripts.trace_transition [--steady-s S] [--record-s S]
 
 Starts a replay server with a prioritized table and its log on disk, a parameter server, a learner and an actor as
 processes of their own, lets them train until all is in steady state, and then records for a few seconds which files
@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-_STEADY_S, _RECORD_S, _END_S = 20.0, 6.0, 30.0
+_END_S = 90.0
 _PLUMBING = ("config/", "rpc/", "metrics.py", "telemetry.py", "process.py")
 _SETTINGS = (
     *("--run.name", "traced", "--env.id", "CartPole-v1", "--env.num-envs", "4", "--agent.algorithm", "dqn"),
@@ -64,8 +64,14 @@ def run_traced(out: str, module: str, arguments: list[str]) -> None:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def trace(folder: Path) -> dict[str, list[str]]:
-    """Return the files that each process ran through, relative to the project."""
+def trace(folder: Path, steady_s: float, record_s: float) -> dict[str, list[str]]:
+    """Return the files that each process ran through, relative to the project.
+
+    Args:
+        folder: For sockets, logs and the run.
+        steady_s: Seconds until recording begins, in which the processes start; more on a busy machine.
+        record_s: Seconds for which is recorded.
+    """
     prefix = "tidemill.services" if (ROOT / "tidemill" / "services").exists() else "services"
     addresses = {name: f"unix://{folder}/{name}.sock" for name in ("replay", "params", "learner")}
     cluster = [word for name, address in addresses.items() for word in (f"--cluster.{name}", address)]
@@ -86,7 +92,7 @@ def trace(folder: Path) -> dict[str, list[str]]:
         for name, rest in words.items()
     }
     try:
-        for number, pause_s in ((signal.SIGUSR1, _STEADY_S), (signal.SIGUSR2, _RECORD_S)):
+        for number, pause_s in ((signal.SIGUSR1, steady_s), (signal.SIGUSR2, record_s)):
             time.sleep(pause_s)
             for name, process in processes.items():
                 if process.poll() is not None:
@@ -122,6 +128,8 @@ def _relative(name: str) -> str:
 def main() -> None:
     """Print the files by process and how many there are in all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steady-s", type=float, default=20.0, help="seconds until all is in steady state")
+    parser.add_argument("--record-s", type=float, default=6.0, help="seconds that are recorded")
     parser.add_argument("--out", help=argparse.SUPPRESS)
     parser.add_argument("module", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -130,7 +138,7 @@ def main() -> None:
         run_traced(options.out, options.module, options.rest)
         return
     with tempfile.TemporaryDirectory() as folder:
-        found = trace(Path(folder))
+        found = trace(Path(folder), options.steady_s, options.record_s)
     everything = sorted({file for files in found.values() for file in files})
     for name, files in found.items():
         print(f"{name}: {len(files)} files\n  " + "\n  ".join(files))

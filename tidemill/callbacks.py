@@ -19,9 +19,9 @@ import structlog
 
 from tidemill.config.overlay import to_document
 from tidemill.config.run import RunSettings
+from tidemill.config.user_code import user_object
 from tidemill.errors import ConfigError
 from tidemill.scores import Score
-from tidemill.user_code import user_object
 
 _MAX_WAITING = 256
 _CLOSE_S = 10.0

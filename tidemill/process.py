@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn, cast
 
-from tidemill.child import PARENT_VARIABLE
 from tidemill.errors import ConfigError, FatalError, TidemillError
+from tidemill.programs.child import PARENT_VARIABLE
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
@@ -116,7 +116,7 @@ def _on_signal(signal_number: int, act: Callable[[int], None]) -> None:
         threading.Thread(target=_act, args=(reader, writer), name="signals", daemon=True).start()
     _actions[signal_number] = act
     signal.signal(signal_number, lambda *_: None)  # for the signal's number to be written
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal_number})  # tidemill.child blocks it until here
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal_number})  # tidemill.programs.child blocks it until here
 
 
 def _act(reader: socket.socket, _writer: socket.socket) -> None:
@@ -147,7 +147,8 @@ def die_with_parent() -> None:
 def _end_with_parent() -> None:
     """Ask the kernel for SIGTERM when the parent dies, so that a killed one leaves no orphan.
 
-    A command so ends what it has started in order. What a launcher starts is ended at once, see `tidemill.child`.
+    A command so ends what it has started in order. What a launcher starts is ended at once, see
+    `tidemill.programs.child`.
     """
     parent = os.environ.get(PARENT_VARIABLE)
     if not parent or not _ask_on_parents_death(signal.SIGTERM):

@@ -19,7 +19,7 @@ from tidemill.inference.client import InferenceClient
 from tidemill.inference.wire import Answer
 from tidemill.rl.agents.interface import Policy, SplitPolicy
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
-from tidemill.rpc.backoff import Backoff
+from tidemill.rpc.channel import Backoff
 from tidemill.services.actor.loop import ActingStopped, PolicyParams
 
 _LOST = Counter("tidemill_actor_inference_lost_total", "Times the inference service was lost while acting.")

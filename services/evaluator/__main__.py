@@ -16,9 +16,9 @@ import torch
 from tidemill.callbacks import CallbackThread, make_callbacks
 from tidemill.config.load import load
 from tidemill.config.sections import EvaluatorConfig
-from tidemill.idle import exit_or_idle
 from tidemill.params.run_end import RunEnd
 from tidemill.process import keep_freed_memory, leave, run, signal_event, stop_event
+from tidemill.programs.idle import exit_or_idle
 from tidemill.rpc.background import BackgroundServer
 from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.evaluator import Evaluator

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
 
 import structlog
+from prometheus_client import Counter, Gauge, Histogram
 
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.params.version import BEST, EVALUATED, VERDICT, Params, ParamsMetadata
 from tidemill.scores import Score
-from tidemill.services.evaluator import metrics
 from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.params_source import ParamsSource
 from tidemill.services.evaluator.protocol import Evaluation
@@ -24,6 +25,20 @@ from tidemill.services.evaluator.verdict import (
     reaches_target,
 )
 
+_EPISODES = Counter("tidemill_evaluator_episodes_total", "Full episodes played, confirmations included.")
+_SECONDS = Histogram(
+    "tidemill_evaluator_evaluation_seconds",
+    "Duration of an evaluation.",
+    buckets=(0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
+)
+_RETURN = Gauge("tidemill_evaluator_return_mean", "Mean raw return of the newest evaluation.")
+_BEST_RETURN = Gauge("tidemill_evaluator_best_return_mean", "Largest mean raw return of the run.")
+for _gauge in (_RETURN, _BEST_RETURN):
+    _gauge.set(math.nan)  # 0 would be a score, for some games a good one
+_VERSION = Gauge("tidemill_evaluator_params_version", "Version of the parameters evaluated last.")
+_CONFIRMATIONS = Counter(
+    "tidemill_evaluator_confirmations_total", "Confirmations on fresh episodes, by outcome.", ("outcome",)
+)
 _log = structlog.get_logger()
 
 _PAUSE_S = 0.25
@@ -149,7 +164,7 @@ class Evaluator:
         score = self._logs.add(evaluation, params.version)
         self._on_evaluation(score)
         best = self._logs.best() or score
-        metrics.observe(score, best.mean, self._now() - started_s)
+        _observe(score, best.mean, self._now() - started_s)
         self._tag_best(best.params_version)
         self._log(score, evaluation, self._now() - started_s)
         return score
@@ -165,8 +180,8 @@ class Evaluator:
             return False
         score = self._logs.add_confirmation(evaluation, params.version)
         holds = reaches_target(self._config.run, score.mean)
-        metrics.EPISODES.inc(score.episodes)
-        metrics.CONFIRMATIONS.labels("held" if holds else "failed").inc()
+        _EPISODES.inc(score.episodes)
+        _CONFIRMATIONS.labels("held" if holds else "failed").inc()
         return holds
 
     def _solved(self, params: Params) -> RunVerdict:
@@ -190,3 +205,12 @@ class Evaluator:
             mean_length=round(float(evaluation.lengths.mean()), 1),
             seconds=round(seconds, 2),
         )
+
+
+def _observe(score: Score, best_mean: float, seconds: float) -> None:
+    """Count one evaluation."""
+    _EPISODES.inc(score.episodes)
+    _SECONDS.observe(seconds)
+    _RETURN.set(score.mean)
+    _BEST_RETURN.set(best_mean)
+    _VERSION.set(score.params_version)

@@ -11,8 +11,8 @@ import structlog
 from tidemill import kernel
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
-from tidemill.idle import exit_or_idle
 from tidemill.process import die_with_parent, keep_freed_memory, leave, run, stop_event
+from tidemill.programs.idle import exit_or_idle
 from tidemill.rpc.background import BackgroundServer
 from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.learner import Learner

@@ -15,21 +15,23 @@ from importlib.metadata import version
 import structlog
 import torch
 
+from tidemill.config.hindsight import item_window
 from tidemill.config.sections import LearnerConfig
+from tidemill.envs.goals import goal_rewards
 from tidemill.envs.make import spec_of
 from tidemill.params.client import ParamsClient
 from tidemill.params.publisher import ParamsPublisher
 from tidemill.params.run_end import RunEnd
 from tidemill.params.version import ParamsMetadata
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded
+from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.registry import stored_columns
+from tidemill.rl.hindsight import Draws, HindsightAgent
 from tidemill.rl.optimizers import fallen
 from tidemill.rpc.server import RpcServer
-from tidemill.services.learner.agent import learning_agent
 from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
-from tidemill.services.learner.checkpoint.resume import ResumableState, config_digest
-from tidemill.services.learner.checkpoint.rng import seed_rng
+from tidemill.services.learner.checkpoint.resume import ResumableState, config_digest, seed_rng
 from tidemill.services.learner.checkpoint.rollback import PUBLISH_S, Rollback
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.control import Control
@@ -39,15 +41,15 @@ from tidemill.services.learner.data.device import resolve_device
 from tidemill.services.learner.data.table import create_tables
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, joined_group
 from tidemill.services.learner.fence import Fence
-from tidemill.services.learner.free_running import FreeRunning
 from tidemill.services.learner.lock_step.pace import LockStepPace
 from tidemill.services.learner.metrics import watch_gpu
-from tidemill.services.learner.pace import Learning, Pace
+from tidemill.services.learner.pace import FreeRunning, Learning, Pace
 from tidemill.services.learner.progress import Progress, StatusReporter
 from tidemill.services.learner.publishing import PolicyPublisher
 from tidemill.services.learner.readiness import wait_for_any_shard, wait_for_service
 from tidemill.services.learner.servicer import LearnerServicer
 from tidemill.services.learner.trainer import Limits, Trainer, TrainerOutputs
+from tidemill.types import EnvSpec
 
 _LAST_PUBLISH_S = 5.0
 _FENCE_DEADLINE_S = 1.0  # for that answer; a server that is silent holds nothing up for longer
@@ -303,3 +305,24 @@ class Learner:
     def _limits(self) -> Limits:
         run = self._config.run
         return Limits(run.max_learner_steps, run.max_env_steps, self._pace.publish_every)
+
+
+def learning_agent(config: LearnerConfig, spec: EnvSpec, device: torch.device, batch_size: int) -> Agent:
+    """Return the agent that a learner trains.
+
+    Args:
+        config: The learner's settings.
+        spec: Of the environment.
+        device: Where it computes.
+        batch_size: Items of this rank's part of an update.
+
+    Raises:
+        ConfigError: The algorithm does not fit the environment, or with `table.hindsight` its rewards cannot be
+            computed from goals.
+    """
+    agent = build_agent(config.agent, spec, str(device), config.run.seed)
+    if not config.table.hindsight:
+        return agent
+    window = item_window(config.agent, config.table, spec.frame_stack)
+    draws = Draws(config.run.seed, batch_size)
+    return HindsightAgent(agent, window, goal_rewards(config.env), config.table.hindsight, draws)

@@ -26,17 +26,17 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import parse_args
 from torch.distributed.run import run as run_ranks
 
-from tidemill.child import PARENT_VARIABLE
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import ConfigError, FatalError, Unavailable
-from tidemill.idle import INTERRUPTED, exit_or_idle
 from tidemill.process import run, signal_event
+from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.programs.idle import INTERRUPTED, exit_or_idle
 from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.distributed.loopback_rendezvous import BACKEND, register
 
 _LEARNER = "tidemill.services.learner"
-_CHILD = "tidemill.child"  # through which ranks are started, so that they end with this process from the first moment
+_CHILD = "tidemill.programs.child"  # through which ranks are started, so that they end with this process from the start
 _LOOPBACK = "lo"
 _REJOINS = "TIDEMILL_REJOINS"  # how often this process has rejoined the other machines
 _PAUSE_S = 1.0  # before a rejoin

@@ -33,10 +33,9 @@ from tidemill.atomic_files import TEMPORARY, make_folder, remove, sync_folder, w
 from tidemill.errors import FatalError
 from tidemill.params.version import Precision, Version
 from tidemill.services.paramserver.catalog import Catalog
-from tidemill.services.paramserver.newest_blobs import NewestBlobs
 from tidemill.services.paramserver.state_file import State, StateFile
 from tidemill.services.paramserver.upload import PublishRequest, Upload
-from tidemill.services.paramserver.version_files import Scan, StoredBlob, VersionFiles, full_disk_reported
+from tidemill.services.paramserver.version_files import NewestBlobs, Scan, StoredBlob, VersionFiles, full_disk_reported
 
 _log = structlog.get_logger()
 

@@ -1,4 +1,4 @@
-"""Where calls wait for the rate limiter and for memory, in order of arrival; they wait nowhere else."""
+"""Where calls wait: for the rate limiter and for memory, in order of arrival, in lock-step for a step count."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+from tidemill.errors import FailedPrecondition
 from tidemill.services.replay.tables.table import Table
 
 Side = Literal["insert", "sample"]
@@ -205,3 +206,37 @@ def _settle(waiting: _Waiting) -> None:
         waiting.future.set_result(waiting.act())
     except Exception as error:
         waiting.future.set_exception(error)
+
+
+class StepClock:
+    """Lets calls wait until a step count is reached, which appends move on."""
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        """Take what counts the steps; every append must be followed by `advanced`."""
+        self._count = count
+        self._advanced = asyncio.Event()
+        self._waiting = 0
+
+    async def reach(self, steps: int) -> None:
+        """Wait until there are exactly so many steps.
+
+        Raises:
+            FailedPrecondition: There are more: what was to happen then cannot happen any more.
+        """
+        self._waiting += 1
+        try:
+            while self._count() < steps:
+                await self._advanced.wait()
+        finally:
+            self._waiting -= 1
+        if (count := self._count()) > steps:
+            raise FailedPrecondition(
+                f"at_step_count is {steps}, but the streams have {count} steps: the processes of a run in lock-step "
+                "are not at the same round; start the run from scratch"
+            )
+
+    def advanced(self) -> None:
+        """Have every waiting call look at the count again."""
+        if self._waiting:
+            self._advanced.set()
+            self._advanced = asyncio.Event()

@@ -13,10 +13,11 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from tidemill.errors import InvalidArgument
+from tidemill.errors import InvalidArgument, TidemillError
 from tidemill.replay.limits import MAX_DRAWS, MAX_KEYS, MAX_MESSAGE_BLOCKS, MAX_MESSAGE_CHUNKS, MAX_MESSAGE_ITEMS
 from tidemill.replay.table_config import MAX_COLUMNS
 from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.services.replay.sample_queue import SampleQueue
 
 
 class Outgoing:
@@ -216,3 +217,32 @@ _KINDS: dict[tuple[bool, bool], Callable[..., Any]] = {
     (False, True): grpc.unary_stream_rpc_method_handler,
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
+
+
+def grant(queue: SampleQueue, request: pb.SampleRequest) -> None:
+    """Add the batches that one message is ready to take.
+
+    Raises:
+        InvalidArgument: A batch is too large, or too many wait.
+    """
+    queue.grant(request.credit)
+    for draw in request.draws:
+        queue.draw(
+            draw.items,
+            draw.counted,
+            seed=draw.seed if draw.HasField("seed") else None,
+            at_step_count=draw.at_step_count if draw.HasField("at_step_count") else None,
+        )
+
+
+async def read_credit(requests: AsyncIterator[pb.SampleRequest], queue: SampleQueue) -> None:
+    """Add what the messages after the first one grant, until there are no more or one of them is wrong."""
+    try:
+        async for request in requests:
+            if request.HasField("open"):
+                raise InvalidArgument("`open` is set again, must be set in the first message of Sample only")
+            grant(queue, request)
+    except TidemillError as error:
+        queue.close(error)
+    else:
+        queue.close()

@@ -28,19 +28,17 @@ from tidemill.replay.wire import (
 from tidemill.replay.writing.chunk import check_priorities
 from tidemill.rpc.server import RpcServer
 from tidemill.services.replay.active_streams import ActiveStreams
-from tidemill.services.replay.admission import AdmissionQueue
+from tidemill.services.replay.admission import AdmissionQueue, StepClock
 from tidemill.services.replay.append import AppendSession, plan_append
 from tidemill.services.replay.batch_reader import BatchReader, BatchRoom
 from tidemill.services.replay.chunks.mirror import ChunkMirror
-from tidemill.services.replay.description import describe
 from tidemill.services.replay.export import TableExport, exported_parts
 from tidemill.services.replay.log.commits import acknowledge_in_order
 from tidemill.services.replay.log.log import ReplayLog
-from tidemill.services.replay.requests import Outgoing, add_handlers, read, read_each, times_of
+from tidemill.services.replay.metrics import describe
+from tidemill.services.replay.requests import Outgoing, add_handlers, grant, read, read_credit, read_each, times_of
 from tidemill.services.replay.sample_queue import OpenedSample, SampleDemand, SampleQueue
-from tidemill.services.replay.sample_requests import grant, read_credit
 from tidemill.services.replay.state import MAX_CHUNK_LENGTH, ReplayState
-from tidemill.services.replay.step_clock import StepClock
 from tidemill.services.replay.tables.table import Table
 
 _log = structlog.get_logger()

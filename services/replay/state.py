@@ -14,8 +14,7 @@ from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, 
 from tidemill.replay.limits import MAX_ENV_COUNT
 from tidemill.replay.table_config import TableConfig, TableUpdate
 from tidemill.replay.writing.chunk import Chunk, ItemBatch
-from tidemill.services.replay.append import AppendPlan, AppendSession, apply_append, plan_append
-from tidemill.services.replay.append_check import block_sizes
+from tidemill.services.replay.append import AppendPlan, AppendSession, apply_append, block_sizes, plan_append
 from tidemill.services.replay.change_sink import ChangeSink, NewChunks, NoLog
 from tidemill.services.replay.chunks.blocks import BlockStore
 from tidemill.services.replay.chunks.store import ChunkStore

@@ -16,8 +16,7 @@ import torch
 from tests.support.batches import CASES, sampled_batch
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
-from tidemill.services.learner.checkpoint.resume import ResumableState
-from tidemill.services.learner.checkpoint.rng import seed_rng
+from tidemill.services.learner.checkpoint.resume import ResumableState, seed_rng
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.control import Control
 from tidemill.services.learner.counters import Counters

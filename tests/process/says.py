@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from tidemill.child import PARENT_VARIABLE
+from tidemill.programs.child import PARENT_VARIABLE
 
 if __name__ == "__main__":
     if sys.argv[1] == "stay":

@@ -17,9 +17,9 @@ _BOUND_S = 30.0
 
 _PARENT = """
 import os, subprocess, sys, time
-from tidemill.child import PARENT_VARIABLE
+from tidemill.programs.child import PARENT_VARIABLE
 os.environ[PARENT_VARIABLE] = str(os.getpid())
-child = subprocess.Popen([sys.executable, "-m", "tidemill.child", *sys.argv[1:]], stdout=subprocess.PIPE,
+child = subprocess.Popen([sys.executable, "-m", "tidemill.programs.child", *sys.argv[1:]], stdout=subprocess.PIPE,
                          stdin=subprocess.PIPE, text=True)
 print(child.pid, child.stdout.readline().strip(), flush=True)
 time.sleep(3600)
@@ -73,7 +73,7 @@ def test_child_that_is_asked_to_finish_while_it_imports_finishes(tmp_path: Path)
 
 def _run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tidemill.child", *words],
+        [sys.executable, "-m", "tidemill.programs.child", *words],
         input="",
         capture_output=True,
         text=True,

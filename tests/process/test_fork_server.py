@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.waiting import wait_until
-from tidemill.child import PARENT_VARIABLE
-from tidemill.fork_server import PRELOADED
+from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.programs.fork_server import PRELOADED
 from tidemill.services.launcher.supervise.fork_server import ForkedProcess, ForkServer
 
 pytestmark = pytest.mark.process

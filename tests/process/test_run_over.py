@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.learner_cluster import LearnerCluster, Process, learner_cluster
 from tests.support.waiting import wait_until
-from tidemill.idle import INTERRUPTED
+from tidemill.programs.idle import INTERRUPTED
 
 _WAIT_S = 400.0  # torch is imported again and again, on a machine that may be busy
 

@@ -178,7 +178,7 @@ def test_killed_launcher_leaves_no_orphan(config_file: Path) -> None:
     with launched("train", "--config", str(config_file)) as cluster:
         _is_training(cluster)
         pid = cluster.process.pid
-        assert set(services_of(pid)) >= _SERVICES | {"tidemill.fork_server"}
+        assert set(services_of(pid)) >= _SERVICES | {"tidemill.programs.fork_server"}
         os.kill(services_of(pid)["actor"], signal.SIGSTOP)
         cluster.send(signal.SIGKILL)
         cluster.process.wait(60)

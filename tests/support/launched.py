@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tidemill.child import PARENT_VARIABLE
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.learner.client import LearnerClient
+from tidemill.programs.child import PARENT_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 200.0
@@ -130,7 +130,7 @@ def services_of(launcher_pid: int) -> dict[str, int]:
         except OSError:
             continue
         if mark in environment and b"-m" in words:
-            module = next(word for word in words[words.index(b"-m") + 1 :] if word != b"tidemill.child")
+            module = next(word for word in words[words.index(b"-m") + 1 :] if word != b"tidemill.programs.child")
             found[module.decode().removeprefix("tidemill.services.")] = int(folder.name)
     return found
 

@@ -18,11 +18,10 @@ from lz4.block import _block
 from numpy.typing import NDArray
 
 from tests.unit.test_codec import SIGNATURE, batch_of, columns_of, with_block
-from tidemill import kernel, lz4_prefix
-from tidemill.codec import CorruptBlocks, decode, decode_chunks, encode
-from tidemill.lz4_prefix import decompress_prefixes
+from tidemill import codec, kernel
+from tidemill.codec import CorruptBlocks, decode, decode_chunks, decompress_prefixes, encode
 from tidemill.replay.sampling.batch import SampledBatch
-from tidemill.services.replay.selectors.sum_tree import SumTree
+from tidemill.services.replay.selectors.segment_tree import SumTree
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +140,7 @@ def test_whole_chunks_decode_as_in_python(seed: int) -> None:
 def test_nothing_is_written_beyond_a_target() -> None:
     """Blocks of noise leave the bytes after each target as they were; impossible sizes are corrupt."""
     rng = np.random.default_rng(5)
-    assert lz4_prefix.addresses is not None
+    assert codec.addresses is not None
     for _ in range(300):
         noise = np.frombuffer(rng.bytes(80), dtype=np.uint8)
         target = np.full(400, 0xAB, dtype=np.uint8)
@@ -151,7 +150,7 @@ def test_nothing_is_written_beyond_a_target() -> None:
             [0, -1, 0, 1, 1],
             [0, 1, 0, 2**31, 1],
         ]
-        written = kernel.decompress(*lz4_prefix.addresses, np.array(calls, dtype=np.int64))
+        written = kernel.decompress(*codec.addresses, np.array(calls, dtype=np.int64))
         assert written[0] <= wanted
         assert written[1:].tolist() == [-1, -1]
         assert (target[wanted:] == 0xAB).all()

@@ -15,9 +15,8 @@ from tidemill.config.check import nearest
 from tidemill.config.hindsight import check_hindsight
 from tidemill.config.lock_step import check_lock_step
 from tidemill.config.on_policy import check_on_policy
-from tidemill.config.overlay import overlay, to_document
+from tidemill.config.overlay import check_option_names, overlay, to_document
 from tidemill.config.presets import find_config
-from tidemill.config.renamed import check_option_names
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.registry import algorithms, config_class

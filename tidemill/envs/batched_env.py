@@ -20,6 +20,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from tidemill.config.user_code import user_object
 from tidemill.envs.action_mask import ActionMasks, info_key
 from tidemill.envs.actions import action_adapter, check_shape
 from tidemill.envs.checks import as_float32
@@ -29,7 +30,6 @@ from tidemill.envs.observations import observation_format
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError, FatalError, InvalidArgument
 from tidemill.types import EnvSpec
-from tidemill.user_code import user_object
 
 GymnasiumVectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]
 

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 
 from tidemill.config.check import nearest
+from tidemill.config.user_code import import_user_module
 from tidemill.envs.action_mask import MaskFromObservation, info_key
 from tidemill.envs.atari_env import game_ids, make_atari
 from tidemill.envs.batched_env import make_batched
@@ -19,7 +20,6 @@ from tidemill.envs.observations import flattened, select
 from tidemill.envs.settings import OBSERVATION, EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.types import EnvSpec
-from tidemill.user_code import import_user_module
 
 
 def make_env(settings: EnvSettings, num_envs: int, *, training: bool, render: bool = False) -> VectorEnv:

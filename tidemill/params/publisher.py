@@ -20,7 +20,7 @@ from tidemill.errors import (
 )
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import ParamsMetadata, Precision
-from tidemill.rpc.backoff import Backoff
+from tidemill.rpc.channel import Backoff
 
 _JOIN_S = 10.0
 

@@ -11,7 +11,7 @@ import structlog
 
 from tidemill.errors import NotFound, TidemillError
 from tidemill.params.client import ParamsClient
-from tidemill.rpc.backoff import Backoff
+from tidemill.rpc.channel import Backoff
 
 _JOIN_S = 10.0
 

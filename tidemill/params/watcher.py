@@ -20,7 +20,7 @@ from tidemill.errors import (
 )
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import LATEST, Params, Precision, check_tag
-from tidemill.rpc.backoff import Backoff
+from tidemill.rpc.channel import Backoff
 
 _WAIT_S = 60.0
 """How long one fetch waits for a newer version before the next."""

@@ -12,8 +12,7 @@ import grpc
 from tidemill.errors import NotFound, ResourceExhausted, TidemillError, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.replay.v1 import replay_pb2_grpc
-from tidemill.rpc.backoff import Backoff
-from tidemill.rpc.channel import open_channel
+from tidemill.rpc.channel import Backoff, open_channel
 from tidemill.rpc.status import from_rpc_error
 
 Request = TypeVar("Request")

@@ -11,13 +11,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tidemill.child import PARENT_VARIABLE
 from tidemill.config.load import from_document, read_document, write_document
 from tidemill.config.sections import RunConfig
+from tidemill.config.user_code import user_object
 from tidemill.errors import ConfigError, InvalidArgument
 from tidemill.process import run
+from tidemill.programs.child import PARENT_VARIABLE
 from tidemill.rl.agents.registry import AgentConfig
-from tidemill.user_code import user_object
 
 _SETTINGS, _REFUSAL = "settings.yaml", "refusal"
 _SHOWN_LINES = 8
@@ -35,7 +35,14 @@ def check_environment(config: RunConfig) -> None:
         write_document(config, Path(folder) / _SETTINGS)
         try:
             ended = subprocess.run(
-                [sys.executable, "-P", "-m", "tidemill.child", "tidemill.services.launcher.run.env_check", folder],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "tidemill.programs.child",
+                    "tidemill.services.launcher.run.env_check",
+                    folder,
+                ],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 env=os.environ | {PARENT_VARIABLE: str(os.getpid()), "SDL_VIDEODRIVER": "dummy"},

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from tidemill.child import PARENT_VARIABLE
+from tidemill.programs.child import PARENT_VARIABLE
 from tidemill.services.launcher.supervise.fork_server import ForkServer
 from tidemill.services.launcher.supervise.service_spec import ServiceSpec
 
@@ -75,7 +75,7 @@ class Child:
                     sys.executable,
                     "-P",  # no file of the working directory shadows a module
                     "-m",
-                    "tidemill.child",
+                    "tidemill.programs.child",
                     spec.module,
                     *spec.arguments,
                     stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The launcher's side of the process that forks its services (`tidemill.fork_server`)."""
+"""The launcher's side of the process that forks its services (`tidemill.programs.fork_server`)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from tidemill.child import PARENT_VARIABLE
-from tidemill.fork_server import MAX_MESSAGE_BYTES, TITLE_BYTES
+from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.programs.fork_server import MAX_MESSAGE_BYTES, TITLE_BYTES
 
 _PR_SET_CHILD_SUBREAPER = 36
 _READY_S = 60.0
@@ -84,7 +84,7 @@ class ForkServer:
                 sys.executable,
                 "-P",  # no file of the working directory shadows a module
                 "-m",
-                "tidemill.fork_server",
+                "tidemill.programs.fork_server",
                 "." * TITLE_BYTES,
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from tidemill.atomic_files import write_atomically
-from tidemill.child import PARENT_VARIABLE
+from tidemill.programs.child import PARENT_VARIABLE
 from tidemill.scores import read_scores
 from tidemill.services.launcher.run.folder import has_trained
 from tidemill.services.launcher.sweep.journal import Trial

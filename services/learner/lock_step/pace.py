@@ -25,8 +25,7 @@ from tidemill.services.learner.data.table import batches_per_sample, table_confi
 from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.lock_step.batches import RoundBatches
 from tidemill.services.learner.lock_step.priorities import RoundPriorities
-from tidemill.services.learner.lock_step.round_end import RoundPublisher
-from tidemill.services.learner.lock_step.rounds import DrawSchedule, batches_per_draw
+from tidemill.services.learner.lock_step.rounds import DrawSchedule, RoundPublisher, batches_per_draw
 from tidemill.services.learner.pace import Feed, Learning
 from tidemill.services.learner.trainer import TrainerOutputs
 from tidemill.types import Signature

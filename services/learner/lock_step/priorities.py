@@ -17,7 +17,7 @@ from tidemill.params.publisher import StalePublisher
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import MAX_KEYS
 from tidemill.replay.writing.chunk import SMALLEST_PRIORITY
-from tidemill.rpc.backoff import Backoff
+from tidemill.rpc.channel import Backoff
 
 Keys = NDArray[np.uint64]
 _Round = tuple[Keys, NDArray[np.float64]]

@@ -17,8 +17,7 @@ from tidemill.services.replay.log.journal import Journal, describe_state
 from tidemill.services.replay.log.open import OpenedLog
 from tidemill.services.replay.log.segments import SegmentFile
 from tidemill.services.replay.log.snapshot import Snapshotter
-from tidemill.services.replay.log.sync import FsyncLatency
-from tidemill.services.replay.log.writer import Command, LogWriter, Progress, Write
+from tidemill.services.replay.log.writer import Command, FsyncLatency, LogWriter, Progress, Write
 
 _COMPACT_EVERY_S = 0.5
 _NO_LIMIT = 2**62

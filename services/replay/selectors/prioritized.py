@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.services.replay.selectors.sum_tree import SumTree
+from tidemill.services.replay.selectors.segment_tree import SumTree
 
 _MIN_WEIGHT, _MAX_WEIGHT = 1e-100, 1e100  # the one by the sum of billions of the other is a probability above 0
 

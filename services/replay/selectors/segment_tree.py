@@ -1,4 +1,4 @@
-"""A tree in which every node has 16 children, stored as one array a level.
+"""Trees in which every node has 16 children, stored as one array a level: of any kind, and of sums.
 
 Wide nodes make it shallow (five levels for a million leaves), so that an operation on a batch of leaves is a handful
 of NumPy calls; and since a node is always recomputed from its children, rounding errors never pile up.
@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+
+from tidemill import kernel
 
 FAN_OUT = 16
 
@@ -56,3 +58,72 @@ class SegmentTree:
         for below, above in zip(self.arrays[:-1], self.arrays[1:], strict=True):
             indices = indices // FAN_OUT  # repeated parents are recomputed alike, which costs less than finding them
             above.reshape(-1)[indices] = self._combine.reduce(below[indices], axis=1)
+
+
+_WIDEST_TOP = 4096  # a cumulative sum over this many costs less than another level
+_JUST_BELOW_ONE = 1 - 2**-52  # keeps a target below a sum that rounding made it reach
+
+
+class SumTree:
+    """Non-negative weights of `capacity` slots, their sum, and search by cumulative weight.
+
+    All operations take a batch; a slot of weight 0 is never found.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        """Create a tree of zero weights for slots 0 .. capacity - 1; any capacity of at least 1."""
+        self._tree = SegmentTree(capacity, np.add, np.float64, _WIDEST_TOP)
+        self._loops = kernel.SumTreeLoops(self._tree.arrays) if kernel.available else None
+
+    @property
+    def total(self) -> float:
+        """Sum of all weights."""
+        return float(self._tree.top.sum())
+
+    def weights(self, slots: NDArray[np.integer]) -> NDArray[np.float64]:
+        """Return the weights of slots [N]."""
+        found: NDArray[np.float64] = self._tree.leaves[slots]
+        return found
+
+    def set(self, slots: NDArray[np.integer], weights: NDArray[np.float64]) -> None:
+        """Set weights [N], finite and not negative, of slots [N]; the last of repeated slots counts."""
+        if self._loops is not None:
+            self._loops.set(slots, weights)
+        else:
+            self._tree.set(slots, weights)
+
+    def find(self, targets: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return for each target the first slot whose cumulative weight exceeds it, int64 [N].
+
+        Args:
+            targets: Numbers in [0, total), float64 [N]; the total must not be 0.
+        """
+        if self._loops is not None:
+            return self._loops.find(targets)
+        top = self._tree.top
+        cumulative = np.cumsum(top)
+        targets = np.minimum(targets, cumulative[-1] * _JUST_BELOW_ONE)
+        found = np.searchsorted(cumulative, targets, side="right")
+        targets = targets - (cumulative[found] - top[found])
+        for level in reversed(self._tree.arrays[:-1]):
+            child, targets = _descend(level.take(found, axis=0), targets)
+            found = found * FAN_OUT + child
+        return found
+
+
+def _descend(
+    weights: NDArray[np.float64], targets: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the child [N] of each node that its target falls on, and the rest of the target below that child.
+
+    Args:
+        weights: Weights of the node's children, [N, 16], not all 0.
+        targets: Where in the node to look, [N]; rounding may have put it slightly outside.
+    """
+    cumulative = weights.copy()
+    for child in range(1, FAN_OUT):  # faster than cumsum over so short an axis, and not as a matrix product, whose sums
+        cumulative[:, child] += cumulative[:, child - 1]  # are added in an order that depends on the processor
+    targets = np.minimum(np.maximum(targets, 0.0), cumulative[:, -1] * _JUST_BELOW_ONE)
+    found = (cumulative > targets[:, None]).argmax(axis=1)
+    rows = np.arange(len(found))
+    return found, targets - (cumulative[rows, found] - weights[rows, found])

@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 from tidemill.errors import FailedPrecondition, InvalidArgument
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.table_config import TableConfig
-from tidemill.services.replay.chunks.ref_counts import ChunkRefCounts
-from tidemill.services.replay.chunks.store import NONE, ChunkStore
+from tidemill.services.replay.chunks.store import NONE, ChunkRefCounts, ChunkStore
 from tidemill.services.replay.selectors.selector import SelectorPair
 from tidemill.services.replay.tables.insertion_times import InsertionTimes
-from tidemill.services.replay.tables.item_sampler import ItemSampler
-from tidemill.services.replay.tables.items import Items, NewItems, RestoredItems
+from tidemill.services.replay.tables.items import Items, ItemSampler, NewItems, RestoredItems
 from tidemill.services.replay.tables.rate_limiter import RateLimiter
 from tidemill.services.replay.tables.sampled_items import SampledItems, locate
 from tidemill.services.replay.tables.stats import Counters, TableStats

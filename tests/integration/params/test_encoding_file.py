@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.params_service import LARGE, LocalServer, local_server, publish
-from tidemill.params.client import ParamsClient
-from tidemill.params.encoding_file import UnreadableFile, read_encoding
+from tidemill.params.client import ParamsClient, UnreadableFile, read_encoding
 from tidemill.params.v1 import params_pb2 as pb
 from tidemill.params.v1 import params_pb2_grpc
 from tidemill.params.version import Encoding, Precision

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tidemill.replay.writing.windows import Windows, WindowTracker
+from tidemill.replay.writing.rollout_writer import Windows, WindowTracker
 from tidemill.types import WindowSpec
 
 Array = NDArray[np.generic]

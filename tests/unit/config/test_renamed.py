@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidemill.config.load import from_document, load
-from tidemill.config.overlay import to_document
-from tidemill.config.renamed import RENAMED
+from tidemill.config.overlay import RENAMED, to_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.registry import algorithms

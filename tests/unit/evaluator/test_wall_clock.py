@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.services.evaluator import wall_clock
-from tidemill.services.evaluator.wall_clock import WallClock, session_start_s
+from tidemill.services.evaluator.run_logs import SESSION_VARIABLE, WallClock, session_start_s
 
 
 class Time:
@@ -45,7 +44,7 @@ def test_clock_adds_the_sessions_before_a_resume(tmp_path: Path) -> None:
 
 def test_session_starts_when_the_launcher_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a launcher it starts with the process."""
-    monkeypatch.setenv(wall_clock.SESSION_VARIABLE, "12.25")
+    monkeypatch.setenv(SESSION_VARIABLE, "12.25")
     assert session_start_s(Time(99.0)) == 12.25
-    monkeypatch.delenv(wall_clock.SESSION_VARIABLE)
+    monkeypatch.delenv(SESSION_VARIABLE)
     assert session_start_s(Time(99.0)) == 99.0

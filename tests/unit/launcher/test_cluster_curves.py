@@ -12,7 +12,7 @@ from tidemill.replay.table_config import TableDescription
 from tidemill.services.launcher.view.curves import ClusterCurves
 from tidemill.services.launcher.view.status import ClusterStatus
 from tidemill.services.replay.admission import AdmissionQueue
-from tidemill.services.replay.description import describe
+from tidemill.services.replay.metrics import describe
 
 
 def _table(**values: int) -> TableDescription:

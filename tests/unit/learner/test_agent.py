@@ -11,7 +11,7 @@ from tidemill.config.sections import LearnerConfig
 from tidemill.envs.make import spec_of
 from tidemill.rl.agents.dqn.agent import DQNAgent
 from tidemill.rl.hindsight import HindsightAgent
-from tidemill.services.learner.agent import learning_agent
+from tidemill.services.learner.learner import learning_agent
 from tidemill.types import WindowSpec
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tidemill.errors import FailedPrecondition
-from tidemill.services.replay.step_clock import StepClock
+from tidemill.services.replay.admission import StepClock
 
 
 async def test_calls_pass_in_the_order_of_their_counts() -> None:

@@ -14,8 +14,8 @@ from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.policy import DQNPolicy
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.networks.linear import linear
-from tidemill.rl.networks.spectral_norm import normalise_spectrally
 from tidemill.rl.networks.torso import build_torso
+from tidemill.rl.networks.torsos.impala import normalise_spectrally
 from tidemill.types import EnvSpec
 
 CPU = torch.device("cpu")

@@ -12,10 +12,10 @@ import pkgutil
 from typing import Protocol, cast, runtime_checkable
 
 from tidemill.config.check import nearest
+from tidemill.config.user_code import import_user_module, user_object
 from tidemill.errors import ConfigError
 from tidemill.rl import agents
 from tidemill.types import EnvSpec, Signature, WindowSpec, column_names, signature_of
-from tidemill.user_code import import_user_module, user_object
 
 
 class AgentConfig(Protocol):

@@ -1,10 +1,20 @@
 """Losses that agents share, as pure functions of tensors; an agent's own stand in its `loss.py`."""
 
 from tidemill.rl.losses.advantages import Advantages, generalized_advantage, vtrace
-from tidemill.rl.losses.munchausen import log_policy_bonus, soft_value
 from tidemill.rl.losses.quantile import even_levels, quantile_huber_loss, quantile_target
-from tidemill.rl.losses.td import ItemLoss, TDLoss, assert_rank, mask_illegal, td_item_loss, td_loss, twin_td_loss
-from tidemill.rl.losses.value_rescaling import rescale, unscale
+from tidemill.rl.losses.td import (
+    ItemLoss,
+    TDLoss,
+    assert_rank,
+    log_policy_bonus,
+    mask_illegal,
+    rescale,
+    soft_value,
+    td_item_loss,
+    td_loss,
+    twin_td_loss,
+    unscale,
+)
 
 __all__ = [
     "Advantages",

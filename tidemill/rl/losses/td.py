@@ -1,9 +1,10 @@
-"""Temporal-difference losses of scalar values, and what every loss reports and asserts."""
+"""Temporal-difference losses of scalar values, how targets are transformed, and what every loss reports and asserts."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -77,3 +78,59 @@ def twin_td_loss(q: Tensor, target: Tensor, weight: Tensor, max_error: float = 0
 def mask_illegal(q: Tensor, legal: Tensor | None) -> Tensor:
     """Return values whose largest is that of a legal action: others are -inf, of any shape."""
     return q if legal is None else q.masked_fill(~legal, float("-inf"))
+
+
+EPSILON = 1e-3
+"""Slope that remains for large values; keeps the inverse's slope bounded."""
+
+
+def rescale(value: Tensor) -> Tensor:
+    """Return h(x) = sign(x) * (sqrt(|x| + 1) - 1) + epsilon * x, of any shape."""
+    return value.sign() * ((value.abs() + 1.0).sqrt() - 1.0) + EPSILON * value
+
+
+def unscale(rescaled: Tensor) -> Tensor:
+    """Return the inverse of `rescale` (ibid., proposition A.2), of any shape.
+
+    The paper's ((sqrt(1 + 4 e (|x| + 1 + e)) - 1) / (2 e))^2 - 1 loses its digits in float32; multiplied out
+    by the conjugate, the inner fraction is 2 (|x| + 1 + e) / (sqrt(...) + 1).
+    """
+    size = rescaled.abs()
+    root = torch.sqrt(1.0 + 4.0 * EPSILON * (size + 1.0 + EPSILON))
+    inner = 2.0 * (size + 1.0 + EPSILON) / (root + 1.0)
+    return rescaled.sign() * (inner.square() - 1.0)
+
+
+def soft_value(values: Tensor, q: Tensor, temperature: float) -> Tensor:
+    """Return the sum over actions of pi(a) * (Z_k(a) - temperature * log pi(a)), [B, K] (ibid., eq. 1).
+
+    That is the mean of Z_k under the policy, and temperature times the policy's entropy.
+
+    Args:
+        values: The numbers of each action, [B, A, K]: its value, or samples of its return's distribution.
+        q: Their mean, [B, A]; -inf for an illegal action, of which at least one is none.
+        temperature: Above 0; near 0 this is the greedy action's value.
+    """
+    assert_rank(3, values=values)
+    policy = (q / temperature).softmax(dim=1)
+    entropy: Tensor = torch.special.entr(policy).sum(dim=1, keepdim=True)
+    return (policy[:, :, None] * values).sum(dim=1) + temperature * entropy
+
+
+def log_policy_bonus(q: Tensor, action: Tensor, scale: float, temperature: float, lowest: float) -> Tensor:
+    """Return what the reward of taking `action` grows by: scale * max(temperature * log pi(a), lowest), [B].
+
+    It is never positive, and 0 for an action that the policy is sure of (ibid., eq. 1 and section 4.1).
+
+    Args:
+        q: The mean value of each action, [B, A]; -inf for an illegal one.
+        action: Taken, [B].
+        scale: Alpha of the paper, 0 to 1.
+        temperature: Above 0.
+        lowest: Bound from below, l_0 of the paper, 0 or less.
+    """
+    assert_rank(2, q=q)
+    assert_rank(1, action=action)
+    log_policy = (q / temperature).log_softmax(dim=1).gather(1, action[:, None]).squeeze(1)
+    bonus: Tensor = scale * (temperature * log_policy).clamp(min=lowest)
+    return bonus

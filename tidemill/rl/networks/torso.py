@@ -11,11 +11,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tidemill.config.user_code import import_user_module, user_object
 from tidemill.errors import ConfigError
 from tidemill.rl.networks import torsos
 from tidemill.rl.networks.torsos import NetworkSetting, is_ours
 from tidemill.types import EnvSpec
-from tidemill.user_code import import_user_module, user_object
 
 if TYPE_CHECKING:
     import torch

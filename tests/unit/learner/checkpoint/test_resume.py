@@ -15,8 +15,7 @@ from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.agents.sac.config import SACConfig
-from tidemill.services.learner.checkpoint.resume import ResumableState
-from tidemill.services.learner.checkpoint.rng import seed_rng
+from tidemill.services.learner.checkpoint.resume import ResumableState, seed_rng
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.counters import Counters
 from tidemill.types import EnvSpec

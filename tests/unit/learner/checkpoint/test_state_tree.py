@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tidemill.errors import DataLoss
-from tidemill.services.learner.checkpoint.rng import load_rng_state, rng_state, seed_rng
+from tidemill.services.learner.checkpoint.resume import load_rng_state, rng_state, seed_rng
 from tidemill.services.learner.checkpoint.state_tree import Tree, copied_to_cpu, flatten, unflatten
 
 

@@ -14,8 +14,7 @@ from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.seeded_stream import SeededDraw
 from tidemill.replay.writing.chunk import SMALLEST_PRIORITY
 from tidemill.services.learner.lock_step.priorities import RoundPriorities
-from tidemill.services.learner.lock_step.round_end import RoundPublisher
-from tidemill.services.learner.lock_step.rounds import DrawSchedule, batches_per_draw
+from tidemill.services.learner.lock_step.rounds import DrawSchedule, RoundPublisher, batches_per_draw
 from tidemill.services.learner.trainer import TrainerOutputs
 
 _ROUNDS = LockStep(round_steps=10, num_envs=2, actors=3, updates=12, warm_up=2)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tidemill.services.replay.log.commits import Commits, acknowledge_in_order
-from tidemill.services.replay.log.sync import BOUNDS_S, FsyncLatency
-from tidemill.services.replay.log.writer import Progress
+from tidemill.services.replay.log.writer import BOUNDS_S, FsyncLatency, Progress
 from tidemill.services.replay.memory import MemoryBudget
 
 

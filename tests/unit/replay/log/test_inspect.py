@@ -15,7 +15,7 @@ from tidemill.errors import FatalError
 from tidemill.replay.table_config import TableUpdate
 from tidemill.services.replay.chunks.logged_blocks import LoggedBlocks
 from tidemill.services.replay.log import inspect as inspect_log
-from tidemill.services.replay.log.inspect_table import histogram
+from tidemill.services.replay.log.inspect import histogram
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.services.replay.selectors.heap import MaxTree
-from tidemill.services.replay.selectors.sum_tree import SumTree
+from tidemill.services.replay.selectors.segment_tree import SumTree
 
 CAPACITIES = [1, 2, 3, 15, 16, 17, 100, 255, 256, 257, 1000, 4096, 4097, 65_536, 65_537, 100_003]
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from tidemill.rl.agents.d4pg.config import D4PGConfig
 from tidemill.rl.losses.categorical import categorical_target
-from tidemill.rl.networks.behind_torso import behind_torso
-from tidemill.rl.networks.deterministic import ActionCritic, DeterministicActor
+from tidemill.rl.networks.deterministic import ActionCritic, DeterministicActor, behind_torso
 from tidemill.types import EnvSpec
 
 ACTOR_LAST_BOUND = 3e-3

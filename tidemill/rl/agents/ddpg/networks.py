@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from tidemill.rl.agents.ddpg.config import DDPGConfig
 from tidemill.rl.agents.ddpg.loss import td_target
-from tidemill.rl.networks.behind_torso import behind_torso
-from tidemill.rl.networks.deterministic import ActionCritic, DeterministicActor
+from tidemill.rl.networks.deterministic import ActionCritic, DeterministicActor, behind_torso
 from tidemill.types import EnvSpec
 
 LAST_BOUND = 3e-3

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tidemill.config.user_code import user_module_exists
 from tidemill.rl.checks import require, require_actions
 from tidemill.rl.exploration import check_epsilons
 from tidemill.rl.networks.torsos import NetworkSetting, check_torso
 from tidemill.types import EnvSpec, WindowSpec
-from tidemill.user_code import user_module_exists
 
 
 @dataclass(frozen=True)

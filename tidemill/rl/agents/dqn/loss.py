@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tidemill.config.user_code import user_object
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.losses import (
@@ -19,7 +20,6 @@ from tidemill.rl.losses import (
     quantile_target,
     td_item_loss,
 )
-from tidemill.user_code import user_object
 
 
 class ValueHead(Protocol):

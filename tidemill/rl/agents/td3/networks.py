@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.agents.td3.loss import clipped_double_q_target
-from tidemill.rl.networks.behind_torso import behind_torso
-from tidemill.rl.networks.deterministic import DeterministicActor
+from tidemill.rl.networks.deterministic import DeterministicActor, behind_torso
 from tidemill.rl.networks.ensemble_mlp import EnsembleMLP
 from tidemill.types import EnvSpec
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pkgutil
 
 from tidemill.config.check import nearest
+from tidemill.config.user_code import user_module_exists
 from tidemill.errors import ConfigError
-from tidemill.user_code import user_module_exists
 
 NetworkSetting = bool | int | float | str | tuple[int, ...]
 """Values that a user-defined network may get from a config file or, except lists, from the command line."""

@@ -1,4 +1,4 @@
-"""`python -m tidemill.fork_server`: imports what the services share, torch before all, and forks them (ADR 0050).
+"""`python -m tidemill.programs.fork_server`: imports what services share, torch before all, and forks them (ADR 0050).
 
 A service so starts without the seconds that importing takes, and shares the memory of what was imported. It becomes a
 child of the process that asked for it, and outlives this one.
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tidemill.child import await_word, end_with_parent, hold_requests_to_finish, run_module
+from tidemill.programs.child import await_word, end_with_parent, hold_requests_to_finish, run_module
 
 PRELOADED = (
     "gymnasium",
@@ -60,7 +60,7 @@ def main() -> None:
     requests = socket.socket(fileno=os.dup(0))
     for module in PRELOADED:
         importlib.import_module(module)
-    _show([sys.executable, "-m", "tidemill.fork_server"])
+    _show([sys.executable, "-m", "tidemill.programs.fork_server"])
     gc.collect()
     gc.freeze()  # a collection would write to what is shared, and so copy it
     requests.send(b"ready")

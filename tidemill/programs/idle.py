@@ -1,7 +1,7 @@
 """Ends a process whose part of a run is done, or lets it idle where it would be started again.
 
-`python -m tidemill.idle SERVICE METRICS_ADDRESS` replaces a learner or an evaluator where a container engine would
-restart it if it ended: it reports itself healthy, shows Prometheus that it idles, and waits to be stopped.
+`python -m tidemill.programs.idle SERVICE METRICS_ADDRESS` replaces a learner or an evaluator where a container engine
+would restart it if it ended: it reports itself healthy, shows Prometheus that it idles, and waits to be stopped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def exit_or_idle(service: str, settings: RunSettings, server: ServerSettings, *,
         return INTERRUPTED
     if settings.supervisor == "engine" and is_over:
         # A new program, so that the memory of networks and tables is given back and old metrics are gone.
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "tidemill.idle", service, server.metrics_address])
+        os.execv(
+            sys.executable, [sys.executable, "-P", "-m", "tidemill.programs.idle", service, server.metrics_address]
+        )
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`python -m tidemill.child MODULE ...`: runs a module in a process that ends when the one that started it does.
+"""Runs a module in a process that ends with the one that started it: `python -m tidemill.programs.child MODULE ...`.
 
 The kernel is asked before anything else is imported: importing torch takes seconds, in which the starter may die. It
 sends SIGKILL, which ends a frozen process too. What a service has promised to keep survives that.
