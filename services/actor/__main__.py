@@ -34,7 +34,7 @@ from tidemill.rpc.background import BackgroundServer
 from tidemill.services.actor.actor_index import actor_index, own_dns_name
 from tidemill.services.actor.lock_step.actor import act_in_lock_step
 from tidemill.services.actor.loop import ActingLoop, ActingParams, PolicyParams, VersionPacer, make_throttle
-from tidemill.services.actor.metrics import EXPECTED, ActorCurves, ActorMetrics, watch_appender
+from tidemill.services.actor.metrics import EXPECTED, ActorMetrics, open_curves, watch_appender
 from tidemill.services.actor.remote_policy import RemotePolicy, check_remote
 from tidemill.telemetry import configure_logging, serve_metrics
 from tidemill.types import EnvSpec, Signature
@@ -91,7 +91,7 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
             initial_priority = first_priority(config.table, policy.initial_priority)
             writer = RolloutWriter(appender, signature, window, num_envs, config.table.chunk_length, initial_priority)
             throttle = make_throttle(settings.max_env_steps_per_s, num_envs, stop)
-            curves = make_curves(config, actor_id, appender, stack)
+            curves = open_curves(config, actor_id, lambda: appender.env_steps, stack)
             metrics, own = ActorMetrics(settings.log_every_s, curves), extra_columns_of(config.agent, env.spec)
             pacer = make_pacer(config, own_params)
             loop = ActingLoop(env, policy, params, writer, metrics, throttle, own, pacer)
@@ -164,14 +164,6 @@ def make_pacer(config: ActorConfig, params: PolicyParams | None) -> Callable[[th
         return None
     windows = windows_per_version(config.agent, config.learner, count * config.env.num_envs)
     return partial(VersionPacer(windows, config.learner.publish_every, lead=lag // count).wait, params)
-
-
-def make_curves(config: ActorConfig, actor_id: str, appender: ShardedAppender, stack: ExitStack) -> ActorCurves | None:
-    """Return the actor's curves; None where the run's folder is on another machine, or no curves are wanted."""
-    folder = config.run.folder
-    if not config.learner.tensorboard_every_s or not folder.is_dir():
-        return None
-    return stack.enter_context(closing(ActorCurves(folder / "tensorboard" / actor_id, lambda: appender.env_steps)))
 
 
 def connect_appender(

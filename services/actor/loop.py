@@ -44,6 +44,10 @@ class ActingParams(Protocol):
     def env_steps(self) -> int:
         """Agent decisions of the whole cluster when they were published."""
 
+    @property
+    def learner_steps(self) -> int:
+        """Gradient steps behind them."""
+
     def refresh(self) -> None:
         """Take the newest ones; never waits."""
 
@@ -201,7 +205,7 @@ class ActingLoop:
         self._writer.add(
             row, output.priority_inputs, result.is_reset_step, self._params.version, policy_input.recurrent_state
         )
-        self._metrics.count(result, self._params.version)
+        self._metrics.count(result, self._params.version, self._params.learner_steps)
         self._metrics.time(act=decided - started, step=stepped - decided, write=time.perf_counter() - stepped)
         return result
 

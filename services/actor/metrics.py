@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import structlog
 from prometheus_client import REGISTRY, Counter, Gauge, Summary
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from tidemill.config.sections import ActorConfig
 from tidemill.curves import SideCurves
 from tidemill.envs.interface import VectorStep
 from tidemill.replay.shards.appender import ShardedAppender
@@ -34,22 +36,35 @@ _RECENT_EPISODES = 100
 class ActorCurves:
     """Points in TensorBoard's run of the actor's name, such as `actor/episode_return`, over all actors' decisions."""
 
-    def __init__(self, folder: Path, env_steps: Callable[[], int]) -> None:
+    def __init__(self, run: Path, name: str, env_steps: Callable[[], int | None]) -> None:
         """Write nothing yet.
 
         Args:
-            folder: Of the event file.
-            env_steps: Gives the decisions so far, of all actors.
+            run: The run's folder.
+            name: Of the actor.
+            env_steps: Gives the decisions so far, of all actors; None leaves a point out.
         """
-        self._curves, self._env_steps = SideCurves(folder), env_steps
+        self._curves, self._env_steps = SideCurves(run, name), env_steps
 
-    def write(self, scalars: Mapping[str, float]) -> None:
-        """Write a point."""
-        self._curves.write({f"actor/{name}": value for name, value in scalars.items()}, self._env_steps())
+    def write(self, scalars: Mapping[str, float], learner_steps: int) -> None:
+        """Write a point; `learner_steps` are the gradient steps behind the parameters that the actor acts with."""
+        env_steps = self._env_steps()
+        if env_steps is not None:
+            named = {f"actor/{name}": value for name, value in scalars.items()}
+            self._curves.write(named, env_steps=env_steps, learner_steps=learner_steps)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
         self._curves.close()
+
+
+def open_curves(
+    config: ActorConfig, actor_id: str, env_steps: Callable[[], int | None], stack: ExitStack
+) -> ActorCurves | None:
+    """Return the actor's curves; None where the run's folder is on another machine, or no curves are wanted."""
+    if not config.learner.tensorboard_every_s or not config.run.folder.is_dir():
+        return None
+    return stack.enter_context(closing(ActorCurves(config.run.folder, actor_id, env_steps)))
 
 
 class ActorMetrics:
@@ -69,8 +84,8 @@ class ActorMetrics:
         self._logged_at = time.monotonic()
         self._parts = {name: _SECONDS.labels(name) for name in ("act", "step", "write")}
 
-    def count(self, step: VectorStep, params_version: int) -> None:
-        """Count one step of every environment."""
+    def count(self, step: VectorStep, params_version: int, learner_steps: int = 0) -> None:
+        """Count one step of every environment, acted with parameters of a version and the gradient steps behind it."""
         decisions = len(step.is_reset_step) - int(np.count_nonzero(step.is_reset_step))
         self._env_steps += decisions
         _STEPS.inc(decisions)
@@ -81,14 +96,14 @@ class ActorMetrics:
             _EPISODES.inc()
             _RETURN.observe(episode.episode_return)
             _LENGTH.observe(episode.length)
-        self._log_progress(params_version)
+        self._log_progress(params_version, learner_steps)
 
     def time(self, **seconds: float) -> None:
         """Add the time one step spent on `act`, `step` and `write`."""
         for part, value in seconds.items():
             self._parts[part].inc(value)
 
-    def _log_progress(self, params_version: int) -> None:
+    def _log_progress(self, params_version: int, learner_steps: int) -> None:
         now = time.monotonic()
         elapsed_s = now - self._logged_at
         if elapsed_s < self._log_every_s:
@@ -105,7 +120,8 @@ class ActorMetrics:
         )
         if self._curves is not None:
             scalars = {"env_steps_per_s": steps_per_s, "params_version": params_version}
-            self._curves.write(scalars | ({"episode_return": mean_return} if mean_return is not None else {}))
+            mean = {"episode_return": mean_return} if mean_return is not None else {}
+            self._curves.write(scalars | mean, learner_steps)
         self._logged_at, self._logged_steps = now, self._env_steps
 
 

@@ -58,6 +58,8 @@ class RemotePolicy:
         """Version of the parameters that the last step was acted with."""
         self.env_steps = 0
         """Agent decisions of the whole cluster when they were published."""
+        self.learner_steps = 0
+        """Gradient steps behind them."""
         threading.Thread(target=self._interrupt_at_stop, name="inference-stop", daemon=True).start()
 
     @property
@@ -83,9 +85,9 @@ class RemotePolicy:
         if answer is None:
             assert self._fallback is not None
             self._fallback.refresh()
-            self.version, self.env_steps = self._fallback.version, self._fallback.env_steps
+            self._acted_with(self._fallback.version, self._fallback.env_steps, self._fallback.learner_steps)
             return self._policy.act(policy_input, max(env_steps, self.env_steps))
-        self.version, self.env_steps = answer.params_version, answer.env_steps
+        self._acted_with(answer.params_version, answer.env_steps, answer.learner_steps)
         output = {name: torch.from_numpy(array) for name, array in answer.arrays.items()}
         return self._split.choose(policy_input, output, max(env_steps, self.env_steps))
 
@@ -110,6 +112,9 @@ class RemotePolicy:
             self._found()
             return answer
         raise ActingStopped
+
+    def _acted_with(self, version: int, env_steps: int, learner_steps: int) -> None:
+        self.version, self.env_steps, self.learner_steps = version, env_steps, learner_steps
 
     def _may_try(self) -> bool:
         """Return whether to ask again; a connection is looked for in the background, now and then."""

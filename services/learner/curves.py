@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Protocol
 
 from tidemill.callbacks import Callback, CallbackThread, make_callbacks
 from tidemill.config.sections import LearnerConfig
+from tidemill.curves import MetricsFile
 from tidemill.tensorboard_writer import TensorboardWriter
 
 _METRICS_EVERY_S = 10.0  # between two lines of metrics.jsonl
@@ -26,33 +24,6 @@ class ScalarWriter(Protocol):
     def close(self) -> None:
         """Write nothing more."""
         ...
-
-
-class MetricsFile:
-    """metrics.jsonl: an object per line with `time` (seconds since 1970), `step` (gradient steps) and the scalars.
-
-    A resumed run continues the file. Steps go back where the learner went back to a checkpoint; the later line counts.
-    A value that is no finite number is null.
-    """
-
-    def __init__(self, file: Path) -> None:
-        """Open the file; a last line whose writing was cut is removed."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self._file = file.open("ab+")
-        self._file.seek(0)
-        content = self._file.read()
-        self._file.truncate(content.rfind(b"\n") + 1)
-
-    def write(self, scalars: Mapping[str, float], step: int) -> None:
-        """Append a line."""
-        values = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
-        line = {"time": round(time.time(), 3), "step": step} | values
-        self._file.write(json.dumps(line).encode() + b"\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
 
 class LearnerCurves(Callback):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ _SETTINGS: dict[str, Any] = {
     "agent": {"algorithm": "dqn", "network": "mlp", "hidden_sizes": [16], "dueling": False, "batch_size": 16},
     "table": {"min_size": 200, "max_items": 500},
     "learner": {"updates_per_env_step": 0.25},
-    "actor": {"max_env_steps_per_s": 400.0},
+    "actor": {"max_env_steps_per_s": 400.0, "log_every_s": 0.2},
 }
 _CONTINUOUS = {"env": {"id": "Pendulum-v1", "num_envs": 2}, "run": {"max_learner_steps": 128, "round_steps": 16}}
 _CASES: dict[str, dict[str, Any]] = {
@@ -95,6 +96,13 @@ def test_seed_gives_the_same_parameters_whatever_happens_and_another_seed_others
 ) -> None:
     """Two actors: neither kills of every kind nor a stop in the middle of a round change a bit."""
     first = _digest(forkeries[0], tmp_path / "first")
+    for actor in ("actor-0", "actor-1"):
+        points = [json.loads(line) for line in (tmp_path / f"first/run/curves/{actor}.jsonl").read_text().splitlines()]
+        decisions, updates = [[point[name] for point in points] for name in ("env_steps", "step")]
+        assert decisions == sorted(set(decisions)), "the decisions of all actors"
+        assert decisions[-1] > 500
+        assert updates == sorted(updates)
+        assert updates[-1] > 0
     assert _digest(forkeries[1], tmp_path / "again", "actor-1", "replay", "learner", "stop learner") == first
     assert _digest(forkeries[0], tmp_path / "other", seed=2) != first
 

@@ -23,7 +23,7 @@ _USES = {
     "services/evaluator/offline.py": "says when a policy was tested",
     "services/launcher/commands/certs.py": "dates certificates, a day before they are made",
     "services/launcher/doctor/machine.py": "says how long certificates last",
-    "services/learner/curves.py": "dates a line of metrics.jsonl, which is read in the order of its steps",
+    "tidemill/curves.py": "dates a line of metrics.jsonl and curves, which is read in the order of its steps",
     "services/paramserver/__main__.py": "dates versions, which are ordered by their numbers",
     "services/replay/__main__.py": "makes epochs grow over restarts; random bits tell them apart when it does not",
     "services/replay/commands/moment.py": "says what time `2h` ago was",

@@ -32,7 +32,7 @@ from tidemill.services.actor.lock_step.policy import RoundPolicy
 from tidemill.services.actor.lock_step.round_file import RoundEnd
 from tidemill.services.actor.lock_step.rounds import RoundMessages, RoundPacer, open_epoch
 from tidemill.services.actor.loop import ActingLoop, PolicyParams, make_throttle
-from tidemill.services.actor.metrics import EXPECTED, ActorMetrics, watch_appender
+from tidemill.services.actor.metrics import EXPECTED, ActorMetrics, open_curves, watch_appender
 from tidemill.types import EnvSpec, Signature
 
 _log = structlog.get_logger()
@@ -77,7 +77,8 @@ def act_in_lock_step(
         policy, messages = _round_policy(config, env.spec, index), RoundMessages()
         params = PolicyParams(watcher, policy)
         pacer = RoundPacer(_lock_step(config), index, policy, messages, appender, history, file)
-        loop = _loop(config, env, policy, params, messages, partial(pacer.wait, params), stop)
+        metrics = ActorMetrics(settings.log_every_s, open_curves(config, actor_id, pacer.env_steps, stack))
+        loop = _loop(config, env, policy, params, messages, metrics, partial(pacer.wait, params), stop)
         if pacer.load(params, stop):
             set_serving(True)
             _log.info("acting in lock-step", actor_id=actor_id, index=index, seed=seed, rounds_before=history.rounds)
@@ -96,6 +97,7 @@ def _loop(
     policy: RoundPolicy,
     params: PolicyParams,
     messages: RoundMessages,
+    metrics: ActorMetrics,
     pacer: Callable[[threading.Event], bool],
     stop: threading.Event,
 ) -> ActingLoop:
@@ -104,7 +106,7 @@ def _loop(
     priority = first_priority(config.table, policy.initial_priority)
     writer = RolloutWriter(messages, signature, window, env.num_envs, config.table.chunk_length, priority)
     throttle = make_throttle(config.actor.max_env_steps_per_s, env.num_envs, stop)
-    return ActingLoop(env, policy, params, writer, ActorMetrics(config.actor.log_every_s), throttle, own, pacer)
+    return ActingLoop(env, policy, params, writer, metrics, throttle, own, pacer)
 
 
 def _round_policy(config: ActorConfig, env_spec: EnvSpec, index: int) -> RoundPolicy:

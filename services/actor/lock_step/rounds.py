@@ -82,6 +82,13 @@ class RoundPacer:
         self._kept = RoundEnd.read(file)
         self._number, self._place = 1, 0
 
+    def env_steps(self) -> int | None:
+        """Return the decisions of all actors up to here; None while rounds are played again that were stored."""
+        if self._number < self._past:
+            return None
+        before = self._lock_step.turn(self._number, 0)
+        return before + self._place * self._lock_step.num_envs * self._lock_step.actors
+
     def load(self, params: PolicyParams, stop: threading.Event) -> bool:
         """Load what the first round that is not past is played with; return False if `stop` came before it was there.
 

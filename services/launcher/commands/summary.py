@@ -23,6 +23,7 @@ _FILES = (
     ("replay", "the log of experience"),
     ("tensorboard", "curves for TensorBoard"),
     ("metrics.jsonl", "the learner's metrics, an object per line"),
+    ("curves", "those of the actors and of the cluster"),
     ("logs", "one log per process"),
     ("config.yaml", "resolved settings and versions"),
 )

@@ -130,7 +130,7 @@ def _run_cluster(
     every_s = config.learner.tensorboard_every_s
     with (
         closing(poller),
-        closing(ClusterCurves(folder.path / "tensorboard" / "cluster", config.table.name, every_s)) as curves,
+        closing(ClusterCurves(folder.path, config.table.name, every_s)) as curves,
     ):
         outcome = asyncio.run(run_with_view(runner, poller, view, curves, folder, config.launcher.view_every_s))
         return outcome, poller.learner

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tidemill.atomic_files import write_atomically
 from tidemill.config.load import read_document
+from tidemill.curves import CLUSTER, CURVES
 from tidemill.errors import DataLoss
 from tidemill.loggers.interface import LoggedRun, RunLogger, make_logger
 from tidemill.scores import Score, read_scores
@@ -28,6 +29,8 @@ class Place:
     metrics_bytes: int = 0
     scores: int = 0
     confirmations: int = 0
+    curves_bytes: dict[str, int] = field(default_factory=dict)
+    """By writer: of the curves of actors and cluster."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,9 @@ class Follower:
         sent = 0
         while points := self._send_metrics():
             sent += points
+        for curves in sorted((self._folder / CURVES).glob("*.jsonl")):
+            while points := self._send_curves(curves):
+                sent += points
         for kind, file, begin in (
             ("evaluation", "scores.csv", self._place.scores),
             ("confirmation", "confirmations.csv", self._place.confirmations),
@@ -94,16 +100,29 @@ class Follower:
     def _send_metrics(self) -> int:
         """Send at most a mebibyte of lines; return how many."""
         lines = _whole_lines(self._folder / METRICS, self._place.metrics_bytes)
-        points = 0
         for line in lines:
-            point = _point_of_line(line)
-            if point is not None:
-                self._logger.log(point.step, point.scalars, point.time_s)
+            self._send(_point_of_line(line))
             self._place.metrics_bytes += len(line)
-            points += 1
-        if points:
+        if lines:
             self._save()
-        return points
+        return len(lines)
+
+    def _send_curves(self, file: Path) -> int:
+        """Send at most a mebibyte of an actor's lines, or of the cluster's; return how many."""
+        places, writer = self._place.curves_bytes, file.stem
+        lines = _whole_lines(file, places.get(writer, 0))
+        for line in lines:
+            self._send(_point_of_line(line), writer)
+            places[writer] = places.get(writer, 0) + len(line)
+        if lines:
+            self._save()
+        return len(lines)
+
+    def _send(self, point: Point | None, writer: str = "") -> None:
+        """Send a point, if it is one; an actor's curves have its name: `actors/NAME/episode_return`."""
+        if point is not None:
+            scalars = {_called(name, writer): value for name, value in point.scalars.items()}
+            self._logger.log(point.step, scalars, point.time_s)
 
     def _count(self, kind: str) -> None:
         if kind == "evaluation":
@@ -145,6 +164,11 @@ def _point_of_line(line: bytes) -> Point | None:
         return None
     scalars = {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
     return Point(step, scalars, time_s)
+
+
+def _called(name: str, writer: str) -> str:
+    """Return the name of a curve among those of all writers."""
+    return name if writer in ("", CLUSTER) else f"actors/{writer}/{name.removeprefix('actor/')}"
 
 
 def _points_of_scores(kind: str, scores: list[Score], file: Path) -> Iterator[Point]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tidemill.curves import SideCurves
+from tidemill.curves import CLUSTER, SideCurves
 from tidemill.replay.table_config import TableDescription
 from tidemill.services.launcher.view.rate_meter import RateMeter
 from tidemill.services.launcher.view.status import ClusterStatus
@@ -15,16 +15,16 @@ from tidemill.services.launcher.view.status import ClusterStatus
 class ClusterCurves:
     """Points in TensorBoard's run `cluster`, over agent decisions: `actors/env_steps_per_s`, `replay/fill` and more."""
 
-    def __init__(self, folder: Path, table: str, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, run: Path, table: str, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Write nothing yet.
 
         Args:
-            folder: Of the event file.
+            run: The run's folder.
             table: Name of the run's table; its parts on several shards are added up.
             every_s: Least seconds between two points; 0 writes none.
             clock: Monotonic time in seconds.
         """
-        self._curves, self._table, self._every_s, self._clock = SideCurves(folder), table, every_s, clock
+        self._curves, self._table, self._every_s, self._clock = SideCurves(run, CLUSTER), table, every_s, clock
         self._next_s = clock()
         self._inserts, self._samples = RateMeter(), RateMeter()
 
@@ -39,10 +39,10 @@ class ClusterCurves:
             scalars["actors/policy_lag"] = status.policy_lag
         if parts := [part for part in status.tables if part.config.name == self._table]:
             scalars |= self._of_table(parts, now_s)
-        self._curves.write(scalars, status.learner.env_steps)
+        self._curves.write(scalars, env_steps=status.learner.env_steps, learner_steps=status.learner.learner_steps)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
         self._curves.close()
 
     def _of_table(self, parts: list[TableDescription], now_s: float) -> dict[str, float]:

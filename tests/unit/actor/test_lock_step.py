@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.support.replay_streams import make_chunk, make_items
+from tidemill.config.lock_step import LockStep
 from tidemill.errors import FatalError
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.services.actor.lock_step.history import History
@@ -158,6 +159,21 @@ def test_history_of_another_round_than_its_end_is_refused(tmp_path: Path) -> Non
         pacer = RoundPacer(_UNUSED, 0, _UNUSED, RoundMessages(), _UNUSED, history, tmp_path / "round")
         with pytest.raises(FatalError, match="round is of round 3, but 1 rounds are recorded beside it"):
             pacer.load(_UNUSED, threading.Event())
+
+
+def test_decisions_of_all_actors_are_known_but_while_stored_rounds_are_played_again(tmp_path: Path) -> None:
+    """The curves' axis: a process that plays rounds 1 and 2 once more has no points until round 3."""
+    with closing(History(tmp_path / "history")) as history:
+        for number in (1, 2, 3):
+            history.write(_round(number))
+        rounds = LockStep(round_steps=3, num_envs=_ENVS, actors=4, updates=1, warm_up=1)
+        policy, _ = _policy()
+        pacer = RoundPacer(rounds, 0, policy, RoundMessages(), _UNUSED, history, tmp_path / "round")
+        found = []
+        for _ in range(8):
+            pacer.wait(_UNUSED, threading.Event())
+            found.append(pacer.env_steps())
+    assert found == [*[None] * 6, 2 * 24 + 8, 2 * 24 + 16]
 
 
 class _Random:

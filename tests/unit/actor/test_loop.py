@@ -22,7 +22,7 @@ from tidemill.types import column_names
 class _Params:
     """Parameters that never change."""
 
-    version = env_steps = 0
+    version = env_steps = learner_steps = 0
 
     def refresh(self) -> None:
         """Do nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def _table(**values: int) -> TableDescription:
 
 
 def _status(env_steps: int, *tables: TableDescription, answers: bool = True) -> ClusterStatus:
-    learner = LearnerStatus(env_steps=env_steps, metrics={POLICY_LAG: 1.5})
+    learner = LearnerStatus(env_steps=env_steps, learner_steps=env_steps // 2, metrics={POLICY_LAG: 1.5})
     return ClusterStatus(1.0, (), learner, env_steps_per_s=50.0, tables=tables, learner_answers=answers)
 
 
@@ -40,25 +41,30 @@ def test_shards_are_added_up_and_rates_are_of_the_time_between(tmp_path: Path) -
     curves.add(_status(300, answers=False))
     curves.close()
     curves.add(_status(400))
-    assert scalars(tmp_path, "replay/fill") == [(100, 0.25), (200, 0.5)]
-    assert scalars(tmp_path, "replay/inserts_per_s") == [(100, 0.0), (200, 20.0)]
-    assert scalars(tmp_path, "replay/samples_per_s") == [(100, 0.0), (200, 20.0)]
-    assert scalars(tmp_path, "actors/env_steps_per_s") == [(100, 50.0), (200, 50.0)]
-    assert scalars(tmp_path, "actors/policy_lag") == [(100, 1.5), (200, 1.5)]
+    assert scalars(tmp_path / "tensorboard" / "cluster", "replay/fill") == [(100, 0.25), (200, 0.5)]
+    assert scalars(tmp_path / "tensorboard" / "cluster", "replay/inserts_per_s") == [(100, 0.0), (200, 20.0)]
+    assert scalars(tmp_path / "tensorboard" / "cluster", "replay/samples_per_s") == [(100, 0.0), (200, 20.0)]
+    assert scalars(tmp_path / "tensorboard" / "cluster", "actors/env_steps_per_s") == [(100, 50.0), (200, 50.0)]
+    assert scalars(tmp_path / "tensorboard" / "cluster", "actors/policy_lag") == [(100, 1.5), (200, 1.5)]
+    lines = [json.loads(line) for line in (tmp_path / "curves" / "cluster.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["env_steps"], line["replay/fill"]) for line in lines] == [
+        (50, 100, 0.25),
+        (100, 200, 0.5),
+    ]
 
 
 def test_no_curves_are_written_where_none_are_wanted(tmp_path: Path) -> None:
     """`learner.tensorboard_every_s` of 0 is no event file either here."""
-    curves = ClusterCurves(tmp_path / "cluster", "replay", 0.0)
+    curves = ClusterCurves(tmp_path, "replay", 0.0)
     curves.add(_status(100, _table()))
     curves.close()
-    assert not (tmp_path / "cluster").exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_curves_that_cannot_be_written_are_given_up(tmp_path: Path) -> None:
     """A run does not end for want of them."""
-    (tmp_path / "cluster").write_text("no folder")
-    curves = ClusterCurves(tmp_path / "cluster", "replay", 1.0)
+    (tmp_path / "tensorboard").write_text("no folder")
+    curves = ClusterCurves(tmp_path, "replay", 1.0)
     curves.add(_status(100, _table()))
     curves.close()
-    assert (tmp_path / "cluster").read_text() == "no folder"
+    assert (tmp_path / "tensorboard").read_text() == "no folder"

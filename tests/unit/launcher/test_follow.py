@@ -125,6 +125,27 @@ def test_evaluations_and_confirmations_are_sent_by_their_own_names(run: Path) ->
     assert third["confirmation/env_steps"] == 400
 
 
+def test_curves_of_actors_and_cluster_are_sent_under_their_writers_names(run: Path) -> None:
+    """Two actors have curves of the same names; each line is sent once, over restarts too."""
+    (run / "curves").mkdir()
+    for writer, values in (
+        ("actor-0", {"actor/episode_return": 3.5}),
+        ("actor-1", {"actor/episode_return": 4.5}),
+        ("cluster", {"replay/fill": 0.5, "actors/policy_lag": 2.0}),
+    ):
+        (run / "curves" / f"{writer}.jsonl").write_text(_line(7, env_steps=90, **values))
+    assert Follower(run, NAME).send_new() == 3
+    with (run / "curves" / "actor-1.jsonl").open("a") as file:
+        file.write(_line(8, env_steps=95) + '{"time"')
+    assert Follower(run, NAME).send_new() == 1
+    assert _sent(run) == [
+        {"step": 7, "time": 1.0, "actors/actor-0/env_steps": 90, "actors/actor-0/episode_return": 3.5},
+        {"step": 7, "time": 1.0, "actors/actor-1/env_steps": 90, "actors/actor-1/episode_return": 4.5},
+        {"step": 7, "time": 1.0, "env_steps": 90, "replay/fill": 0.5, "actors/policy_lag": 2.0},
+        {"step": 8, "time": 1.0, "actors/actor-1/env_steps": 95},
+    ]
+
+
 def test_what_could_not_be_sent_is_sent_again(run: Path) -> None:
     """A logger that fails loses nothing."""
     (run / "offline").touch()

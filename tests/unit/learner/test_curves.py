@@ -7,7 +7,8 @@ import math
 from pathlib import Path
 
 from tests.support.event_files import scalars
-from tidemill.services.learner.curves import LearnerCurves, MetricsFile
+from tidemill.curves import MetricsFile
+from tidemill.services.learner.curves import LearnerCurves
 from tidemill.tensorboard_writer import TensorboardWriter
 
 
