@@ -9,10 +9,6 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-_ROOT = Path(__file__).resolve().parents[3]
-_TARGETS = {"learn": "-B install", "box2d": "-B install", "atari": "atari"}
-"""What installs an extra in a checkout; `-B` because a stamp says that all was installed before."""
-
 
 def command_name() -> str:
     """Return `tidemill` if the PATH finds this installation's, else the way to it from here."""
@@ -44,23 +40,3 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-def how_to_install(extra: str) -> str:
-    """Return the command that installs an extra such as `learn`, in the way that this installation was made."""
-    return _make(_TARGETS[extra]) if extra in _TARGETS and is_made() else f"pip install 'tidemill[{extra}]'"
-
-
-def how_to_repair(requirement: str) -> str:
-    """Return the command that installs a package as Tidemill needs it, e.g. `numpy>=2.1`, likewise."""
-    return _make(_TARGETS["learn"]) if is_made() else f"pip install '{requirement}'"
-
-
-def is_made() -> bool:
-    """Return whether `make` made this installation: its environment is the .venv of the checkout that it runs from."""
-    return (_ROOT / "Makefile").exists() and Path(sys.prefix) == _ROOT / ".venv"
-
-
-def _make(target: str) -> str:
-    here = Path.cwd() == _ROOT
-    return f"make {target}" if here else f"make -C {min(str(_ROOT), os.path.relpath(_ROOT), key=len)} {target}"

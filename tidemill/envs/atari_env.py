@@ -18,6 +18,7 @@ from tidemill.envs.episode_counter import EpisodeCounter
 from tidemill.envs.interface import VectorStep
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
+from tidemill.installation import how_to_install
 from tidemill.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _make_ale(settings: EnvSettings, num_envs: int, *, training: bool, in_colour
         from ale_py import AtariVectorEnv
     except ImportError as error:
         raise ConfigError(
-            f"env.id is {settings.id!r}, which needs ale-py: pip install 'tidemill[atari]' ({error})"
+            f"env.id is {settings.id!r}, which needs ale-py: {how_to_install('atari')} ({error})"
         ) from error
     limit = settings.frame_skip * settings.max_steps(training=training)
     return AtariVectorEnv(

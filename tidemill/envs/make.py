@@ -19,7 +19,10 @@ from tidemill.envs.interface import VectorEnv
 from tidemill.envs.observations import flattened, select
 from tidemill.envs.settings import OBSERVATION, EnvSettings
 from tidemill.errors import ConfigError
+from tidemill.installation import how_to_install
 from tidemill.types import EnvSpec
+
+_EXTRAS = ("mujoco", "box2d")  # of gymnasium's own environments, as its errors name what is missing
 
 
 def make_env(settings: EnvSettings, num_envs: int, *, training: bool, render: bool = False) -> VectorEnv:
@@ -125,7 +128,9 @@ def _make_registered(env_id: str, limit: int | None, arguments: dict[str, Any]) 
     try:
         return gymnasium.make(env_id, max_episode_steps=limit, disable_env_checker=True, **arguments)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise ConfigError(f"env.id is {env_id!r}, which needs a missing package: {error}") from error
+        extra = next((each for each in _EXTRAS if each in str(error).lower()), None)
+        advice = f" ({error}): {how_to_install(extra)}" if extra else f": {error}"
+        raise ConfigError(f"env.id is {env_id!r}, which needs a missing package{advice}") from error
     except gymnasium.error.Error as error:
         if env_id in gymnasium.registry:
             raise ConfigError(f"env.id is {env_id!r}, which cannot be made: {error}") from error

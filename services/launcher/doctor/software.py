@@ -12,15 +12,9 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from tidemill import kernel
+from tidemill.installation import how_to_install, how_to_repair, is_made
 from tidemill.services.launcher.doctor.finding import Finding, python_says, says
-from tidemill.services.launcher.installation import (
-    activation,
-    command_name,
-    how_to_install,
-    how_to_repair,
-    is_made,
-    versions,
-)
+from tidemill.services.launcher.installation import activation, command_name, versions
 
 _NEEDED = ("torch", "gymnasium", "safetensors", "tensorboard", "matplotlib", "imageio_ffmpeg", "rich")
 _OPTIONAL = {"ale_py": "atari", "Box2D": "box2d", "pygame": "box2d"}

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TextIO
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
+from tidemill.installation import how_to_install
 from tidemill.learner.status import LearnerStatus, ShardStatus
 from tidemill.scores import Score
 from tidemill.services.launcher.view.json_lines import JsonView
@@ -62,7 +63,7 @@ def _live_view(config: RunConfig, stream: TextIO) -> View:
         from tidemill.services.launcher.view.live import LiveView
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{error.name} is not installed, which launcher.view=live needs: pip install 'tidemill[learn]'"
+            f"{error.name} is not installed, which launcher.view=live needs: {how_to_install('learn')}"
         ) from error
     return LiveView(config, stream)
 

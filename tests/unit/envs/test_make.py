@@ -12,6 +12,7 @@ from tidemill.envs.atari_env import game_ids
 from tidemill.envs.make import make_env, spec_of
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
+from tidemill.installation import how_to_install
 
 HERE = "tests.support.envs"
 
@@ -88,6 +89,12 @@ def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     with pytest.raises(ConfigError, match=r"'Needy-v0', which needs a missing package: .*a_package_nobody_has"):
         make_env(EnvSettings("Needy-v0"), 1, training=True)
+    (tmp_path / "needs_mujoco.py").write_text("raise ImportError('MuJoCo is not installed, run `pip install x`')\n")
+    needy = gymnasium.envs.registration.EnvSpec("Needy-v0", entry_point="needs_mujoco:Needy")
+    monkeypatch.setitem(gymnasium.registry, "Needy-v0", needy)
+    with pytest.raises(ConfigError) as refused:
+        make_env(EnvSettings("Needy-v0"), 1, training=True)
+    assert str(refused.value).endswith(f"): {how_to_install('mujoco')}")
 
 
 def test_every_single_player_game_that_gymnasium_knows_is_a_game_id() -> None:

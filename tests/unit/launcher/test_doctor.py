@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tidemill.installation import how_to_repair
 from tidemill.services.launcher.commands import certs
 from tidemill.services.launcher.doctor import machine, software
 from tidemill.services.launcher.doctor.finding import says
-from tidemill.services.launcher.installation import how_to_repair
 
 
 @pytest.fixture(name="programs")

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.services.launcher import installation as this
-from tidemill.services.launcher.installation import activation, command_name, how_to_install, how_to_repair
+from tidemill.services.launcher.installation import activation, command_name
 
 
 @pytest.fixture
@@ -48,28 +47,3 @@ def test_command_without_a_script_is_called_as_a_module(installation: Path) -> N
     (installation / "activate").unlink()
     assert command_name() == ".venv/bin/python -m tidemill.services.launcher"
     assert activation() == ""
-
-
-def test_advice_of_a_checkout_is_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where make made the environment; pip would install other versions than it has pinned."""
-    monkeypatch.setattr(this, "_ROOT", tmp_path)
-    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "Makefile").touch()
-    assert how_to_install("learn") == how_to_install("box2d") == how_to_repair("numpy>=2.1") == "make -B install"
-    assert how_to_install("atari") == "make atari"
-    assert how_to_install("wandb") == "pip install 'tidemill[wandb]'"  # which make does not install
-    (tmp_path / "below").mkdir()
-    monkeypatch.chdir(tmp_path / "below")
-    assert how_to_install("atari") == "make -C .. atari"
-
-
-def test_advice_of_any_other_installation_is_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wheel, and a checkout that was installed into an environment of another kind."""
-    monkeypatch.setattr(this, "_ROOT", tmp_path)
-    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
-    assert how_to_install("atari") == "pip install 'tidemill[atari]'"  # no Makefile
-    (tmp_path / "Makefile").touch()
-    monkeypatch.setattr(sys, "prefix", "/opt/conda")
-    assert how_to_install("learn") == "pip install 'tidemill[learn]'"
-    assert how_to_repair("numpy>=2.1") == "pip install 'numpy>=2.1'"

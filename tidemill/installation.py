@@ -1,0 +1,31 @@
+"""How to install what is missing, in the way that this installation was made."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+_ROOT = Path(__file__).absolute().parents[1]  # of a checkout; in a wheel, where packages are
+_TARGETS = {"learn": "-B install", "box2d": "-B install", "atari": "atari", "mujoco": "mujoco"}
+"""What installs an extra in a checkout; `-B` because a stamp says that all was installed before."""
+
+
+def how_to_install(extra: str) -> str:
+    """Return the command that installs an extra such as `learn`, in the way that this installation was made."""
+    return _make(_TARGETS[extra]) if extra in _TARGETS and is_made() else f"pip install 'tidemill[{extra}]'"
+
+
+def how_to_repair(requirement: str) -> str:
+    """Return the command that installs a package as Tidemill needs it, e.g. `numpy>=2.1`, likewise."""
+    return _make(_TARGETS["learn"]) if is_made() else f"pip install '{requirement}'"
+
+
+def is_made() -> bool:
+    """Return whether `make` made this installation: its environment is the .venv of the checkout that it runs from."""
+    return (_ROOT / "Makefile").exists() and Path(sys.prefix) == _ROOT / ".venv"
+
+
+def _make(target: str) -> str:
+    here = Path.cwd() == _ROOT
+    return f"make {target}" if here else f"make -C {min(str(_ROOT), os.path.relpath(_ROOT), key=len)} {target}"
