@@ -151,16 +151,35 @@ class Inspection:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Inspect a log; return 1 if anything in it is corrupt.
+    """Inspect a log, or those of a run; return 1 if anything in them is corrupt.
 
     Raises:
         FatalError: there is no log, it has another format, or a replay service uses it.
     """
     parser = argparse.ArgumentParser(prog="tidemill replay inspect", description=_ABOUT)
-    parser.add_argument("folder", type=Path, help="folder of the log, replay.storage.folder: RUN/replay/0 of a run")
+    parser.add_argument(
+        "folder", type=Path, help="folder of the log, replay.storage.folder; or a run, whose shards are read one by one"
+    )
     path = parser.parse_args(arguments).folder
     if not path.is_dir():
         raise FatalError(f"{path} is no folder; give the one of a replay log, such as runs/NAME/replay/0")
+    shards = _shards_in(path)
+    whole = []
+    for each in shards:
+        if len(shards) > 1:
+            print(f"== {each}")
+        whole.append(_inspect_one(each))
+    return 0 if all(whole) else 1
+
+
+def _shards_in(path: Path) -> list[Path]:
+    """Return the folders of the logs in a run, or in its replay folder; the folder itself if there are none below."""
+    below = (each for folder in (path, path / "replay") for each in folder.glob("*/*.log") if each.stem.isdigit())
+    return sorted({file.parent for file in below}, key=lambda each: (len(each.name), each.name)) or [path]
+
+
+def _inspect_one(path: Path) -> bool:
+    """Print what is in a log; return whether it is whole."""
     folder = LogFolder(path, advice="stop it first")
     try:
         if not folder.has_log:
@@ -172,7 +191,7 @@ def main(arguments: Sequence[str]) -> int:
         print("\n".join(report(inspection, path)))
     finally:
         folder.close()
-    return 0 if inspection.is_whole else 1
+    return inspection.is_whole
 
 
 def inspect(folder: LogFolder) -> Inspection:

@@ -131,6 +131,22 @@ def test_corrupt_log_is_described_and_exits_1(log: Log, capsys: pytest.CaptureFi
     again.crash()
 
 
+@pytest.mark.parametrize("given", [".", "replay"])
+def test_run_is_the_logs_of_its_shards(given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the order of their numbers; a single one needs no heading."""
+    for shard in (0, 10, 9):
+        log = open_log(tmp_path / "replay" / str(shard))
+        log.replay.create_table(make_config(max_items=10 + shard))
+        log.crash()
+        assert inspect_log.main([str(tmp_path / given)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        headings = [line.rpartition("/")[2] for line in lines if line.startswith("== ")]
+    assert headings == ["0", "9", "10"]
+    assert lines[-1] == "whole"
+    assert inspect_log.main([str(tmp_path / "replay" / "9")]) == 0
+    assert "== " not in capsys.readouterr().out
+
+
 def test_folder_without_a_log_is_refused(tmp_path: Path) -> None:
     """What is no folder, or has no log in it, is answered with what to give."""
     with pytest.raises(FatalError, match="is no folder; give the one of a replay log"):
