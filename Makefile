@@ -17,7 +17,7 @@ SHELL := /bin/bash
 
 .PHONY: help
 help: ## list these targets
-	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 .PHONY: quickstart
 quickstart: $(VENV)/.runtime ## train SAC on LunarLanderContinuous with the whole cluster on this machine

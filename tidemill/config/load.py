@@ -23,6 +23,8 @@ from tidemill.rl.agents.registry import algorithms, config_class
 
 _T = TypeVar("_T")
 
+_NONE = ("none", "null")
+
 _SECTIONS = {field.name for field in dataclasses.fields(RunConfig)}
 
 
@@ -54,7 +56,7 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
     if agent is not None:
         about += f"\n\n{_describe_algorithms(prog, agent.algorithm)}"
     with _algorithm_choices():
-        words = _flags_without_values(rest, to_document(settings))
+        words = _as_tyro_has_them(rest, settings)
         settings = tyro.cli(config, prog=prog, description=about, args=words, default=settings)
     check_on_policy(settings)
     check_lock_step(settings)
@@ -129,7 +131,8 @@ def write_document(settings: object, path: Path) -> None:
 
 def _describe_algorithms(prog: str, chosen: str) -> str:
     """Return the paragraph of `--help` that lists the algorithms and says how to see the settings of each."""
-    lines = [f"  {name:5} {(config_class(name).__doc__ or '').splitlines()[0]}" for name in algorithms()]
+    width = max(map(len, algorithms()))
+    lines = [f"  {name:{width}}  {(config_class(name).__doc__ or '').splitlines()[0]}" for name in algorithms()]
     other = next(name for name in ("dqn", "sac") if name != chosen)
     return "\n".join(
         [
@@ -141,27 +144,37 @@ def _describe_algorithms(prog: str, chosen: str) -> str:
     )
 
 
-def _flags_without_values(arguments: list[str], document: Mapping[str, Any]) -> list[str]:
-    """Return a command line whose switches are spelled `--x` and `--no-x` where it says `--x true` or `--x=false`."""
+def _as_tyro_has_them(arguments: list[str], settings: object) -> list[str]:
+    """Return a command line with values spelled as the parser wants them.
+
+    A switch may have its value as a file says it: `--x true` or `--x=false` instead of `--x` and `--no-x`. A setting
+    that may be none may say so as YAML does, `null`, or as the reference does, `none`.
+    """
     words, rest = [], list(arguments)
     while rest:
         option, separator, value = rest.pop(0).partition("=")
-        *sections, name = option.removeprefix("--").replace("-", "_").split(".")
-        is_switch = option.startswith("--") and isinstance(_at(document, (*sections, name)), bool)
-        if is_switch and not separator and rest and rest[0].lower() in ("true", "false"):
-            value = rest.pop(0)
-        if is_switch and value.lower() in ("true", "false"):
-            words.append(f"--{'.'.join((*sections, name if value.lower() == 'true' else f'no_{name}'))}")
-        else:
-            words.append(f"{option}{separator}{value}")
+        path = option.removeprefix("--").replace("-", "_").split(".")
+        owner, name = _owner(settings, path[:-1]), path[-1]
+        kinds = typing.get_type_hints(type(owner)).get(name) if option.startswith("--") and owner is not None else None
+        if kinds is bool and not separator and rest and rest[0].lower() in ("true", "false"):
+            separator, value = "=", rest.pop(0)
+        if kinds is bool and value.lower() in ("true", "false"):
+            words.append(f"--{'.'.join((*path[:-1], name if value.lower() == 'true' else f'no_{name}'))}")
+            continue
+        words.append(f"{option}{separator}{value}")
+        if type(None) in typing.get_args(kinds):
+            if separator and value.lower() in _NONE:
+                words[-1] = f"{option}=None"
+            elif not separator and rest and rest[0].lower() in _NONE:
+                rest[0] = "None"
     return words
 
 
-def _at(document: Any, path: Sequence[str]) -> Any:  # noqa: ANN401 - whatever a setting is
-    """Return the setting at a path of names, None if there is none."""
-    for name in path:
-        document = document.get(name) if isinstance(document, Mapping) else None
-    return document
+def _owner(settings: object, sections: Sequence[str]) -> object | None:
+    """Return the dataclass in which the settings of a section are; None if there is none."""
+    for name in sections:
+        settings = getattr(settings, name, None)
+    return settings if dataclasses.is_dataclass(settings) else None
 
 
 def _algorithm_choices() -> tyro.constructors.ConstructorRegistry:

@@ -52,6 +52,17 @@ def test_switch_may_have_its_value_as_a_file_says_it(words: list[str], expected:
     assert config.agent.double == expected  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("word", ["none", "null", "None"])
+@pytest.mark.parametrize("separator", [" ", "="])
+def test_setting_that_may_be_none_says_so_as_files_and_reference_do(tmp_path: Path, word: str, separator: str) -> None:
+    """Where the file has a number, too; a setting that is text keeps the word."""
+    (tmp_path / "x.yaml").write_text("run: {target_return: 200}")
+    option = f"--run.target-return{separator}{word}".split()
+    config = _load("--config", str(tmp_path / "x.yaml"), *option, "--run.name", word)
+    assert config.run.target_return is None
+    assert config.run.name == word
+
+
 def test_mistyped_file_names_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those beside it, or in configs/."""
     (tmp_path / "configs").mkdir()
