@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tidemill.bundle.files import CONFIG, Bundle, find_shown, read_policy_params, write_bundle
+from tidemill.bundle.files import CONFIG, Bundle, check_trusted, find_shown, read_policy_params, write_bundle
 from tidemill.bundle.onnx_report import NAME, OnnxReport, try_onnx
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import EvaluatorConfig
@@ -82,8 +82,17 @@ def export(argv: Sequence[str]) -> int:
     print(f"{folder}:")
     for path in sorted(folder.iterdir()):
         print(f"  {path.name:20} {path.stat().st_size:>12,} bytes")
-    print(f"\nTest it anywhere:  {command_name()} evaluate {folder}")
+    print(f"\nTest it anywhere:  {command_name()} evaluate {folder}{_trust(folder)}")
     return 0
+
+
+def _trust(folder: Path) -> str:
+    """Return the option that a bundle needs whose settings name code, such as an environment of one's own."""
+    try:
+        check_trusted(folder, trusted=False)
+    except ConfigError:
+        return " --trust"
+    return ""
 
 
 def _export(run: Path, folder: Path, tag: str | None) -> None:

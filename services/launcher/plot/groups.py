@@ -13,6 +13,8 @@ from tidemill.errors import ConfigError
 from tidemill.scores import Score, read_scores
 
 SCORES = "scores.csv"
+_NOTHING = ("", "seed")  # what a number stands behind, and says nothing of the run
+_LONGEST_LABEL = 40
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,16 @@ def _settings_key(folder: Path) -> str:
 
 
 def _label(folders: Sequence[Path]) -> str:
-    """Return what the names of a group's folders have in common; of `seed-1`, `seed-2` the folder above."""
+    """Return what the names of a group's folders have in common, or else all; of `seed-1` the folder above."""
     names = [folder.name for folder in folders]
     same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
     common = names[0] if len(names) == 1 else _without_number("".join(letters[0] for letters in same))
-    return common if _without_number(common) not in ("", "seed") else folders[0].resolve().parent.name
+    if _without_number(common) not in _NOTHING:
+        return common
+    together = " + ".join(names)
+    if all(_without_number(name) in _NOTHING for name in names) or len(together) > _LONGEST_LABEL:
+        return folders[0].resolve().parent.name
+    return together
 
 
 def _without_number(name: str) -> str:

@@ -43,8 +43,10 @@ class LiveView:
         self._live.start()
 
     def event(self, message: str, details: Sequence[str] = ()) -> None:
-        """Show the message below the table; its details are printed above it, where they stay."""
+        """Show the message below the table; one with details is printed above it with them, where they stay."""
         self._events.append(f"{self._snapshot.elapsed_s:7.1f} s  {message}")
+        if details:
+            self._live.console.print(Text(f"{self._events[-1]}:", style="dim"))
         for line in details:
             self._live.console.print(Text(f"  | {line}", style="dim"))
         self._redraw()

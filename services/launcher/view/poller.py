@@ -73,10 +73,12 @@ class StatusPoller:
         answer = self._learner_status()
         self._learner = answer or self._learner
         scores = self._scores()
-        sample = ClusterSample(answer, self._tables.describe(), _free_bytes(self._folder))
+        processes = self._processes()
+        actors = sum(row.name.startswith("actor-") for row in processes)
+        sample = ClusterSample(answer, self._tables.describe(), _free_bytes(self._folder), actors)
         return ClusterStatus(
             elapsed_s=now_s - self._started_s,
-            processes=self._processes(),
+            processes=processes,
             learner=self._learner,
             learner_answers=answer is not None,
             env_steps_per_s=self._env_rate.update(now_s, answer.env_steps) if answer else 0.0,

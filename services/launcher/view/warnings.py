@@ -30,11 +30,13 @@ class ClusterSample:
         learner: Status of the learner; None while it does not answer.
         tables: Tables of the replay services that answer.
         disk_free_bytes: Free space on the disk of the run's folder.
+        actors: How many actors there are; 0 if that is not known.
     """
 
     learner: LearnerStatus | None
     tables: Sequence[TableDescription]
     disk_free_bytes: int
+    actors: int = 0
 
     @property
     def is_disk_full(self) -> bool:
@@ -66,7 +68,7 @@ class WarningTracker:
                 self._checkpoint(sample.learner),
                 self._params(sample.learner, now_s),
                 self._starved(sample.learner, now_s),
-                self._held(sample.learner, blocked, now_s),
+                self._held(sample, blocked, now_s),
             ]
         return tuple(line for line in found if line)
 
@@ -114,10 +116,16 @@ class WarningTracker:
             f"the learner waits {share:.0%} of the time for actors: where cores are idle, more --launcher.actors help"
         )
 
-    def _held(self, learner: LearnerStatus, blocked: float, now_s: float) -> str:
-        is_held = blocked >= _MANY and learner.state is LearnerState.TRAINING
+    def _held(self, sample: ClusterSample, blocked: float, now_s: float) -> str:
+        is_training = sample.learner is not None and sample.learner.state is LearnerState.TRAINING
+        is_held = blocked >= _MANY and is_training
         if not self._lasts("held", is_held, now_s):
             return ""
+        if sample.actors == 1:
+            return (
+                f"the actor waits {blocked:.0%} of the time for the learner, which sets the pace: a GPU, more "
+                "--learner.threads or a lower --learner.updates-per-env-step make it faster"
+            )
         return (
             f"actors wait {blocked:.0%} of the time for the learner: fewer --launcher.actors do, "
             "or a lower --learner.updates-per-env-step"

@@ -63,6 +63,23 @@ def test_label_puts_runs_together(tmp_path: Path) -> None:
     assert (group.label, [curve.folder.name for curve in group.curves]) == ("ours", ["a", "b"])
 
 
+@pytest.mark.parametrize(
+    "names, label",
+    [
+        (["q1", "q2"], "q"),
+        (["seed-1", "seed-2"], "lander"),
+        (["1", "2"], "lander"),
+        (["first", "second"], "first + second"),
+        (["a" * 30, "b" * 30], "lander"),
+    ],
+)
+def test_label_of_a_curve_says_which_runs_it_is_of(tmp_path: Path, names: list[str], label: str) -> None:
+    """What their names have in common, or all of them; the folder above where they say nothing or too much."""
+    folders = [_run(tmp_path / "lander" / name, seed, [1.0]) for seed, name in enumerate(names)]
+    (group,) = find_groups([str(folder) for folder in folders])
+    assert group.label == label
+
+
 def test_folder_without_runs_is_explained(tmp_path: Path) -> None:
     """What has no evaluation yet cannot be drawn."""
     _run(tmp_path / "young", 1, [])

@@ -79,8 +79,18 @@ def test_actors_that_wait_for_long_are_too_many(tracker: WarningTracker, every_s
         tables = (_TABLE, replace(_TABLE, insert_blocked_s=1_000.0 + 0.75 * now_s))
         lines = tracker.warnings(replace(_WELL, tables=tables), float(now_s))
         assert not lines or now_s >= 20
-    assert "actors wait 75% of the time for the learner" in lines[0]
+    assert "actors wait 75% of the time for the learner: fewer --launcher.actors do" in lines[0]
     assert tracker.warnings(_WELL, 1_000.0) == ()  # its server restarted
+
+
+def test_single_actor_that_waits_is_not_one_too_many(tracker: WarningTracker) -> None:
+    """There cannot be fewer: what helps is a faster learner."""
+    lines: tuple[str, ...] = ()
+    for now_s in range(30):
+        tables = (replace(_TABLE, insert_blocked_s=0.75 * now_s),)
+        lines = tracker.warnings(replace(_WELL, tables=tables, actors=1), float(now_s))
+    assert "the actor waits 75% of the time for the learner" in lines[0]
+    assert "--launcher.actors" not in lines[0]
 
 
 def test_parameters_that_are_not_published_are_stale(tracker: WarningTracker) -> None:
