@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import numpy as np
@@ -12,6 +13,7 @@ from tidemill.envs.interface import EpisodeSummary, VectorStep
 from tidemill.envs.make import make_env
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError, InvalidArgument
+from tidemill.installation import how_to_install
 from tidemill.types import EnvSpec
 
 BREAKOUT = EnvSettings("ALE/Breakout-v5")
@@ -222,6 +224,6 @@ def test_missing_ale_py_is_told_with_what_to_install(monkeypatch: pytest.MonkeyP
     """Without the optional package the message says how to get it."""
     monkeypatch.setitem(sys.modules, "ale_py", None)
     with pytest.raises(
-        ConfigError, match=r"env.id is 'ALE/Pong-v5', which needs ale-py: pip install 'tidemill\[atari\]'"
+        ConfigError, match=f"env.id is 'ALE/Pong-v5', which needs ale-py: {re.escape(how_to_install('atari'))}"
     ):
         make_env(EnvSettings("ALE/Pong-v5"), 1, training=True)

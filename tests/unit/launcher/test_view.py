@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,7 @@ from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
 from tidemill.errors import ConfigError
+from tidemill.installation import how_to_install
 from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus, ShardStatus
 from tidemill.scores import Score
 from tidemill.services.launcher.supervise.supervisor import Phase
@@ -342,6 +344,6 @@ def test_live_view_without_rich_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.delitem(sys.modules, "tidemill.services.launcher.view.live")
     monkeypatch.setitem(sys.modules, "rich.console", None)
     live, plain = (RunConfig(launcher=LauncherSettings(view=view)) for view in ("live", "plain"))
-    with pytest.raises(ConfigError, match=r"rich.console is not installed, .* pip install 'tidemill\[learn\]'"):
+    with pytest.raises(ConfigError, match=f"rich.console is not installed, .* {re.escape(how_to_install('learn'))}"):
         make_view(live, io.StringIO())
     assert isinstance(make_view(plain, io.StringIO()), PlainView)
