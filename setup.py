@@ -1,14 +1,22 @@
-"""Builds the optional C library of tidemill/kernel where there is a compiler; pyproject.toml says everything else."""
+"""Builds the optional C library of tidemill/kernel where there is a compiler; pyproject.toml says everything else.
 
+With SOURCE_DATE_EPOCH set, the same sources give the same bytes of sdist and wheel, wherever and whenever it is.
+"""
+
+import gzip
+import io
 import os
 import shlex
 import shutil
 import subprocess
 import sysconfig
+import tarfile
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
 
 
 class BuildKernel(build_ext):
@@ -28,6 +36,35 @@ class KernelWheel(bdist_wheel):
         return (python, abi, platform) if self.root_is_pure else ("py3", "none", platform)
 
 
+class DatedSdist(sdist):
+    """An sdist whose files are all of the time that SOURCE_DATE_EPOCH says, and nobody's."""
+
+    def make_archive(self, *arguments: Any, **options: Any) -> str:  # noqa: ANN401 - handed on
+        """Make the archive; return its path."""
+        archive = str(super().make_archive(*arguments, **options))
+        epoch = os.environ.get("SOURCE_DATE_EPOCH")
+        if epoch and archive.endswith(".tar.gz"):
+            date_archive(archive, int(epoch))
+        return archive
+
+
+def date_archive(path: str, epoch: int) -> None:
+    """Write a .tar.gz anew: its members in order, of one time, of user and group 0, with plain permissions."""
+    with tarfile.open(path) as archive:
+        members = [(member, archive.extractfile(member)) for member in archive.getmembers()]
+        contents = [(member, file.read() if file else b"") for member, file in members]
+    with (
+        open(path, "wb") as raw,
+        gzip.GzipFile("", "wb", fileobj=raw, mtime=epoch) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for member, content in sorted(contents, key=lambda each: each[0].name):
+            member.mtime, member.uid, member.gid, member.uname, member.gname = epoch, 0, 0, "", ""
+            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            member.pax_headers = {}
+            archive.addfile(member, io.BytesIO(content) if member.isfile() else None)
+
+
 SOURCE = "tidemill/kernel/kernel.c"
 
 
@@ -44,7 +81,8 @@ kernel = Extension(
     "tidemill.kernel.kernel",
     [SOURCE],
     optional=True,  # a compiler that fails is as good as none
-    extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra"],
+    extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-g0", "-Wall", "-Wextra"],
 )
+COMMANDS = {"build_ext": BuildKernel, "bdist_wheel": KernelWheel, "sdist": DatedSdist}
 wanted = os.environ.get("TIDEMILL_KERNEL") != "0" and compiles()
-setup(ext_modules=[kernel] if wanted else [], cmdclass={"build_ext": BuildKernel, "bdist_wheel": KernelWheel})
+setup(ext_modules=[kernel] if wanted else [], cmdclass=COMMANDS)

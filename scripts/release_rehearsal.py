@@ -13,6 +13,7 @@ with each Python given: the base install has none of what learning needs, and is
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import re
 import shutil
@@ -52,14 +53,39 @@ def make():
 
 
 def build(folder: Path) -> Path:
-    """Build sdist and wheel into `folder` from a copy of the tracked files; return the wheel."""
-    source = folder / "source"
-    subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(source)], check=True)
-    for hook in ("build_sdist", "build_wheel"):
-        code = f"import setuptools.build_meta as b; print(b.{hook}({str(folder)!r}))"
-        subprocess.run([sys.executable, "-c", code], cwd=source, check=True, stdout=subprocess.DEVNULL)
+    """Build sdist and wheel into `folder` from a copy of the tracked files, and once more elsewhere; return the wheel.
+
+    Raises:
+        RuntimeError: They differ from those of the second build.
+    """
+    _build_once(folder)
+    with tempfile.TemporaryDirectory(prefix="tidemill-again-") as again:
+        _build_once(Path(again))
+        first, second = _digests(folder), _digests(Path(again))
+    if first != second:
+        raise RuntimeError(f"two builds differ: {first}, {second}")
+    print("\n".join(f"{digest}  {name}" for name, digest in first.items()), flush=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
+
+
+def _build_once(folder: Path) -> None:
+    source = folder / "source"
+    subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(source)], check=True)
+    committed = subprocess.run(
+        ["git", "log", "-1", "--format=%ct"], cwd=source, check=True, capture_output=True, text=True
+    )
+    environment = os.environ | {"SOURCE_DATE_EPOCH": committed.stdout.strip()}
+    for hook in ("build_sdist", "build_wheel"):
+        code = f"import setuptools.build_meta as b; print(b.{hook}({str(folder)!r}))"
+        command = [sys.executable, "-c", code]
+        subprocess.run(command, cwd=source, check=True, stdout=subprocess.DEVNULL, env=environment)
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each built file, by name."""
+    files = sorted((*folder.glob("*.whl"), *folder.glob("*.tar.gz")))
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def install(wheel: Path, folder: Path, dependencies_of: Path | None) -> Path:
