@@ -173,7 +173,10 @@ def test_certificates_are_made_for_the_names_that_services_call(
 def test_file_without_tls_takes_nothing_else_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """It replaces where experience and parameters are served and read, and leaves the rest as it is."""
     plain = yaml.safe_load(COMPOSE[2].read_text())["services"]
-    assert plain.pop("page") == {"profiles": ["page"]}
+    excepted = with_defaults(plain.pop("page")["environment"]["TIDEMILL_TLS_EXCEPT"]).split()
+    called = shlex.split(with_defaults(services()["page"]["command"]))
+    at = {name: called.index(f"--cluster.{name}") for name in ("replay", "params", "learner")}
+    assert excepted == [*called[at["replay"] + 1 : at["params"]], called[at["params"] + 1]]
     assert plain.keys() == set(OURS)
     for name, changes in plain.items():
         kind, base = name.partition("-")[0], services()[name]

@@ -342,6 +342,32 @@ def test_certificate_is_renewed_without_a_restart(tmp_path: Path, monkeypatch: p
         assert _code(address, path) is grpc.StatusCode.UNAVAILABLE
 
 
+def test_excepted_server_is_called_in_plaintext_without_the_token(
+    address: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside one with TLS, which still gets the token."""
+    seen: list[str] = []
+
+    class Plain(_Replay):
+        async def ListTables(
+            self, request: replay_pb2.ListTablesRequest, context: Any  # noqa: ANN401
+        ) -> replay_pb2.ListTablesResponse:
+            """Note the names of the metadata."""
+            seen.extend(name for name, _ in context.invocation_metadata())
+            return await super().ListTables(request, context)
+
+    with BackgroundServer("test", ServerSettings(grace_s=0.2)) as background:
+        replay_pb2_grpc.add_ReplayServiceServicer_to_server(Plain(), background.server.grpc)
+        plain = background.start()
+        become(monkeypatch, ca=folder / "ca.pem", token=folder / "operator.token")
+        monkeypatch.setenv(client_security.EXCEPT, f"elsewhere:1 {plain}")
+        for server in (plain, address):
+            with ReplayClient(server) as client:
+                assert list(client.list_tables()) == []
+    assert seen
+    assert "authorization" not in seen
+
+
 def test_token_is_not_sent_in_plaintext(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client refuses before it connects; within the machine it may."""
     become(monkeypatch, token=folder / "actor.token")

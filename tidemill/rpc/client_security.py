@@ -17,14 +17,16 @@ from tidemill.rpc.access import METADATA_KEY, SCHEME, Stamp, read_secret, stamp_
 from tidemill.rpc.options import Options
 from tidemill.rpc.tls import is_local, read_pem
 
-CA, TOKEN_FILE, CERT, KEY, NAME = (
+CA, TOKEN_FILE, CERT, KEY, NAME, EXCEPT = (
     "TIDEMILL_TLS_CA",
     "TIDEMILL_TOKEN_FILE",
     "TIDEMILL_TLS_CERT",
     "TIDEMILL_TLS_KEY",
     "TIDEMILL_TLS_NAME",
+    "TIDEMILL_TLS_EXCEPT",
 )
-"""The variables: paths of PEM files and of a token, and the name that is looked for in every server's certificate."""
+"""The variables: paths of PEM files and of a token, the name that is looked for in every server's certificate, and the
+addresses of servers that are called in plaintext, without a token, in spite of the others."""
 
 _NOT_CONNECTED = "failed to connect to all addresses"
 _TLS_FAILURES = {
@@ -60,13 +62,13 @@ def tls_failure(details: str) -> str:
 
 
 def channel_credentials(address: str) -> grpc.ChannelCredentials | None:
-    """Return the credentials of a channel; None for plaintext: to a Unix socket, or if no CA is named.
+    """Return the credentials of a channel; None for plaintext: to a Unix socket or an exception, or if no CA is named.
 
     Raises:
         ConfigError: A file cannot be read, or a certificate has no key.
     """
     ca = os.environ.get(CA, "")
-    if not ca or address.startswith("unix:"):
+    if not ca or address.startswith("unix:") or _is_excepted(address):
         return None
     cert, key = os.environ.get(CERT, ""), os.environ.get(KEY, "")
     if bool(cert) != bool(key):
@@ -88,13 +90,13 @@ def name_options() -> Options:
 
 
 def token_interceptors(address: str) -> list[TokenInterceptor]:
-    """Return what adds the token to the calls of a channel; nothing if no token is named.
+    """Return what adds the token to the calls of a channel; nothing if no token is named, or to an exception.
 
     Raises:
         ConfigError: The token would travel in plaintext beyond this machine, or its file cannot be read.
     """
     path = os.environ.get(TOKEN_FILE, "")
-    if not path:
+    if not path or _is_excepted(address):
         return []
     if not (os.environ.get(CA) or is_local(address)):
         raise ConfigError(
@@ -102,6 +104,10 @@ def token_interceptors(address: str) -> list[TokenInterceptor]:
             f"set {CA} to the CA of its certificate, or unset {TOKEN_FILE} if that server takes calls without one"
         )
     return [TokenInterceptor(path)]
+
+
+def _is_excepted(address: str) -> bool:
+    return address in os.environ.get(EXCEPT, "").split()
 
 
 class _Details(NamedTuple):
