@@ -350,7 +350,9 @@ def test_excepted_server_is_called_in_plaintext_without_the_token(
 
     class Plain(_Replay):
         async def ListTables(
-            self, request: replay_pb2.ListTablesRequest, context: Any  # noqa: ANN401
+            self,
+            request: replay_pb2.ListTablesRequest,
+            context: Any,  # noqa: ANN401
         ) -> replay_pb2.ListTablesResponse:
             """Note the names of the metadata."""
             seen.extend(name for name, _ in context.invocation_metadata())

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
+import re
+import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import tyro
 import yaml
@@ -24,6 +30,7 @@ from tidemill.rl.agents.registry import algorithms, config_class
 _T = TypeVar("_T")
 
 _NONE = ("none", "null")
+_SECTION_TITLE = re.compile(r"(?:╭─ | )(?:([\w.]+) )?options[ ─╮]*$")
 
 _SECTIONS = {field.name for field in dataclasses.fields(RunConfig)}
 
@@ -40,7 +47,7 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
 
     Raises:
         ConfigError: the file cannot be read, or a setting is unknown or out of range.
-        SystemExit: `--help` was asked for (0) or the command line is wrong (2).
+        SystemExit: `--help` was asked for, of all or of a section (0), or the command line is wrong (2).
     """
     check_option_names(arguments)
     path, rest = _take_option(list(arguments), "--config")
@@ -49,15 +56,19 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
     settings = from_document(config, document, algorithm)
     _check_algorithms_options(rest, settings)
     sources = (
-        "Settings come from --config FILE.yaml, or --config NAME of `tidemill configs`, then from the options below."
+        "Settings come from --config FILE.yaml, or --config NAME of `tidemill configs`, then from the options below. "
+        f"{_list_sections(prog, config)}"
     )
     about = f"{description}\n\n{sources}"
     agent = getattr(settings, "agent", None)
     if agent is not None:
         about += f"\n\n{_describe_algorithms(prog, agent.algorithm)}"
+    section, rest = _take_help(rest, config)
     with _algorithm_choices():
-        words = _as_tyro_has_them(rest, settings)
-        settings = tyro.cli(config, prog=prog, description=about, args=words, default=settings)
+        parse = partial(tyro.cli, config, prog=prog, description=about, default=settings)
+        if section:
+            _show_section(parse, section)
+        settings = parse(args=_as_tyro_has_them(rest, settings))
     check_on_policy(settings)
     check_lock_step(settings)
     check_hindsight(settings)
@@ -127,6 +138,36 @@ def read_document(path: Path, name: str = "--config") -> dict[str, Any]:
 def write_document(settings: object, path: Path) -> None:
     """Write settings as YAML that `load` reads back."""
     path.write_text(yaml.safe_dump(to_document(settings), sort_keys=False), encoding="utf-8")
+
+
+def _list_sections(prog: str, config: type[Any]) -> str:
+    """Return the sentence of `--help` that says how to see a part of it."""
+    names = [field.name for field in dataclasses.fields(config)]
+    return f"`{prog} --help SECTION` shows those of one section alone: {', '.join(names)}."
+
+
+def _take_help(arguments: list[str], config: type[Any]) -> tuple[str, list[str]]:
+    """Return the section that help is asked for, with `--help SECTION`, and the other arguments; none if it is all."""
+    names = {field.name for field in dataclasses.fields(config)}
+    for i, (first, second) in enumerate(pairwise(arguments)):
+        if first in ("--help", "-h") and second in names:
+            return second, arguments[:i] + arguments[i + 2 :]
+    return "", arguments
+
+
+def _show_section(parse: Callable[..., object], section: str) -> NoReturn:
+    """Print what `--help` says of a section and the sections in it."""
+    shown = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding or "utf-8")  # which decides how frames are drawn
+    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+        parse(args=["--help"])
+    shown.seek(0)
+    is_wanted = False
+    for line in shown:
+        if title := _SECTION_TITLE.match(line):
+            is_wanted = (title[1] or "").partition(".")[0] == section
+        if is_wanted:
+            sys.stdout.write(line)
+    raise SystemExit(0)
 
 
 def _describe_algorithms(prog: str, chosen: str) -> str:

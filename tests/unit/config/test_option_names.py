@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,23 @@ def test_switch_may_have_its_value_as_a_file_says_it(words: list[str], expected:
     """As well as being there or, with `no-`, not being there."""
     config = _load("--agent.algorithm", "dqn", *words)
     assert config.agent.double == expected  # type: ignore[attr-defined]
+
+
+def test_help_of_a_section_is_its_options_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """With those of the sections in it; of the agent those of the algorithm that is named."""
+    for words in (["--help", "learner"], ["-h", "learner"]):
+        with pytest.raises(SystemExit, match="0"):
+            _load(*words)
+        shown = capsys.readouterr().out
+        assert set(re.findall(r"--(\w+)\.", shown)) == {"learner"}
+        assert "--learner.server.grace-s" in shown
+    with pytest.raises(SystemExit, match="0"):
+        _load("--agent.algorithm", "dqn", "--help", "agent")
+    assert "--agent.dueling" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="0"):
+        _load("--help")
+    assert "--help SECTION" in (whole := capsys.readouterr().out)
+    assert "--agent.learning-rate" in whole
 
 
 @pytest.mark.parametrize("word", ["none", "null", "None"])
