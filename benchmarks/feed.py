@@ -1,10 +1,11 @@
 """The way from the replay service to a learner's ready batches, with an update that does nothing: `make bench-feed`.
 
 The server has one core; the feeding process may use that one and another. Frames are made up and as compressible as
-Atari's. Rows: items per second to the training thread with a mirror and without one, in turns, with stacks put together
-and as rows of frames (as on a GPU); and the rate of small operators that the training thread launches beside the feed
-at 100 batches per second, against its rate alone. The same feed in a process of its own, which shares the cores but not
-the interpreter, shows which part of that loss is the cores'.
+Atari's. Rows: items per second to the training thread with a mirror and without one, in turns; with the mirror's
+observations on the device (a GPU, or the CPU in its place), and the same without the device's own gather, whose work a
+GPU does beside: what is left are the index arrays and the columns besides observations. And the rate of small operators
+that the training thread launches beside the feed at 100 batches per second, against its rate alone. The same feed in a
+process of its own, which shares the cores but not the interpreter, shows which part of that loss is the cores'.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from benchmarks.learner_cases import CASES, Case
 from benchmarks.learner_feed import servers
@@ -37,33 +39,73 @@ from tidemill.services.learner.data.batch_loader import BatchLoader
 from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
 from tidemill.services.learner.data.decoder import Decoder
 from tidemill.services.learner.data.device import DevicePrefetcher
-from tidemill.services.learner.data.mirror import open_mirror
+from tidemill.services.learner.data.device_rows import DeviceRows
+from tidemill.services.learner.data.mirror import MirrorMemory, open_mirror
 from tidemill.services.learner.data.table import batches_per_sample, table_config
 
 _FEED_CORES = {0, 1}
 _OPERATORS = 179  # of an update of the DQN family, each small
 _FED_BATCHES_PER_S = 100.0
 _WARM = b"warm\n"
+_MIRROR_BYTES = 2**34
+
+
+class RowsNotGathered(DeviceRows):
+    """Observations on a device that takes no time to gather them."""
+
+    def take(self, rows: Tensor) -> Tensor:
+        """Return nothing in place of each item."""
+        return torch.empty((len(rows), 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Feed:
+    """What a learner's feed keeps.
+
+    Attributes:
+        mirrored: Whether it keeps the table.
+        rows: What keeps the mirror's observations; None for the host's memory.
+        batches: In one sample call; 0 for as many as a learner draws.
+    """
+
+    mirrored: bool = True
+    rows: type[DeviceRows] | None = None
+    batches: int = 0
+
+
+FEEDS = {
+    "mirrored": Feed(),
+    "mirrored, observations on the device": Feed(rows=DeviceRows),
+    "mirrored, index arrays alone": Feed(rows=RowsNotGathered),
+    "mirrored, index arrays alone, 8 batches a call": Feed(rows=RowsNotGathered, batches=8),
+    "unmirrored": Feed(mirrored=False),
+}
 
 
 @contextmanager
-def feed(config: RunConfig, address: str, *, mirrored: bool, on_device: bool, threads: int) -> Iterator[BatchLoader]:
+def feed(config: RunConfig, address: str, what: Feed, threads: int) -> Iterator[BatchLoader]:
     """Open a learner's feed to the training thread."""
-    spec = spec_of(config.env)
+    spec, device = spec_of(config.env), torch.device("cuda" if torch.cuda.is_available() else "cpu")
     agent = build_agent(config.agent, spec, seed=1)
-    agent._stack_on_device = on_device  # type: ignore[attr-defined]  # as on a GPU
-    learner = dataclasses.replace(config.learner, updates_per_env_step=0.0)
-    batch_size = config.agent.batch_size
+    learner = dataclasses.replace(config.learner, updates_per_env_step=0.0, batches_per_sample=what.batches)
+    batch_size, length = config.agent.batch_size, config.table.chunk_length
     table = table_config(config.table, learner, agent, stored_columns(config.agent, spec), batch_size)
     splits = batches_per_sample(config.table, learner, table.signature, batch_size)
+    kept: list[DeviceRows] = []
+
+    def keep(rows: int) -> DeviceRows:
+        assert what.rows is not None
+        kept.append(what.rows(table.signature, rows, device, length))
+        return kept[0]
+
     mirror = open_mirror(
         table,
         stride=agent.window.stride,
-        chunk_length=config.table.chunk_length,
+        chunk_length=length,
         batch_size=batch_size * splits,
         hold=2 * threads + 2,
         shards=0,
-        limit_bytes=2**34 if mirrored else 0,
+        memory=MirrorMemory(_MIRROR_BYTES * what.mirrored, elsewhere=keep if what.rows is not None else None),
     )
     with ExitStack() as stack:
         sampler = stack.enter_context(
@@ -74,7 +116,7 @@ def feed(config: RunConfig, address: str, *, mirrored: bool, on_device: bool, th
             table.signature,
             config.table,
             Counters(),
-            DevicePrefetcher(torch.device("cpu")),
+            DevicePrefetcher(device, kept[0] if kept else None),
             CorruptItemFilter(lambda _: None, time.monotonic),
             splits=splits,
             mirror=mirror,
@@ -145,7 +187,7 @@ def take_for_another_process(config: RunConfig, address: str, threads: int, warm
         sys.stdin.read()
         ended.set()
 
-    with feed(config, address, mirrored=True, on_device=False, threads=threads) as loader:
+    with feed(config, address, Feed(), threads) as loader:
         rate(loader, 1.0, warm_s)
         threading.Thread(target=end, daemon=True).start()
         sys.stdout.buffer.write(_WARM)
@@ -155,8 +197,7 @@ def take_for_another_process(config: RunConfig, address: str, threads: int, warm
 
 def measure(case: Case, env_steps: int, rounds: int, seconds: float, threads: int) -> list[Row]:
     """Measure one case; every variant once per round, in turns."""
-    variants = {"mirrored": (True, False), "mirrored, stacks on the device": (True, True), "unmirrored": (False, False)}
-    items: dict[str, list[float]] = {name: [] for name in variants}
+    items: dict[str, list[float]] = {name: [] for name in FEEDS}
     beside: dict[str, list[float]] = {
         "alone": [],
         "mirrored": [],
@@ -168,21 +209,18 @@ def measure(case: Case, env_steps: int, rounds: int, seconds: float, threads: in
         with servers(config, path, env_steps) as options:
             address = options[options.index("--cluster.replay") + 1]
             for _ in range(rounds):
-                for name, (mirrored, on_device) in variants.items():
-                    with feed(config, address, mirrored=mirrored, on_device=on_device, threads=threads) as loader:
-                        warm_s = seconds if mirrored else 1.0
+                for name, what in FEEDS.items():
+                    with feed(config, address, what, threads) as loader:
+                        warm_s = seconds if what.mirrored else 1.0
                         items[name].append(rate(loader, seconds, warm_s) * config.agent.batch_size)
-                        if not on_device:
+                        if name in beside:
                             beside[name].append(launches_beside(loader, seconds))
                 of_another = launches_beside_process(case, address, threads, seconds)
                 beside["mirrored, in a process of its own"].append(of_another)
                 beside["alone"].append(launches(seconds))
     per = f"{case.name}, {threads} threads"
     return [
-        *(
-            row(f"feed {name} against unmirrored, {per}", "items/s", items[name], items["unmirrored"])
-            for name in variants
-        ),
+        *(row(f"feed {name} against unmirrored, {per}", "items/s", items[name], items["unmirrored"]) for name in FEEDS),
         *(
             row(
                 f"launches beside the feed at 100 batches/s {name}, against alone, {per}",

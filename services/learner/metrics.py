@@ -103,6 +103,13 @@ MIRROR_OVERRUNS = Counter(
 MIRROR_BYTES = Gauge(
     "tidemill_learner_mirror_bytes", "Memory of the mirror once it is full, by the rank that keeps it.", ["kept_by"]
 )
+MIRROR_DEVICE_BYTES = Gauge(
+    "tidemill_learner_mirror_device_bytes",
+    "Memory of the training device that the mirror's observations take.",
+)
+MIRROR_ROWS_UPLOADED = Counter(
+    "tidemill_learner_mirror_rows_uploaded_total", "Steps whose observations were copied to the device's mirror."
+)
 MIRROR_READERS = Gauge("tidemill_learner_mirror_readers", "Ranks that read a mirror shared by this one; 0: not shared.")
 CHECKPOINT_SECONDS = Histogram("tidemill_learner_checkpoint_seconds", "Time to write a checkpoint to disk.")
 CHECKPOINT_FAILURES = Counter("tidemill_learner_checkpoint_failures_total", "Checkpoints that could not be written.")

@@ -24,8 +24,9 @@ from tidemill.services.learner.checkpoint.resume import HasState
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.batch_loader import BatchLoader
 from tidemill.services.learner.data.decoder import make_decoder
+from tidemill.services.learner.data.kept_rows import SampleShape, mirror_device
 from tidemill.services.learner.data.priorities import PriorityWriter
-from tidemill.services.learner.data.sampling import SampleShape, Sampling, open_sampling
+from tidemill.services.learner.data.sampling import Sampling, open_sampling
 from tidemill.services.learner.data.table import batches_per_sample, table_config
 from tidemill.services.learner.data.table_sampler import TableSampler
 from tidemill.services.learner.distributed.learner_group import RankInfo
@@ -146,7 +147,8 @@ class FreeRunning:
         # those on their way, those being read, and one for safety
         hold = 2 * settings.decode_threads + 2
         shape = SampleShape(size, learning.agent.window.stride, settings.decode_threads + 1, hold)
-        sampling = open_sampling(self._config, directory, table, shape, self._rank, outputs.group, stack)
+        on = mirror_device(self._config, learning.agent, learning.device)
+        sampling = open_sampling(self._config, directory, table, shape, self._rank, outputs.group, stack, on)
         priorities = self._priorities(sampling.sampler, stack)
         batches = stack.enter_context(closing(self._batches(learning, sampling, splits)))
 
@@ -166,8 +168,8 @@ class FreeRunning:
     def _batches(self, learning: Learning, sampling: Sampling, splits: int) -> BatchLoader:
         settings, counters = self._config.learner, self._counters
         agent, table, device = learning.agent, learning.table, learning.device
-        delete, mirror = sampling.sampler.delete_items, sampling.mirror
-        decoder = make_decoder(self._config, agent, table, device, counters, delete, splits=splits, mirror=mirror)
+        delete, kept = sampling.sampler.delete_items, sampling.kept
+        decoder = make_decoder(self._config, agent, table, device, counters, delete, splits=splits, kept=kept)
         return BatchLoader(
             sampling.source,
             decoder.decode,

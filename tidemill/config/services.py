@@ -148,6 +148,12 @@ class LearnerSettings:
 
     Of the memory that is free -1 takes at most a half, divided among the learners of the machine that keep one.
     """
+    mirror_device: Literal["auto", "host", "device"] = "auto"
+    """Where its observations lie: with `device` where the learner computes; with `auto` on a GPU if all of them fit.
+
+    There -1 of `mirror_mib` takes at most a half of the device's free memory. Learners that share a mirror keep it in
+    the host's memory with `auto`; with `device` each keeps one on its device.
+    """
     share_mirror: bool = True
     """Whether the learners of a machine that train together keep one such mirror, sampled by one of them for all."""
     publish_every: int = 100

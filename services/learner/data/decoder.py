@@ -18,17 +18,19 @@ from tidemill.config.table import TableSettings
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.table_config import TableConfig
-from tidemill.rl.agents.interface import Agent
+from tidemill.rl.agents.interface import Agent, observation_columns_of
 from tidemill.rl.transitions import FRAMES, ROWS
 from tidemill.services.learner import metrics
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.corrupt_items import CorruptItemFilter, Delete
 from tidemill.services.learner.data.device import DeviceBatch, DevicePrefetcher
+from tidemill.services.learner.data.device_rows import with_row_numbers
 from tidemill.services.learner.data.importance_weights import (
     importance_sampling_exponent,
     importance_weights,
     largest_weight,
 )
+from tidemill.services.learner.data.kept_rows import KeptRows
 from tidemill.types import Signature
 
 STATE_DTYPE = np.dtype("<f4")
@@ -88,6 +90,7 @@ class Decoder:
         self._agent, self._signature, self._table = agent, signature, table
         self._counters, self._prefetcher, self._corrupt, self._splits = counters, prefetcher, corrupt, splits
         self._mirror = mirror
+        self._gathered = observation_columns_of(agent) if prefetcher.has_observations else ()
 
     def decode(self, sample: SampledBatch, received_at: float) -> list[Batch]:
         """Return the batches of a sample, all of the same size; what is small is done once for all of them.
@@ -115,6 +118,8 @@ class Decoder:
         """Return how many batches are gathered together."""
         if self._mirror is None:  # its batches may share frames, which are copied to the device once
             return self._splits
+        if self._gathered:  # of which only row numbers are gathered here
+            return self._splits
         row_bytes = sum(column[:1].nbytes for column in rows.columns.values())
         batch_bytes = row_bytes * rows.index.size // self._splits
         return min(max(_AT_ONCE_BYTES // max(batch_bytes, 1), 1), self._splits)
@@ -126,21 +131,29 @@ class Decoder:
         started = time.perf_counter()
         picked = order.ravel()
         arrays = self._agent.decode(rows.columns, rows.index[picked])
-        if self._mirror is not None:
-            if FRAMES in arrays:
-                arrays |= _own_frames(arrays)
-            if not self._mirror.is_intact(sample):
-                metrics.MIRROR_OVERRUNS.inc()
-                return []
+        if self._gathered:
+            arrays = _row_numbers(arrays)
+        elif self._mirror is not None and FRAMES in arrays:
+            arrays |= _own_frames(arrays)
+        if not self._gathered and self._is_overrun(sample):
+            return []
         arrays[_WEIGHT], largest = self._weights(sample, order)
         if self._agent.recurrent_state_size:
             arrays[RECURRENT_STATE] = recurrent_states(sample.payloads, self._agent.recurrent_state_size)[picked]
         decoded = time.perf_counter()
-        on_device = self._prefetcher.start(arrays)
+        on_device = self._prefetcher.start(arrays, self._gathered)
         _DECODE_S.inc(decoded - started)
         _COPY_S.inc(time.perf_counter() - decoded)
+        if self._gathered and self._is_overrun(sample):  # what is kept from now on is written after these gathers
+            return []
         items = _Items(sample.keys[picked], self._versions(sample)[picked], largest)
         return self._split(items, len(order), on_device, sample.table_items, received_at)
+
+    def _is_overrun(self, sample: SampledBatch) -> bool:
+        """Return whether rows of a sample were written over before they had been read."""
+        is_overrun = self._mirror is not None and not self._mirror.is_intact(sample)
+        metrics.MIRROR_OVERRUNS.inc(is_overrun)
+        return is_overrun
 
     def _open(self, sample: SampledBatch) -> tuple[SampledBatch, codec.DecodedBatch] | None:
         """Return a sample without its corrupt items, and its rows; None if it has no others."""
@@ -164,7 +177,8 @@ class Decoder:
             sound = self._corrupt.replace(sample, sample.needing(chunks), f"{len(chunks)} chunks cannot be decoded")
         if sound is None:
             return None
-        return sound, codec.DecodedBatch(mirror.columns, mirror.rows_of(sound, self._agent.window.length))
+        columns = with_row_numbers(mirror.columns) if self._gathered else mirror.columns
+        return sound, codec.DecodedBatch(columns, mirror.rows_of(sound, self._agent.window.length))
 
     def _weights(
         self, sample: SampledBatch, order: NDArray[np.int64]
@@ -202,6 +216,13 @@ class Decoder:
         return batches
 
 
+def _row_numbers(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return a batch whose observations are row numbers, under the names that observations have."""
+    numbers = {name: arrays[rows] for name, rows in ROWS.items() if rows in arrays}
+    rest = {name: array for name, array in arrays.items() if name != FRAMES and name not in ROWS.values()}
+    return rest | numbers
+
+
 def _own_frames(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Return the frames that a batch shows, copied out of the mirror, and their rows renumbered."""
     rows = np.concatenate([arrays[name].ravel() for name in ROWS.values()])
@@ -232,7 +253,7 @@ def make_decoder(
     delete: Delete,
     *,
     splits: int,
-    mirror: TableMirror | None,
+    kept: KeptRows,
 ) -> Decoder:
     """Return the decoder of a learner.
 
@@ -244,10 +265,11 @@ def make_decoder(
         counters: Whose gradient steps the schedule of importance weights follows.
         delete: Removes corrupt items from the table.
         splits: Batches of one sample.
-        mirror: The table's rows; None if samples bring them.
+        kept: The table's rows, unless samples bring them.
     """
-    corrupt, prefetcher = CorruptItemFilter(delete, time.monotonic), DevicePrefetcher(device)
-    return Decoder(agent, table.signature, config.table, counters, prefetcher, corrupt, splits=splits, mirror=mirror)
+    corrupt, prefetcher = CorruptItemFilter(delete, time.monotonic), DevicePrefetcher(device, kept.on_device)
+    parts = table.signature, config.table, counters, prefetcher, corrupt
+    return Decoder(agent, *parts, splits=splits, mirror=kept.mirror)
 
 
 def recurrent_states(payloads: Sequence[bytes], size: int) -> NDArray[np.float32]:

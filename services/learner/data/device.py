@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.errors import ConfigError
+from tidemill.services.learner.data.device_rows import DeviceRows, StreamQueue
 from tidemill.services.learner.distributed.learner_group import RankInfo
 
 
@@ -39,18 +40,44 @@ class DeviceBatch:
 class DevicePrefetcher:
     """Starts copies; on a GPU from pinned memory on a stream beside the training thread's."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    def __init__(self, device: torch.device, rows: DeviceRows | None = None) -> None:
+        """Open the stream.
 
-    def start(self, arrays: Mapping[str, NDArray[Any]]) -> DeviceBatch:
-        """Return the arrays as tensors; on a CPU they share the arrays' memory."""
+        Args:
+            device: Where batches go.
+            rows: Observations that are there already; batches then go by the stream that keeps those.
+        """
+        self._device, self._rows = device, rows
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            queue = rows.queue if rows is not None else StreamQueue(device)
+            assert isinstance(queue, StreamQueue)
+            self._stream = queue.stream
+
+    @property
+    def has_observations(self) -> bool:
+        """Whether observations are on the device already."""
+        return self._rows is not None
+
+    def start(self, arrays: Mapping[str, NDArray[Any]], numbers: Sequence[str] = ()) -> DeviceBatch:
+        """Return the arrays as tensors; on a CPU they share the arrays' memory.
+
+        Args:
+            arrays: By name.
+            numbers: Names of those that are row numbers, int64, instead of which the observations there are returned.
+        """
         host = {name: torch.from_numpy(array) for name, array in arrays.items()}
         if self._stream is None:
-            return DeviceBatch(host)
+            return DeviceBatch(self._gathered(host, numbers))
         with torch.cuda.stream(self._stream):
             copies = {name: tensor.pin_memory().to(self._device, non_blocking=True) for name, tensor in host.items()}
-            return DeviceBatch(copies, self._stream.record_event())
+            return DeviceBatch(self._gathered(copies, numbers), self._stream.record_event())
+
+    def _gathered(self, tensors: dict[str, Tensor], numbers: Sequence[str]) -> dict[str, Tensor]:
+        rows = self._rows
+        if rows is None:
+            return tensors
+        return tensors | {name: rows.take(tensors[name]) for name in numbers}
 
 
 def resolve_device(name: str, rank: RankInfo | None = None) -> torch.device:

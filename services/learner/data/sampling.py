@@ -7,15 +7,15 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import structlog
+import torch
 
 from tidemill.config.sections import LearnerConfig
-from tidemill.replay.sampling.mirror import Reserve, TableMirror
-from tidemill.replay.sampling.shared_arrays import reserve_private
+from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import TableConfig
 from tidemill.services.learner import metrics
 from tidemill.services.learner.data.batch_loader import SampleSource
-from tidemill.services.learner.data.mirror import free_bytes, open_mirror
+from tidemill.services.learner.data.kept_rows import KeptRows, SampleShape, open_kept_rows, open_own_mirror
 from tidemill.services.learner.data.table import collect, open_sampler
 from tidemill.services.learner.data.table_sampler import TableSampler
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, StepVote
@@ -35,66 +35,17 @@ class Sampling:
     Attributes:
         source: Gives the batches; closes the sampler.
         sampler: Takes priorities and corrupt items.
-        mirror: The rows of the batches; None if they bring them.
+        kept: The rows of the batches.
     """
 
     source: SampleSource
     sampler: TableSampler
-    mirror: TableMirror | None
+    kept: KeptRows
 
-
-@dataclass(frozen=True, slots=True)
-class SampleShape:
-    """What one rank needs.
-
-    Attributes:
-        batch_size: Items of one sample.
-        stride: Steps from the start of an item to that of the next.
-        in_flight: Samples that are under way or ready.
-        hold: Samples that may be drawn before one is read.
-    """
-
-    batch_size: int
-    stride: int
-    in_flight: int
-    hold: int
-
-
-def open_own_mirror(
-    config: LearnerConfig,
-    table: TableConfig,
-    shape: SampleShape,
-    ranks: int,
-    *,
-    shards: int,
-    reserve: Reserve = reserve_private,
-) -> TableMirror | None:
-    """Return a mirror that this process keeps, None if it may not have the memory for one.
-
-    Args:
-        config: The learner's settings.
-        table: The whole table.
-        shape: What is sampled into it.
-        ranks: Ranks of this machine that keep a mirror: the free memory is divided among them.
-        shards: Over how many shards the table is spread; 0 for a single server.
-        reserve: Gives the memory.
-    """
-    limit_bytes = config.learner.mirror_mib * 2**20
-    if limit_bytes < 0:
-        limit_bytes = free_bytes() // 2 // ranks
-    mirror = open_mirror(
-        table,
-        stride=shape.stride,
-        chunk_length=config.table.chunk_length,
-        batch_size=shape.batch_size,
-        hold=shape.hold,
-        shards=shards,
-        limit_bytes=limit_bytes,
-        reserve=reserve,
-    )
-    if mirror is not None:
-        metrics.MIRROR_BYTES.labels("this_rank").set(mirror.size_bytes)
-    return mirror
+    @property
+    def mirror(self) -> TableMirror | None:
+        """The rows of the batches; None if they bring them."""
+        return self.kept.mirror
 
 
 def open_sampling(
@@ -105,8 +56,20 @@ def open_sampling(
     rank: RankInfo,
     group: LearnerGroup,
     stack: ExitStack,
+    device: torch.device | None = None,
 ) -> Sampling:
     """Start to sample; `stack` ends it. Where ranks share a machine, all of them must do so at the same time.
+
+    Args:
+        config: The learner's settings.
+        directory: The replay shards; None if there is one server.
+        table: The whole table.
+        shape: What this rank needs.
+        rank: Which of the ranks it is.
+        group: All of them.
+        stack: Ends it.
+        device: What `mirror_device` returned. Ranks that share a mirror keep it in the host's memory unless
+            `learner.mirror_device` is `device`: then each keeps its own.
 
     Raises:
         Unavailable: Another rank did not come in time.
@@ -115,9 +78,9 @@ def open_sampling(
     if (sampling := shared.open(group, stack)) is not None:
         return sampling
     shards = config.cluster.shard_count if directory is not None else 0
-    mirror = open_own_mirror(config, table, shape, rank.local_size, shards=shards)
-    sampler = open_sampler(config.cluster, directory, table, shape.batch_size, shape.in_flight, mirror, stack)
-    return Sampling(sampler, sampler, mirror)
+    kept = open_kept_rows(config, table, shape, rank.local_size, device, shards=shards)
+    sampler = open_sampler(config.cluster, directory, table, shape.batch_size, shape.in_flight, kept.mirror, stack)
+    return Sampling(sampler, sampler, kept)
 
 
 class _Shared:
@@ -140,6 +103,7 @@ class _Shared:
         learner = self._config.learner
         # of a queue each item is drawn once, and a rank that takes two batches would leave another waiting
         is_wanted = learner.share_mirror and learner.mirror_mib and self._config.table.sampler != "fifo"
+        is_wanted = is_wanted and learner.mirror_device != "device"
         if self._rank.size == 1 or not is_wanted:
             return None
         door = f"{group.broadcast(os.urandom(16).hex().encode()).decode()}-{self._rank.machine}"
@@ -181,7 +145,7 @@ class _Shared:
         sampler = open_sampler(cluster, self._directory, self._table, shape.batch_size, in_flight, mirror, stack)
         dealer = stack.enter_context(closing(SampleDealer(sampler, others)))
         _log.info("sampling for the learners of this machine", ranks=ranks)
-        return Sampling(dealer, sampler, mirror)
+        return Sampling(dealer, sampler, KeptRows(mirror))
 
     def _dealt(self, door: str, stack: ExitStack) -> Sampling:
         """Sample through the machine's first rank."""
@@ -189,4 +153,4 @@ class _Shared:
         stack.enter_context(closing(sampler))
         collect(sampler, stack)
         metrics.MIRROR_BYTES.labels("another_rank").set(mirror.size_bytes)
-        return Sampling(sampler, sampler, mirror)
+        return Sampling(sampler, sampler, KeptRows(mirror))

@@ -20,7 +20,7 @@ from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.decoder import make_decoder
-from tidemill.services.learner.data.sampling import SampleShape, open_own_mirror
+from tidemill.services.learner.data.kept_rows import SampleShape, mirror_device, open_kept_rows
 from tidemill.services.learner.data.table import batches_per_sample, table_config
 from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.lock_step.batches import RoundBatches
@@ -88,7 +88,8 @@ class LockStepPace:
         batches = batches_per_draw(most, self._lock_step)
         size = config.agent.batch_size * batches
         shape = SampleShape(size, agent.window.stride, _MAX_IN_FLIGHT, _MAX_IN_FLIGHT + 2)
-        mirror = open_own_mirror(config, table, shape, 1, shards=0)
+        on_device = mirror_device(config, agent, learning.device)
+        kept = open_kept_rows(config, table, shape, 1, on_device, shards=0)
         stream = SeededSampleStream(
             config.cluster.replay[0],
             table,
@@ -96,9 +97,18 @@ class LockStepPace:
             DrawSchedule(self._lock_step, config.run.seed, batches).draw,
             first=counters.learner_steps // batches,
             max_in_flight_batches=_MAX_IN_FLIGHT,
-            mirror=mirror,
+            mirror=kept.mirror,
             prepare=priorities.send_again if priorities is not None else lambda _: None,
         )
         decoders, delete = Counters(), stream.delete_items
-        decoder = make_decoder(config, agent, table, learning.device, decoders, delete, splits=batches, mirror=mirror)
+        decoder = make_decoder(
+            config,
+            agent,
+            table,
+            learning.device,
+            decoders,
+            delete,
+            splits=batches,
+            kept=kept,
+        )
         return RoundBatches(stream, decoder.decode, counters, decoders, batches=batches, clock=time.monotonic)

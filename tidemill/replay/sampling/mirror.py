@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.codec import decode_chunks, window_index
 from tidemill.errors import DataLoss
-from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.sampling.batch import Blocks, SampledBatch
 from tidemill.replay.sampling.shared_arrays import reserve_private
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.types import Signature
@@ -22,6 +22,25 @@ Ints = NDArray[np.int64]
 
 Reserve = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 """Returns an array of zeros, given its shape and dtype."""
+
+
+class RowKeeper(Protocol):
+    """Keeps the rows of some columns elsewhere than in a mirror's own memory, such as on a GPU."""
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Names of those columns."""
+
+    def keep(
+        self, signature: Signature, blocks: Sequence[Blocks], step_counts: Ints, places: Ints
+    ) -> NDArray[np.bool_]:
+        """Decode whole chunks of these columns to where their rows are kept; return which are corrupt, [C].
+
+        Called for one batch at a time, in their order. The arguments are those of `codec.decode_chunks`.
+
+        Raises:
+            DataLoss: The blocks are not those of the signature.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +70,18 @@ class TableMirror:
     whether it was overwritten meanwhile. With slots held for `MirrorSize.hold` batches that does not happen.
 
     Attributes:
-        columns: The rows of each column of the signature, [parts * slots * slot_steps, ...]. Not to be written to.
+        columns: The rows of each column of the signature that is kept here, [parts * slots * slot_steps, ...]. Not to
+            be written to.
         parts: Servers whose chunks it has room for.
     """
 
     def __init__(
-        self, signature: Signature, size: MirrorSize, parts: int = 1, reserve: Reserve = reserve_private
+        self,
+        signature: Signature,
+        size: MirrorSize,
+        parts: int = 1,
+        reserve: Reserve = reserve_private,
+        elsewhere: RowKeeper | None = None,
     ) -> None:
         """Take address space for rows; memory is taken as they are filled.
 
@@ -67,12 +92,17 @@ class TableMirror:
                 added while the sampler runs.
             reserve: Gives the memory. Where another process keeps the rows (`SharedArrays`), this mirror only reads
                 them: what was kept there is looked up here.
+            elsewhere: Keeps the rows of some columns; None if all are kept here.
         """
         self._signature, self._steps = signature, size.slot_steps
-        self.size, self.parts = size, parts
+        self.size, self.parts, self._elsewhere = size, parts, elsewhere
+        is_elsewhere = [elsewhere is not None and spec.name in elsewhere.columns for spec in signature]
+        self._here = [place for place, found in enumerate(is_elsewhere) if not found]
+        self._there = [place for place, found in enumerate(is_elsewhere) if found]
         slots = self.parts * size.slots
         self.columns: dict[str, Array] = {
-            spec.name: reserve((slots * size.slot_steps, *spec.shape), np.dtype(spec.dtype)) for spec in signature
+            spec.name: reserve((slots * size.slot_steps, *spec.shape), np.dtype(spec.dtype))
+            for spec in self._specs(self._here)
         }
         self._writes: Ints = reserve((slots,), np.dtype(np.int64))  # how often each slot was filled
         self._corrupt: NDArray[np.bool_] = reserve((slots,), np.dtype(np.bool_))
@@ -80,7 +110,7 @@ class TableMirror:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the rows once all slots are filled."""
+        """Bytes of the rows that are kept here, once all slots are filled."""
         return sum(column.nbytes for column in self.columns.values())
 
     def keep(self, batch: SampledBatch, part: int = 0) -> SampledBatch:
@@ -105,12 +135,23 @@ class TableMirror:
         with self._lock:
             filled = slots[batch.sent]
             self._writes[filled] += 1
-            bad = decode_chunks(
-                self._signature, batch.blocks, batch.step_counts[batch.sent], self.columns, filled * self._steps
-            )
-            self._corrupt[filled] = bad
+            self._corrupt[filled] = self._decode(batch.blocks, batch.step_counts[batch.sent], filled * self._steps)
             written = self._writes[slots]
         return replace(batch, blocks=(), slots=slots, writes=written)
+
+    def _decode(self, blocks: Sequence[Blocks], step_counts: Ints, places: Ints) -> NDArray[np.bool_]:
+        """Decode chunks to where their rows are kept, here or elsewhere; return which are corrupt, [C]."""
+        if len(blocks) != len(self._signature):
+            raise DataLoss(f"the chunks have {len(blocks)} columns, the signature {len(self._signature)}")
+        here = [blocks[place] for place in self._here]
+        corrupt = decode_chunks(self._specs(self._here), here, step_counts, self.columns, places)
+        if self._elsewhere is not None and len(places):
+            there = [blocks[place] for place in self._there]
+            corrupt |= self._elsewhere.keep(self._specs(self._there), there, step_counts, places)
+        return corrupt
+
+    def _specs(self, places: Sequence[int]) -> Signature:
+        return tuple(self._signature[place] for place in places)
 
     def corrupt_chunks(self, batch: SampledBatch) -> Ints:
         """Return which chunks of a kept batch could not be decoded, by position; none of a batch that is not intact."""

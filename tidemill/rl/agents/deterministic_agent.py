@@ -94,6 +94,7 @@ class DeterministicAgent:
     """Makes the updates of one of the algorithms, and keeps what they need."""
 
     recurrent_state_size = 0
+    observation_columns = ("observation", "bootstrap_observation")
 
     def __init__(self, networks: ActorCritic, learn: Learn, frame_stack: int, n_step: int, gamma: float) -> None:
         """Put the parts together.

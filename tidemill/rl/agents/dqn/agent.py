@@ -31,6 +31,7 @@ class DQNAgent:
     """A Q-network, its target and one optimizer."""
 
     recurrent_state_size = 0
+    observation_columns = ("observation", "bootstrap_observation")
 
     def __init__(self, config: DQNConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config = config

@@ -24,6 +24,8 @@ from tidemill.types import EnvSpec
 class IMPALAAgent:
     """A policy and a value, and one optimizer; V-trace corrects for the policy that acted."""
 
+    observation_columns = ("observation",)
+
     def __init__(self, config: IMPALAConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config, self._frame_stack = config, env_spec.frame_stack
         self.window = config.window(env_spec.frame_stack)

@@ -67,6 +67,8 @@ class Samples(NamedTuple):
 class PPOAgent:
     """A policy and a value, and one optimizer. One update makes `epochs * minibatches` gradient steps."""
 
+    observation_columns = ("observation",)
+
     def __init__(self, config: PPOConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config, self._frame_stack, self._device = config, env_spec.frame_stack, device
         self.window = config.window(env_spec.frame_stack)

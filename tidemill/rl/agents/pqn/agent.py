@@ -25,6 +25,7 @@ class PQNAgent:
     """A Q-network and one optimizer. One update makes `epochs * minibatches` gradient steps."""
 
     recurrent_state_size = 0
+    observation_columns = ("observation",)
 
     def __init__(self, config: PQNConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config, self._frame_stack, self._device = config, env_spec.frame_stack, device

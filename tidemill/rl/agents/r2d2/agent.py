@@ -32,6 +32,8 @@ _STEPS = ("observation", "last_action", "last_reward", "is_first")
 class R2D2Agent:
     """A recurrent Q-network, its target and one optimizer."""
 
+    observation_columns = ("observation",)
+
     def __init__(self, config: R2D2Config, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config = config
         self._shape = config.shape(env_spec.frame_stack)

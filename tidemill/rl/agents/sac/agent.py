@@ -37,6 +37,7 @@ class SACAgent:
     """
 
     recurrent_state_size = 0
+    observation_columns = ("observation", "bootstrap_observation")
 
     def __init__(self, config: SACConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config = config

@@ -29,6 +29,7 @@ class SACDiscreteAgent:
     """Actor, twin critics, their target and the temperature, with one optimizer each; an update draws nothing."""
 
     recurrent_state_size = 0
+    observation_columns = ("observation", "bootstrap_observation")
 
     def __init__(self, config: SACDiscreteConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config, self._frame_stack = config, env_spec.frame_stack
