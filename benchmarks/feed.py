@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -53,6 +53,8 @@ _MIRROR_BYTES = 2**34
 class RowsNotGathered(DeviceRows):
     """Observations on a device that takes no time to gather them."""
 
+    host_bytes = 0
+
     def take(self, rows: Tensor) -> Tensor:
         """Return nothing in place of each item."""
         return torch.empty((len(rows), 0))
@@ -66,11 +68,13 @@ class Feed:
         mirrored: Whether it keeps the table.
         rows: What keeps the mirror's observations; None for the host's memory.
         batches: In one sample call; 0 for as many as a learner draws.
+        opened: Is told the bytes of the mirror's rows.
     """
 
     mirrored: bool = True
     rows: type[DeviceRows] | None = None
     batches: int = 0
+    opened: Callable[[int], object] = int
 
 
 FEEDS = {
@@ -107,6 +111,7 @@ def feed(config: RunConfig, address: str, what: Feed, threads: int) -> Iterator[
         shards=0,
         memory=MirrorMemory(_MIRROR_BYTES * what.mirrored, elsewhere=keep if what.rows is not None else None),
     )
+    what.opened((mirror.size_bytes if mirror is not None else 0) + sum(rows.size_bytes for rows in kept))
     with ExitStack() as stack:
         sampler = stack.enter_context(
             ReplaySampler([address], table, batch_size * splits, max_in_flight_batches=threads + 1, mirror=mirror)

@@ -20,7 +20,8 @@ from tidemill.config.sections import LearnerConfig
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.services.learner.data import table
-from tidemill.services.learner.data.sampling import SampleShape, Sampling, open_sampling
+from tidemill.services.learner.data.kept_rows import SampleShape
+from tidemill.services.learner.data.sampling import Sampling, open_sampling
 from tidemill.services.learner.distributed.learner_group import RankInfo, SingleLearner, StepVote
 from tidemill.services.learner.distributed.shared_sampling import DealtSampler, SampleDealer
 from tidemill.types import signature_of

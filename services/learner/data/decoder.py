@@ -31,7 +31,7 @@ from tidemill.services.learner.data.importance_weights import (
     largest_weight,
 )
 from tidemill.services.learner.data.kept_rows import KeptRows
-from tidemill.types import Signature
+from tidemill.types import OBSERVATION, Signature
 
 STATE_DTYPE = np.dtype("<f4")
 """Of the numbers in an item's payload: the recurrent state of the policy at its start."""
@@ -118,9 +118,8 @@ class Decoder:
         """Return how many batches are gathered together."""
         if self._mirror is None:  # its batches may share frames, which are copied to the device once
             return self._splits
-        if self._gathered:  # of which only row numbers are gathered here
-            return self._splits
-        row_bytes = sum(column[:1].nbytes for column in rows.columns.values())
+        columns = [column for name, column in rows.columns.items() if not (self._gathered and name == OBSERVATION)]
+        row_bytes = sum(column[:1].nbytes for column in columns) + self._prefetcher.observation_bytes
         batch_bytes = row_bytes * rows.index.size // self._splits
         return min(max(_AT_ONCE_BYTES // max(batch_bytes, 1), 1), self._splits)
 

@@ -173,6 +173,11 @@ class DeviceRows:
         """Bytes of the rows."""
         return self._slab.numel() * self._slab.element_size()
 
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the host's memory that each observation takes which is handed out: none on a GPU."""
+        return self._layout.row_bytes if self.device.type == "cpu" else 0
+
     def keep(
         self, signature: Signature, blocks: Sequence[Blocks], step_counts: Ints, places: Ints
     ) -> NDArray[np.bool_]:
