@@ -133,11 +133,14 @@ def feed(config: RunConfig, address: str, what: Feed, threads: int) -> Iterator[
 
 
 def rate(loader: BatchLoader, seconds: float, warm_s: float) -> float:
-    """Return batches per second, each dropped at once, after some that are not counted."""
+    """Return batches per second, each dropped once it is on the device, after some that are not counted."""
     for bound_s in (warm_s, seconds):
         taken, started = 0, time.perf_counter()
         while (elapsed := time.perf_counter() - started) < bound_s:
-            taken += loader.take(1.0) is not None
+            if (batch := loader.take(1.0)) is not None:
+                taken += 1
+                if batch.device_batch.event is not None:
+                    batch.device_batch.event.synchronize()
     return taken / elapsed
 
 

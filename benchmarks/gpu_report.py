@@ -124,8 +124,8 @@ STEPS = (
     ),
     Step(
         "feed",
-        "items per second from the replay service to an update that does nothing, rows of frames stacked on the device",
-        _python("benchmarks.feed", "--rounds", "2", "--threads", "1", "2", "4"),
+        "items per second from the replay service to an update that does nothing, the mirror on the GPU and not",
+        _python("benchmarks.feed", "--rounds", "2", "--threads", "1", "2"),
         ("--env-steps", "4000", "--threads", "1", *_ONE),
         240,
         ("feed",),

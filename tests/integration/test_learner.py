@@ -18,6 +18,7 @@ from tidemill.params.blob import unpack
 from tidemill.params.version import LATEST
 from tidemill.rpc.background import BackgroundServer
 from tidemill.services.launcher.commands.certs import make
+from tidemill.services.learner import metrics
 
 
 @pytest.fixture
@@ -53,6 +54,19 @@ def test_learner_trains_publishes_and_updates_priorities(cluster: LearnerCluster
     described = replay.describe_table(TABLE)
     assert described.unknown_keys == 0
     cluster.wait_for_status(lambda s: "loss" in s.metrics and s.steps_per_s > 0, "metrics and rates")
+
+
+def test_learner_trains_from_observations_on_its_device(cluster: LearnerCluster) -> None:
+    """Each step is uploaded once, however often its items are trained on."""
+    uploaded = metrics.MIRROR_ROWS_UPLOADED
+    before = uploaded._value.get()
+    cluster.start_learner("--learner.mirror-device", "device")
+    cluster.feed()
+    status = cluster.wait_for_status(lambda s: s.learner_steps >= 100, "100 gradient steps")
+    assert metrics.MIRROR_DEVICE_BYTES._value.get() > 0
+    stored = cluster.replay_client().describe_table(TABLE).inserts + 1  # the first step begins no item of its own
+    assert 0 < uploaded._value.get() - before <= stored + 16
+    assert status.state is LearnerState.TRAINING
 
 
 def test_updates_per_env_step_are_held(cluster: LearnerCluster) -> None:

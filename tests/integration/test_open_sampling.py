@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
+import torch
 from prometheus_client import CollectorRegistry
 
 from tests.support.feeder import SPEC, TABLE, Feeder
@@ -67,14 +68,19 @@ def _open(server: LocalServer, ranks: list[RankInfo], stack: ExitStack, *setting
     """Open what each rank samples with, and take a batch by each."""
     config = load(LearnerConfig, ["--cluster.replay", server.address, *settings], prog="learner", description="")
     group = _Threads(len(ranks))
+    device = torch.device("cpu") if config.learner.mirror_device == "device" else None
+    given = config, None, TABLE_CONFIG, SHAPE
     with ThreadPoolExecutor(len(ranks)) as pool:
-        opening = [pool.submit(open_sampling, config, None, TABLE_CONFIG, SHAPE, rank, group, stack) for rank in ranks]
+        opening = [pool.submit(open_sampling, *given, rank, group, stack, device) for rank in ranks]
         opened = [future.result(WAIT_S) for future in opening]
     for sampling in opened:
         batch = sampling.source.take(WAIT_S)
         assert batch is not None
         if sampling.mirror is not None:
-            assert np.isfinite(sampling.mirror.columns["observation"][sampling.mirror.rows_of(batch, 2)]).all()
+            rows, kept = sampling.mirror.rows_of(batch, 2), sampling.kept.on_device
+            found = kept.take(torch.from_numpy(rows)).numpy() if kept else sampling.mirror.columns["observation"][rows]
+            assert np.isfinite(found).all()
+            assert found.any()
             assert sampling.mirror.is_intact(batch)
     for sampling in reversed(opened):
         sampling.source.close()
@@ -116,12 +122,13 @@ def test_first_rank_of_a_machine_samples_for_it(
         (("--learner.no-share-mirror",), True),
         (("--learner.mirror-mib", "0"), False),
         (("--table.sampler", "fifo"), True),
+        (("--learner.mirror-device", "device"), True),
     ],
 )
 def test_every_rank_samples_for_itself_when_told_to(
     server: LocalServer, settings: tuple[str, ...], keeps: bool
 ) -> None:
-    """Without the setting, without a mirror, and of a queue."""
+    """Without the setting, without a mirror, of a queue, and with a mirror on each rank's own device."""
     with ExitStack() as stack:
         opened = _open(server, _ranks(2), stack, *settings)
         assert _kinds(opened) == [ReplaySampler] * 2
