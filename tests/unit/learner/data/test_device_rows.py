@@ -216,7 +216,7 @@ def _exercise(pair: Pair, hold: int, steps: list[str], run: Callable[[], object]
         "append": lambda: pair.append(2),
         "sample": sample,
         "reconnect": pair.connect,  # what was not read until then may be lost, for both
-        "read": lambda: waiting and read(),
+        "read": lambda: read() if waiting else None,
         "reset": pair.reset,
         "run": run,
     }
