@@ -49,7 +49,7 @@ MASKED = EnvSpec((3,), "float32", num_actions=4, masks_actions=True)
 
 KINDS: dict[str, tuple[AgentConfig, EnvSpec]] = {
     **{name: CASES[name] for name in ("dqn", "dqn_image", "dqn_colours", "r2d2", "r2d2_image", "sac", "sac_tqc")},
-    **{name: CASES[name] for name in ("td3", "ddpg_all_options", "ppo_image", "impala_continuous", "pqn")},
+    **{name: CASES[name] for name in ("td3", "ddpg_all_options", "ppo_lstm_image", "impala_continuous", "pqn")},
     "sac_discrete_image": CASES["sac_discrete_image"],
     "dqn_of_parts": (DQNConfig(network="mlp", hidden_sizes=(16,), n_step=3), DICT),
     "dqn_masked": (DQNConfig(network="mlp", hidden_sizes=(16,)), MASKED),
