@@ -4,8 +4,9 @@ The server has one core; the feeding process may use that one and another. Frame
 Atari's. Rows: items per second to the training thread with a mirror and without one, in turns; with the mirror's
 observations on the device (a GPU, or the CPU in its place), and the same without the device's own gather, whose work a
 GPU does beside: what is left are the index arrays and the columns besides observations. And the rate of small operators
-that the training thread launches beside the feed at 100 batches per second, against its rate alone. The same feed in a
-process of its own, which shares the cores but not the interpreter, shows which part of that loss is the cores'.
+that the training thread launches beside the feed at 100 batches per second, against its rate alone: with all of the
+work on the host's cores, with that which a device leaves to the host, and with the same feed in a process of its own,
+which shares the cores but not the interpreter, so that the difference is the interpreter's.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from benchmarks.rows import Row, row, write
 from tidemill.config.sections import RunConfig
 from tidemill.envs.make import spec_of
 from tidemill.process import keep_freed_memory
+from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.registry import stored_columns
@@ -68,13 +70,13 @@ class Feed:
         mirrored: Whether it keeps the table.
         rows: What keeps the mirror's observations; None for the host's memory.
         batches: In one sample call; 0 for as many as a learner draws.
-        opened: Is told the bytes of the mirror's rows.
+        opened: Is given the mirror.
     """
 
     mirrored: bool = True
     rows: type[DeviceRows] | None = None
     batches: int = 0
-    opened: Callable[[int], object] = int
+    opened: Callable[[TableMirror], object] = id
 
 
 FEEDS = {
@@ -111,7 +113,8 @@ def feed(config: RunConfig, address: str, what: Feed, threads: int) -> Iterator[
         shards=0,
         memory=MirrorMemory(_MIRROR_BYTES * what.mirrored, elsewhere=keep if what.rows is not None else None),
     )
-    what.opened((mirror.size_bytes if mirror is not None else 0) + sum(rows.size_bytes for rows in kept))
+    if mirror is not None:
+        what.opened(mirror)
     with ExitStack() as stack:
         sampler = stack.enter_context(
             ReplaySampler([address], table, batch_size * splits, max_in_flight_batches=threads + 1, mirror=mirror)
@@ -206,11 +209,9 @@ def take_for_another_process(config: RunConfig, address: str, threads: int, warm
 def measure(case: Case, env_steps: int, rounds: int, seconds: float, threads: int) -> list[Row]:
     """Measure one case; every variant once per round, in turns."""
     items: dict[str, list[float]] = {name: [] for name in FEEDS}
+    in_another = "mirrored, in a process of its own"
     beside: dict[str, list[float]] = {
-        "alone": [],
-        "mirrored": [],
-        "mirrored, in a process of its own": [],
-        "unmirrored": [],
+        name: [] for name in ("alone", "mirrored", in_another, "mirrored, index arrays alone", "unmirrored")
     }
     with tempfile.TemporaryDirectory(prefix="tm-") as folder:
         config, path = case.config(), case.write(Path(folder))
@@ -224,7 +225,7 @@ def measure(case: Case, env_steps: int, rounds: int, seconds: float, threads: in
                         if name in beside:
                             beside[name].append(launches_beside(loader, seconds))
                 of_another = launches_beside_process(case, address, threads, seconds)
-                beside["mirrored, in a process of its own"].append(of_another)
+                beside[in_another].append(of_another)
                 beside["alone"].append(launches(seconds))
     per = f"{case.name}, {threads} threads"
     return [

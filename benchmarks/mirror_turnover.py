@@ -1,8 +1,8 @@
 """A learner's mirror while its table is overwritten: `python -m benchmarks.mirror_turnover --minutes 30`.
 
 A writer of its own process appends made-up Atari steps at a steady pace, a learner's feed takes a few batches a second
-and drops them. Rows: what the feed's process has in memory beyond the mirror at its start, against what the mirror says
-it takes; and how its memory grows from the tenth turnover to the end, by a straight line through all samples.
+and drops them. Rows: what of the mirror's rows is in memory at the end, against what the mirror says that it takes; and
+how the memory of the feed's process grows from the tenth turnover to the end, by a straight line through all samples.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tidemill.config.load import write_document
 from tidemill.config.sections import RunConfig
 from tidemill.process import keep_freed_memory
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.writing.appender import StreamAppender
 from tidemill.replay.writing.chunk import Chunk, ItemBatch
 
@@ -37,6 +38,7 @@ _SAMPLE_S = 5.0
 _SETTLED_TURNOVERS = 10
 _DIFFERENT_CHUNKS = 64
 _MIB = 2.0**20
+_PAGE_BYTES = 4096
 
 
 def append(address: str, steps_per_s: float) -> None:
@@ -61,7 +63,19 @@ def append(address: str, steps_per_s: float) -> None:
 
 def resident_bytes() -> int:
     """Return what of this process is in memory (proc(5): statm)."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
+
+
+def resident_rows_bytes(mirror: TableMirror) -> int:
+    """Return what is in memory of the pages that hold a mirror's rows (proc(5): pagemap)."""
+    pages = 0
+    with Path("/proc/self/pagemap").open("rb") as pagemap:
+        for column in mirror.columns.values():
+            first, last = column.ctypes.data // _PAGE_BYTES, -(-(column.ctypes.data + column.nbytes) // _PAGE_BYTES)
+            pagemap.seek(8 * first)
+            entries = np.frombuffer(pagemap.read(8 * (last - first)), np.uint64)
+            pages += int((entries >> np.uint64(63)).sum())
+    return pages * _PAGE_BYTES
 
 
 def watch(config: RunConfig, address: str, what: Feed, seconds: float) -> dict[str, list[float]]:
@@ -81,7 +95,7 @@ def watch(config: RunConfig, address: str, what: Feed, seconds: float) -> dict[s
     return found
 
 
-def rows_of(name: str, found: dict[str, list[float]], said_bytes: int) -> list[Row]:
+def rows_of(name: str, found: dict[str, list[float]], mirror: TableMirror) -> list[Row]:
     """Return the rows of one feed."""
     turned = (np.array(found["inserts"]) - found["inserts"][0]) / _ITEMS
     settled = turned >= min(_SETTLED_TURNOVERS, turned[-1] / 2)
@@ -89,13 +103,9 @@ def rows_of(name: str, found: dict[str, list[float]], said_bytes: int) -> list[R
     resident = np.array(found["resident"])[settled] / _MIB
     slope = float(np.polyfit(hours, resident, 1)[0])
     per = f"{name}, {turned[-1]:.0f} turnovers of {_ITEMS:,} items in {found['time'][-1] / 60:.0f} minutes"
+    resident_mib, said_mib = resident_rows_bytes(mirror) / _MIB, mirror.size_bytes / _MIB
     return [
-        row(
-            f"memory of a feed against what its mirror says, {per}",
-            "MiB",
-            [float(np.median(resident))],
-            [said_bytes / _MIB],
-        ),
+        row(f"mirror's rows in memory against what it says, {per}", "MiB", [resident_mib], [said_mib]),
         row(f"growth of a feed's memory, {per}", "MiB/h", [slope]),
         row(f"memory at the tenth turnover and at the end, {per}", "MiB", [float(resident[0]), float(resident[-1])]),
     ]
@@ -125,9 +135,9 @@ def main() -> None:
             writer = subprocess.Popen([*command, "--steps-per-s", str(options.steps_per_s)])
             try:
                 for name in options.feeds:
-                    said: list[int] = []
-                    what = dataclasses.replace(FEEDS[name], opened=said.append)
-                    rows += rows_of(name, watch(config, address, what, 60 * options.minutes), said[0])
+                    opened: list[TableMirror] = []
+                    what = dataclasses.replace(FEEDS[name], opened=opened.append)
+                    rows += rows_of(name, watch(config, address, what, 60 * options.minutes), opened[0])
             finally:
                 writer.kill()
                 writer.wait()
