@@ -1,12 +1,12 @@
 """The way from the replay service to a learner's ready batches, with an update that does nothing: `make bench-feed`.
 
-The server has one core; the feeding process may use that one and another. Frames are made up and as compressible as
-Atari's. Rows: items per second to the training thread with a mirror and without one, in turns; with the mirror's
-observations on the device (a GPU, or the CPU in its place), and the same without the device's own gather, whose work a
-GPU does beside: what is left are the index arrays and the columns besides observations. And the rate of small operators
-that the training thread launches beside the feed at 100 batches per second, against its rate alone: with all of the
-work on the host's cores, with that which a device leaves to the host, and with the same feed in a process of its own,
-which shares the cores but not the interpreter, so that the difference is the interpreter's.
+The server has one core; the feeding process may use that one and another. Frames are of five Atari games. Rows: items
+per second to the training thread with a mirror and without one, in turns; with the mirror's observations on the device
+(a GPU, or the CPU in its place), and the same without the device's own gather, whose work a GPU does beside: what is
+left are the index arrays and the columns besides observations. And the rate of small operators that the training thread
+launches beside the feed at 100 batches per second, against its rate alone: with all of the work on the host's cores,
+with that which a device leaves to the host, and with the same feed in a process of its own, which shares the cores but
+not the interpreter, so that the difference is the interpreter's.
 """
 
 from __future__ import annotations

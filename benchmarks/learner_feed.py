@@ -1,19 +1,25 @@
-"""A replay service filled with made-up transitions, and a parameter server: what a learner needs around it."""
+"""A replay service filled with transitions, and a parameter server: what a learner needs around it.
+
+Frames are those of five Atari games (`replay_frames.py`), other observations are made up.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.replay_frames import cached_steps
 from tidemill import codec
 from tidemill.config.sections import RunConfig
 from tidemill.envs.make import spec_of
@@ -44,19 +50,35 @@ def servers(config: RunConfig, path: str, env_steps: int) -> Iterator[list[str]]
 
 
 def fill(config: RunConfig, address: str, env_steps: int) -> None:
-    """Append random streams, as one actor with one environment would."""
-    spec, rng, length = spec_of(config.env), np.random.default_rng(0), config.table.chunk_length
+    """Append streams, as one actor with one environment would."""
+    spec, length = spec_of(config.env), config.table.chunk_length
     table = _table(config, spec)
+    chunks = [codec.encode(table.signature, columns) for columns in _columns(table, spec, env_steps, length)]
     with ReplayClient(address) as client:
         client.wait_for_ready(START_S)
         client.create_table(table)
     with StreamAppender(address, "benchmark", 1, table.signature, [table.name], length) as appender:
-        for first in range(0, env_steps, length):
-            blocks = codec.encode(table.signature, random_columns(table, length, rng))
+        for first, blocks in zip(range(0, env_steps, length), itertools.cycle(chunks)):
             chunk = Chunk(0, first, length, length, 1, blocks)
             if not appender.append([chunk], [_items(first, length, table.max_item_steps)]):
                 raise SystemExit("the replay service does not take what it is sent")
         appender.flush(START_S)
+
+
+def _columns(table: TableConfig, spec: EnvSpec, env_steps: int, length: int) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield the columns of different chunks: as many as are needed, or as there are frames of games."""
+    rng = np.random.default_rng(0)
+    if (spec.observation_shape, spec.observation_dtype) != ((84, 84), "uint8"):
+        for _ in range(0, env_steps, length):
+            yield random_columns(table, length, rng)
+        return
+    steps = cached_steps()
+    recorded = {**vars(steps), "action": steps.action % max(spec.num_actions, 1)}
+    places = itertools.product(range(len(steps.action)), range(0, steps.action.shape[1] - length + 1, length))
+    for env, first in itertools.islice(places, -(-env_steps // length)):
+        seen = {name: array[env, first : first + length] for name, array in recorded.items()}
+        columns = random_columns(table, length, rng)
+        yield columns | {column.name: seen[column.name] for column in table.signature if column.name in seen}
 
 
 def random_columns(table: TableConfig, steps: int, rng: np.random.Generator) -> dict[str, NDArray[np.generic]]:
