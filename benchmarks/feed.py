@@ -93,7 +93,12 @@ def feed(config: RunConfig, address: str, what: Feed, threads: int) -> Iterator[
     """Open a learner's feed to the training thread."""
     spec, device = spec_of(config.env), torch.device("cuda" if torch.cuda.is_available() else "cpu")
     agent = build_agent(config.agent, spec, seed=1)
-    learner = dataclasses.replace(config.learner, updates_per_env_step=0.0, batches_per_sample=what.batches)
+    learner = dataclasses.replace(
+        config.learner,
+        updates_per_env_step=0.0,
+        batches_per_sample=what.batches,
+        mirror_mib=-1 if what.mirrored else 0,
+    )
     batch_size, length = config.agent.batch_size, config.table.chunk_length
     table = table_config(config.table, learner, agent, stored_columns(config.agent, spec), batch_size)
     splits = batches_per_sample(config.table, learner, table.signature, batch_size)

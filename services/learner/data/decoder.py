@@ -42,6 +42,13 @@ RECURRENT_STATE = "recurrent_state"
 _AT_ONCE_BYTES = 8 * 2**20
 """Of the batches that are gathered from a mirror at once: larger ones take new memory from the system each time."""
 
+_DECODED_AT_ONCE_BYTES = 16 * 2**20
+"""Of the batches whose blocks are decoded at once, if every item has rows of its own.
+
+Beyond 32 MiB the C library keeps no freed memory (mallopt(3), M_MMAP_THRESHOLD): each page of each array is then taken
+from the system again, one thread at a time.
+"""
+
 _WEIGHT = "importance_weight"
 _DECODE_S, _COPY_S = (metrics.STAGE_SECONDS.labels(stage) for stage in ("decode", "copy"))
 
@@ -100,28 +107,45 @@ class Decoder:
         Raises:
             DataLoss: The sample is not one of this table's signature.
         """
+        order = _dealt(sample, self._splits)
+        batches: list[Batch] = []
+        at_once = self._decoded_at_once(sample)
+        for first in range(0, self._splits, at_once):
+            piece = order[first : first + at_once]
+            part = sample if len(piece) == self._splits else sample.take(piece.T.ravel())
+            batches += self._decode(part, len(piece), received_at)
+        return batches
+
+    def _decoded_at_once(self, sample: SampledBatch) -> int:
+        """Return of how many batches the blocks are decoded together; of a mirror's there are none."""
+        if self._mirror is not None:
+            return self._splits
+        item_bytes = self._agent.window.length * sum(column.step_bytes for column in self._signature)
+        batch_bytes = item_bytes * len(sample.keys) // self._splits
+        return min(max(_DECODED_AT_ONCE_BYTES // max(batch_bytes, 1), 1), self._splits)
+
+    def _decode(self, sample: SampledBatch, splits: int, received_at: float) -> list[Batch]:
+        """Return so many batches, which are all that is in a sample."""
         started = time.perf_counter()
         opened = self._open(sample)
         if opened is None:
             return []
         sample, rows = opened
         _DECODE_S.inc(time.perf_counter() - started)
-        # Batch i takes items i, i + splits, ...: of a sampler's strata each batch gets its share.
-        order = np.arange(len(sample.keys)).reshape(-1, self._splits).T
+        order, at_once = _dealt(sample, splits), self._gathered_at_once(rows, splits)
         batches: list[Batch] = []
-        at_once = self._at_once(rows)
-        for first in range(0, self._splits, at_once):
+        for first in range(0, splits, at_once):
             batches += self._gather(sample, rows, order[first : first + at_once], received_at)
         return batches
 
-    def _at_once(self, rows: codec.DecodedBatch) -> int:
+    def _gathered_at_once(self, rows: codec.DecodedBatch, splits: int) -> int:
         """Return how many batches are gathered together."""
         if self._mirror is None:  # its batches may share frames, which are copied to the device once
-            return self._splits
+            return splits
         columns = [column for name, column in rows.columns.items() if not (self._gathered and name == OBSERVATION)]
         row_bytes = sum(column[:1].nbytes for column in columns) + self._prefetcher.observation_bytes
-        batch_bytes = row_bytes * rows.index.size // self._splits
-        return min(max(_AT_ONCE_BYTES // max(batch_bytes, 1), 1), self._splits)
+        batch_bytes = row_bytes * rows.index.size // splits
+        return min(max(_AT_ONCE_BYTES // max(batch_bytes, 1), 1), splits)
 
     def _gather(
         self, sample: SampledBatch, rows: codec.DecodedBatch, order: NDArray[np.int64], received_at: float
@@ -213,6 +237,11 @@ class Decoder:
             keys, versions, largest = items.keys[part_of], items.versions[part_of], float(items.largest_weight[number])
             batches.append(Batch(columns, weight, keys, on_device, table_items, versions, received_at, largest))
         return batches
+
+
+def _dealt(sample: SampledBatch, splits: int) -> NDArray[np.int64]:
+    """Return the items of each batch, [splits, B]: every splits-th, for its share of a sampler's strata."""
+    return np.arange(len(sample.keys)).reshape(-1, splits).T
 
 
 def _row_numbers(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -173,6 +173,30 @@ def test_large_batches_are_gathered_from_a_mirror_one_by_one(
     assert _gathered(_Mirror(intact=3), at_once_bytes, monkeypatch) == together
 
 
+@pytest.mark.parametrize("at_once_bytes", [1, 2 * 2 * 2 * 4])  # one batch, and two of two items of two rows
+def test_large_batches_are_decoded_one_by_one(at_once_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They equal those that are decoded together, and no array is as large as all of them."""
+    settings = TableSettings(sampler="prioritized", importance_sampling_exponent=1.0)
+    together = _decode(settings, splits=3)
+    decoded: list[int] = []
+    inner = codec.decode
+
+    def counted(signature: Signature, found: SampledBatch, length: int) -> codec.DecodedBatch:
+        decoded.append(len(found.keys))
+        return inner(signature, found, length)
+
+    monkeypatch.setattr(codec, "decode", counted)
+    monkeypatch.setattr(decoder_module, "_DECODED_AT_ONCE_BYTES", at_once_bytes)
+    apart = _decode(settings, splits=3)
+    assert decoded == ([2, 2, 2] if at_once_bytes == 1 else [4, 2])
+    for left, right in zip(apart, together, strict=True):
+        assert left.keys.tolist() == right.keys.tolist()
+        assert left.weight.tolist() == right.weight.tolist()
+        assert left.largest_weight == right.largest_weight
+        assert left.columns["reward"].tolist() == right.columns["reward"].tolist()
+        assert left.params_versions.tolist() == right.params_versions.tolist()
+
+
 def test_batches_that_were_gathered_before_a_mirror_was_written_over_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three, the first two were read in time."""
     found = _gathered(_Mirror(intact=2), 1, monkeypatch)
