@@ -107,7 +107,8 @@ def network_of(agent: AgentConfig) -> str:
         return torso
     found = (getattr(agent, name, None) for name in ("hidden_sizes", "actor_sizes", "critic_sizes"))
     layers = dict.fromkeys(", ".join(map(str, sizes)) for sizes in found if sizes)
-    return " and ".join(layers)
+    lstm_size = getattr(agent, "lstm_size", 0)
+    return " and ".join(layers) + (f", LSTM {lstm_size}" if lstm_size else "")
 
 
 def budget_of(run: RunSettings) -> Document:

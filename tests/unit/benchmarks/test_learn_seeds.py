@@ -30,7 +30,7 @@ def reported(results: Path, seeds: list[int], config: str = CONFIG, *, declared:
 
 
 def test_shipped_declarations_belong_to_configs_and_can_be_planned() -> None:
-    """Every continuous row of the table is there, with the same number of seeds, and its command line is understood."""
+    """Every continuous row of the table is there, with five seeds or, of recurrent policies, three; each can be planned."""
     rows = {row.name: row for row in read_declared()}
     continuous = {path.stem for path in (ROOT / "configs").glob("pendulum_*.yaml")} | {
         path.parent.name for path in (ROOT / plans.RESULTS).glob("lunarlander_continuous_*/result.json")
@@ -39,7 +39,7 @@ def test_shipped_declarations_belong_to_configs_and_can_be_planned() -> None:
     for row in rows.values():
         arguments = parser().parse_args([str(ROOT / row.config), "--seeds", *map(str, row.seeds), *row.options])
         plan = plans.make_plan(arguments, declared=True)
-        assert (len(plan.seeds), plan.config.run.name) == (5, row.name)
+        assert (len(plan.seeds), plan.config.run.name) == (3 if "lstm" in row.name else 5, row.name)
 
 
 @pytest.mark.parametrize(
