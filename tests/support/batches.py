@@ -158,7 +158,10 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         CONTINUOUS,
     ),
     "ppo_std_of_observation": (PPOConfig(hidden_sizes=(16,), unroll=5, gaussian_std="observation"), CONTINUOUS),
-    "ppo_image": (PPOConfig(network="nature", hidden_sizes=(16,), unroll=5, epochs=1, minibatches=2), IMAGE),
+    "ppo_image": (
+        PPOConfig(network="nature", encoder_sizes=(16,), hidden_sizes=(), unroll=5, epochs=1, minibatches=2),
+        IMAGE,
+    ),
     "ppo_lstm": (
         PPOConfig(lstm_size=8, encoder_sizes=(16,), hidden_sizes=(16,), unroll=5, minibatches=3, clip_decay_updates=9),
         VECTOR,

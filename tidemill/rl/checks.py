@@ -22,13 +22,6 @@ def require(condition: bool, field: str, value: object, allowed: str) -> None:
         raise ConfigError(f"{field} is {value!r}, but must be {allowed}")
 
 
-def check_lstm(size: int, encoder_sizes: tuple[int, ...]) -> None:
-    """Raise ConfigError unless these can be the units of an LSTM, 0 for none, and of the layers before it."""
-    require(size >= 0, "lstm_size", size, "0 or more")
-    require(min(encoder_sizes, default=1) > 0, "encoder_sizes", encoder_sizes, "positive sizes")
-    require(not encoder_sizes or size > 0, "encoder_sizes", encoder_sizes, "empty while lstm_size is 0")
-
-
 def require_continuous(algorithm: str, env_spec: EnvSpec, network: str) -> None:
     """Raise ConfigError unless actions are continuous, and observations are vectors if the network is `mlp`.
 

@@ -30,7 +30,7 @@ def reported(results: Path, seeds: list[int], config: str = CONFIG, *, declared:
 
 
 def test_shipped_declarations_belong_to_configs_and_can_be_planned() -> None:
-    """Every continuous row of the table is there, with five seeds or, of recurrent policies, three; each can be planned."""
+    """Every continuous row of the table is there, with five seeds or, of recurrent policies, three, and can be run."""
     rows = {row.name: row for row in read_declared()}
     continuous = {path.stem for path in (ROOT / "configs").glob("pendulum_*.yaml")} | {
         path.parent.name for path in (ROOT / plans.RESULTS).glob("lunarlander_continuous_*/result.json")

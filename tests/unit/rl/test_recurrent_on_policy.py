@@ -308,12 +308,12 @@ def test_impala_equals_an_independent_implementation(env_spec: EnvSpec) -> None:
 
 
 def test_without_an_lstm_nothing_of_it_is_there() -> None:
-    """Neither parameters nor a state, and the settings that belong to it are refused."""
+    """Neither parameters nor a state; and what cannot be an LSTM is refused."""
     agent = build_agent(PPOConfig(), DISCRETE, seed=0)
     assert agent.recurrent_state_size == 0
     assert {name.split(".")[0] for name in agent.policy_state()} == {"policy", "value"}
-    with pytest.raises(ConfigError, match=r"encoder_sizes is \(8,\), but must be empty while lstm_size is 0"):
-        IMPALAConfig(encoder_sizes=(8,))
+    with pytest.raises(ConfigError, match=r"encoder_sizes is \(0,\), but must be positive sizes"):
+        IMPALAConfig(encoder_sizes=(0,))
     with pytest.raises(ConfigError, match="lstm_size is -1, but must be 0 or more"):
         IMPALAConfig(lstm_size=-1)
     with pytest.raises(ConfigError, match=r"minibatches is 5, but must be at most batch_size \(4\): with an LSTM"):

@@ -47,16 +47,16 @@ class ActorCriticSettings(Protocol):
         """Settings of the torso."""
 
     @property
-    def lstm_size(self) -> int:
-        """Units of an LSTM behind the torso; 0: none."""
+    def encoder_sizes(self) -> tuple[int, ...]:
+        """Units of each layer after the torso that policy and value share."""
 
     @property
-    def encoder_sizes(self) -> tuple[int, ...]:
-        """Units of each layer between the torso and the LSTM."""
+    def lstm_size(self) -> int:
+        """Units of an LSTM behind these; 0: none."""
 
     @property
     def hidden_sizes(self) -> tuple[int, ...]:
-        """Units of each layer after the torso or the LSTM, of the policy and of the value apart."""
+        """Units of each layer after those, of the policy and of the value apart."""
 
     @property
     def activation(self) -> str:
@@ -194,11 +194,11 @@ class ActorCritic(nn.Module):
     def _features(self, observation: Tensor, recurrence: Recurrence | None) -> tuple[Tensor, Tensor | None]:
         """Return what policy and value see, [B, F], and the recurrent state after it."""
         features = self.torso(observation).float()
+        for layer in self.encoder:
+            features = self._activate(layer(features))
         if self.lstm is None:
             return features, None
         assert recurrence is not None, "a recurrent network has to know where episodes start"
-        for layer in self.encoder:
-            features = self._activate(layer(features))
         steps = features.unflatten(0, recurrence.is_first.shape)
         outputs, state = self.lstm(steps, recurrence.is_first, to_state(recurrence.recurrent_state))
         return outputs.flatten(0, 1), to_recurrent_state(state)

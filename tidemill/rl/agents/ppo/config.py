@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tidemill.rl.checks import check_lstm, require
+from tidemill.rl.checks import require
 from tidemill.rl.networks.torsos import NetworkSetting, check_torso
 from tidemill.types import ColumnSpec, EnvSpec, Signature, WindowSpec
 
@@ -22,13 +22,12 @@ class PPOConfig:
     or your own by `module:name`."""
     network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
     """Settings of the torso, by name: a user-defined one's own, and `width`, `spectral_norm` and `pool` of `impala`."""
-    lstm_size: int = 0
-    """Units of an LSTM behind the torso, which makes policy and value recurrent; 0: none."""
     encoder_sizes: tuple[int, ...] = ()
-    """Units of each fully connected layer between the torso and the LSTM."""
+    """Units of each fully connected layer after the torso that policy and value share."""
+    lstm_size: int = 0
+    """Units of an LSTM behind these, which makes policy and value recurrent; 0: none."""
     hidden_sizes: tuple[int, ...] = (64, 64)
-    """Units of each fully connected layer after the torso or the LSTM, of the policy and of the value apart; may be
-    empty."""
+    """Units of each fully connected layer after those, of the policy and of the value apart; may be empty."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Function between these layers."""
     initial_log_std: float = 0.0
@@ -73,7 +72,8 @@ class PPOConfig:
     def __post_init__(self) -> None:
         check_torso(self.network)
         require(min(self.hidden_sizes, default=1) > 0, "hidden_sizes", self.hidden_sizes, "positive sizes")
-        check_lstm(self.lstm_size, self.encoder_sizes)
+        require(min(self.encoder_sizes, default=1) > 0, "encoder_sizes", self.encoder_sizes, "positive sizes")
+        require(self.lstm_size >= 0, "lstm_size", self.lstm_size, "0 or more")
         require(self.activation in ("tanh", "relu"), "activation", self.activation, "'tanh' or 'relu'")
         kinds = ("shared", "observation")
         require(self.gaussian_std in kinds, "gaussian_std", self.gaussian_std, "'shared' or 'observation'")
