@@ -38,8 +38,8 @@ _SPEC = EnvSpec(observation_shape=(3,), observation_dtype="float32", action_shap
 def _params(settings: dict[str, Any], spec: EnvSpec, seed: int = 1) -> Params:
     import hashlib
 
-    agent = build_agent(tidemill.load_config({"agent": settings}).agent, spec, seed=seed)
-    metadata = ParamsMetadata(settings["algorithm"], "Pendulum-v1", 10, 40)
+    agent = build_agent(tidemill.load_config(settings).agent, spec, seed=seed)
+    metadata = ParamsMetadata(settings["agent"]["algorithm"], "Pendulum-v1", 10, 40)
     blob = pack({name: value.numpy() for name, value in agent.policy_state().items()}, metadata)
     encoding = Encoding(Precision.FULL, len(blob), hashlib.sha256(blob).digest())
     created = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
@@ -53,7 +53,7 @@ def _bundle(folder: Path, settings: dict[str, Any] = _SETTINGS, spec: EnvSpec = 
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
     (run / "scores.csv").write_text("scores")
     (run / "videos/best.mp4").write_bytes(b"film")
-    made = Bundle(_params(settings["agent"], spec), spec, {"solved": True}, {"python": "3"})
+    made = Bundle(_params(settings, spec), spec, {"solved": True}, {"python": "3"})
     write_bundle(made, run, folder / "bundle", "# card")
     return made
 
@@ -148,12 +148,16 @@ def test_actions_fit_the_users_environment(tmp_path: Path) -> None:
         tidemill.load_policy(tmp_path / "bundle", action_space=gymnasium.spaces.Discrete(3))
 
 
-def test_recurrent_policy_remembers_until_it_is_reset(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["r2d2", "ppo"])
+def test_recurrent_policy_remembers_until_it_is_reset(algorithm: str, tmp_path: Path) -> None:
     """Its choices depend on the episode so far, and on nothing before `reset` or its first observation."""
     settings = _SETTINGS | {
         "env": {"id": "CartPole-v1"},
-        "agent": {"algorithm": "r2d2", "network": "mlp", "hidden_sizes": [8], "lstm_size": 8},
+        "agent": {"algorithm": algorithm, "network": "mlp", "hidden_sizes": [8], "lstm_size": 8},
     }
+    if algorithm == "ppo":
+        settings |= {"table": {"sampler": "fifo", "min_size": 4, "max_items": 16, "chunk_length": 43}}
+        settings |= {"learner": {"updates_per_env_step": 0}}
     spec = EnvSpec(observation_shape=(4,), observation_dtype="float32", num_actions=2)
     _bundle(tmp_path, settings, spec)
     policy = tidemill.load_policy(tmp_path / "bundle")
