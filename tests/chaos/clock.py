@@ -1,7 +1,7 @@
 """A run whose processes see the time of day jump by an hour, as at a wrong date that is set right.
 
-libfaketime answers them when they ask for the time of day; their monotonic clocks go on, as on a machine whose date is
-set. Nothing may be lost or doubled by it, and what the processes do together continues.
+libfaketime answers them when they ask for the time of day; their monotonic clocks continue, as on a machine whose date
+is set. Nothing may be lost or doubled by it, and what the processes do together continues.
 """
 
 from __future__ import annotations

@@ -176,12 +176,12 @@ def _falls(versions: Sequence[int]) -> int:
 
 
 def _compare_steps(report: FaultReport, table: ExportedTable, lives: Sequence[int]) -> None:
-    """Hold the items of a table against the environment, with which each life of the actor began anew.
+    """Hold the items of a table against the environment, which every start of the actor began from scratch.
 
     Args:
         report: Where the differences are counted.
         table: All that came of it; its items are numbered by their first step since the environment was made.
-        lives: How many decisions each life of the actor had made at least.
+        lives: How many decisions the actor had made at least, for each of its starts.
     """
     rows = table.rows(0, table.steps)
     first, last = table.first_rows, table.first_rows + table.lengths - 1

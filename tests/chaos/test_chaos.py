@@ -41,7 +41,7 @@ def test_run_goes_on_when_the_time_of_day_jumps(tmp_path: Path) -> None:
 
 
 def test_series_of_its_own_leaves_the_rows_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With --only; all of them together begin anew."""
+    """With --only; all of them together begin from scratch."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     for name in list(SERIES):
         monkeypatch.delitem(SERIES, name)

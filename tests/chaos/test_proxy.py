@@ -1,4 +1,4 @@
-"""The network that tests let fail does what it is told: else the faults of `make chaos` would be none."""
+"""The network that tests let fail does as asked: else the faults of `make chaos` would be none."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _connected(proxy: Proxy) -> socket.socket:
 
 
 def test_connection_is_reset_after_so_many_bytes(proxy: Proxy, received: bytearray) -> None:
-    """In mid-message: what follows is not passed on, and the client is told by a reset."""
+    """In mid-message: what follows is not passed on, and the client learns of it by a reset."""
     with _connected(proxy) as client:
         proxy.cut_after(3)
         client.sendall(b"abcdef")

@@ -44,7 +44,7 @@ def run(*command: str) -> str:
 
 
 def check_secured(kind: str, server: ServerSettings, environment: dict[str, str]) -> None:
-    """Check that a service has the secrets of its kind at the shipped paths, and needs no exception but for metrics."""
+    """Check that a service has the secrets of its kind at the shipped paths, and no exception but one for metrics."""
     share = SERVICES[kind]
     own = (server.tls_cert, server.tls_key, server.tokens)
     assert own == (("/certs/server.pem", "/certs/server.key", "/certs/tokens.txt") if share.serves else ("", "", ""))

@@ -1,4 +1,4 @@
-"""The files for containers as they lie in the repository, but for those of Kubernetes: nothing is started."""
+"""The files for containers as they lie in the repository, except those of Kubernetes: nothing is started."""
 
 from __future__ import annotations
 

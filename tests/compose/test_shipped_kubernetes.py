@@ -33,7 +33,7 @@ CUSTOM_KINDS = {
 
 @pytest.fixture(scope="module")
 def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the manifests, with the files that components/secrets tells to make."""
+    """A copy of the manifests, with the files that components/secrets says to make."""
     copied = tmp_path_factory.mktemp("kubernetes") / "kubernetes"
     shutil.copytree(KUBERNETES, copied, ignore=shutil.ignore_patterns("certs"))
     make_services(copied / "components/secrets/certs")

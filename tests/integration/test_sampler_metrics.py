@@ -1,4 +1,4 @@
-"""What a sampler's connections tell Prometheus."""
+"""What a sampler's connections report to Prometheus."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forked_service import children
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
@@ -89,11 +90,6 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     yield made
     made.folder.close()
     remove_socket_folder(sockets)
-
-
-def _children_of(pid: int) -> set[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
-    return {int(child) for child in children.split()}
 
 
 async def _ready(recorder: Recorder, *names: str) -> None:
@@ -176,7 +172,7 @@ async def test_services_are_forked_and_so_is_the_server_that_forks_them_replaced
         await recorder.until(lambda messages, count=count: messages.count("learner is ready") == count)  # type: ignore[misc]
         pid = cluster.pid_of("learner")
         assert pid is not None
-        (server,) = _children_of(os.getpid()) - {pid}
+        (server,) = children() - {pid}
         assert b"tidemill.services" not in Path(f"/proc/{pid}/cmdline").read_bytes()
         assert b"tests.process.stand_in" in Path(f"/proc/{pid}/cmdline").read_bytes()
         servers.append(server)
@@ -186,20 +182,20 @@ async def test_services_are_forked_and_so_is_the_server_that_forks_them_replaced
     assert await asyncio.wait_for(running, _BOUND_S) == Outcome(0, "the learner has finished")
     assert servers[0] == servers[1] != servers[2]
     assert scene.journal_lines().count("learner start") == 3
-    assert _children_of(os.getpid()) == set()
+    assert children() == set()
 
 
 async def test_cluster_that_is_stopped_does_not_wait_for_the_fork_server(scene: Scene) -> None:
     """Importing torch may take long: asked to stop meanwhile, the cluster ends without it."""
     cluster, recorder = scene.cluster_of(scene.spec("replay"), replace(scene.spec("learner"), needs_torch=True))
     running = asyncio.create_task(cluster.run())
-    while not (servers := _children_of(os.getpid())):
+    while not (servers := children()):
         await asyncio.sleep(0.01)
     os.kill(min(servers), signal.SIGSTOP)  # the first process started: it will never be ready
     os.kill(os.getpid(), signal.SIGINT)
     await asyncio.wait_for(running, _BOUND_S)
     assert recorder.messages[0].startswith("stopping")
-    assert _children_of(os.getpid()) == set()
+    assert children() == set()
 
 
 async def test_cluster_gives_up_on_a_service_that_always_fails_and_ends_the_others(scene: Scene) -> None:

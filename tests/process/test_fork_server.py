@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forked_service import children
 from tests.support.waiting import wait_until
 from tidemill.programs.child import PARENT_VARIABLE
 from tidemill.programs.fork_server import PRELOADED
@@ -97,10 +98,10 @@ async def test_frozen_server_is_given_up_and_nothing_is_left_of_what_it_was_aske
         first = await _forked(server, tmp_path / "first", "state")
         assert first is not None
         await _ended(first)
-        (pid,) = _children()
+        (pid,) = children()
         os.kill(pid, signal.SIGSTOP)
         assert await _forked(server, tmp_path / "log", "state") is None
-        assert _children() == set()
+        assert children() == set()
         assert (tmp_path / "log").read_text() == ""
         await server.start()
         again = await _forked(server, tmp_path / "again", "state")
@@ -130,7 +131,8 @@ def test_forked_process_ends_with_the_one_that_asked_even_when_frozen(tmp_path: 
     ) as asker:
         assert asker.stdout is not None
         pid = int(asker.stdout.readline())
-        pids = {pid, *_children(asker.pid)}
+        children_of_it = Path(f"/proc/{asker.pid}/task/{asker.pid}/children").read_text(encoding="ascii")
+        pids = {pid, *map(int, children_of_it.split())}
         assert len(pids) == 2
         watched = [os.pidfd_open(each) for each in pids]
         wait_until(lambda: (tmp_path / "log").read_text() == "here\n", "it has begun")
@@ -150,8 +152,3 @@ def test_what_is_preloaded_brings_no_metrics_of_a_service() -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not any(f"tidemill_{service}" in said for service in ("actor", "learner", "evaluator", "inference")), said
-
-
-def _children(pid: int | None = None) -> set[int]:
-    pid = pid or os.getpid()
-    return {int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}

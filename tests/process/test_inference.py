@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
 def test_run_trains_by_an_inference_service_that_is_killed_once(config_file: Path, tmp_path: Path) -> None:
-    """The actor waits for it and goes on; every step is the service's."""
+    """The actor waits for it and continues; every step is the service's."""
     folder = tmp_path / "runs" / "small"
     settings = ("--launcher.inference", "1", "--evaluator.min_interval_s", "1000")
     with launched("train", "--config", str(config_file), *settings) as cluster:

@@ -100,7 +100,7 @@ def test_every_item_keeps_the_bound_and_none_is_left_out(
     """No item is used more updates after its version than allowed; each stream is used whole, from its first row on.
 
     Episodes have a fixed length, and an observation names the step within its episode. If streams are used without a
-    gap, every step of an episode comes as often as any other, but for each stream's unfinished last one: what would
+    gap, every step of an episode comes as often as any other, except in each stream's unfinished last one: what would
     drop items, or end episodes early, would favour some.
     """
     recorder = Recorder(monkeypatch)

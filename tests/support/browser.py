@@ -42,7 +42,7 @@ class Browser:
         self._protocol("Emulation.setEmulatedMedia", features=[colours])
 
     def open(self, url: str) -> None:
-        """Load a page, anew if it is shown already."""
+        """Load a page, again if it is shown already."""
         self._ask("POST", "/url", {"url": "about:blank"})
         self._ask("POST", "/url", {"url": url})
 

@@ -20,6 +20,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.support.feeder import TABLE, Feeder
+from tests.support.forked_service import ForkedService, fork_service
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
@@ -47,12 +48,16 @@ class Process:
     def __init__(
         self, module: str, arguments: list[str], log: Path, variables: Mapping[str, str] | None = None
     ) -> None:
-        """Start it, with further environment variables; what it logs goes to a file."""
+        """Start it; what it logs goes to a file. With further environment variables it is a program of its own."""
         self.log = log
         self._file: IO[bytes] = log.open("ab")
-        command = [sys.executable, "-m", module, *arguments]
         environment = os.environ | {"OMP_NUM_THREADS": "1"} | dict(variables or {})
-        self._child = subprocess.Popen(command, stdout=self._file, stderr=self._file, env=environment)
+        self._child: ForkedService | subprocess.Popen[bytes]
+        if not variables:
+            self._child = fork_service(module, arguments, environment, self._file)
+        else:
+            command = [sys.executable, "-m", module, *arguments]
+            self._child = subprocess.Popen(command, stdout=self._file, stderr=self._file, env=environment)
 
     @property
     def pid(self) -> int:

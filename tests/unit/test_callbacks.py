@@ -24,7 +24,7 @@ _SCORE = Score(1.0, 2, 3, 4, 5, 6.0, 0.0, 6.0, 6.0)
 
 
 class Notes(Callback):
-    """Notes what it is told; fails at the update of one step."""
+    """Notes what it receives; fails at the update of one step."""
 
     def __init__(self, fails_at: int = -1) -> None:
         self.notes: list[tuple[Any, ...]] = []
@@ -80,7 +80,7 @@ def test_callback_is_told_everything_in_order_by_another_thread() -> None:
 
 
 def test_callback_that_raises_is_logged_once_and_not_called_again() -> None:
-    """By its name; the caller notices nothing, and the other callbacks are told as before."""
+    """By its name; the caller notices nothing, and the other callbacks are called as before."""
     broken, sound = Notes(fails_at=2), Notes()
     callbacks = CallbackThread({"my_module:Broken": broken, "my_module:Sound": sound})
     with capture_logs() as logs:

@@ -40,7 +40,7 @@ class Peer:
         self._writer = self._client.trajectory_writer(num_keep_alive_refs=MOST_STEPS)
 
     def insert(self, value: int, priority: float) -> None:
-        """Send an item of one step; where the rate limiter holds it back Reverb's own thread goes on."""
+        """Send an item of one step; where the rate limiter holds it back Reverb's own thread continues."""
         self._writer.append({"value": np.int64(value), "action": np.int64(value)})
         history = self._writer.history
         self._writer.create_item("t", priority, {name: history[name][-1:] for name in COLUMNS})

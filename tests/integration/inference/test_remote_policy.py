@@ -139,7 +139,7 @@ def test_waiting_actor_goes_on_exactly_where_it_was(name: str) -> None:
 
 
 def test_lost_replica_is_replaced_by_the_next() -> None:
-    """An actor that knows two addresses goes on with the other one."""
+    """An actor that knows two addresses continues with the other one."""
     state, params = state_of(_DQN, VECTOR), FixedParams()
     params.set(state)
     with local_inference(_DQN, VECTOR, params) as second:
@@ -237,7 +237,7 @@ def test_more_actors_than_allowed_are_refused_until_one_leaves() -> None:
 
 
 def test_malformed_messages_end_their_own_call_alone() -> None:
-    """Each is answered INVALID_ARGUMENT with what is wrong; an actor that is connected goes on."""
+    """Each is answered INVALID_ARGUMENT with what is wrong; an actor that is connected continues."""
     params = FixedParams()
     params.set(state_of(_DQN, VECTOR))
     opening = pack_open(Opening("dqn", _ENVS, VECTOR))

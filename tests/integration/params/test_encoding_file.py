@@ -60,7 +60,7 @@ def test_unix_socket_is_on_this_machine(tmp_path: Path) -> None:
 def test_caller_of_another_machine_is_sent_the_bytes(
     reader: ParamsClient, server: LocalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server does not tell it of a file."""
+    """The server does not name it a file."""
     monkeypatch.setattr(servicer_module, "is_local", lambda peer: False)
     publish(reader, LARGE)
     assert _fetched(reader) == LARGE

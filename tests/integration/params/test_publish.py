@@ -118,7 +118,7 @@ def test_bytes_that_are_no_message_change_nothing(server: LocalServer, client: P
 
 
 def test_publisher_that_stalls_loses_its_fetch_slot(tmp_path: Path) -> None:
-    """A publisher that stops sending is told so, and the next one gets its turn."""
+    """A publisher that stops sending gets an error that says so, and the next one gets its turn."""
     with local_server(tmp_path, stall_s=0.2) as server, ParamsClient(server.address) as client:
         fencing_token = client.acquire_fencing_token("test").fencing_token
         ended = threading.Event()

@@ -47,7 +47,7 @@ def test_mark_without_a_version_takes_the_newest(client: ParamsClient, server: L
 
 
 def test_mark_is_heard_after_a_restart_of_the_server(tmp_path: Path) -> None:
-    """A watch that the server's end broke off is taken up again with its next life, which knows the mark."""
+    """A watch that the server's end broke off is taken up again after its restart, and the server knows the mark."""
     heard = threading.Event()
     with local_server(tmp_path) as server:
         address = server.address

@@ -24,7 +24,7 @@ HELD_BACK = make_config(limiter=RateLimiterConfig(min_size=4, samples_per_insert
 def test_limiter_switched_off_lets_the_waiting_writer_and_sampler_pass(
     server: LocalServer, client: ReplayClient
 ) -> None:
-    """A writer that waits for samples goes on at once, without any; so does a sampler that waits for inserts."""
+    """A writer that waits for samples continues at once, without any; so does a sampler that waits for inserts."""
     client.create_table(HELD_BACK)
     table = server.replay.find("t")
     with open_appender(server.address) as appender:

@@ -211,7 +211,7 @@ def test_exports_under_way_have_a_bound() -> None:
 
 
 def test_export_gives_way_where_memory_is_needed(tmp_path: Path) -> None:
-    """What it holds is let go of before a table gives up more than it must; the caller is told."""
+    """What it holds is let go of before a table gives up more than it must; the caller gets an error."""
     with local_server(stored_limit=40_000) as server:
         fill(server.address, replace(make_config(), max_items=10_000), steps=100)
         with server.replay.memory.holding(lambda: TableExport(server.replay.find("t"))) as held:  # for a slow caller

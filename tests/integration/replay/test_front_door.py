@@ -100,7 +100,7 @@ def test_several_tables_take_items_of_one_stream(server: LocalServer) -> None:
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing(server: LocalServer) -> None:
-    """Each error names the value and what is allowed; the stream goes on as if it had not been there."""
+    """Each error names the value and what is allowed; the stream continues as if it had not been there."""
     table = steps_table()
     with ReplayWriter(server.address, table) as writer:
         writer.append(numbered_step(0))

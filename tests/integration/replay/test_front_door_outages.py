@@ -25,7 +25,7 @@ from tidemill.replay import (
 
 
 def test_killed_server_costs_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    """SIGKILL between two flushes: after its restart both halves are there, once, and the same writer goes on."""
+    """SIGKILL between two flushes: after its restart both halves are there, once, and the same writer continues."""
     table = steps_table(max_times_sampled=0)
     options = ("--folder", str(tmp_path))
     with server_process("127.0.0.1:0", *options) as first:

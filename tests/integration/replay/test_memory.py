@@ -176,7 +176,7 @@ def test_batch_of_more_steps_than_are_looked_up_is_refused(server: ServerProcess
 
 
 def test_messages_that_wait_take_no_more_than_their_share() -> None:
-    """Behind a full queue so many messages wait as there is room for; the next is refused, and told why."""
+    """Behind a full queue so many messages wait as there is room for; the next is refused with the reason."""
     with ExitStack() as stack:
         server: LocalServer = stack.enter_context(local_server(stored_limit=64 * MEBIBYTE))
         stub = replay_pb2_grpc.ReplayServiceStub(stack.enter_context(open_channel(server.address)))

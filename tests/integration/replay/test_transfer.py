@@ -146,7 +146,7 @@ def _random_rows(table: TableConfig, steps: int, rng: np.random.Generator) -> di
 
 
 def _read(server: LocalServer, table: TableConfig, count: int) -> list[Item]:
-    """Return every item of a FIFO table, in order of insertion: sampled, but for the priorities."""
+    """Return every item of a FIFO table, in order of insertion: sampled, except the priorities."""
     if not count:
         return []
     found = server.replay.find(table.name)
@@ -199,7 +199,7 @@ def test_commands_move_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_tables_are_copied_while_they_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From a server that writers go on with to one that is killed afterwards: a moment of each stream.
+    """From a server that writers still use to one that is killed afterwards: a moment of each stream.
 
     Of each stream the copy has an unbroken range of steps up to some moment, at least what was acknowledged before.
     """
@@ -214,7 +214,7 @@ def test_tables_are_copied_while_they_are_written(tmp_path: Path, capsys: pytest
         wait_until(lambda: writers.acknowledged > 1000, "some steps")
         before = writers.acknowledged
         assert main(["copy", source.address, target.address, "--temporary", str(tmp_path)]) == 0
-        assert sum(writers.written) > before  # they went on
+        assert sum(writers.written) > before  # they continued
         assert "copied" in capsys.readouterr().out
         assert main(["copy", source.address, target.address]) != 0
         assert "tables ['t'] are at" in capsys.readouterr().err

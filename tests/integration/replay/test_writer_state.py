@@ -1,4 +1,4 @@
-"""A writer whose process is gone goes on in another: the same streams, no step lost or twice."""
+"""A writer whose process is gone continues in another: the same streams, no step lost or twice."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_unacknowledged_steps_are_in_the_state(tmp_path: Path, expected: list[li
 
 
 def test_streams_begin_again_where_the_server_lost_them(tmp_path: Path) -> None:
-    """A server in memory that was restarted knows nothing of the state: the writer says so and goes on."""
+    """A server in memory that was restarted knows nothing of the state: the writer says so and continues."""
     with local_server() as server:
         first = _writer(server.address, chunk_length=4)
         _write(first, range(10), (9,))

@@ -28,7 +28,7 @@ def test_replicas_without_an_index_play_other_episodes() -> None:
 
 
 def test_restarted_actor_plays_other_episodes() -> None:
-    """Each life of each actor has seeds of its own; the first has those of the run's seed alone."""
+    """Each start of each actor has its own seeds; the first has those of the run's seed alone."""
     seeds = [training_seed(1, index, epoch) for index in range(8) for epoch in range(64)]
     firsts = sorted(seeds)
     assert min(later - earlier for earlier, later in pairwise(firsts)) >= 1_000  # room for as many environments

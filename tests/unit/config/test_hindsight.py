@@ -59,7 +59,7 @@ def test_settings_that_do_not_fit_are_refused(sections: dict[str, Any], message:
 
 
 def test_on_policy_algorithms_are_refused() -> None:
-    """PPO's items are whole rollouts; a process started by hand is told as well."""
+    """PPO's items are whole rollouts; a process started by hand is refused as well."""
     words = ["--agent.algorithm", "ppo", "--table.sampler", "fifo", "--table.hindsight", "0.8"]
     words += ["--learner.updates-per-env-step", "0", "--table.min-size", "1", "--agent.unroll", "127"]
     with pytest.raises(ConfigError, match="'ppo' learns from sequences"):

@@ -29,7 +29,7 @@ def _program(folder: Path, name: str, script: str) -> None:
 
 
 def test_program_that_is_missing_or_fails_says_nothing(programs: Path) -> None:
-    """A check goes on without it."""
+    """A check continues without it."""
     _program(programs, "fails", "echo something; exit 3")
     _program(programs, "works", "echo ' something '")
     assert (says("no-such-program"), says("fails"), says("works")) == (None, None, "something")
@@ -59,7 +59,7 @@ def test_gpu_that_torch_does_not_see_is_named(programs: Path) -> None:
     ],
 )
 def test_package_of_another_version_fails(requirement: str, is_met: bool) -> None:
-    """It says which one is there, which is needed, and how to get it; what is not installed is told elsewhere."""
+    """It says which one is there, which is needed, and how to get it; what is not installed is reported elsewhere."""
     found = software.outside_bounds([requirement])
     assert [finding.mark for finding in found] == ([] if is_met else ["FAIL"])
     assert is_met or found[0].advice == how_to_repair(requirement.partition(";")[0])

@@ -67,7 +67,7 @@ def _ask(
 
 
 def _press(page: StatusPage, verb: str = "pause", **changed: str) -> tuple[int, dict[str, Any]]:
-    """Press a button as the page does, but for the headers that are given."""
+    """Press a button as the page does, except for the headers that are given."""
     headers = {
         "Origin": f"http://127.0.0.1:{page.port}",
         "Content-Type": "application/json",

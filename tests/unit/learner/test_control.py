@@ -21,7 +21,7 @@ def test_pause_and_resume_are_seen() -> None:
 
 
 def test_first_reason_to_stop_is_kept() -> None:
-    """What ended the run is what is told, not what came after."""
+    """What ended the run is what is reported, not what came after."""
     control = Control(threading.Event())
     assert control.stop_reason is None
     control.stop("target reached")

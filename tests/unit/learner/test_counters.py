@@ -46,7 +46,7 @@ def test_env_steps_lost_with_the_power_were_played_all_the_same() -> None:
 
 
 def test_restored_counters_go_on_where_they_were() -> None:
-    """A new process on the same service counts neither twice nor anew."""
+    """A new process on the same service counts neither twice nor from 0."""
     before = observed((7, 25), (8, 3), counters=Counters(learner_steps=9, version=4, fencing_token=2))
     after = Counters(fencing_token=3)
     after.load_state(before.state())

@@ -1,4 +1,4 @@
-"""What a learner tells of its GPU."""
+"""What a learner reports of its GPU."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_fencing_token_that_was_not_handed_out_is_invalid() -> None:
 
 @pytest.mark.parametrize("base_version", [0, 1, 3])
 def test_base_that_is_not_the_newest_is_refused(base_version: int) -> None:
-    """A publisher that missed a version, or knows one that is lost, is told the newest."""
+    """A publisher that missed a version, or knows one that is lost, gets the newest number."""
     with pytest.raises(FailedPrecondition, match=f"base_version is {base_version}, but the newest version is 2"):
         _catalog(1, 2).check_publisher(request_of(b"a", base_version=base_version))
 

@@ -25,7 +25,7 @@ def _open(streams: StreamRegistry, actor_id: str, epoch: int = 0) -> int:
 
 @pytest.mark.parametrize("jump_ms", [0, 1, -1, -3_600_000, -_NOON, 3_600_000])
 def test_epoch_of_an_earlier_life_is_never_one_of_this(jump_ms: int) -> None:
-    """Also when the clock stands still or falls back, an actor never goes on in a stream the server did not give it."""
+    """If the clock stands still or falls back, an actor never continues a stream that the server did not give it."""
     rng = random.Random(0)
     before = _life(_NOON, rng)
     given = {_open(before, f"actor-{i}") for i in range(20)}

@@ -189,7 +189,7 @@ def test_freed_chunks_leave_their_slots_first() -> None:
 
 
 def test_rows_that_were_written_over_are_noticed() -> None:
-    """A caller that reads later than it said is told, instead of being given another chunk's rows."""
+    """A caller that reads later than it said gets an error, instead of being given another chunk's rows."""
     pairs = pair(0, 0)
     fill(pairs, 0, 3)
     _, late = pairs.sample()
@@ -200,7 +200,7 @@ def test_rows_that_were_written_over_are_noticed() -> None:
 
 
 def test_corrupt_chunk_stays_known() -> None:
-    """Its blocks come once: every later batch that needs it is told as well."""
+    """Its blocks come once: every later batch that needs it fails as well."""
     pairs = pair(0, 20)
     fill(pairs, 0, 1)
     table = pairs.replay.find("t")

@@ -1,4 +1,4 @@
-"""What an actor is told when it opens its streams again while the disk holds everything up."""
+"""What an actor is answered when it opens its streams again while the disk holds everything up."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_every_variant_reaches_the_optimal_values_of_a_small_mdp(
         dueling=dueling,
         noisy=noisy,
         learning_rate=1e-2,
-        learning_rate_decay_updates=1_000 if distribution == "iqn" else 0,  # the draws go on
+        learning_rate_decay_updates=1_000 if distribution == "iqn" else 0,  # the draws continue
         optimizer_epsilon=1e-5,
         target_update_period=20,
         loss="mse",

@@ -143,7 +143,7 @@ def test_relabelled_batch_equals_a_reading_step_by_step(
 def test_relabelled_batch_by_hand() -> None:
     """Rows 0 to 3 are an episode of three actions, cut; its last observation is row 3; rows 4 and on are the next one.
 
-    From row 0 a goal of row 2 is 1 away from what was achieved, row 1, and the item goes on; from row 2 only row 3 is
+    From row 0 a goal of row 2 is 1 away from what was achieved, row 1, and the item continues; from row 2 only row 3 is
     left, which it achieved: reward 0, and the cut episode ends. The third item is not chosen.
     """
     columns = stream([(3, "truncated"), (6, "truncated")])

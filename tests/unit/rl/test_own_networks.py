@@ -177,7 +177,7 @@ def test_torso_that_does_not_fit_is_refused(name: str, settings: dict[str, objec
 
 @pytest.mark.usefixtures("own_torsos")
 def test_torso_in_the_working_directory_is_found_by_settings() -> None:
-    """In a config file like any other setting; a module that is not there is told at once."""
+    """In a config file like any other setting; a module that is not there is refused at once."""
     agent = {"algorithm": "sac", "network": "odd_torsos:Torso", "network_settings": {"outputs": 4, "shape": "good"}}
     config = load_config({"agent": agent})
     build_agent(config.agent, CONTINUOUS)

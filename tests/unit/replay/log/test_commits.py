@@ -59,7 +59,7 @@ async def test_room_is_given_as_records_are_written() -> None:
 
 
 async def test_decisions_count_once_their_record_is_durable() -> None:
-    """What a kill could take back is not told."""
+    """What a kill could take back is not reported."""
     commits = Commits(wait_for_sync=False, max_pending_bytes=100, env_steps=7)
     commits.stored(3, 20)
     commits.stored(4, 30)

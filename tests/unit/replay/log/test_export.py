@@ -64,7 +64,7 @@ def test_table_larger_than_memory_is_exported_whole(tmp_path: Path, monkeypatch:
 def test_corrupt_chunks_are_left_out_with_their_items(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corrupt: list[int]
 ) -> None:
-    """The rows of the others count on, a stream begins anew behind a gap, and the table has lost the items, too."""
+    """The rows of the others count on, a stream begins again behind a gap, and the table has lost the items, too."""
     log = _filled(tmp_path, monkeypatch)
     table = log.replay.find("t")
     slots = np.array(corrupt)  # a new store gives slots in order

@@ -49,7 +49,7 @@ def numbers(lines: list[str], first: str) -> list[str]:
 
 
 def test_whole_log_is_described_and_exits_0(log: Log, capsys: pytest.CaptureFixture[str]) -> None:
-    """Tables with items, segments with records, chunks and items in use; a torn end is told and is no corruption."""
+    """Tables with items, segments with records, chunks and items in use; a torn end is reported, not as corruption."""
     log.snapshot()
     log.crash()
     with log.files[-1].open("ab") as file:

@@ -253,7 +253,7 @@ def test_segments_under_each_others_names_bring_nothing_back(run: Run, with_copi
 
 
 def test_segment_of_an_earlier_copy_of_the_log_is_noticed(run: Run) -> None:
-    """A record must name the one before: one of the same number that was written in another life does not fit."""
+    """A record must name the one before: one of the same number that was written before a restart does not fit."""
     sizes = {path.name: path.read_bytes() for path in run.folder.iterdir() if path.is_file()}
     run.append(4)
     stale = run.log.files[-1].read_bytes()

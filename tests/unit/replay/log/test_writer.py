@@ -91,7 +91,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
 
 
 def test_records_are_written_in_order_and_then_synced(log: Log) -> None:
-    """Written is told before synced, and both reach the newest record."""
+    """Written is reported before synced, and both reach the newest record."""
     newest = [log.submit() for _ in range(100)][-1]
     assert log.until(written=newest).error is None
     log.until(synced=newest)

@@ -1,4 +1,4 @@
-"""When items came, as told by a few marks, beside a list of every item's time."""
+"""When items came, as a few marks say, beside a list of every item's time."""
 
 from __future__ import annotations
 
