@@ -125,7 +125,7 @@ STEPS = (
     Step(
         "feed",
         "items per second from the replay service to an update that does nothing, the mirror on the GPU and not",
-        _python("benchmarks.feed", "--rounds", "2", "--threads", "1", "2"),
+        _python("benchmarks.feed", "--rounds", "2", "--seconds", "3", "--threads", "1", "2"),
         ("--env-steps", "4000", "--threads", "1", *_ONE),
         240,
         ("feed",),
