@@ -40,7 +40,8 @@ learner:
 
 in a file that `--config` names. The command line wins over the file, the file over the defaults below. A switch is
 turned off by `--evaluator.no-video`. An unknown key is an error that names the nearest known one. Each process reads
-the sections that it needs: `tidemill learner --help` lists those of the learner, and `tidemill train` takes all.
+the sections that it needs: `tidemill learner --help` lists those of the learner, and `tidemill train` takes all;
+`tidemill train --help agent` shows one section.
 
 Where there is no command line, as in containers, the variables of `.env.example` hold options of each service, and
 `TIDEMILL_TLS_CA`, `TIDEMILL_TOKEN_FILE` and their like say how clients reach secured servers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -84,11 +85,30 @@ def running_engine() -> Iterator[Engine]:
         raise NoEngine("no Docker engine answers, and none can be started: that takes root and dockerd")
     scratch = tempfile.TemporaryDirectory(prefix="tidemill-engine-", dir="/var/tmp", ignore_cleanup_errors=True)
     with scratch as folder:
+        _remove_stale_rules(engine)
         daemon = Daemon(Path(folder), environment)
         try:
             yield daemon.engine
         finally:
             daemon.stop()
+
+
+def _remove_stale_rules(engine: Engine) -> None:
+    """Remove the address translation that an engine which was killed has left for networks that are gone.
+
+    Another engine gives their addresses out again, and packets within its own network would be translated, too: no
+    container reaches another, and their ports time out.
+    """
+    if not engine.succeeds("iptables", "-t", "nat", "-S", "POSTROUTING"):
+        return
+    for rule in stale_rules(engine.run("iptables", "-t", "nat", "-S", "POSTROUTING"), Path("/sys/class/net")):
+        engine.succeeds("iptables", "-t", "nat", "-D", *rule.split()[1:])
+
+
+def stale_rules(rules: str, interfaces: Path) -> list[str]:
+    """Return the lines of `iptables -S` that translate what leaves a bridge of Docker's that is not an interface."""
+    found = re.finditer(r"^-A POSTROUTING -s \S+ ! -o (br-[0-9a-f]+) -j MASQUERADE$", rules, re.MULTILINE)
+    return [rule[0] for rule in found if not (interfaces / rule[1]).exists()]
 
 
 def _environment() -> dict[str, str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
-from tidemill.errors import ConfigError, InvalidArgument, NotFound
+from tidemill.errors import ConfigError, InvalidArgument, NotFound, Unavailable
 from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerStatus
 from tidemill.params.digest import describe_digest
@@ -30,7 +31,7 @@ def status(argv: Sequence[str]) -> int:
     _add_target(parser)
     arguments = parser.parse_args(list(argv))
     address, folder = _target(arguments)
-    with LearnerClient(address) as client:
+    with _learner(address) as client:
         rows = _status_rows(client.get_status()) | (_score_rows(folder) if folder else {})
     if folder and is_deterministic(folder) and (digest := describe_digest(folder / "params")):
         rows["parameters sha256"] = digest
@@ -60,8 +61,20 @@ def apply_verb(address: str, verb: str, *, asked_by: str) -> str:
     """
     if verb not in _VERBS:
         raise InvalidArgument(f"unknown verb {verb!r}, must be one of {', '.join(_VERBS)}")
-    with LearnerClient(address) as client:
+    with _learner(address) as client:
         return _VERBS[verb](client, asked_by)
+
+
+@contextmanager
+def _learner(address: str) -> Iterator[LearnerClient]:
+    """Yield a client; an address at which nobody answers is an error that says so."""
+    try:
+        with LearnerClient(address) as client:
+            yield client
+    except Unavailable as error:
+        raise Unavailable(
+            f"the learner at {address} does not answer, or does not yet: see its log ({error})"
+        ) from error
 
 
 def _pause(client: LearnerClient, _: str) -> str:

@@ -91,7 +91,11 @@ def disk(root: Path) -> list[Finding]:
     free_bytes = shutil.disk_usage(existing).free
     text = f"{free_bytes / 1024**3:.1f} GiB free for {root}"
     if not os.access(existing, os.W_OK):
-        return [Finding("FAIL", f"{existing} cannot be written", "choose another folder with --run.root")]
+        return [
+            Finding(
+                "FAIL", f"{existing} cannot be written", "choose another with --run.root; `doctor --root` checks it"
+            )
+        ]
     if free_bytes < _MIN_FREE_BYTES:
         return [
             Finding(
