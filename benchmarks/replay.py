@@ -4,7 +4,8 @@ Servers and clients are processes of their own, on loopback; ours use `tidemill.
 Atari frames of five games by `ReplayWriter`, one item a step; the sampler makes training-ready transitions (3 steps,
 stacks of 4) of the batches of a `ReplayDataset` and sets the priorities of every one. The contenders take turns within
 each run, so that a drift of the machine meets both; a ratio is the median of the runs' ratios. Without `--peer` only
-Tidemill is measured. The file is written after each row, so that an interrupted benchmark keeps what it has.
+Tidemill is measured. The file is written after each row, so that an interrupted benchmark keeps what it has; its
+`machine.quiet` says whether other programs left the cores alone until then.
 
     python -m benchmarks.replay [--runs 5] [--seconds 5] [--observations 1000000] [--peer .venv-reverb/bin/python]
 """
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from benchmarks.replay_contenders import Contender, Reverb, Tidemill
 from benchmarks.replay_frames import cached_steps
+from benchmarks.rows import load
 
 _RESULTS = Path(__file__).parent / "results" / "replay.json"
 _FILL_ITEMS = 100_000
@@ -45,11 +47,11 @@ def insert(contender: Contender, writers: int, seconds: float) -> float:
         return sum(map(rate, roles))
 
 
-def sampled(contender: Contender, batch_size: int, seconds: float) -> float:
+def sampled(contender: Contender, batch_size: int, seconds: float, **options: int) -> float:
     """Return sampled transitions per second of one client."""
     with contender.server() as running:
         rate(contender.role("write", running.address, limit=_FILL_ITEMS, seconds=60))
-        return rate(contender.role("sample", running.address, batch_size=batch_size, seconds=seconds))
+        return rate(contender.role("sample", running.address, batch_size=batch_size, seconds=seconds, **options))
 
 
 def mixed(contender: Contender, seconds: float) -> tuple[float, float]:
@@ -115,6 +117,8 @@ def measure(ours: Contender, peer: Reverb | None, runs: int, seconds: float) -> 
     for batch in (256, 512):
         name = f"sample decoded, prioritized with updates, batch {batch}, Reverb"
         yield row(name, unit, *both(lambda c, n=batch: sampled(c, n, seconds)))  # type: ignore[misc]
+    inline = [sampled(ours, 512, seconds, decode_threads=threads) for _ in range(runs) for threads in (0, 2)]
+    yield row("sample decoded in the training thread, batch 512; peer: in two others", unit, inline[::2], inline[1::2])
     pairs = [[mixed(c, seconds) for c in (ours, peer) if c] for _ in range(runs)]
     for part, name in enumerate(("inserted", "sampled")):
         values = [[pair[part] for pair in run] for run in pairs]
@@ -158,7 +162,8 @@ def main() -> None:
     for part in (results, footprint(ours, a.peer, a.runs, a.seconds, a.observations)):
         for result in part:
             rows.append(result)
-            a.out.write_text(json.dumps({"machine": described, "seconds": a.seconds, "rows": rows}, indent=1) + "\n")
+            document = {"machine": described | load(), "seconds": a.seconds, "rows": rows}
+            a.out.write_text(json.dumps(document, indent=1) + "\n")
             peer, ratio = (result[key] if result[key] is not None else "" for key in ("peer", "ratio"))
             label = f"{result['name']} [{result['unit']}]"
             print(
@@ -166,6 +171,8 @@ def main() -> None:
                 end="",
             )
             print(f"{ratio:>8}{result['spread']:>8.0%}", flush=True)
+    if not load()["quiet"]:
+        print("other programs kept the cores busy meanwhile, see machine.others_cores: measure again when they rest")
 
 
 if __name__ == "__main__":

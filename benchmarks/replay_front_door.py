@@ -26,6 +26,7 @@ _UPDATES_UNDERWAY = 4
 _STEPS_AT_ONCE = 16  # between two looks at the clock
 
 Arrays = dict[str, NDArray[np.generic]]
+Decoded = tuple[replay.ReplayBatch, Arrays]
 
 
 class _Writer:
@@ -81,19 +82,16 @@ def write(address: str, actor_id: str, seconds: float, limit: int) -> float:
 def sample(address: str, batch_size: int, seconds: float, max_items: int, threads: int) -> float:
     """Take batches, make n-step transitions of them and set their priorities; return transitions per second.
 
-    Some threads take batches, which decodes them, as a learner's do; this one takes what is ready.
+    Some threads take batches, which decodes them, as a learner's do; this one takes what is ready. Without threads it
+    decodes them itself.
     """
     rng, over = np.random.default_rng(0), threading.Event()
-    ready: queue.Queue[tuple[replay.ReplayBatch, Arrays]] = queue.Queue(2)
+    ready: queue.Queue[Decoded] = queue.Queue(2)
     updates: queue.Queue[tuple[replay.ReplayBatch, NDArray[np.float64]] | None] = queue.Queue(_UPDATES_UNDERWAY)
 
     def take(dataset: replay.ReplayDataset) -> None:
         for batch in dataset:
-            arrays = _transitions(batch)
-            while not over.is_set():
-                with contextlib.suppress(queue.Full):
-                    ready.put((batch, arrays), timeout=0.2)
-                    break
+            _hand_over((batch, _transitions(batch)), ready, over)
 
     def update(dataset: replay.ReplayDataset) -> None:
         while (entry := updates.get()) is not None:
@@ -108,7 +106,7 @@ def sample(address: str, batch_size: int, seconds: float, max_items: int, thread
         for phase_s in (_WARM_UP_S, seconds):
             count, began = 0, time.monotonic()
             while time.monotonic() - began < phase_s:
-                batch, arrays = ready.get(timeout=_FLUSH_S)
+                batch, arrays = ready.get(timeout=_FLUSH_S) if threads else _decoded(dataset)
                 updates.put((batch, rng.random(len(batch))))
                 count += len(arrays["n_step_return"])
             rate = count / (time.monotonic() - began)
@@ -118,6 +116,18 @@ def sample(address: str, batch_size: int, seconds: float, max_items: int, thread
         for thread in takers:
             thread.join(_FLUSH_S)
     return rate
+
+
+def _hand_over(entry: Decoded, ready: queue.Queue[Decoded], over: threading.Event) -> None:
+    while not over.is_set():
+        with contextlib.suppress(queue.Full):
+            ready.put(entry, timeout=0.2)
+            return
+
+
+def _decoded(dataset: replay.ReplayDataset) -> Decoded:
+    batch = next(dataset)
+    return batch, _transitions(batch)
 
 
 def _transitions(batch: replay.ReplayBatch) -> Arrays:
@@ -136,7 +146,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--limit", type=int, default=2**62, help="steps after which to stop")
     parser.add_argument("--max-items", type=int, default=TABLE.max_items, help="of the table that is sampled")
-    parser.add_argument("--decode-threads", type=int, default=2, help="of the process that samples")
+    parser.add_argument("--decode-threads", type=int, default=2, help="of the process that samples; 0: none")
     parser.add_argument("--batch-size", type=int, default=256)
     a = parser.parse_args()
     keep_freed_memory()  # as every process does that handles images
