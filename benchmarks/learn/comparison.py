@@ -62,9 +62,20 @@ def beside(document: Document) -> str:
 
 
 def zoo_steps(document: Document) -> int:
-    """Return for how many decisions the zoo's hyperparameters for a result's environment are made; 0: not known."""
+    """Return for how many decisions the zoo's hyperparameters for a result's environment are made.
+
+    Returns:
+        0 if it is not known, or if nothing in them falls over the run: then each part of a longer run is like a short
+        one, and both programs may be compared at any length.
+    """
     zoo = yaml.safe_load(ZOO.read_text(encoding="utf-8"))
-    return int(zoo.get(document["algorithm"], {}).get(document["env_id"], {}).get("n_timesteps", 0))
+    settings = zoo.get(document["algorithm"], {}).get(document["env_id"], {})
+    return int(settings.get("n_timesteps", 0)) if _falls(settings) else 0
+
+
+def _falls(settings: Document) -> bool:
+    """Return whether one of the zoo's settings falls over the run: a rate `lin_X`, or DQN's epsilon."""
+    return "exploration_fraction" in settings or any(str(value).startswith("lin_") for value in settings.values())
 
 
 def _took_as_much(published: Document, over: Document) -> bool:

@@ -139,7 +139,7 @@ class BatchedEnv:
         """Return a picture of one environment; see `VectorEnv.render`."""
         if self._env.render_mode != "rgb_array":
             return None
-        pictures: Any = self._env.render()
+        pictures: Any = self._call(self._env.render)
         return None if pictures is None else np.asarray(pictures[env_index], np.uint8)
 
     def close(self) -> None:

@@ -129,7 +129,11 @@ class GymnasiumVectorEnv:
         env = self._envs[env_index]
         if env.render_mode != "rgb_array":
             return None
-        picture: Any = env.render()
+        try:
+            picture: Any = env.render()
+        except Exception as error:
+            at = place(env_index, self._counter.lengths[env_index])
+            raise FatalError(f"{at} cannot be rendered, {type(error).__name__}: {error}") from error
         return np.asarray(picture, np.uint8)
 
     def close(self) -> None:

@@ -161,6 +161,14 @@ def test_pair_of_two_budgets_is_not_compared(
     assert (theirs["result"], theirs["measured"], theirs["return"]) == ("Stable-Baselines3 beside it", "last", "30.0 †")
 
 
+@pytest.mark.parametrize("env_id", ["Hopper-v5", "HalfCheetah-v5"])
+def test_settings_in_which_nothing_falls_over_the_run_are_compared_at_any_length(env_id: str, tmp_path: Path) -> None:
+    """The zoo trains a million decisions with them; the first thousands of those are no different from a short run."""
+    make_result(tmp_path, "task", reason=_AT_LIMIT, peer=peer_of(60.0, 4000), env_id=env_id)
+    ours, _ = pairs_of(write_table(tmp_path / "results"))
+    assert ours[-1] == "**short by 14.5**"
+
+
 def test_seeds_are_seen_unless_something_else_is_known(tmp_path: Path) -> None:
     """What is written down of an old result stands in its row; declared seeds need no word of anybody."""
     make_result(tmp_path, "declared", declared_seeds=True)

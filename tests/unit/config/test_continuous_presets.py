@@ -97,6 +97,7 @@ D4PG: dict[str, Any] = {
 }
 PRESETS = {
     "lunarlander_continuous_sac_zoo": ZOO_SAC,
+    "halfcheetah_sac_zoo": ZOO_MUJOCO,
     "hopper_sac_zoo": ZOO_MUJOCO,
     "lunarlander_continuous_td3_zoo": ZOO_TD3,
     "lunarlander_continuous_ddpg_zoo": ZOO_DDPG,

@@ -318,3 +318,24 @@ def test_render_returns_a_picture_only_if_asked_for_when_made() -> None:
     env.close()
     assert make_env(EnvSettings("CartPole-v1"), 1, training=False).render() is None
     assert make_env(EnvSettings(COUNTING), 1, training=False, render=True).render() is None
+
+
+class _NoScreen(CountingEnv):
+    """A simulator that cannot draw here."""
+
+    render_mode = "rgb_array"
+
+    def render(self) -> None:
+        """Fail."""
+        raise RuntimeError("no GL")
+
+
+def test_picture_that_cannot_be_drawn_is_an_error_of_the_environment() -> None:
+    """The message names it, so that the evaluator leaves out the video and still writes the result."""
+    env = GymnasiumVectorEnv(_NoScreen, 1)
+    env.reset(0)
+    env.step(np.array([0]))
+    with pytest.raises(
+        FatalError, match=r"^environment 0 at step 1 of its episode cannot be rendered, RuntimeError: no GL$"
+    ):
+        env.render()
