@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,30 @@ def test_sweep_that_was_killed_is_continued(tmp_path: Path) -> None:
     assert (folder / "results.png").exists()
     results = [json.loads(file.read_text()) for file in sorted(folder.glob("trial-*/seed-*/result.json"))]
     assert [(result["seed"], result["learner_steps"]) for result in results] == [(1, 60)] * 2
+
+
+def test_runs_that_share_a_replay_service_outlive_it_and_the_sweep(tmp_path: Path) -> None:
+    """Two runs at a time have a table each in one service, whose log brings their items back after either is killed."""
+    settings = {"run.max_learner_steps": 400}
+    space = {"agent.hidden_sizes": [[8], [16]]}
+    _write(tmp_path, method="grid", parallel=2, share_replay=True, settings=settings, space=space)
+    folder = tmp_path / "sweeps" / "sizes"
+    log = folder / "replay.log"
+    runs = [folder / f"trial-{trial:04d}" / "seed-1" for trial in (0, 1)]
+    with launched("sweep", "sizes.yaml", cwd=tmp_path) as first:
+        wait_until(lambda: all((run / "scores.csv").exists() for run in runs), "both runs train")
+        os.kill(first.children()["replay"], signal.SIGKILL)
+        first.until("replay service ended with exit code -9, restarting")
+        wait_until(lambda: log.read_text().count(" serving ") == 2, "it is there again")
+        first.send(signal.SIGKILL)
+        first.wait()
+    wait_until(lambda: not any(map(is_running, runs)), "the runs end with the sweep")
+    with launched("sweep", "sizes.yaml", cwd=tmp_path) as second:
+        assert second.wait() == 0, second.output
+    results = [json.loads((run / "result.json").read_text()) for run in runs]
+    assert [result["learner_steps"] for result in results] == [400] * 2
+    assert len(re.findall(r" restored .* tables=2 ", log.read_text())) == 2
+    assert not list(folder.glob("trial-*/seed-*/replay"))
 
 
 def test_sweep_whose_runs_all_fail_ends(tmp_path: Path) -> None:

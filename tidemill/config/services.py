@@ -298,6 +298,9 @@ class LauncherSettings:
 
     actors: int = 1
     """Actor processes to start, at least 0; more may join by hand."""
+    replay: bool = True
+    """Whether to start the run's replay service. Without, `cluster.replay` says where one is, which several runs may
+    share if each has its own `table.name` and `actor.id`."""
     inference: int = 0
     """Inference services that pass through the network for the actors; 0: each actor does so itself."""
     learners: int = 1

@@ -23,7 +23,8 @@ from tidemill.services.launcher.sweep.journal import Journal, Trial
 from tidemill.services.launcher.sweep.plan import Sweep, read_sweep
 from tidemill.services.launcher.sweep.propose import check_method, propose
 from tidemill.services.launcher.sweep.report import draw_results, table, write_results
-from tidemill.services.launcher.sweep.runs import Run, run_folder, score_of, start, stop
+from tidemill.services.launcher.sweep.runs import Run, run_folder, run_name, score_of, start, stop
+from tidemill.services.launcher.sweep.shared_replay import SharedReplay
 
 _POLL_S = 0.5
 _FAILURES_TO_STOP = 3
@@ -42,6 +43,7 @@ FILE is YAML, for example:
   seeds: [1, 2]                           # runs of each trial; its score is their mean
   objective: last                         # evaluation that counts: last, best, or the mean of all
   parallel: 1                             # runs beside one another
+  share_replay: false                     # whether one replay service has the tables of all
   settings: {run.max_env_steps: 50000}    # for all trials
   space:
     agent.learning_rate: {log: [1e-5, 1e-2]}
@@ -66,14 +68,18 @@ def sweep(argv: Sequence[str]) -> int:
     check_method(plan)
     folder = arguments.out or Path("sweeps") / arguments.file.stem
     with _locked(folder):
-        return _Loop(plan, folder, _journal(folder, plan)).run()
+        journal = _journal(folder, plan)
+        if not plan.settings.share_replay:
+            return _Loop(plan, folder, journal).run()
+        with SharedReplay(folder, plan.config({}), plan.trial_count * len(plan.settings.seeds)) as shared:
+            return _Loop(plan, folder, journal, shared).run()
 
 
 class _Loop:
     """Starts runs, as many as go beside one another, and takes in their scores."""
 
-    def __init__(self, plan: Sweep, folder: Path, journal: Journal) -> None:
-        self._plan, self._folder, self._journal = plan, folder, journal
+    def __init__(self, plan: Sweep, folder: Path, journal: Journal, shared: SharedReplay | None = None) -> None:
+        self._plan, self._folder, self._journal, self._shared = plan, folder, journal, shared
         self._running: list[Run] = []
         self._failures = 0
         self._stop = threading.Event()
@@ -93,6 +99,8 @@ class _Loop:
 
     def _step(self) -> bool:
         """Take in what has ended and start what may be started; return whether there is more to come."""
+        if self._shared is not None:
+            self._shared.tend()
         for run in [run for run in self._running if run.process.poll() is not None]:
             self._running.remove(run)
             failed = run.process.returncode != 0
@@ -104,7 +112,8 @@ class _Loop:
             if (run_folder(self._folder, trial, seed) / "result.json").exists():  # it ended while nobody looked
                 self._take_in(trial, seed, failed=False)
             else:
-                self._running.append(start(self._folder, trial, seed, self._plan.config(trial.values)))
+                besides = self._shared.arguments(run_name(trial, seed)) if self._shared is not None else ()
+                self._running.append(start(self._folder, trial, seed, self._plan.config(trial.values), besides))
         return bool(self._running)
 
     def _next(self) -> tuple[Trial, int] | None:
@@ -122,6 +131,8 @@ class _Loop:
         score = None if failed else score_of(run_folder(self._folder, trial, seed), self._plan.settings.objective)
         self._failures += score is None
         self._journal.end(trial, seed, score)
+        if self._shared is not None:
+            self._shared.empty(run_name(trial, seed))
         said = "failed, see " + str(run_folder(self._folder, trial, seed)) + ".log" if score is None else f"{score:.4g}"
         values = ", ".join(f"{name} {value}" for name, value in trial.values.items())
         print(f"trial {trial.number} of {self._plan.trial_count}, seed {seed}: {said} ({values})", flush=True)

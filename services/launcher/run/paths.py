@@ -99,7 +99,7 @@ def check_shards(config: RunConfig) -> None:
 
 
 def _shards_reached_at(config: RunConfig, server: ServerSettings, sockets: Path) -> tuple[str, ...]:
-    if config.cluster.replay != _DEFAULT.cluster.replay:
+    if config.cluster.replay != _DEFAULT.cluster.replay or not config.launcher.replay:
         return config.cluster.replay
     shards = config.replay.shards
     return (server.address,) if shards == 1 else tuple(shard_address(sockets, shard) for shard in range(shards))

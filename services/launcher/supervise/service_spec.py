@@ -52,11 +52,12 @@ def cluster_specs(config: RunConfig, config_file: Path, sockets: Path) -> tuple[
         needs_torch = name == EVALUATOR
         return ServiceSpec(name, name, f"tidemill.services.{name}", arguments, address, after, nice, needs_torch)
 
+    shards = range(config.replay.shards if config.launcher.replay else 0)
     return (
         *(
             (spec(REPLAY, config.replay.server.address),)
-            if config.replay.shards == 1
-            else (_shard_spec(config, config_file, sockets, shard) for shard in range(config.replay.shards))
+            if len(shards) == 1
+            else (_shard_spec(config, config_file, sockets, shard) for shard in shards)
         ),
         spec(PARAMSERVER, config.paramserver.server.address),
         _learner_spec(config, config_file),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +31,8 @@ class SweepSettings:
     """Score of a run: its last evaluation, its best one, or the mean of all, which favours learning fast."""
     parallel: int = 1
     """Runs beside one another; each has a cluster of its own."""
+    share_replay: bool = False
+    """Whether one replay service has the tables of all runs, instead of one for each run."""
     seed: int = 1
     """Of what `random` and `tpe` draw."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -96,11 +98,24 @@ def _check_configs(sweep: Sweep) -> None:
     named = {*sweep.settings.settings, *(parameter.name for parameter in sweep.space)}
     if own := named & {"run.name", "run.root", "run.seed"}:
         raise ConfigError(f"{', '.join(sorted(own))}: the sweep's own; seeds are listed by its setting `seeds`")
+    if sweep.settings.share_replay:
+        _check_shared(sweep, named)
     ends = [{each.name: each.values[index] for each in sweep.space} for index in (0, -1)]
     for values in grid(sweep.space) if sweep.settings.method == "grid" else ends:
         run = load_config(sweep.config(values)).run
         if run.target_return is None and not (run.max_env_steps or run.max_learner_steps or run.max_wall_s):
             raise ConfigError("a run would never end; add for example `settings: {run.max_env_steps: 50000}`")
+
+
+def _check_shared(sweep: Sweep, named: Collection[str]) -> None:
+    """Check what does not go with one replay service for all runs."""
+    own = {*named} & {"cluster.replay", "cluster.replay_shards", "launcher.replay", "table.name", "actor.id"}
+    own |= {parameter.name for parameter in sweep.space if parameter.name.startswith("replay.")}
+    if own:
+        raise ConfigError(f"{', '.join(sorted(own))}: with share_replay the same for all runs, or the sweep's own")
+    config = load_config(sweep.config({}))
+    check(config.replay.shards == 1, "replay.shards", config.replay.shards, "1 with share_replay")
+    check(not config.run.deterministic, "run.deterministic", True, "false with share_replay")
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,8 +43,15 @@ def run_folder(sweep_folder: Path, trial: Trial, seed: int) -> Path:
     return sweep_folder / f"trial-{trial.number:04d}" / f"seed-{seed}"
 
 
-def start(sweep_folder: Path, trial: Trial, seed: int, config: Mapping[str, Any]) -> Run:
-    """Start a run, or continue it if it had begun."""
+def run_name(trial: Trial, seed: int) -> str:
+    """Return what the table and the actors of a run are called where runs share a replay service."""
+    return f"trial_{trial.number:04d}_seed_{seed}"
+
+
+def start(
+    sweep_folder: Path, trial: Trial, seed: int, config: Mapping[str, Any], arguments_besides: Sequence[str] = ()
+) -> Run:
+    """Start a run, or continue it if it had begun, with arguments besides."""
     folder = run_folder(sweep_folder, trial, seed)
     folder.parent.mkdir(parents=True, exist_ok=True)
     settings = folder.parent / "config.yaml"
@@ -54,6 +61,7 @@ def start(sweep_folder: Path, trial: Trial, seed: int, config: Mapping[str, Any]
     else:
         arguments = ["train", "--config", str(settings), "--launcher.view", "quiet", "--run.root", str(folder.parent)]
         arguments += ["--run.name", folder.name, "--run.seed", str(seed)]
+    arguments += arguments_besides
     with (folder.parent / f"{folder.name}.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "tidemill.services.launcher", *arguments],

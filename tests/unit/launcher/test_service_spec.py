@@ -142,3 +142,12 @@ def test_inference_services_are_started_before_the_actors_that_are_told_of_them(
     assert with_addresses(RunConfig(), _SOCKETS).cluster.inference == ()
     named = RunConfig(cluster=ClusterSettings(inference=("box:7406",)))
     assert with_addresses(named, _SOCKETS).cluster.inference == ("box:7406",)
+
+
+def test_run_without_a_replay_service_uses_the_one_that_is_named() -> None:
+    """None is started, whatever the number of shards; clients are sent to `cluster.replay`, its default included."""
+    config = RunConfig(launcher=LauncherSettings(replay=False), replay=ReplaySettings(shards=2))
+    addressed = with_addresses(config, _SOCKETS)
+    assert addressed.cluster.replay == ("127.0.0.1:7401",)
+    kinds = [spec.kind for spec in cluster_specs(addressed, Path("c.yaml"), _SOCKETS)]
+    assert kinds == ["paramserver", "learner", "actor", "evaluator"]

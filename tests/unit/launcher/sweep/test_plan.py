@@ -55,6 +55,9 @@ def test_grid_has_as_many_trials_as_combinations(tmp_path: Path) -> None:
         ({"space": {"agent.n_step": [1, 0, 2]}, "method": "grid"}, "n_step is 0"),
         ({"space": {"run.seed": [1, 2]}}, "run.seed: the sweep's own; seeds are listed by its setting `seeds`"),
         ({"settings": {"run.target_return": None, "run.max_wall_s": 0}}, "a run would never end"),
+        ({"share_replay": True, "space": {"replay.max_streams": [1, 2]}}, "replay.max_streams: with share_replay"),
+        ({"share_replay": True, "space": {"table.name": ["a", "b"]}}, "table.name: with share_replay the same for all"),
+        ({"share_replay": True, "settings": {"replay.shards": 2}}, "replay.shards is 2, allowed: 1 with share_replay"),
     ],
 )
 def test_wrong_file_is_refused_before_any_run(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -1,0 +1,103 @@
+"""One replay service for all runs of a sweep, each with a table and actors of its own names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+
+from tidemill.atomic_files import write_atomically
+from tidemill.child import PARENT_VARIABLE
+from tidemill.errors import FatalError, TidemillError
+from tidemill.replay.client import ReplayClient
+from tidemill.services.launcher.run.paths import make_socket_folder, remove_socket_folder
+
+_MAX_RESTARTS = 5
+"""So often the service may end during a sweep; its log brings back what it held."""
+_STOP_S = 60.0
+
+
+class SharedReplay:
+    """The service, as a context manager: started at its beginning, stopped at its end."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], runs: int) -> None:
+        """Start nothing yet.
+
+        Args:
+            folder: Of the sweep; its log is in replay/, its output in replay.log.
+            config: The base config's document, whose section `replay` holds.
+            runs: How many tables it must be able to keep.
+        """
+        self._folder, self._config, self._runs = folder, config, runs
+        self._restarts = 0
+
+    def __enter__(self) -> Self:
+        """Start it; runs wait until it serves."""
+        self._sockets = make_socket_folder()
+        self._address = f"unix://{self._sockets}/replay.sock"
+        write_atomically(self._folder / "replay.yaml", yaml.safe_dump(dict(self._config), sort_keys=False))
+        self._process = self._start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Stop it in order; after a minute it is killed."""
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        remove_socket_folder(self._sockets)
+
+    def arguments(self, name: str) -> list[str]:
+        """Return what `tidemill train` and `resume` need so that a run of this name uses it."""
+        settings = {"launcher.replay": "false", "cluster.replay": self._address, "table.name": name, "actor.id": name}
+        return [word for key, value in settings.items() for word in (f"--{key}", value)]
+
+    def tend(self) -> None:
+        """Start it again if it has ended; runs wait for it meanwhile.
+
+        Raises:
+            FatalError: It ended too often.
+        """
+        if self._process.poll() is None:
+            return
+        code, self._restarts = self._process.returncode, self._restarts + 1
+        log = self._folder / "replay.log"
+        if self._restarts > _MAX_RESTARTS:
+            raise FatalError(f"the sweep's replay service ended with exit code {code}, see {log}")
+        print(f"replay service ended with exit code {code}, restarting, see {log}", file=sys.stderr, flush=True)
+        self._process = self._start()
+
+    def empty(self, name: str) -> None:
+        """Remove the items of a run that has ended; of one that never had a table there is nothing to remove."""
+        try:
+            with ReplayClient(self._address) as client:
+                client.reset_table(name)
+        except TidemillError:
+            pass  # its memory is the service's to bound
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        settings: dict[str, object] = {
+            "config": self._folder / "replay.yaml",
+            "replay.server.address": self._address,
+            "replay.max_tables": self._runs,
+        }
+        if not self._config.get("replay", {}).get("storage", {}).get("memory_only"):
+            settings["replay.storage.folder"] = self._folder / "replay"
+        words = [str(word) for key, value in settings.items() for word in (f"--{key}", value)]
+        with (self._folder / "replay.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", "tidemill.services.replay", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
+                start_new_session=True,
+            )
