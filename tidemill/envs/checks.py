@@ -24,7 +24,8 @@ def check_finite(
     for what, rows in ((name, observation), ("reward", reward)):
         if rows.dtype != np.uint8 and not np.isfinite(rows).all():
             index = next(i for i, row in enumerate(rows) if not np.isfinite(row).all())
-            raise FatalError(f"{place(index, lengths[index])} returned a non-finite {what}: {_described(rows[index])}")
+            found = f"returned a non-finite {what}: {_described(rows[index])}"
+            raise FatalError(f"{place(index, lengths[index])} {found}; allowed: finite numbers")
 
 
 def as_float32(reward: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -47,4 +48,4 @@ def _described(value: NDArray[Any]) -> str:
         return str(value)
     wrong = np.argwhere(~np.isfinite(value))
     first = tuple(wrong[0].tolist())
-    return f"{value[first]} at {list(first)}, {len(wrong)} of {value.size} numbers; allowed: finite numbers"
+    return f"{value[first]} at {list(first)}, {len(wrong)} of {value.size} numbers"

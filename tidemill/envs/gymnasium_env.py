@@ -150,19 +150,18 @@ class GymnasiumVectorEnv:
             observation, self._infos[index] = self._envs[index].reset(seed=seed)
         except Exception as error:
             raise FatalError(f"{place(index, 0)} raised {type(error).__name__}: {error}") from error
-        first = self._packed(observation, index) if self._format.parts else np.asarray(observation)
-        if first.shape != self._format.shape:
-            raise FatalError(
-                f"{place(index, 0)} returned an observation of shape {first.shape}, "
-                f"allowed by its observation space: {self._format.shape}"
-            )
-        return first
-
-    def _packed(self, observation: Any, index: int) -> NDArray[np.uint8]:  # noqa: ANN401 - the user's
         try:
-            return self._format.pack(observation)
+            if self._format.parts:
+                return self._format.pack(observation)
+            self._check_shape(np.shape(observation))
         except InvalidArgument as error:
             raise FatalError(f"{place(index, 0)} returned an {error}") from error
+        return np.asarray(observation)
+
+    def _check_shape(self, shape: tuple[int, ...]) -> None:
+        if shape != self._format.shape:
+            allowed = f"allowed by its observation space: {self._format.shape}"
+            raise InvalidArgument(f"observation of shape {shape}, {allowed}")
 
     def _step_all(self, commands: Sequence[Any], is_reset_step: NDArray[np.bool_]) -> _Outcome:
         """Step or reset each environment; plain lists, because writing single elements of arrays is slow."""
@@ -179,9 +178,13 @@ class GymnasiumVectorEnv:
                     reward[index], self._infos[index] = float(gain), info
                     if terminated[index] and info.get("TimeLimit.truncated"):
                         terminated[index], truncated[index] = False, True  # how older environments report a limit
+                if pack is None:
+                    self._check_shape(np.shape(row))  # NumPy would repeat a smaller one
                 observation[index] = row if pack is None else pack(row)
         except Exception as error:
-            step = self._counter.lengths[index] + (not is_reset_step[index])
-            raise FatalError(f"{place(index, step)} raised {type(error).__name__}: {error}") from error
+            at = place(index, self._counter.lengths[index] + (not is_reset_step[index]))
+            if isinstance(error, InvalidArgument):
+                raise FatalError(f"{at} returned an {error}") from error
+            raise FatalError(f"{at} raised {type(error).__name__}: {error}") from error
         flags = np.array((terminated, truncated), np.bool_)
         return observation, np.array(reward, np.float64), flags[0], flags[1]

@@ -41,6 +41,16 @@ def make_env(settings: EnvSettings, num_envs: int, *, training: bool, render: bo
     """
     if num_envs < 1:
         raise ConfigError(f"num_envs is {num_envs}, allowed: at least 1")
+    try:
+        return _make(settings, num_envs, training=training, render=render)
+    except ConfigError as error:
+        if str(error).startswith("env."):
+            raise
+        which = f"env.vector is {settings.vector!r}" if settings.vector else f"env.id is {settings.id!r}"
+        raise ConfigError(f"{which}, but {error}") from error
+
+
+def _make(settings: EnvSettings, num_envs: int, *, training: bool, render: bool) -> VectorEnv:
     if settings.vector:
         return make_batched(settings, num_envs, training=training, render=render)
     if settings.is_atari:

@@ -85,9 +85,11 @@ def observation_format(space: gymnasium.Space[Any]) -> ObservationFormat:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return _format_of_parts(space)
     if not isinstance(space, spaces.Box) or not space.shape:
+        flatten = "env.flatten makes them one float32 vector"
+        none = "an environment that returns one of fixed size"
         raise ConfigError(
             f"observations of {space} are not an array with at least one axis; "
-            "set --env.flatten to make them one float32 vector"
+            f"allowed: Box with an axis, Dict and Tuple; {flatten if space.is_np_flattenable else f'it takes {none}'}"
         )
     return ObservationFormat(space.shape, "uint8" if _is_image(space) else "float32")
 

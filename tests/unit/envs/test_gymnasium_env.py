@@ -137,7 +137,11 @@ def test_spec_of_lander_is_continuous_in_float32() -> None:
             "observation",
             r"environment 1 at step 3 of its episode returned a non-finite observation: \[nan nan\]",
         ),
-        ("reward", "environment 1 at step 3 of its episode returned a non-finite reward: nan"),
+        ("reward", "environment 1 at step 3 of its episode returned a non-finite reward: nan; allowed: finite numbers"),
+        (
+            "shape",
+            r"environment 1 at step 3 of .* an observation of shape \(1,\), allowed by its observation space: \(2,\)",
+        ),
         ("huge", "environment 1 at step 3 of its episode returned a non-finite reward: inf"),
     ],
 )
