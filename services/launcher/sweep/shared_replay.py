@@ -13,8 +13,8 @@ from typing import Any, Self
 import yaml
 
 from tidemill.atomic_files import write_atomically
-from tidemill.child import PARENT_VARIABLE
 from tidemill.errors import FatalError, TidemillError
+from tidemill.programs.child import PARENT_VARIABLE
 from tidemill.replay.client import ReplayClient
 from tidemill.services.launcher.run.paths import make_socket_folder, remove_socket_folder
 
