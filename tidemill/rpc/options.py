@@ -66,6 +66,8 @@ def client_options(max_message_bytes: int) -> Options:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1_000),
         ("grpc.max_reconnect_backoff_ms", 2_000),
+        # A container that is replaced has another address: its name is looked up again as soon, not in half a minute.
+        ("grpc.dns_min_time_between_resolutions_ms", 2_000),
         # Loopback and cluster addresses are never behind a web proxy.
         ("grpc.enable_http_proxy", 0),
     ]
