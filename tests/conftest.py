@@ -24,6 +24,7 @@ SEED = 20240229
 hypothesis.settings.register_profile("tidemill", deadline=None)
 hypothesis.settings.load_profile("tidemill")
 
+_LONGEST = "test_stack.py"
 _MARKED_FOLDERS = ("chaos", "process", "learning", "compose")
 
 
@@ -37,8 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, N
     """Mark the tests of the slow kinds, skip what needs a GPU where there is none, and limit what is shuffled.
 
     The files of a folder, and the tests of a file, come in an order of their own in every run. The folders themselves
-    stay in order, the slow ones first, so that two workers end together; and so does tests/compose, which starts one
-    cluster and goes through its life.
+    stay in order, the slow ones first, so that all workers end together; and so does tests/compose, which starts one
+    cluster and goes through its life. That is the longest of all files, and begins before any other.
     """
     written = {item: position for position, item in enumerate(items)}
     yield
@@ -47,7 +48,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, N
             item.add_marker(_folder_of(item))
         if item.get_closest_marker("requires_cuda") and not sys.modules["torch"].cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
-    items.sort(key=lambda item: (_folder_of(item), written[item] if _folder_of(item) == "compose" else 0))
+    items.sort(
+        key=lambda item: (
+            item.path.name != _LONGEST,
+            _folder_of(item),
+            written[item] if _folder_of(item) == "compose" else 0,
+        )
+    )
 
 
 def _folder_of(item: pytest.Item) -> str:
