@@ -1,6 +1,6 @@
 """Cause faults at length and write what became of them: `make chaos`.
 
-python -m tests.chaos [--kills 100] [--seed 1] [--only replay params ...]
+python -m tests.chaos [--kills 100] [--minutes 60] [--calls 1000000] [--seed 1] [--only replay params ...]
 
 With --only the rows of all else stay in benchmarks/results/faults.json; each says when it was measured. Others' share
 of the processors counts the processes that were killed, too: their time is nobody's in the end.
@@ -26,16 +26,20 @@ from tests.chaos.churn import churn
 from tests.chaos.clock import jump_clocks
 from tests.chaos.cluster import kill_launcher, kill_services
 from tests.chaos.fault_report import FaultReport
+from tests.chaos.fuzz import fuzz
 from tests.chaos.links import harm_links, restart_in_turn
 from tests.chaos.network import FAULTS, harm_params, harm_replay
 from tests.chaos.params import kill_params
+from tests.chaos.partition import part
 from tests.chaos.replay import freeze_replay, kill_replay
 from tests.chaos.schedules import simulate
+from tests.chaos.soak import LONGEST_PAUSE_S, quickstart, soak
 
 _LONGEST_S = 12.0
 """Of a fault of the network: some are noticed by keepalive, which takes up to ten seconds, and some end before."""
 
 Series = Callable[[Path, int, int], Iterable[FaultReport]]
+"""Called with an empty folder, how many faults of each kind are wanted, and a seed."""
 
 SERIES: dict[str, Series] = {
     "replay": lambda folder, kills, seed: [kill_replay(folder, kills, seed, "write")],
@@ -50,10 +54,13 @@ SERIES: dict[str, Series] = {
     ),
     "network-run": lambda folder, kills, seed: harm_links(folder, kills // 5 or 1, seed, _LONGEST_S),
     "churn": lambda _folder, kills, seed: [churn(10 * kills, 20, seed)],
+    "partition": lambda folder, kills, seed: part(folder, kills // 10 or 1, seed),
     "rolling": lambda folder, kills, seed: restart_in_turn(folder, kills // 5 or 1, seed),
     "clock": lambda folder, kills, seed: jump_clocks(folder, kills // 20 or 1, seed),
     "schedules": lambda _folder, kills, _seed: simulate(100 * kills),
     "cluster": lambda folder, kills, seed: kill_services(folder, kills // 5 or 1, seed),
+    "soak": lambda folder, minutes, seed: [soak(folder, minutes, seed, quickstart(), LONGEST_PAUSE_S)],
+    "fuzz": fuzz,
     "launcher": lambda folder, kills, seed: [kill_launcher(folder, kills // 10 or 1, seed)],
 }
 
@@ -62,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run every series; return 0 if no promise was broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100, help="faults of each kind; fewer of the slow ones")
+    parser.add_argument("--calls", type=int, default=1_000_000, help="of the fuzzing")
+    parser.add_argument("--minutes", type=int, default=60, help="how long the soak takes")
     parser.add_argument("--seed", type=int, default=1, help="of the moments")
     parser.add_argument("--only", nargs="+", choices=SERIES, default=list(SERIES))
     arguments = parser.parse_args(argv)
@@ -71,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     clean, day = True, datetime.now(UTC).date().isoformat()
     for name in arguments.only:
         with tempfile.TemporaryDirectory(prefix="tidemill-chaos-") as folder:
-            for report in SERIES[name](Path(folder), arguments.kills, arguments.seed):
+            amount = {"soak": arguments.minutes, "fuzz": arguments.calls}.get(name, arguments.kills)
+            for report in SERIES[name](Path(folder), amount, arguments.seed):
                 clean = clean and report.is_clean
                 measured = report.row() | {"seed": arguments.seed, "measured": day} | load()
                 sys.stdout.write(json.dumps(measured) + "\n")

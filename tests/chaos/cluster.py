@@ -50,7 +50,7 @@ def kill_services(folder: Path, kills: int, seed: int) -> list[FaultReport]:
         for name in order:
             pause(rng.uniform(0.0, _LONGEST_PAUSE_S))
             _kill_one(cluster, watched, name, reports[name])
-        _ends_cleanly(cluster, folder)
+        ends_cleanly(cluster, folder)
     for report in reports.values():
         report.acknowledged = watched.checkpoint_steps
         report.acknowledged_lost += watched.fallen
@@ -62,7 +62,7 @@ def kill_launcher(folder: Path, kills: int, seed: int) -> FaultReport:
     rng, report = random.Random(seed), FaultReport("launcher killed, then `tidemill resume`")
     started = ["train", "--config", str(_config(folder))]
     for _ in range(kills):
-        with launched(*started) as cluster, _watched(folder / "run") as watched:
+        with launched(*started) as cluster, watching(folder / "run") as watched:
             watched.until_training()
             reached = watched.checkpoint_steps
             pause(rng.uniform(0.0, _LONGEST_PAUSE_S))
@@ -73,10 +73,10 @@ def kill_launcher(folder: Path, kills: int, seed: int) -> FaultReport:
         report.acknowledged += reached
         report.acknowledged_lost += watched.fallen
         started = ["resume", str(folder / "run")]
-    with launched(*started) as cluster, _watched(folder / "run") as watched:
+    with launched(*started) as cluster, watching(folder / "run") as watched:
         watched.until_training()
         report.acknowledged_lost += max(reached - watched.newest.learner_steps, 0)
-        _ends_cleanly(cluster, folder)
+        ends_cleanly(cluster, folder)
     return report
 
 
@@ -86,7 +86,7 @@ def _config(folder: Path) -> Path:
     return file
 
 
-class _Watched:
+class Watched:
     """What the learner says of a run, asked all the time by a thread of its own."""
 
     def __init__(self, folder: Path) -> None:
@@ -121,8 +121,9 @@ class _Watched:
 
 
 @contextmanager
-def _watched(folder: Path) -> Iterator[_Watched]:
-    watched = _Watched(folder)
+def watching(folder: Path) -> Iterator[Watched]:
+    """Watch the learner of a run while the block runs."""
+    watched = Watched(folder)
     try:
         yield watched
     finally:
@@ -130,15 +131,15 @@ def _watched(folder: Path) -> Iterator[_Watched]:
 
 
 @contextmanager
-def _run(folder: Path) -> Iterator[tuple[Launched, _Watched]]:
+def _run(folder: Path) -> Iterator[tuple[Launched, Watched]]:
     config = _config(folder)
-    with launched("train", "--config", str(config)) as cluster, _watched(folder / "run") as watched:
+    with launched("train", "--config", str(config)) as cluster, watching(folder / "run") as watched:
         watched.until_training()
         cluster.until("evaluation  mean")
         yield cluster, watched
 
 
-def _kill_one(cluster: Launched, watched: _Watched, name: str, report: FaultReport) -> None:
+def _kill_one(cluster: Launched, watched: Watched, name: str, report: FaultReport) -> None:
     pid = cluster.children()[name]
     began_s = time.monotonic()
     os.kill(pid, signal.SIGKILL)
@@ -158,7 +159,7 @@ def _kill_one(cluster: Launched, watched: _Watched, name: str, report: FaultRepo
     report.time_recovery(began_s, achieved[name], f"the run continues after its {name} was killed")
 
 
-def _ends_cleanly(cluster: Launched, folder: Path) -> None:
+def ends_cleanly(cluster: Launched, folder: Path) -> None:
     """End the run as a person does: with 0, no process left, and a log without a corrupt byte."""
     cluster.send(signal.SIGINT)
     assert cluster.wait() == 0, cluster.output

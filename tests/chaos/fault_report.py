@@ -25,6 +25,7 @@ class FaultReport:
         duplicates: Things that were there twice.
         altered: Things that were there with other contents than were sent.
         unknown: Things that were there though nobody had sent them.
+        missed: Aims that were not reached.
         recovery_s: Seconds from each fault to the first thing that a client achieved after it.
         figures: What else was counted, by name.
     """
@@ -36,13 +37,14 @@ class FaultReport:
     duplicates: int = 0
     altered: int = 0
     unknown: int = 0
+    missed: int = 0
     recovery_s: list[float] = field(default_factory=list)
     figures: dict[str, object] = field(default_factory=dict)
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was lost, doubled, altered or invented."""
-        return not (self.acknowledged_lost or self.duplicates or self.altered or self.unknown)
+        """Whether nothing was lost, doubled, altered or invented, and no aim was missed."""
+        return not (self.acknowledged_lost or self.duplicates or self.altered or self.unknown or self.missed)
 
     def time_recovery(self, began_s: float, has_recovered: Callable[[], object], what: str) -> None:
         """Count a fault, and wait until a client gets on again.
@@ -70,6 +72,7 @@ class FaultReport:
             "median_recovery_s": round(statistics.median(times), 2) if times else None,
             "worst_recovery_s": times[-1] if times else None,
             "spread": [times[0], times[-1]] if times else None,
+            **({"missed": self.missed} if self.missed else {}),
             **self.figures,
         }
 

@@ -106,10 +106,10 @@ def launched(*arguments: str, cwd: Path = ROOT, environment: Mapping[str, str] |
         command.close()
 
 
-def tidemill(*arguments: str) -> str:
+def tidemill(*arguments: str, bound_s: float = BOUND_S) -> str:
     """Run a command to its end, which must be a good one; return what it printed."""
     command = [sys.executable, "-m", "tidemill.services.launcher", *arguments]
-    answer = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=BOUND_S, check=False)
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=bound_s, check=False)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -76,8 +76,10 @@ def local_server(
 class ServerProcess:
     """`python -m tidemill.services.replay`, started and ended like a launcher would."""
 
-    def __init__(self, address: str = "127.0.0.1:0", *options: str) -> None:
-        command = [sys.executable, "-m", "tidemill.services.replay", "--replay.server.address", address, *options]
+    def __init__(self, address: str = "127.0.0.1:0", *options: str, before: Sequence[str] = ()) -> None:
+        """Start it; `before` are words that go before its command, such as `ip netns exec NAME`."""
+        module = "tidemill.services.replay"
+        command = [*before, sys.executable, "-m", module, "--replay.server.address", address, *options]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.address, self.metrics_address = self._addresses()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,3 +105,25 @@ def test_log_that_cannot_be_written_ends_the_server_with_a_reason(tmp_path: Path
     assert server.process.returncode == 1
     assert "replay: the replay log cannot be written" in errors
     assert "No such file or directory" in errors
+
+
+def test_server_on_a_read_only_disk_says_so_and_ends(tmp_path: Path) -> None:
+    """It does not serve what it could not add to; the log is as it was."""
+    with server_process("127.0.0.1:0", *options(tmp_path / "log")) as server:
+        with ReplayClient(server.address) as client, open_appender(server.address) as appender:
+            client.create_table(RANKED)
+            write(appender, 0)
+            assert appender.flush(WAIT_S)
+        server.stop()
+    mount = f"mount --bind {tmp_path} {tmp_path} && mount -o remount,bind,ro {tmp_path}"
+    isolated = ("unshare", "--mount", "sh", "-c")
+    if subprocess.run([*isolated, mount], capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs the right to mount a file system")
+    module = [sys.executable, "-m", "tidemill.services.replay", *options(tmp_path / "log")]
+    command = [*isolated, f'{mount} && exec "$@"', "sh", *module, "--replay.server.address", "127.0.0.1:0"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert ended.returncode == 1
+    assert "Read-only file system" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    with server_process("127.0.0.1:0", *options(tmp_path / "log")) as again:
+        assert everything(again.address, RANKED) == [(0, step) for step in range(4)]

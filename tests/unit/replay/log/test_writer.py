@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import os
 import queue
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import wait_until
 from tidemill.atomic_files import is_disk_full
 from tidemill.services.replay.log.frame import Chain, Kind, Record, scan
 from tidemill.services.replay.log.segments import LogFolder, SegmentFile
@@ -26,6 +29,9 @@ class Disk:
         self.write_error: OSError | None = None
         self.sync_error: OSError | None = None
         self.syncs = 0
+        self.answers = threading.Event()
+        """Whether a sync ends; a slow disk's takes until it is set."""
+        self.answers.set()
 
     def open(self, path: Path) -> SegmentFile:
         """Open a file on this disk."""
@@ -42,6 +48,7 @@ class Disk:
 
             def sync(self) -> None:
                 disk.syncs += 1
+                assert disk.answers.wait(WAIT_S)
                 if disk.sync_error is not None:
                     raise disk.sync_error
 
@@ -112,6 +119,20 @@ def test_full_disk_is_told_and_writing_goes_on_by_itself(log: Log) -> None:
     assert log.records() == [1, 2, 3, 4, 5, 6]
 
 
+def test_slow_disk_holds_what_waits_for_it_and_nothing_else(log: Log) -> None:
+    """While a sync takes its time records are written on; they count as synced after it, by few more syncs."""
+    log.disk.answers.clear()
+    first = log.submit()
+    log.until(written=first)
+    wait_until(lambda: log.disk.syncs == 1, "a sync is under way")
+    newest = [log.submit() for _ in range(100)][-1]
+    progress = log.until(written=newest)
+    assert progress.synced == 0
+    log.disk.answers.set()
+    log.until(synced=newest)
+    assert log.disk.syncs <= 3
+
+
 def test_writer_closed_on_a_full_disk_leaves_no_gap(tmp_path: Path) -> None:
     """What did not fit is lost, and nothing is written behind it."""
     log = Log(tmp_path)
@@ -125,10 +146,11 @@ def test_writer_closed_on_a_full_disk_leaves_no_gap(tmp_path: Path) -> None:
     log.folder.close()
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.EROFS])
 @pytest.mark.parametrize("what", ["write_error", "sync_error"])
-def test_other_failure_ends_the_writer_and_is_told(log: Log, what: str) -> None:
-    """A disk that cannot be trusted any more is reported once; nothing counts as written afterwards."""
-    error = OSError(errno.EIO, "Input/output error")
+def test_other_failure_ends_the_writer_and_is_told(log: Log, what: str, code: int) -> None:
+    """A disk that cannot be trusted any more, or became read-only, is reported once; nothing counts as written then."""
+    error = OSError(code, os.strerror(code))
     setattr(log.disk, what, error)
     log.submit()
     while (progress := log.reports.get(timeout=WAIT_S)).error is None:
