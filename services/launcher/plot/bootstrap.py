@@ -18,7 +18,8 @@ def interquartile_mean(values: Sequence[float]) -> float:
     """Return the mean of the middle half of the sorted values, those on its borders counted in part.
 
     Recommended for few seeds by Agarwal et al. (2021), "Deep Reinforcement Learning at the Edge of the Statistical
-    Precipice". Of three values 1/4 of the smallest, all of the middle one and 1/4 of the largest count.
+    Precipice". Of three values 1/4 of the smallest, all of the middle one and 1/4 of the largest count; their
+    package rliable cuts whole values only, and so none of three: it agrees where a quarter is a whole number.
     """
     ordered, count = np.sort(np.asarray(values, np.float64)), len(values)
     start = np.arange(count, dtype=np.float64)

@@ -24,6 +24,25 @@ def test_interquartile_mean_counts_the_middle_half(values: list[float], expected
     assert interquartile_mean(values) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    "values, of_rliable",
+    [
+        ([200.0, 211.9, 189.0, 164.4], 194.5),
+        ([181.8, 160.3, 202.4, 253.6, 180.3, 175.2, 219.6, 214.3], 194.7),
+        ([204.2, 162.8, 198.8, 227.8, 146.2, 181.7, 124.0, 148.4, 126.3, 190.6, 149.3, 210.9], 171.93333333333337),
+    ],
+)
+def test_interquartile_mean_is_that_of_rliable(values: list[float], of_rliable: float) -> None:
+    """`metrics.aggregate_iqm` of rliable 1.2.0, which cuts whole values only, where a quarter is a whole number."""
+    assert interquartile_mean(values) == pytest.approx(of_rliable)
+
+
+def test_interval_is_that_of_rliable() -> None:
+    """`get_interval_estimates` of rliable 1.2.0 with the mean and 50,000 resamples, to their chance."""
+    low, high = mean_interval(np.array([173.0, 245.0, 270.0, 204.0, 249.0, 264.0, 188.0, 231.0]))
+    assert [float(low), float(high)] == pytest.approx([204.25, 250.375], abs=0.7)
+
+
 def test_interval_of_three_seeds_is_that_of_all_their_resamples() -> None:
     """The quantiles agree with those over the 27 equally likely resamples of three values."""
     values = np.array([0.0, 3.0, 9.0])
