@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.support import params_service
 from tests.support.params_service import METADATA
 from tests.support.replay_messages import opening
 from tests.support.replay_service import local_server, open_appender
 from tests.support.replay_streams import make_chunk, make_config
-from tests.support.waiting import WAIT_S
-from tidemill.errors import InvalidArgument, NotFound, ResourceExhausted
+from tests.support.waiting import WAIT_S, wait_until
+from tidemill.errors import ConfigError, InvalidArgument, NotFound, ResourceExhausted
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import Precision
 from tidemill.replay import wire
@@ -20,7 +24,9 @@ from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import MAX_COLUMNS
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
+from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.channel import open_channel
+from tidemill.rpc.settings import ServerSettings
 from tidemill.rpc.status import translated
 
 _BYTES = 4096
@@ -96,3 +102,53 @@ def test_parameters_of_as_many_bytes_as_a_server_takes(tmp_path: Path, beyond: i
             assert client.publish({Precision.FULL: blob}, METADATA, fencing_token=token, base_version=0) == 1
             assert (params := client.fetch()) is not None
             assert params.blob == blob
+
+
+@contextmanager
+def _health_server(settings: ServerSettings) -> Iterator[str]:
+    """Serve nothing but health with these settings; yield the address."""
+    with BackgroundServer("limits", settings) as background:
+        yield background.start()
+
+
+def test_calls_of_a_connection() -> None:
+    """`server.max_calls_per_connection`: one more is kept back until one ends; other connections go on."""
+    with (
+        _health_server(ServerSettings(max_calls_per_connection=2, grace_s=0.2)) as address,
+        grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel,
+        grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as other,
+    ):
+        stub, request = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest()
+        watches = [stub.Watch(request, timeout=WAIT_S) for _ in range(2)]
+        for watch in watches:
+            next(watch)
+        one_more = stub.Check.future(request, timeout=WAIT_S)
+        for _ in range(10):
+            health_pb2_grpc.HealthStub(other).Check(request, timeout=WAIT_S)
+        assert not one_more.done()
+        watches[0].cancel()
+        assert one_more.result(WAIT_S).status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_connection_without_a_call() -> None:
+    """`server.max_idle_s`: it is closed, one with a call is not, and the next call opens another."""
+    with (
+        _health_server(ServerSettings(max_idle_s=0.2, grace_s=0.2)) as address,
+        grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as idle,
+        grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as busy,
+    ):
+        request, states = health_pb2.HealthCheckRequest(), list[grpc.ChannelConnectivity]()
+        watch = health_pb2_grpc.HealthStub(busy).Watch(request, timeout=WAIT_S)
+        next(watch)
+        idle.subscribe(states.append)
+        health_pb2_grpc.HealthStub(idle).Check(request, timeout=WAIT_S)
+        wait_until(lambda: states[-1:] == [grpc.ChannelConnectivity.IDLE] and len(states) > 1, "the connection's end")
+        health_pb2_grpc.HealthStub(idle).Check(request, timeout=WAIT_S)
+        assert watch.is_active()
+
+
+@pytest.mark.parametrize("name", ["max_calls_per_connection", "max_idle_s"])
+def test_limit_of_nothing_is_refused(name: str) -> None:
+    """A server that may do nothing is a mistake."""
+    with pytest.raises(ConfigError, match=f"{name} is 0"):
+        ServerSettings(**{name: 0})

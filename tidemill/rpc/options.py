@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from tidemill.rpc.settings import ServerSettings
+
 Options = list[tuple[str, int | str]]
 
 _KEEPALIVE: Options = [
@@ -73,11 +75,13 @@ def client_options(max_message_bytes: int) -> Options:
     ]
 
 
-def server_options(max_message_bytes: int, max_request_bytes: int) -> Options:
-    """Return the arguments of a server, by the largest messages it sends and takes, in bytes."""
+def server_options(settings: ServerSettings) -> Options:
+    """Return the arguments of a server."""
     return [
         *_KEEPALIVE,
-        *_size_limits(max_request_bytes, max_message_bytes),
+        *_size_limits(settings.request_limit_bytes, settings.max_message_bytes),
+        ("grpc.max_concurrent_streams", settings.max_calls_per_connection),
+        ("grpc.max_connection_idle_ms", int(1000 * settings.max_idle_s)),
         # Below the clients' interval, or the server would disconnect them for pinging too often.
         ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
         # Two servers would otherwise silently share one port.

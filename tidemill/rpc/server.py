@@ -81,7 +81,7 @@ class RpcServer:
         self._heart: asyncio.Task[None] | None = None
         self.grpc = grpc.aio.server(
             interceptors=[CallInterceptor(), *guards],
-            options=server_options(settings.max_message_bytes, settings.request_limit_bytes),
+            options=server_options(settings),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tidemill.errors import ConfigError
+
 MEBIBYTE = 1024 * 1024
 
 
@@ -31,8 +33,17 @@ class ServerSettings:
     """Largest gRPC message accepted or sent, in bytes."""
     max_request_bytes: int = 0
     """Largest gRPC message accepted, if less, in bytes; nothing else is done while one is read; 0 means no less."""
+    max_calls_per_connection: int = 1024
+    """Calls in progress per connection; its client keeps further ones back until one ends."""
+    max_idle_s: float = 3600.0
+    """How long a connection without a call may stay, in seconds; its client opens another when it needs one."""
     grace_s: float = 5.0
     """How long calls in progress may continue after SIGTERM, in seconds."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_calls_per_connection", "max_idle_s"):
+            if (value := getattr(self, name)) <= 0:
+                raise ConfigError(f"{name} is {value!r}, but must be positive")
 
     @property
     def request_limit_bytes(self) -> int:
