@@ -9,12 +9,13 @@ of the processors counts the processes that were killed, too: their time is nobo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -74,12 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the moments")
     parser.add_argument("--only", nargs="+", choices=SERIES, default=list(SERIES))
     arguments = parser.parse_args(argv)
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # clients that reconnect
     path = Path(os.environ.get(FOLDER_VARIABLE, "benchmarks/results")) / "faults.json"
     kept = [] if set(arguments.only) == set(SERIES) else _rows(path)
     clean, day = True, datetime.now(UTC).date().isoformat()
     for name in arguments.only:
-        with tempfile.TemporaryDirectory(prefix="tidemill-chaos-") as folder:
+        with _quiet(), tempfile.TemporaryDirectory(prefix="tidemill-chaos-") as folder:
             amount = {"soak": arguments.minutes, "fuzz": arguments.calls}.get(name, arguments.kills)
             for report in SERIES[name](Path(folder), amount, arguments.seed):
                 clean = clean and report.is_clean
@@ -89,6 +89,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                 kept = [row for row in kept if row["name"] != report.name] + [measured]
                 path.write_text(json.dumps({"machine": machine(), "rows": kept}, indent=1) + "\n", encoding="utf-8")
     return 0 if clean else 1
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Log nothing of clients that reconnect, which is what they are here for."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

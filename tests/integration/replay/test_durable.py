@@ -83,6 +83,7 @@ def test_checkpoint_during_load_brings_priorities_back(tmp_path: Path) -> None:
             acknowledged = running.acknowledged
             wait_until(lambda: running.acknowledged > acknowledged, "the writers")
             running.stop()
+        wait_until(lambda: sum(client.describe_table("t").fsync_counts), "a sync, which comes at intervals")
         described, metrics = client.describe_table("t"), scrape(server)
         check_log_figures(described, metrics)
         total_weight = client.describe_table("t").total_weight
