@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 _EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 _SHORT = (
-    *("--run.max-learner-steps", "150", "--table.min-size", "100", "--agent.batch-size", "16"),
+    *("--run.max-learner-steps", "150", "--run.target-return", "none", "--table.min-size", "100"),
+    *("--agent.batch-size", "16"),
     *("--evaluator.episodes", "2", "--evaluator.num-envs", "2", "--evaluator.no-video", "--launcher.view", "plain"),
     *("--learner.tensorboard-every-s", "0.1"),
 )
