@@ -50,7 +50,7 @@ coverage: $(VENV)/.dev ## branch coverage of the unit and integration tests: a t
 	$(BIN)/python -m pytest tests/unit tests/integration --numprocesses 2 --dist loadfile --cov --cov-report term --cov-report html
 
 .PHONY: chaos
-chaos: $(VENV)/.dev ## kill, freeze and cut off every process a hundred times under load; into benchmarks/results/faults.json (two hours)
+chaos: $(VENV)/.dev ## kill, freeze and cut off every process a hundred times under load; into benchmarks/results/faults.json (many hours: CHAOS="--only soak" is one of them)
 	$(BIN)/python -m tests.chaos $(CHAOS)
 
 .PHONY: conformance
