@@ -123,7 +123,7 @@ class Learner:
             watch_gpu(device)
         seed_rng(config.run.seed)
         spec = spec_of(config.env)
-        agent = learning_agent(config, spec, device, self._rank.local_batch_size(config.agent.batch_size))
+        agent = learning_agent(config, spec, device, self._rank.local_batch_size(config.agent))
         return Learning(agent, self._pace.table(agent, stored_columns(config.agent, spec)), device)
 
     def _directory(self, stack: ExitStack) -> ShardDirectory | None:

@@ -125,7 +125,7 @@ class FreeRunning:
             ConfigError: The ranks cannot divide the batch evenly.
         """
         self._config, self._counters, self._rank = config, counters, rank
-        self._local_batch_size = rank.local_batch_size(config.agent.batch_size)
+        self._local_batch_size = rank.local_batch_size(config.agent)
         self.publish_every = config.learner.publish_every
         self.checkpoint_every_s = config.learner.checkpoint_every_s
 

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse_args([*_options_of_one_machine(*words[:2]), *words[2:]] if one_machine else words)
         config = _config_of(options)
         if one_machine:
-            RankInfo(0, int(options.nproc_per_node)).local_batch_size(config.agent.batch_size)
+            RankInfo(0, int(options.nproc_per_node)).local_batch_size(config.agent)
         options.training_script, options.training_script_args = _CHILD, [_LEARNER, *options.training_script_args]
         _prepare_environment(config, one_machine=one_machine)
         interrupted = INTERRUPTED if config.run.supervisor == "job" else 0

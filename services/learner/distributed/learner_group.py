@@ -11,8 +11,8 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -66,14 +66,27 @@ class RankInfo:
         rank, size, local_rank = (int(environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
         return cls(rank, size, local_rank, machines, machine, on_machine)
 
-    def local_batch_size(self, batch_size: int) -> int:
-        """Return how many of a batch's items this rank takes; raises ConfigError if the ranks cannot share it."""
-        if batch_size % self.size:
+    def local_batch_size(self, agent: Any) -> int:  # noqa: ANN401 - the settings of any algorithm
+        """Return how many items of each update this rank takes.
+
+        Args:
+            agent: The algorithm's settings.
+
+        Raises:
+            ConfigError: The ranks cannot share a batch evenly, or a share is too small for the other settings, as
+                where PPO's minibatches would have less than an item each.
+        """
+        if agent.batch_size % self.size:
             raise ConfigError(
-                f"agent.batch_size is {batch_size}, which {self.size} learners cannot share evenly: "
+                f"agent.batch_size is {agent.batch_size}, which {self.size} learners cannot share evenly: "
                 f"choose a multiple of {self.size}"
             )
-        return batch_size // self.size
+        items = int(agent.batch_size) // self.size
+        try:
+            replace(agent, batch_size=items)
+        except ConfigError as error:
+            raise ConfigError(f"{self.size} learners take {items} of agent.batch_size each, and then {error}") from None
+        return items
 
 
 class StepVote(NamedTuple):

@@ -13,6 +13,8 @@ from torch import Tensor
 from tests.support.learner_fakes import Clock, FakeAgent, FakePriorities, FakeSource
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.interface import Update
+from tidemill.rl.agents.ppo.config import PPOConfig
+from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.process_group import SINGLE_PROCESS, draw_normal, draw_uniform
 from tidemill.services.learner.control import Control
 from tidemill.services.learner.counters import Counters
@@ -103,7 +105,7 @@ def test_place_is_what_torchrun_says() -> None:
     place = RankInfo.from_env({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
     assert place == RankInfo(5, 8, 1)
     assert not place.is_first
-    assert place.local_batch_size(64) == 8
+    assert place.local_batch_size(SACConfig(batch_size=64)) == 8
 
 
 @pytest.mark.parametrize("size, machines, local", [(1, 1, 1), (4, 1, 4), (8, 2, 4), (3, 2, 2)])
@@ -123,7 +125,15 @@ def test_torchrun_says_which_machine_it_is_and_how_many_ranks_it_has() -> None:
 def test_batch_that_cannot_be_shared_is_refused() -> None:
     """The message names both numbers."""
     with pytest.raises(ConfigError, match="batch_size is 32, which 3 learners cannot share evenly"):
-        RankInfo(0, 3, 0).local_batch_size(32)
+        RankInfo(0, 3, 0).local_batch_size(SACConfig(batch_size=32))
+
+
+def test_share_that_gives_a_minibatch_no_item_is_refused() -> None:
+    """PPO with an LSTM has whole items in a minibatch; with fewer of them there would be fewer gradient steps."""
+    recurrent = PPOConfig(batch_size=8, minibatches=4, lstm_size=16)
+    assert RankInfo(0, 2, 0).local_batch_size(recurrent) == 4
+    with pytest.raises(ConfigError, match=r"4 learners take 2 of agent.batch_size each, and then .*minibatches is 4"):
+        RankInfo(0, 4, 0).local_batch_size(recurrent)
 
 
 def test_ranks_cannot_all_be_sent_to_one_gpu() -> None:
