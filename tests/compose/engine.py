@@ -127,7 +127,9 @@ class Daemon:
             NoEngine: It does not come up.
         """
         self._host = f"unix://{folder}/docker.sock"
-        self._command = ["dockerd", "--host", self._host, "--data-root", f"{folder}/data"]
+        # it ends with the tests, with its containers, even if they are killed
+        self._command = ["setpriv", "--pdeathsig", "TERM", "dockerd"]
+        self._command += ["--host", self._host, "--data-root", f"{folder}/data"]
         self._command += ["--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/docker.pid"]
         self._log, self._environment = folder / "dockerd.log", dict(environment)
         self.engine = Engine(self._environment | {"DOCKER_HOST": self._host}, self)
