@@ -53,6 +53,14 @@ coverage: $(VENV)/.dev ## branch coverage of the unit and integration tests: a t
 chaos: $(VENV)/.dev ## kill, freeze and cut off every process a hundred times under load; into benchmarks/results/faults.json (many hours: CHAOS="--only soak" is one of them)
 	$(BIN)/python -m tests.chaos $(CHAOS)
 
+.PHONY: fuzz
+fuzz: $(VENV)/.dev $(VENV)-fuzz/.installed ## calls of every RPC that atheris makes up to reach all of the servers' code: FUZZ="-runs=1000000"
+	PYTHONPATH=$(VENV)-fuzz $(BIN)/python -m tests.chaos.coverage_guided build/fuzz $(or $(FUZZ),-max_total_time=600)
+
+$(VENV)-fuzz/.installed: requirements/fuzz.txt | $(BIN)/python
+	$(PIP_INSTALL) --no-deps --target $(VENV)-fuzz --requirement requirements/fuzz.txt
+	touch $@
+
 .PHONY: conformance
 conformance: $(VENV)/.dev $(VENV)-reverb/.installed ## what Reverb publishes of its tables, run on Tidemill and on Reverb (2 GB of packages)
 	$(BIN)/python -m pytest tests/integration/conformance

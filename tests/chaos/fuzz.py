@@ -33,7 +33,7 @@ _MOST_GROWTH_MIB = 256
 _Code = grpc.StatusCode
 _REFUSALS = {_Code.INVALID_ARGUMENT, _Code.NOT_FOUND, _Code.FAILED_PRECONDITION, _Code.RESOURCE_EXHAUSTED}
 _REFUSALS.add(_Code.DATA_LOSS)  # parameters that do not match their checksum
-_RIGHT = {*_REFUSALS, _Code.OK, _Code.ALREADY_EXISTS, _Code.UNIMPLEMENTED, _Code.DEADLINE_EXCEEDED}
+RIGHT = {*_REFUSALS, _Code.OK, _Code.ALREADY_EXISTS, _Code.UNIMPLEMENTED, _Code.DEADLINE_EXCEEDED}
 """A server never answers UNKNOWN or INTERNAL, and never hangs up."""
 
 
@@ -81,21 +81,21 @@ async def _batch(folder: Path, kind: str, seed: str, count: int, report: FaultRe
             answers = await asyncio.gather(*(_answer(door, case, first + i) for i, case in enumerate(part)))
             for i, (case, code) in enumerate(zip(part, answers, strict=True)):
                 codes[code.name] += 1
-                if code not in (_REFUSALS if case.refused else _RIGHT):
+                if code not in (_REFUSALS if case.refused else RIGHT):
                     report.unknown += 1
                     _tell(kind, seed, first + i, case, code)
         report.faults += count
         if kind in STORES_NOTHING and door.stored() != before:
             report.altered += 1
             sys.stderr.write(f"batch {seed!r} of {kind} stored {door.stored()}\n")
-        report.missed += not await _is_well(door)
+        report.missed += not await is_well(door)
 
 
 async def _answer(door: Door, case: Case, number: int) -> grpc.StatusCode:
     return await (door.call(case) if number % _OVER_HTTP else door.call_over_http(case))
 
 
-async def _is_well(door: Door) -> bool:
+async def is_well(door: Door) -> bool:
     """Return whether good calls are answered, and the limits are held."""
     replay, params = "/tidemill.replay.v1.ReplayService", "/tidemill.params.v1.ParamService"
     good: Sequence[Case] = (

@@ -7,6 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tests.chaos import fuzz_bytes
 from tests.chaos.fuzz import fuzz
 from tests.chaos.fuzz_cases import KINDS, METHODS, Case, cases
 from tests.chaos.fuzz_door import Door
@@ -59,3 +60,23 @@ async def test_server_that_stored_a_refused_call_would_be_seen(tmp_path: Path) -
         append = Case("/tidemill.replay.v1.ReplayService/Append", good)
         assert await door.call(append, WAIT_S) is grpc.StatusCode.OK
         assert door.stored() != before
+
+
+def test_bytes_stand_for_the_call_they_were_made_of(tmp_path: Path) -> None:
+    """Good calls, from which `make fuzz` begins, are answered as such; so are bytes that are no calls at all."""
+    with fuzz_bytes.Target(tmp_path) as target:
+        for path in target.corpus.paths:
+            case = Case(path, tuple(target.corpus.raw(path)))
+            data = fuzz_bytes.bytes_of(case)
+            assert fuzz_bytes.case_of(data) == case
+            target(data)
+        for data in (b"", b"\x00", b"\xff\xff", b"\x05\x00\x02a"):
+            target(data)
+
+
+def test_status_that_is_wrong_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fuzzer keeps the bytes, and the message says which call it was."""
+    monkeypatch.setattr(fuzz_bytes, "RIGHT", frozenset({grpc.StatusCode.OK}))
+    missing = Case("/tidemill.replay.v1.ReplayService/DescribeTable", (b"\x0a\x04gone",))
+    with fuzz_bytes.Target(tmp_path) as target, pytest.raises(AssertionError, match="DescribeTable.*NOT_FOUND"):
+        target(fuzz_bytes.bytes_of(missing))
