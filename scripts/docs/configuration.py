@@ -7,19 +7,15 @@ With `--check` nothing is written: it fails when the page is out of date.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import json
-import re
 import sys
-import textwrap
 import typing
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from typing import Any
 
 from scripts.docs.generated import FOLDER, write_or_check
+from tidemill.config.documented import settings, summary
 from tidemill.config.sections import RunConfig
 from tidemill.rl.agents.registry import algorithms, config_class
 from tidemill.rpc.settings import ServerSettings
@@ -41,7 +37,8 @@ learner:
 in a file that `--config` names. The command line wins over the file, the file over the defaults below. A switch is
 turned off by `--evaluator.no-video`. An unknown key is an error that names the nearest known one. Each process reads
 the sections that it needs: `tidemill learner --help` lists those of the learner, and `tidemill train` takes all;
-`tidemill train --help agent` shows one section.
+`tidemill train --help agent` shows one section on a screen, and `tidemill train --help agent.noise` all of those
+that begin so.
 
 Where there is no command line, as in containers, the variables of `.env.example` hold options of each service, and
 `TIDEMILL_TLS_CA`, `TIDEMILL_TOKEN_FILE` and their like say how clients reach secured servers
@@ -66,29 +63,17 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def settings(prefix: str, default: Any) -> Iterator[tuple[str, Any, Any, str]]:  # noqa: ANN401 - any settings dataclass
-    """Yield dotted name, default, type and docstring of each setting; a server's are left to their own section."""
-    kinds = typing.get_type_hints(type(default))
-    documented = _docstrings(type(default))
-    for field in dataclasses.fields(default):
-        value, name = getattr(default, field.name), f"{prefix}.{field.name}"
-        if dataclasses.is_dataclass(value) and not isinstance(value, ServerSettings):
-            yield from settings(name, value)
-        else:
-            yield name, value, kinds[field.name], documented.get(field.name, "")
-
-
 def _agents() -> Iterator[str]:
     yield "## agent\n\nThe algorithm, chosen by `agent.algorithm`, decides which other settings there are; `sac` is "
     yield "the default.\nA package or class of your own brings its own ([Extending](../extending.md#an-algorithm)).\n"
     for name in algorithms():
         config = config_class(name)()
-        yield f"\n### {name}\n\n{_summary(type(config))}\n\n"
+        yield f"\n### {name}\n\n{summary(type(config))}\n\n"
         yield from _table("agent", config)
 
 
 def _section(name: str, default: Any) -> Iterator[str]:  # noqa: ANN401 - any settings dataclass
-    yield f"## {name}\n\n{_summary(type(default))}\n\n"
+    yield f"## {name}\n\n{summary(type(default))}\n\n"
     yield from _table(name, default)
 
 
@@ -99,10 +84,6 @@ def _table(prefix: str, default: Any) -> Iterator[str]:  # noqa: ANN401 - any se
             yield f"| `{name}` | {_differing(value)} | [server](#serviceserver) | {text} |\n"
         else:
             yield f"| `{name}` | {_written(value)} | {_kind(kind)} | {text.replace('|', chr(92) + '|')} |\n"
-
-
-def _summary(kind: type) -> str:
-    return " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
 
 
 def _differing(server: ServerSettings) -> str:
@@ -135,18 +116,6 @@ def _kind(kind: Any) -> str:  # noqa: ANN401 - what get_type_hints gives
         return "mapping"
     words = {bool: "switch", int: "integer", float: "number", str: "text"}
     return words[kind]
-
-
-def _docstrings(kind: type) -> dict[str, str]:
-    """Return the docstring below each field of a dataclass, on one line."""
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(tree, ast.ClassDef)
-    found = {}
-    for node, after in pairwise(tree.body):
-        is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and is_text:
-            found[node.target.id] = re.sub(r"\s+", " ", str(after.value.value)).strip()  # type: ignore[attr-defined]
-    return found
 
 
 if __name__ == "__main__":

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
-import re
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import tyro
 import yaml
@@ -23,6 +19,7 @@ from tidemill.config.lock_step import check_lock_step
 from tidemill.config.on_policy import check_on_policy
 from tidemill.config.overlay import check_option_names, overlay, to_document
 from tidemill.config.presets import find_config
+from tidemill.config.section_help import describe_section
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.registry import algorithms, config_class
@@ -30,7 +27,6 @@ from tidemill.rl.agents.registry import algorithms, config_class
 _T = TypeVar("_T")
 
 _NONE = ("none", "null")
-_SECTION_TITLE = re.compile(r"(?:╭─ | )(?:([\w.]+) )?options[ ─╮]*$")
 
 _SECTIONS = {field.name for field in dataclasses.fields(RunConfig)}
 
@@ -63,12 +59,12 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
     agent = getattr(settings, "agent", None)
     if agent is not None:
         about += f"\n\n{_describe_algorithms(prog, agent.algorithm)}"
-    section, rest = _take_help(rest, config)
+    if asked := _take_help(rest, config):
+        sys.stdout.write(f"{describe_section(prog, asked, settings)}\n")
+        raise SystemExit(0)
     with _algorithm_choices():
-        parse = partial(tyro.cli, config, prog=prog, description=about, default=settings)
-        if section:
-            _show_section(parse, section)
-        settings = parse(args=_as_tyro_has_them(rest, settings))
+        words = _as_tyro_has_them(rest, settings)
+        settings = tyro.cli(config, prog=prog, description=about, default=settings, args=words)
     check_on_policy(settings)
     check_lock_step(settings)
     check_hindsight(settings)
@@ -143,31 +139,19 @@ def write_document(settings: object, path: Path) -> None:
 def _list_sections(prog: str, config: type[Any]) -> str:
     """Return the sentence of `--help` that says how to see a part of it."""
     names = [field.name for field in dataclasses.fields(config)]
-    return f"`{prog} --help SECTION` shows those of one section alone: {', '.join(names)}."
+    return (
+        f"`{prog} --help SECTION` shows those of one section on a screen: {', '.join(names)}; "
+        f"`{prog} --help SECTION.NAME` says all of a setting, and of those that begin alike."
+    )
 
 
-def _take_help(arguments: list[str], config: type[Any]) -> tuple[str, list[str]]:
-    """Return the section that help is asked for, with `--help SECTION`, and the other arguments; none if it is all."""
+def _take_help(arguments: list[str], config: type[Any]) -> str:
+    """Return the section, or the beginning of settings' names, that help is asked for; none if it is all."""
     names = {field.name for field in dataclasses.fields(config)}
-    for i, (first, second) in enumerate(pairwise(arguments)):
-        if first in ("--help", "-h") and second in names:
-            return second, arguments[:i] + arguments[i + 2 :]
-    return "", arguments
-
-
-def _show_section(parse: Callable[..., object], section: str) -> NoReturn:
-    """Print what `--help` says of a section and the sections in it."""
-    shown = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding or "utf-8")  # which decides how frames are drawn
-    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-        parse(args=["--help"])
-    shown.seek(0)
-    is_wanted = False
-    for line in shown:
-        if title := _SECTION_TITLE.match(line):
-            is_wanted = (title[1] or "").partition(".")[0] == section
-        if is_wanted:
-            sys.stdout.write(line)
-    raise SystemExit(0)
+    for first, second in pairwise(arguments):
+        if first in ("--help", "-h") and second.partition(".")[0] in names:
+            return second
+    return ""
 
 
 def _describe_algorithms(prog: str, chosen: str) -> str:
@@ -180,7 +164,7 @@ def _describe_algorithms(prog: str, chosen: str) -> str:
             "Algorithms, chosen by --agent.algorithm NAME or by agent.algorithm in the file:",
             *lines,
             f"\nThe agent options below are those of {chosen}. To see those of another algorithm, name it:",
-            f"  {prog} --agent.algorithm {other} --help",
+            f"  {prog} --agent.algorithm {other} --help agent",
         ]
     )
 

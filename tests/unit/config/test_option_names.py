@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 
+from tidemill.config.documented import settings
 from tidemill.config.load import load
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
+from tidemill.rl.agents.registry import algorithms, config_class
 
 
 def _load(*arguments: str) -> RunConfig:
@@ -53,21 +56,58 @@ def test_switch_may_have_its_value_as_a_file_says_it(words: list[str], expected:
     assert config.agent.double == expected  # type: ignore[attr-defined]
 
 
+def _shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit, match="0"):
+        _load(*arguments)
+    return capsys.readouterr().out
+
+
 def test_help_of_a_section_is_its_options_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """With those of the sections in it; of the agent those of the algorithm that is named."""
     for words in (["--help", "learner"], ["-h", "learner"]):
-        with pytest.raises(SystemExit, match="0"):
-            _load(*words)
-        shown = capsys.readouterr().out
+        shown = _shown(capsys, *words)
         assert set(re.findall(r"--(\w+)\.", shown)) == {"learner"}
         assert "--learner.server.grace-s" in shown
-    with pytest.raises(SystemExit, match="0"):
-        _load("--agent.algorithm", "dqn", "--help", "agent")
-    assert "--agent.dueling" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="0"):
-        _load("--help")
-    assert "--help SECTION" in (whole := capsys.readouterr().out)
+    assert "--agent.dueling" in _shown(capsys, "--agent.algorithm", "dqn", "--help", "agent")
+    whole = _shown(capsys, "--help")
+    assert "--help SECTION" in whole
     assert "--agent.learning-rate" in whole
+
+
+@pytest.mark.parametrize("columns", [80, 100, 160])
+@pytest.mark.parametrize("algorithm", algorithms())
+def test_help_of_a_section_fits_a_screen(
+    columns: int, algorithm: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every setting, each with what it means: of 50 lines as wide as the terminal."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    config = dataclasses.replace(RunConfig(), agent=config_class(algorithm)())
+    for section in dataclasses.fields(config):
+        lines = _shown(capsys, "--agent.algorithm", algorithm, "--help", section.name).splitlines()
+        assert len(lines) <= 50, section.name
+        assert max(map(len, lines)) <= columns, section.name
+        for setting in settings(section.name, getattr(config, section.name), with_servers=True):
+            option = f"--{setting.name.replace('_', '-')}"
+            assert [line.split()[0] for line in lines].count(option) == 1, setting.name
+            assert setting.text, setting.name
+
+
+def test_help_of_a_setting_says_all_of_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its type and default, at any width; of a beginning, of all settings that have it, spelled either way."""
+    for columns in ("80", "160"):
+        monkeypatch.setenv("COLUMNS", columns)
+        for section in dataclasses.fields(RunConfig):
+            values = getattr(RunConfig(), section.name)
+            shown = " ".join(_shown(capsys, "--help", f"{section.name}.").split())
+            for setting in settings(section.name, values, with_servers=True):
+                assert f"{setting.text} (default: " in shown, setting.name
+    shown = _shown(capsys, "--agent.algorithm", "dqn", "--help", "agent.noisy")
+    assert re.findall(r"--agent\S*", shown) == ["--agent.noisy", "--agent.noisy-std", "--agent.noisy-target"]
+    assert _shown(capsys, "--help", "run.max-wall-s") == _shown(capsys, "--help", "run.max_wall_s")
+    assert "--run.max-wall-s NUMBER" in shown + _shown(capsys, "--help", "run.max_wall_s")
+    assert "uniform|prioritized|fifo" in _shown(capsys, "--help", "table.sampler")
+    with pytest.raises(ConfigError, match=r"no setting begins with 'run\.sed_'; did you mean 'run\.seed'"):
+        _load("--help", "run.sed_")
 
 
 @pytest.mark.parametrize("word", ["none", "null", "None"])

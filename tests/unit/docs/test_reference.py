@@ -9,6 +9,7 @@ import pytest
 
 from scripts.docs import configuration, wire
 from scripts.docs.generated import FOLDER, write_or_check
+from tidemill.config.documented import settings
 from tidemill.config.sections import RunConfig
 from tidemill.learner.v1 import learner_pb2
 from tidemill.params.v1 import params_pb2
@@ -28,7 +29,7 @@ def test_configuration_page_documents_every_setting() -> None:
     for section in dataclasses.fields(run):
         configs = [config_class(name)() for name in algorithms()] if section.name == "agent" else []
         for config in configs or [getattr(run, section.name)]:
-            for name, *_, text in configuration.settings(section.name, config):
+            for name, *_, text in settings(section.name, config):
                 assert text, f"{name} has no docstring"
                 assert f"| `{name}` | " in page
     assert "| `learner.publish_every` | `100` | integer | Gradient steps between two published versions" in page

@@ -1,0 +1,130 @@
+"""`--help SECTION`: the settings of one section, on a screen."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import textwrap
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tidemill.config.check import nearest
+from tidemill.config.documented import Setting, settings, summary
+from tidemill.errors import ConfigError
+
+SCREEN_LINES = 50
+"""What is longer has a line for each setting, cut to the width; all of one setting is a command away."""
+_INDENT = 2
+
+
+def describe_section(prog: str, asked: str, values: Any) -> str:  # noqa: ANN401 - any dataclass of sections
+    """Return what `--help SECTION` or `--help SECTION.BEGINNING` prints.
+
+    Args:
+        prog: The command, for what it says to go on with.
+        asked: A section, `agent`, or the beginning of settings' names, `agent.noisy`: those are described in full.
+        values: The dataclass of sections, with the values of a config file if there is one.
+
+    Raises:
+        ConfigError: No setting begins so.
+    """
+    section = asked.partition(".")[0]
+    own = getattr(values, section)
+    found = list(settings(section, own, with_servers=True))
+    wanted = asked.replace("-", "_")
+    chosen = [setting for setting in found if asked == section or setting.name.startswith(wanted)]
+    if not chosen:
+        hint = nearest(wanted, [setting.name for setting in found])
+        raise ConfigError(f"no setting begins with {asked!r}{hint}")
+    width = shutil.get_terminal_size().columns
+    if asked != section:
+        return "\n".join(_in_full(chosen, width))
+    notes = [f"Of another algorithm: `{prog} --agent.algorithm NAME --help agent`."] if section == "agent" else []
+    head, foot = _wrap(f"{asked}: {summary(type(own))}", width), _wrap(" ".join(notes), width)
+    room = SCREEN_LINES - len(head) - len(foot)
+    body = _in_full(chosen, width)
+    if len(body) > room:
+        longest = max(chosen, key=lambda setting: len(setting.text)).name
+        notes.append(f"All of a setting, or of those that begin alike: `{prog} --help {longest}`.")
+        foot = _wrap(" ".join(notes), width)
+        body = _shortened(chosen, width, SCREEN_LINES - len(head) - len(foot))
+    return "\n".join([*head, *body, *foot])
+
+
+def _shortened(chosen: Sequence[Setting], width: int, room: int) -> list[str]:
+    """Return each setting with so many lines of its first sentence that all have room, at least one."""
+    return next(
+        (lines for most in (4, 3, 2) if len(lines := _in_lines(chosen, width, most)) <= room),
+        _in_lines(chosen, width, 1),
+    )
+
+
+def _in_full(chosen: Sequence[Setting], width: int) -> list[str]:
+    """Return each setting with its type, all of its text, and its value."""
+    heads = [f"{_option(setting)} {_kind(setting.kind)}".rstrip() for setting in chosen]
+    column = min(max(map(len, heads)) + 2, width // 2 - _INDENT)
+    lines = []
+    for head, setting in zip(heads, chosen, strict=True):
+        wrapped = _wrap(f"{setting.text} (default: {_written(setting.value)})", width - _INDENT - column)
+        beside = head if len(head) <= column - 2 else ""
+        if not beside:
+            lines += _wrap(head, width, initial_indent=" " * _INDENT, subsequent_indent=" " * 2 * _INDENT)
+        lines += _beside(beside, column, wrapped)
+    return lines
+
+
+def _in_lines(chosen: Sequence[Setting], width: int, most: int) -> list[str]:
+    """Return for each setting its name, its value, and at most so many lines of its first sentence."""
+    options = [_option(setting) for setting in chosen]
+    values = [textwrap.shorten(_written(setting.value), 16, placeholder="…") for setting in chosen]
+    first, second = max(map(len, options)) + 2, max(map(len, values)) + 2
+    lines = []
+    for option, value, setting in zip(options, values, chosen, strict=True):
+        sentence = setting.text.partition(". ")[0].removesuffix(".")
+        room = width - _INDENT - first - second
+        wrapped = _wrap(sentence, room, max_lines=most, placeholder=" …")
+        lines += _beside(f"{option:{first}}{value}", first + second, wrapped)
+    return lines
+
+
+def _beside(left: str, column: int, wrapped: Sequence[str]) -> list[str]:
+    """Return wrapped lines with a text in front of the first."""
+    return [f"{'':{_INDENT}}{left if i == 0 else '':{column}}{line}" for i, line in enumerate(wrapped)]
+
+
+def _wrap(text: str, width: int, **options: Any) -> list[str]:  # noqa: ANN401 - those of TextWrapper
+    return textwrap.wrap(text, width, break_on_hyphens=False, **options)
+
+
+def _option(setting: Setting) -> str:
+    return f"--{setting.name.replace('_', '-')}"
+
+
+def _kind(kind: Any) -> str:  # noqa: ANN401 - what get_type_hints gives
+    """Return what an option takes, as a command line has it."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return "|".join(map(str, arguments))
+    if type(None) in arguments:
+        return f"{_kind(next(each for each in arguments if each is not type(None)))}|none"
+    if origin is tuple:
+        return f"{_kind(arguments[0])} ..."
+    if origin is not None and issubclass(origin, Mapping):
+        return "NAME VALUE ..."
+    return {bool: "true|false", int: "INTEGER", float: "NUMBER", str: "TEXT"}[kind]
+
+
+def _written(value: Any) -> str:  # noqa: ANN401 - any setting's
+    """Return a value as a command line has it."""
+    if value is None:
+        return "none"
+    if isinstance(value, str):
+        return value or "empty"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return " ".join(f"{name} {each}" for name, each in value.items()) or "empty"
+    if isinstance(value, tuple | list):
+        return " ".join(map(str, value)) or "empty"
+    return json.dumps(value)
