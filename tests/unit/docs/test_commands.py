@@ -1,4 +1,4 @@
-"""Every command and setting in the documentation exists: parsed as written, never run."""
+"""Every command and setting in the documentation exists: parsed as written. tests/process runs those in blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts.check_links import documents
+from tests.support.shell_commands import PAGES, ROOT
 from tidemill.config import load as load_module
 from tidemill.config.on_policy import check_on_policy
 from tidemill.config.sections import (
@@ -32,16 +32,6 @@ from tidemill.rl.agents.registry import algorithms, config_class
 from tidemill.services.evaluator import offline
 from tidemill.services.launcher import cli
 from tidemill.services.replay import __main__ as replay
-
-ROOT = Path(__file__).resolve().parents[3]
-GENERATED = {"CHANGELOG.md", "docs/api.md", "docs/reference/configuration.md", "docs/reference/wire.md"}
-"""Of these the changelog speaks of the past, and scripts write the others."""
-DOCUMENTS = [
-    path
-    for path in [*documents(), *sorted((ROOT / "examples").rglob("*.md"))]
-    if str(path.relative_to(ROOT)) not in GENERATED and "results" not in path.parts
-]
-NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
 
 _BLOCK = re.compile(r"^ *```(?:bash|sh|console)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`((?:tidemill|make|python -m|docker compose|pytest) [^`]+)`")
@@ -203,7 +193,7 @@ def _parsing(real: Callable[..., Any]) -> Callable[..., Any]:
     return parse
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PAGES)
 def test_command_in_a_document_is_understood(name: str, at_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Commands, options, values, presets, targets, modules, services of containers: each is there as written."""
     text = (ROOT / name).read_text()
@@ -253,7 +243,7 @@ def _collect(settings: Any, prefix: str, found: set[str]) -> None:  # noqa: ANN4
             _collect(value, f"{prefix}{field.name}.", found)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PAGES)
 def test_setting_in_a_document_exists(name: str) -> None:
     """`learner.publish_every` and --learner.publish-every alike, wherever the text speaks of one."""
     text = (ROOT / name).read_text()

@@ -1,0 +1,188 @@
+"""How the commands of the documents are run by tests: budgets, what serves, what comes before, what is run elsewhere.
+
+Every command in a fenced shell block is run as printed, in a bash, in a checkout that is thrown away, unless it is in
+`ELSEWHERE`. Patterns are for the whole text of a command; one that no document has any more fails a test.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+TRAINING = (
+    "--run.max-learner-steps 20 --run.target-return none --table.min-size 100 --agent.batch-size 16 "
+    "--env.max-evaluation-steps 30 --evaluator.episodes 1 --evaluator.num-envs 1 --evaluator.start-env-steps 0 "
+    "--evaluator.min-interval-s 0.2 --evaluator.video-max-steps 20"
+)
+"""The budget of every command that trains."""
+
+QUICKSTART = {
+    "run": {"max_learner_steps": 20, "target_return": None, "max_wall_s": 0},
+    "env": {"max_evaluation_steps": 30},
+    "agent": {"batch_size": 16, "start_steps": 0},
+    "table": {"min_size": 100},
+    "actor": {"max_env_steps_per_s": 200},
+    "evaluator": {"episodes": 1, "num_envs": 1, "min_interval_s": 0.2, "start_env_steps": 0, "video_max_steps": 20},
+}
+"""What the checkout's configs/quickstart.yaml has instead; configs/endless.yaml has it without an end."""
+
+SWEEP = {"settings": {"run.max_learner_steps": 20}, "seeds": [1], "space": {"agent.learning_rate": [1e-3]}}
+"""What its examples/sweeps/cartpole.yaml has instead: one trial."""
+
+BUDGETS = (
+    (r"^tidemill train .*", rf"\g<0> {TRAINING}"),
+    (r"^tidemill resume .*", r"\g<0> --run.max-learner-steps 40"),
+    (r"--launcher.learners 4", "--launcher.learners 2"),
+    (r"--launcher.actors \d+", "--launcher.actors 1"),
+    (r"torchrun 4 3", "torchrun 2 1"),
+    (r"--episodes \d+", "--episodes 2"),
+    (r"C=configs/quickstart.yaml", "C=configs/endless.yaml"),
+    (r"\bbox1\b", "localhost"),
+    (r"runs/NAME", "runs/quickstart"),
+)
+"""What is put instead of a part of a command: budgets, and names of machines and runs."""
+
+FIRST = ("make quickstart", "tidemill train --config pong_dqn --launcher.actors 4")
+"""What pages take for granted that others show: run before all others."""
+
+SERVES = (
+    (r"(env/bin/)?tidemill (replay --|paramserver|inference).*", " serving "),
+    (r"tidemill learner .*|python -m tidemill.services.learner.torchrun .*", " listening .*address"),
+    (r"tidemill actor .* --cluster.replay .*", " listening "),
+    (r"tidemill actor .*", " acting starts "),
+    (r"tidemill evaluator .*", " evaluated "),
+    (r"tensorboard .*", "http://"),
+)
+"""What runs until it is stopped, with what it says once it is ready."""
+
+
+@dataclass(frozen=True)
+class Before:
+    """What comes before a command: `stop` ends what serves and matches it, `run` is run, what is in `serve` started."""
+
+    pattern: str
+    page: str = ""
+    stop: str | None = None
+    run: str = ""
+    serve: tuple[str, ...] = ()
+
+    def matches(self, page: str, command: str) -> bool:
+        """Return whether the rule is for a command of a page."""
+        return self.page in ("", page) and re.fullmatch(self.pattern, command, re.DOTALL) is not None
+
+
+_HAND = "docs/by-hand.md"
+_TLS = (
+    "--{0}.server.tls-cert certs/server.pem --{0}.server.tls-key certs/server.key --{0}.server.tokens certs/tokens.txt"
+)
+_PLAIN = ("tidemill replay --config $C", "tidemill paramserver --config $C")
+_PARAMS_BY_TLS = (
+    f"tidemill paramserver --config $C --paramserver.server.address 0.0.0.0:7402 {_TLS.format('paramserver')}"
+)
+_RUNNING = f"tidemill train --config quickstart --run.name running {TRAINING}".replace(
+    "learner-steps 20", "learner-steps 0"
+)
+
+BEFORE = (
+    Before("tidemill plot runs/a runs/b .*", run="cp -r runs/quickstart runs/a; cp -r runs/quickstart runs/b"),
+    Before("tidemill (evaluate|export) runs/pong .*", run="ln -sfn pong_dqn runs/pong"),
+    Before("tidemill status", serve=(_RUNNING,)),
+    Before("tidemill actor .* --cluster.inference .*", _HAND, stop="actor.id a1"),
+    Before("tidemill certs .*", _HAND, stop=""),
+    Before("export TIDEMILL_TLS_CA=.*", "docs/tutorials/production.md", run="export C=configs/endless.yaml"),
+    Before("tidemill actor .* --cluster.params box1:7402", serve=(_PARAMS_BY_TLS,)),
+    Before("tidemill replay .* 127.0.0.1:7411", _HAND, stop="", run="unset TIDEMILL_TLS_CA TIDEMILL_TOKEN_FILE"),
+    Before("tidemill learner .* 127.0.0.1:7411 .*", serve=_PLAIN[1:]),
+    Before("tidemill replay --folder data .*", _HAND, stop=""),
+    Before("python -m tidemill.services.learner.torchrun .* \\$C", stop="", serve=_PLAIN),
+    Before("env/bin/tidemill replay --folder data .*", run="ln -s .venv env"),
+    Before(
+        ".* --actor broken-actor", run="sed 's/windows=/name=\"broken-actor\", windows=/' write.py | env/bin/python -"
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A command that is not run here: the test (or the file of CI) that runs it, and why."""
+
+    pattern: str
+    by: str
+    why: str
+    page: str = ""
+
+    def matches(self, page: str, command: str) -> bool:
+        """Return whether the rule is for a command of a page."""
+        return self.page in ("", page) and re.fullmatch(self.pattern, command, re.DOTALL) is not None
+
+
+_STACK = "tests/compose/test_stack.py::"
+_DOCKER = "needs the cluster in containers, which tests/compose starts once"
+_ALONE = "tests/process/test_replay_alone.py::"
+
+ELSEWHERE = (
+    Elsewhere("make (dev|check|test)", ".ci/run", "installs, checks and tests everything: half an hour"),
+    Elsewhere(
+        "make (hooks|atari)", "", "fetches packages of others; `make dev` installs the emulator by the same lock"
+    ),
+    Elsewhere(
+        r".* -m scripts.mutants .*", "tests/unit/test_mutants.py", "runs tests again for each of 16 or 84 mutants"
+    ),
+    Elsewhere(
+        "tidemill log .* --to wandb",
+        "tests/process/test_log.py::test_run_is_sent_to_weights_and_biases",
+        "needs wandb, which is in an environment of its own",
+    ),
+    Elsewhere(
+        "python -m tidemill.services.learner.torchrun --nnodes 2 .*",
+        "tests/process/test_nodes_recover.py::test_machine_that_died_and_came_back_is_joined",
+        "waits for a second machine",
+    ),
+    Elsewhere(
+        "python -m tidemill.services.learner.torchrun 4 3 --config configs/apex_pong.yaml",
+        "tests/process/test_ranks_recover.py::test_killed_rank_brings_all_back_from_the_checkpoint",
+        "the command of docs/by-hand.md, which is run here, with another config",
+    ),
+    Elsewhere("grpcurl .*", "tests/integration/test_security.py::test_health_is_open_and_reflection_is_not", "grpcurl"),
+    Elsewhere("python3 -m venv env|env/bin/pip install .", f"{_ALONE}test_tutorial_works_as_it_stands", "installs"),
+    Elsewhere(
+        r"env/bin/pip install '\.\[minari\]'|env/bin/tidemill replay (from|to)-minari .*",
+        "tests/process/test_minari.py::test_dataset_goes_into_a_table_and_comes_back_equal",
+        "needs minari, which is in an environment of its own, and a dataset",
+    ),
+    Elsewhere(
+        "cd examples|.* retrace.yaml", "tests/process/test_examples.py::test_example_trains", "the same, in a copy"
+    ),
+    Elsewhere("python examples/replay/dqn.py", f"{_ALONE}test_example_outlives_its_server", "the same, and a kill"),
+    Elsewhere(
+        "docker compose (build|up -d|up -d --scale actor=4|ps|logs -f .*)",
+        f"{_STACK}test_every_container_becomes_healthy",
+        _DOCKER,
+    ),
+    Elsewhere(
+        "docker compose run --rm operator .*|docker compose run .* actor (status|ctl stop) .*",
+        f"{_STACK}test_operator_steers_and_services_do_not",
+        _DOCKER,
+    ),
+    Elsewhere("docker compose up -d --no-deps .*", f"{_STACK}test_everything_comes_back_with_the_engine", _DOCKER),
+    Elsewhere("docker compose stop", f"{_STACK}test_termination_ends_every_service_with_zero", _DOCKER),
+    Elsewhere("for s in .*|docker compose run .* evaluate .*", f"{_STACK}test_run_moves_to_another_box", _DOCKER),
+    Elsewhere(
+        "docker compose run .* inspect .*",
+        f"{_STACK}test_replay_shard_that_crashes_has_everything_acknowledged",
+        _DOCKER,
+    ),
+    Elsewhere(
+        "docker compose run --rm certs certs .*",
+        f"{_STACK}test_certificates_are_renewed_while_training_continues",
+        _DOCKER,
+    ),
+    Elsewhere("kubectl .*", "tests/compose/test_shipped_kubernetes.py", "needs a cluster of Kubernetes"),
+    Elsewhere(
+        "export TIDEMILL_TLS_CA=.*|tidemill status .*",
+        f"{_STACK}test_operator_steers_and_services_do_not",
+        "the status of a cluster of Kubernetes",
+        page="docs/operations.md",
+    ),
+)
+"""Commands that are not run here."""
