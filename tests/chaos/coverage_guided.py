@@ -1,9 +1,9 @@
-"""Calls of every RPC that reach more and more of the servers' code: atheris, which is libFuzzer for Python (`make fuzz`).
+"""Calls of every RPC that reach ever more of the servers' code: atheris, which is libFuzzer for Python (`make fuzz`).
 
 python -m tests.chaos.coverage_guided FOLDER [-runs=100000] [-max_total_time=600] [other options of libFuzzer]
 
-FOLDER keeps what was found to reach something new, so that the next run continues there, and in `crash-...` the bytes of
-a call that was answered wrongly: `python -m tests.chaos.coverage_guided FOLDER FILE` makes it again.
+FOLDER keeps what was found to reach something new, so that the next run continues there, and in `crash-...` the bytes
+of a call that was answered wrongly: `python -m tests.chaos.coverage_guided FOLDER FILE` makes it again.
 """
 
 from __future__ import annotations

@@ -78,5 +78,5 @@ def test_status_that_is_wrong_is_a_finding(tmp_path: Path, monkeypatch: pytest.M
     """The fuzzer keeps the bytes, and the message says which call it was."""
     monkeypatch.setattr(fuzz_bytes, "RIGHT", frozenset({grpc.StatusCode.OK}))
     missing = Case("/tidemill.replay.v1.ReplayService/DescribeTable", (b"\x0a\x04gone",))
-    with fuzz_bytes.Target(tmp_path) as target, pytest.raises(AssertionError, match="DescribeTable.*NOT_FOUND"):
+    with fuzz_bytes.Target(tmp_path) as target, pytest.raises(AssertionError, match=r"DescribeTable.*NOT_FOUND"):
         target(fuzz_bytes.bytes_of(missing))
