@@ -51,6 +51,8 @@ def test_cluster_trains(stack: Stack) -> None:
     stack.compose(
         "exec", "-T", "evaluator", "python", "-c", "assert len(open('/runs/short/scores.csv').readlines()) > 1"
     )
+    evaluate = ("run", "--rm", "-T", "--no-deps", "--entrypoint", "tidemill", "evaluator", "evaluate", "/runs/short")
+    assert "2 episodes" in stack.compose(*evaluate, "--config", "configs/short.yaml", "--episodes", "2")
 
 
 def test_actors_share_out_the_ladder(stack: Stack) -> None:
@@ -101,6 +103,10 @@ def test_operator_steers_and_services_do_not(stack: Stack) -> None:
     assert "table items" in stack.compose(*inside, "status", "--learner", "127.0.0.1:7403")
     with pytest.raises(AssertionError, match="is not for the role learner: use a token of operator"):
         stack.compose(*inside, "ctl", "pause", "--learner", "127.0.0.1:7403")
+    actor = ("run", "--rm", "-T", "--no-deps", "--entrypoint", "tidemill", "actor")
+    assert "table items" in stack.compose(*actor, "status", "--learner", "learner:7403")
+    with pytest.raises(AssertionError, match="is not for the role actor: use a token of operator"):
+        stack.compose(*actor, "ctl", "stop", "--learner", "learner:7403")
 
 
 def test_status_page_shows_the_cluster_and_its_buttons_need_the_token(stack: Stack) -> None:
@@ -333,10 +339,25 @@ def test_everything_comes_back_with_the_engine(stack: Stack) -> None:
 
 def test_termination_ends_every_service_with_zero(stack: Stack) -> None:
     """SIGTERM: each service finishes what it is at and exits with 0 within its grace period."""
+    for service in ("paramserver", "replay-0", "replay-1", "learner", "actor", "evaluator"):
+        stack.compose(
+            "up", "-d", "--no-build", "--no-deps", service
+        )  # as an upgrade does, which finds nothing new here
     stack.until_healthy()
     stack.compose("stop", *OURS, bound_s=180)
     codes = {c["Name"]: c["State"]["ExitCode"] for service in OURS for c in stack.containers(service)}
     assert set(codes.values()) == {0}, f"{codes}\n{stack.describe()}"
+    inspect = (
+        "run",
+        "--rm",
+        "-T",
+        "--no-deps",
+        "--entrypoint",
+        "python -m tidemill.services.replay",
+        "replay-0",
+        "inspect",
+    )
+    assert stack.compose(*inspect, "/runs/short/replay").rstrip().endswith("whole")
 
 
 def test_run_moves_to_another_box(stack: Stack) -> None:
@@ -390,8 +411,10 @@ def test_tls_can_be_turned_off(stack: Stack, monkeypatch: pytest.MonkeyPatch) ->
         assert outcome(stack, "pause", monkeypatch) is grpc.StatusCode.UNAVAILABLE
     assert "table items" in stack.operator("status")
     url = re.findall(r"http://127\.0\.0\.1:\d+/#[\w-]+", stack.compose("logs", "page"))[-1]
-    plain = dict.fromkeys(("replay-0", "replay-1", "paramserver"), "serving")
-    until(lambda: states(url).items() >= plain.items(), "the status page reaches what is without TLS", stack.describe)
+    all_of_them = dict.fromkeys(("replay-0", "replay-1", "paramserver", "learner"), "serving")
+    until(
+        lambda: states(url) == all_of_them, "the status page reaches those without TLS and the learner", stack.describe
+    )
 
 
 def _size(stack: Stack, image: str) -> int:

@@ -20,6 +20,7 @@ from tidemill.services.launcher.view.poller import StatusPoller
 from tidemill.services.launcher.view.processes import AskedServices
 from tidemill.services.launcher.view.status import ClusterStatus
 from tidemill.services.launcher.view.terminal import QuietView, View
+from tidemill.services.launcher.view.warnings import BY_HAND, BY_LAUNCHER
 
 _ABOUT = """Serve the status page of a running cluster, until it is stopped: tidemill page [RUN] [options].
 
@@ -44,7 +45,13 @@ def page(argv: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with with_status_page(config, config.run.folder, _AddressView(sys.stdout), host=host) as view:
-        _follow(config, view, lambda: not stop.wait(config.launcher.view_every_s) and (run is None or is_running(run)))
+        actors = BY_LAUNCHER if run else BY_HAND
+        _follow(
+            config,
+            view,
+            actors,
+            lambda: not stop.wait(config.launcher.view_every_s) and (run is None or is_running(run)),
+        )
     return 0
 
 
@@ -64,10 +71,10 @@ def _config_of(run: Path, arguments: Sequence[str]) -> RunConfig:
     return with_run_paths(load(RunConfig, arguments, prog=f"tidemill page {run}", description=_ABOUT), run)
 
 
-def _follow(config: RunConfig, view: View, continues: Callable[[], bool]) -> None:
+def _follow(config: RunConfig, view: View, actors: str, continues: Callable[[], bool]) -> None:
     """Show the cluster's status again and again, until `continues` returns False after a pause."""
     services = AskedServices(config.cluster)
-    poller = StatusPoller(config, config.run.folder, services)
+    poller = StatusPoller(config, config.run.folder, services, actors)
     with contextlib.closing(services), contextlib.closing(poller):
         view.show(_of_the_run(poller.poll()))
         while continues():

@@ -16,6 +16,10 @@ from tidemill.replay.table_config import TableDescription
 FULL_BYTES = 32 * 2**20
 """With less than this left a disk counts as full: a checkpoint, a segment or a version may no longer fit."""
 
+BY_LAUNCHER = "--launcher.actors"
+BY_HAND = "actors (`docker compose up -d --scale actor=N`)"
+"""What one has more or fewer of, where the launcher has started the actors and where something else has."""
+
 _LOW_BYTES = 2**30
 _LASTING_S = 20.0
 _STALE_S = 30.0
@@ -47,9 +51,9 @@ class ClusterSample:
 class WarningTracker:
     """Tracks how long conditions have lasted, and warns of those that persist."""
 
-    def __init__(self, folder: Path, publish_every: int) -> None:
-        """Know the run's folder and after how many gradient steps the learner publishes."""
-        self._folder, self._publish_every = folder, publish_every
+    def __init__(self, folder: Path, publish_every: int, actors: str = BY_LAUNCHER) -> None:
+        """Know the run's folder, after how many gradient steps the learner publishes, and what says how many actors."""
+        self._folder, self._publish_every, self._actors = folder, publish_every, actors
         self._since_s: dict[str, float] = {}
         self._published = (0, 0, 0.0)  # newest version, gradient steps and time when it was first seen
         self._blocked: deque[tuple[float, float]] = deque()  # time, and time for which inserts have waited since ever
@@ -112,9 +116,7 @@ class WarningTracker:
         share = learner.wait_fraction if learner.state is LearnerState.TRAINING else 0.0
         if not self._lasts("starved", share >= _MANY, now_s):
             return ""
-        return (
-            f"the learner waits {share:.0%} of the time for actors: where cores are idle, more --launcher.actors help"
-        )
+        return f"the learner waits {share:.0%} of the time for actors: where cores are idle, more {self._actors} help"
 
     def _held(self, sample: ClusterSample, blocked: float, now_s: float) -> str:
         is_training = sample.learner is not None and sample.learner.state is LearnerState.TRAINING
@@ -127,7 +129,7 @@ class WarningTracker:
                 "--learner.threads or a lower --learner.updates-per-env-step make it faster"
             )
         return (
-            f"actors wait {blocked:.0%} of the time for the learner: fewer --launcher.actors do, "
+            f"actors wait {blocked:.0%} of the time for the learner: fewer {self._actors} do, "
             "or a lower --learner.updates-per-env-step"
         )
 

@@ -9,7 +9,7 @@ import pytest
 
 from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig, TableDescription
-from tidemill.services.launcher.view.warnings import ClusterSample, WarningTracker
+from tidemill.services.launcher.view.warnings import BY_HAND, ClusterSample, WarningTracker
 from tidemill.types import ColumnSpec
 
 _LEARNER = LearnerStatus(LearnerState.TRAINING, learner_steps=1_000, params_version=10, checkpoint_steps=900)
@@ -69,6 +69,15 @@ def test_learner_that_waits_for_long_asks_for_actors(tracker: WarningTracker) ->
     assert tracker.warnings(waiting, 22.0) == ()
     paused = replace(_LEARNER, state=LearnerState.PAUSED, wait_fraction=1.0)
     assert tracker.warnings(replace(_WELL, learner=paused), 90.0) == ()
+
+
+def test_cluster_in_containers_is_scaled_by_the_engine() -> None:
+    """Its actors are no launcher's: the line names the command that there is for them."""
+    tracker = WarningTracker(Path("runs/lander"), 100, BY_HAND)
+    waiting = replace(_WELL, learner=replace(_LEARNER, wait_fraction=0.8))
+    tracker.warnings(waiting, 0.0)
+    (line,) = tracker.warnings(waiting, 20.0)
+    assert line.endswith("more actors (`docker compose up -d --scale actor=N`) help")
 
 
 @pytest.mark.parametrize("every_s", [1, 5, 60])
