@@ -1,4 +1,4 @@
-"""Scalars and settings for TensorBoard, from any service that has some."""
+"""Scalars, pictures and settings for TensorBoard, from any service that has some."""
 
 from __future__ import annotations
 
@@ -29,17 +29,33 @@ class TensorboardWriter:
         self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
         self._writer.flush()
 
-    def write_hparams(self, settings: Mapping[str, Any]) -> None:
+    def write_picture(self, name: str, file: Path, size: tuple[int, int], step: int) -> None:
+        """Write a picture at a step, and flush.
+
+        Args:
+            name: Its tag.
+            file: A PNG or a GIF, which moves there.
+            size: Width and height in pixels.
+            step: Where it stands.
+        """
+        image = Summary.Image(width=size[0], height=size[1], colorspace=3, encoded_image_string=file.read_bytes())
+        summary = Summary(value=[Summary.Value(tag=name, image=image)])
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+        self._writer.flush()
+
+    def write_hparams(self, settings: Mapping[str, Any], name: str) -> None:
         """Write the settings of a run, for TensorBoard's page HParams.
 
         There they are columns such as `agent.gamma`, beside the scalars of the same folder, and runs are its rows.
 
         Args:
+            name: What the row is called, with the time: rows that are called the same are taken for one.
             settings: Sections of settings as YAML holds them. Lists are written as JSON, none as `none`.
         """
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb  # type: ignore[import-untyped,unused-ignore]
 
-        summary = hparams_pb(dict(_flat(settings)), start_time_secs=time.time())
+        trial = f"{name}, {time.strftime('%Y-%m-%d %H:%M:%S')}"
+        summary = hparams_pb(dict(_flat(settings)), trial_id=trial, start_time_secs=time.time())
         self._writer.add_event(Event(wall_time=time.time(), summary=summary))
         self._writer.flush()
 

@@ -1,4 +1,4 @@
-"""The report of a run that has ended: curve, video, contact sheet and result.json, written in this order."""
+"""The report of a run that has ended: curve, video, GIF, contact sheet and result.json, written in this order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from tidemill.atomic_files import write_atomically
 from tidemill.config.sections import EvaluatorConfig
@@ -22,6 +24,7 @@ RESULT = "result.json"
 CURVE = Path("plots") / "learning_curve.png"
 VIDEO = Path("videos") / "best.mp4"
 CONTACT_SHEET = Path("videos") / "best.png"
+GIF = Path("videos") / "best.gif"
 
 _log = structlog.get_logger()
 
@@ -92,7 +95,7 @@ def write_report(
 ) -> Result:
     """Write the report; a curve or video that fails is logged and left out, the result is always written."""
     curve = _draw(config, logs)
-    video = _film(config, source, runner) if config.evaluator.video else None
+    video = _film(config, source, runner, logs) if config.evaluator.video else None
     result = _summarise(verdict, config, logs, curve=curve, video=video)
     write_result(result, config.run.folder)
     _log.info("run ended", solved=result.solved, reason=result.reason, mean_return=result.mean_return)
@@ -115,20 +118,27 @@ def _draw(config: EvaluatorConfig, logs: RunLogs) -> str | None:
     return str(CURVE)
 
 
-def _film(config: EvaluatorConfig, source: ParamsSource, runner: EpisodeRunner) -> str | None:
-    """Record a video of the best policy and draw its contact sheet; return the video's file in the run's folder.
+def _film(config: EvaluatorConfig, source: ParamsSource, runner: EpisodeRunner, logs: RunLogs) -> str | None:
+    """Record a video of the best policy, its GIF and its contact sheet; return the video's file in the run's folder.
 
     None if there is none.
     """
     from tidemill.services.evaluator.contact_sheet import PictureSample, caption, draw_contact_sheet
+    from tidemill.services.evaluator.gif import GifSample
     from tidemill.services.evaluator.video import record_video
 
     params = source.best()
     if params is None:
         return None
     settings, file = config.evaluator, config.run.folder / VIDEO
-    sample, steps = PictureSample(), settings.video_max_steps
-    record = partial(record_video, seed=settings.seed, file=file, max_steps=steps, on_picture=sample.add)
+    sample, film = PictureSample(), GifSample()
+
+    def keep(picture: NDArray[np.uint8]) -> None:
+        sample.add(picture)
+        film.add(picture)
+
+    steps = settings.video_max_steps
+    record = partial(record_video, seed=settings.seed, file=file, max_steps=steps, on_picture=keep)
     try:
         summary = runner.record(params, record)
     except TidemillError as error:
@@ -137,8 +147,9 @@ def _film(config: EvaluatorConfig, source: ParamsSource, runner: EpisodeRunner) 
     try:
         title = caption(config.env.id, config.agent.algorithm, params.number, summary)
         draw_contact_sheet(sample.shown(), config.run.folder / CONTACT_SHEET, title=title)
+        logs.add_film(config.run.folder / GIF, film.write(config.run.folder / GIF), params.version)
     except OSError as error:
-        _log.warning("contact sheet not drawn", reason=str(error))
+        _log.warning("pictures not written", reason=str(error))
     played = summary.episode_return if summary else None
     _log.info("video recorded", file=str(file), version=params.number, episode_return=played)
     return str(VIDEO)

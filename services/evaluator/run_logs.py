@@ -103,7 +103,11 @@ class RunLogs:
         settings = {name: dict(document[name]) for name in _HPARAMS if name in document}
         for name in ("name", "root", "supervisor"):  # say nothing of how it was trained
             settings["run"].pop(name, None)
-        self._tensorboard.write_hparams(settings)
+        self._tensorboard.write_hparams(settings, config.run.name)
+
+    def add_film(self, file: Path, size: tuple[int, int], version: Version) -> None:
+        """Show a GIF of the best policy, of so many pixels, in TensorBoard."""
+        self._tensorboard.write_picture("evaluation/best_policy", file, size, version.metadata.env_steps)
 
     def add(self, evaluation: Evaluation, version: Version) -> Score:
         """Record an evaluation that ended now."""

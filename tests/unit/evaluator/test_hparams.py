@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def _rows(root: Path) -> list[tuple[dict[str, Any], dict[str, float]]]:
     for group in groups:
         settings = {name: value.number_value or value.string_value for name, value in group.hparams.items()}
         found.append((settings, {value.name.tag: value.value for value in group.metric_values}))
+    assert all(re.fullmatch(r"[ab], \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", group.name) for group in groups)
     return sorted(found, key=lambda row: str(row[1]))
 
 
