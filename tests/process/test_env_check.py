@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -36,6 +37,11 @@ def hangs() -> gymnasium.Env[Any, Any]:
 def raises() -> gymnasium.Env[Any, Any]:
     """Fail as a user's own code does."""
     raise RuntimeError("the level file is missing")
+
+
+def goes_on() -> gymnasium.Env[Any, Any]:
+    """Return a pendulum that never comes to an end."""
+    return gymnasium.make("Pendulum-v1").unwrapped
 
 
 def _config(function: str, **launcher: float) -> RunConfig:
@@ -80,7 +86,16 @@ def test_environment_that_raises_shows_its_own_words() -> None:
 
 def test_environment_that_fits_is_left_alone() -> None:
     """The default settings are right, and nothing comes of it."""
-    check_environment(RunConfig())
+    assert check_environment(RunConfig()) == ""
+
+
+def test_environment_without_a_limit_is_noted() -> None:
+    """Its evaluation may never end: the note names the setting that ends it, which then ends the note too."""
+    env = EnvSettings(id=f"{__name__}:goes_on")
+    config = dataclasses.replace(RunConfig(), env=env)
+    assert "goes_on has no limit of steps" in (said := check_environment(config))
+    assert "--env.max-evaluation-steps" in said
+    assert check_environment(dataclasses.replace(config, env=dataclasses.replace(env, max_evaluation_steps=9))) == ""
 
 
 def test_launcher_itself_imports_neither_gymnasium_nor_torch() -> None:

@@ -282,6 +282,18 @@ def test_card_names_what_was_measured(tmp_path: Path) -> None:
     assert "has not been evaluated" in model_card(made, config, None, [], [], OnnxReport("no"))  # type: ignore[arg-type]
 
 
+def test_card_says_what_code_the_policy_needs(tmp_path: Path) -> None:
+    """Of an environment of one's own: how it is trusted, and that its module is not in the folder."""
+    made = _bundle(tmp_path)
+    own = tidemill.load_config({**_SETTINGS, "env": {"id": "room:Room"}, "cluster": {}})
+    card = model_card(made, own, None, [], [], OnnxReport("no"))  # type: ignore[arg-type]
+    assert 'tidemill.load_policy(".", trusted=True)' in card
+    assert "`tidemill evaluate . --trust` plays" in card
+    assert "(`env.id: room:Room`), which is not in this folder: `room` must be installed or lie in the working" in card
+    plain = model_card(made, tidemill.load_config(_SETTINGS), None, [], [], OnnxReport("no"))  # type: ignore[arg-type]
+    assert "trust" not in plain
+
+
 def test_trained_policy_is_reproduced_from_its_folder(tmp_path: Path) -> None:
     """A run's folder is loaded the same way as its bundle: both act alike."""
     made = _bundle(tmp_path)

@@ -77,18 +77,19 @@ def check_trusted(folder: Path, *, trusted: bool) -> None:
     """
     if trusted or not is_bundle(folder):
         return
-    document = read_document(folder / CONFIG)
-    named = {
-        f"{section}.{name}": value for section in ("env", "agent") for name, value in _named_code(document, section)
-    }
-    if named:
+    if named := named_code(read_document(folder / CONFIG)):
         listed = ", ".join(f"{setting}: {value}" for setting, value in named.items())
         raise ConfigError(
             f"{folder} would import and run code ({listed}); if you trust where it comes from: --trust, or trusted=True"
         )
 
 
-def _named_code(document: Mapping[str, Any], section: str) -> Iterator[tuple[str, str]]:
+def named_code(document: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings that name a module which acting imports, and their values."""
+    return {f"{section}.{name}": value for section in ("env", "agent") for name, value in _named_in(document, section)}
+
+
+def _named_in(document: Mapping[str, Any], section: str) -> Iterator[tuple[str, str]]:
     """Yield the settings of a section that name a module: `module:name`, or a dotted path where one may stand."""
     for name, value in (document.get(section) or {}).items():
         if isinstance(value, str) and (":" in value or (section == "agent" and "." in value)):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -75,6 +77,23 @@ def spec_of(settings: EnvSettings) -> EnvSpec:
     return env.spec
 
 
+def has_limit(settings: EnvSettings) -> bool:
+    """Return whether an evaluation episode is known to end, whatever the policy does; makes an environment.
+
+    Of a batch, and of an environment that counts its steps by itself, nothing is known.
+
+    Raises:
+        ConfigError: As `make_env`.
+    """
+    if settings.max_evaluation_steps or settings.is_atari or settings.vector:
+        return True
+    env: gymnasium.Env[Any, Any] = make_one(settings, training=False, render=False)
+    with closing(env):
+        while isinstance(env, gymnasium.Wrapper) and not isinstance(env, gymnasium.wrappers.TimeLimit):
+            env = env.env
+        return isinstance(env, gymnasium.wrappers.TimeLimit)
+
+
 def make_one(settings: EnvSettings, *, training: bool, render: bool) -> GymnasiumEnv:
     """Make one environment that is neither a batch's nor an `ALE/` game, with the wrappers that the settings ask for.
 
@@ -111,7 +130,9 @@ def _function(env_id: str) -> Callable[..., Any] | None:
     try:
         module = import_user_module(module_name)
     except ImportError as error:
-        raise ConfigError(f"env.id is {env_id!r}, but importing {module_name} failed: {error}") from error
+        is_absent = isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]
+        advice = f": it must be installed, or lie in {os.getcwd()}" if is_absent else ""
+        raise ConfigError(f"env.id is {env_id!r}, but importing {module_name} failed: {error}{advice}") from error
     function = getattr(module, name, None)
     if callable(function):
         return function  # type: ignore[no-any-return]

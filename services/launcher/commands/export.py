@@ -9,9 +9,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tidemill.bundle.files import CONFIG, Bundle, check_trusted, find_shown, read_policy_params, write_bundle
+from tidemill.bundle.files import (
+    CONFIG,
+    Bundle,
+    check_trusted,
+    find_shown,
+    named_code,
+    read_policy_params,
+    write_bundle,
+)
 from tidemill.bundle.onnx_report import NAME, OnnxReport, try_onnx
 from tidemill.config.load import from_document, read_document
+from tidemill.config.overlay import to_document
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.make import spec_of
 from tidemill.errors import ConfigError
@@ -41,7 +50,7 @@ for {env_steps:,} agent decisions and {learner_steps:,} gradient steps (seed {se
 ```python
 import tidemill
 
-policy = tidemill.load_policy(".")  # this folder
+policy = tidemill.load_policy("."{trusted})  # this folder
 env = policy.make_env()
 observation, is_first = env.reset(seed=0), None
 for _ in range(1000):
@@ -49,8 +58,8 @@ for _ in range(1000):
     observation, is_first = step.observation, step.is_first
 ```
 
-`tidemill evaluate .` plays fresh episodes by the run's protocol and writes every return.
-
+`tidemill evaluate .{trust}` plays fresh episodes by the run's protocol and writes every return.
+{code}
 {onnx}
 
 ## Limits
@@ -137,6 +146,7 @@ def model_card(
         onnx: Whether there is policy.onnx.
     """
     trained = bundle.params.version.metadata
+    named = named_code(to_document(config))
     return _CARD.format(
         algorithm=trained.algorithm,
         env_id=config.env.id,
@@ -149,8 +159,23 @@ def model_card(
         pictures="".join(f"![{words}]({file})\n\n" for file, words in _PICTURES.items() if file in shown),
         scores="\n".join(_scores(bundle, config, score, tests)),
         mask=", action_mask=env.action_mask" if bundle.env_spec.masks_actions else "",
+        trusted=", trusted=True" if named else "",
+        trust=" --trust" if named else "",
+        code=_describe_code(named),
         onnx=_describe_onnx(onnx, is_discrete=bool(bundle.env_spec.action_options)),
         versions="\n".join(f"- {name} {number}" for name, number in bundle.versions.items()),
+    )
+
+
+def _describe_code(named: Mapping[str, str]) -> str:
+    """Return the paragraph on modules that the settings name, which are no part of the folder; nothing without any."""
+    if not named:
+        return ""
+    settings = ", ".join(f"`{setting}: {value}`" for setting, value in named.items())
+    modules = " and ".join(sorted({f"`{value.partition(':')[0].partition('.')[0]}`" for value in named.values()}))
+    return (
+        f"\nThe settings name code ({settings}), which is not in this folder: {modules} must be installed or lie in "
+        "the working directory.\nIt is imported only if you say that you trust its origin.\n"
     )
 
 

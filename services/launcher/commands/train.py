@@ -118,7 +118,8 @@ def _check(config: RunConfig) -> None:
     check_shards(config)
     for name in config.launcher.loggers:
         check_logger("launcher.loggers", name)
-    check_environment(config)
+    if notice := check_environment(config):
+        print(f"note: {notice}", file=sys.stderr, flush=True)
 
 
 def _run_cluster(

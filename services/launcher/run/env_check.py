@@ -19,12 +19,19 @@ from tidemill.process import run
 from tidemill.programs.child import PARENT_VARIABLE
 from tidemill.rl.agents.registry import AgentConfig
 
-_SETTINGS, _REFUSAL = "settings.yaml", "refusal"
+_SETTINGS, _REFUSAL, _NOTICE = "settings.yaml", "refusal", "notice"
 _SHOWN_LINES = 8
+_ENDLESS = (
+    "{} has no limit of steps. If its episodes may go on for ever, so does an evaluation: "
+    "--env.max-evaluation-steps cuts it, --env.max-episode-steps training"
+)
 
 
-def check_environment(config: RunConfig) -> None:
+def check_environment(config: RunConfig) -> str:
     """Make one environment of the run and close it again; takes about a second.
+
+    Returns:
+        What its user should know, on one line; empty if there is nothing.
 
     Raises:
         ConfigError: There is no such environment, the algorithm does not fit it, or making it failed or took longer
@@ -57,14 +64,17 @@ def check_environment(config: RunConfig) -> None:
         refusal = Path(folder) / _REFUSAL
         if refusal.exists():
             raise ConfigError(refusal.read_text(encoding="utf-8"))
+        notice = Path(folder) / _NOTICE
+        said = notice.read_text(encoding="utf-8") if notice.exists() else ""
     if ended.returncode:
         last_lines = ended.stderr.decode(errors="replace").strip().splitlines()[-_SHOWN_LINES:]
         raise ConfigError("\n".join([f"making one environment of env.id {env_id!r} failed:", *last_lines]))
+    return said
 
 
 def _try_here(folder: Path) -> int:
     from tidemill.envs.goals import goal_rewards
-    from tidemill.envs.make import spec_of
+    from tidemill.envs.make import has_limit, spec_of
     from tidemill.replay.table_config import check_signature
     from tidemill.rl.agents.registry import stored_columns
 
@@ -80,6 +90,8 @@ def _try_here(folder: Path) -> int:
             from tidemill.rl.agents.build import build_agent  # torch takes seconds to import
 
             build_agent(config.agent, spec)
+        if not has_limit(config.env):
+            (folder / _NOTICE).write_text(_ENDLESS.format(config.env.id), encoding="utf-8")
     except (ConfigError, InvalidArgument) as error:
         (folder / _REFUSAL).write_text(str(error), encoding="utf-8")
     return 0
