@@ -53,7 +53,7 @@ def _train_together(size: int, folder: Path, updates: int, cases: list[str]) -> 
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_stay_equal_and_agree(size: int, tmp_path: Path) -> None:
     """After 50 updates all ranks hold the same bits; what one says all hear, and what rank 0 shares all get."""
-    cases = ["dqn", "sac", "sac_crossq", "ppo", "ppo_lstm", "impala", "pqn"]
+    cases = ["dqn", "sac", "sac_crossq", "ppo", "ppo_normalized", "ppo_lstm", "impala", "pqn"]
     first, *others = _train_together(size, tmp_path, 50, cases)
     assert len(first) > 20
     for other in others:

@@ -157,6 +157,10 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         ),
         CONTINUOUS,
     ),
+    "ppo_normalized": (
+        PPOConfig(hidden_sizes=(16,), unroll=5, epochs=2, normalize_observations=True, normalize_rewards=True),
+        CONTINUOUS,
+    ),
     "ppo_std_of_observation": (PPOConfig(hidden_sizes=(16,), unroll=5, gaussian_std="observation"), CONTINUOUS),
     "ppo_image": (
         PPOConfig(network="nature", encoder_sizes=(16,), hidden_sizes=(), unroll=5, epochs=1, minibatches=2),
@@ -171,6 +175,10 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         IMAGE,
     ),
     "impala": (IMPALAConfig(hidden_sizes=(16,), unroll=5), VECTOR),
+    "impala_normalized": (
+        IMPALAConfig(hidden_sizes=(16,), unroll=5, normalize_observations=True, normalize_rewards=True),
+        VECTOR,
+    ),
     "impala_continuous": (
         IMPALAConfig(hidden_sizes=(16,), unroll=5, trace_decay=0.9, max_rho=2.0, learning_rate_decay_updates=1_000),
         CONTINUOUS_BYTES,

@@ -8,7 +8,7 @@ cannot come before it is learned from ([ADR 0040](../../../docs/adr/0040-on-poli
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,9 @@ from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext
 from tidemill.rl.networks.actor_critic import ActionDistribution, ActorCritic, ActorCriticSettings, build_actor_critic
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.lstm import Recurrence
+from tidemill.rl.normalization import CLIP, RunningMoments, discounted_sums
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
+from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.transitions import unrolled_transitions
 from tidemill.types import ACTION_MASK, EnvSpec, WindowSpec
 
@@ -82,6 +84,60 @@ class Rollout(NamedTuple):
         if "recurrent_state" in batch:
             columns["recurrence"] = Recurrence(batch["is_first"].transpose(0, 1), batch["recurrent_state"])
         return cls(**columns)
+
+
+class RolloutSettings(ActorCriticSettings, Protocol):
+    """The settings of an algorithm that learns from rollouts; `PPOConfig` says what each means."""
+
+    @property
+    def gamma(self) -> float:
+        """Discount of one step."""
+
+    @property
+    def normalize_rewards(self) -> bool:
+        """Whether rewards are divided by the standard deviation of the returns."""
+
+
+class RolloutNormalizer(nn.Module):
+    """What a learner has counted of its rollouts, for observations and rewards of unit scale; state of the training."""
+
+    def __init__(self, settings: RolloutSettings, network: ActorCritic) -> None:
+        """Count as the settings say; the network's standardization follows what is counted of observations."""
+        super().__init__()
+        self._gamma, self._network = settings.gamma, (network,)  # not a module of this one
+        features = int(network.torso.outputs)  # type: ignore[arg-type]  # every torso has it
+        self.observations = RunningMoments(features) if settings.normalize_observations else None
+        self.returns = RunningMoments() if settings.normalize_rewards else None
+
+    @property
+    def modules_by_name(self) -> dict[str, nn.Module]:
+        """This, for `TrainState`, if it counts anything."""
+        return {} if self.observations is None and self.returns is None else {"normalizer": self}
+
+    def scaled(self, reward: Tensor) -> Tensor:
+        """Return rewards by the standard deviation of the discounted returns, within `CLIP`; or as they are."""
+        return reward if self.returns is None else (reward / self.returns.std).clamp(-CLIP, CLIP)
+
+    def before_update(self, rollout: Rollout, weight: Tensor, group: ProcessGroup) -> None:
+        """Count the discounted sum of the rewards up to each transition, if rewards are normalized.
+
+        A sum begins with its item or episode. VecNormalize's goes on from rollout to rollout, but of a stream the
+        learner sees items.
+        """
+        if self.returns is not None:
+            sums = discounted_sums(rollout.reward * rollout.is_trained, rollout.continues, self._gamma)
+            self.returns.add(sums.flatten(), (rollout.is_trained * weight).flatten(), group)
+
+    def after_update(self, rollout: Rollout, weight: Tensor, group: ProcessGroup) -> None:
+        """Count the observations, if they are normalized, and let the network use what is known now.
+
+        That is after the update, so that it saw what the policy that acted saw.
+        """
+        (network,) = self._network
+        if self.observations is not None and network.standardization is not None:
+            features = network.torso(rollout.observation[:-1].flatten(0, 1)).float()
+            self.observations.add(features, (rollout.is_trained * weight).flatten(), group)
+            network.standardization.take(self.observations)
 
 
 class ActorCriticPolicy:

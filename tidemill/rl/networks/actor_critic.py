@@ -22,6 +22,7 @@ from tidemill.rl.networks.lstm import LSTM, Recurrence, to_recurrent_state, to_s
 from tidemill.rl.networks.squashed_gaussian import split
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.networks.torsos import NetworkSetting
+from tidemill.rl.normalization import Standardization
 from tidemill.types import EnvSpec
 
 _IMPOSSIBLE = -1e30
@@ -69,6 +70,10 @@ class ActorCriticSettings(Protocol):
     @property
     def gaussian_std(self) -> str:
         """`shared` by all observations, or a function of the `observation`."""
+
+    @property
+    def normalize_observations(self) -> bool:
+        """Whether the torso's features are standardized."""
 
 
 class ActionDistribution(NamedTuple):
@@ -136,7 +141,9 @@ class ActorCritic(nn.Module):
         continuous = not env_spec.action_options
         self._decides_std = continuous and settings.gaussian_std == "observation"
         outputs = env_spec.action_size * (1 + self._decides_std) if continuous else sum(env_spec.action_options)
-        encoded = (int(self.torso.outputs), *settings.encoder_sizes)  # type: ignore[arg-type]  # every torso has it
+        outputs_of_torso = int(self.torso.outputs)  # type: ignore[arg-type]  # every torso has it
+        self.standardization = Standardization(outputs_of_torso) if settings.normalize_observations else None
+        encoded = (outputs_of_torso, *settings.encoder_sizes)
         self.encoder = _layers(encoded, rng, last_gain=math.sqrt(2.0))
         self.lstm = LSTM(encoded[-1], settings.lstm_size, rng) if settings.lstm_size else None
         widths = (settings.lstm_size or encoded[-1], *settings.hidden_sizes)
@@ -194,6 +201,8 @@ class ActorCritic(nn.Module):
     def _features(self, observation: Tensor, recurrence: Recurrence | None) -> tuple[Tensor, Tensor | None]:
         """Return what policy and value see, [B, F], and the recurrent state after it."""
         features = self.torso(observation).float()
+        if self.standardization is not None:
+            features = self.standardization(features)
         for layer in self.encoder:
             features = self._activate(layer(features))
         if self.lstm is None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tidemill.rl.agents.impala.config import IMPALAConfig
 from tidemill.rl.agents.interface import Array, State, Update
-from tidemill.rl.agents.on_policy import Rollout, rollouts
+from tidemill.rl.agents.on_policy import Rollout, RolloutNormalizer, rollouts
 from tidemill.rl.losses import vtrace
 from tidemill.rl.networks.actor_critic import build_actor_critic
 from tidemill.rl.optimizers import Adam, LearningRateDecay, clip_
@@ -33,7 +33,9 @@ class IMPALAAgent:
         self.network = build_actor_critic(config, env_spec, seed).to(device)
         self._optimizer = Adam(self.network.parameters(), config.learning_rate, epsilon=config.optimizer_epsilon)
         self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates)
-        self._state = TrainState({"network": self.network}, {"optimizer": self._optimizer})
+        self._normalizer = RolloutNormalizer(config, self.network).to(device)
+        networks = {"network": self.network, **self._normalizer.modules_by_name}
+        self._state = TrainState(networks, {"optimizer": self._optimizer})
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return rollouts; see `tidemill.rl.agents.on_policy.rollouts`."""
@@ -46,10 +48,13 @@ class IMPALAAgent:
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Take one gradient step on the loss of whole rollouts; the priorities are 1."""
         self._decay.at(self._state.updates)
+        rollout = Rollout.of(batch)
+        self._normalizer.before_update(rollout, weight, self._state.group)
         loss, metrics = self.loss(batch, weight)
         gradients = self._state.group.mean(torch.autograd.grad(loss, self._optimizer.parameters))
         metrics["grad_norm"] = clip_(gradients, self._config.max_grad_norm)
         self._optimizer.step(gradients)
+        self._normalizer.after_update(rollout, weight, self._state.group)
         self._state.updates += 1
         return Update(torch.ones_like(weight), metrics)
 
@@ -64,7 +69,7 @@ class IMPALAAgent:
         acted = distribution.first(count)
         log_prob = acted.log_prob(rollout.action.flatten(0, 1)).unflatten(0, rollout.reward.shape)
         log_ratio = log_prob - rollout.log_prob
-        columns = (rollout.reward, rollout.discount, rollout.continues, value[:-1], value[1:])
+        columns = (self._normalizer.scaled(rollout.reward), rollout.discount, rollout.continues, value[:-1], value[1:])
         advantage, target = vtrace(
             log_ratio, *columns, max_rho=config.max_rho, max_c=config.max_c, decay=config.trace_decay
         )

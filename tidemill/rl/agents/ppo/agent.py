@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.rl.agents.interface import Array, State, Update
-from tidemill.rl.agents.on_policy import Rollout, rollouts
+from tidemill.rl.agents.on_policy import Rollout, RolloutNormalizer, rollouts
 from tidemill.rl.agents.ppo.config import PPOConfig
 from tidemill.rl.agents.ppo.loss import clipped_policy_loss, masked_mean, normalized, value_loss
 from tidemill.rl.exploration import linear
@@ -77,7 +77,9 @@ class PPOAgent:
         self._optimizer = Adam(self.network.parameters(), config.learning_rate, epsilon=config.optimizer_epsilon)
         self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates)
         order = torch.Generator().manual_seed(seed)  # of the minibatches; on the CPU, so that devices agree
-        self._state = TrainState({"network": self.network}, {"optimizer": self._optimizer}, order)
+        self._normalizer = RolloutNormalizer(config, self.network).to(device)
+        networks = {"network": self.network, **self._normalizer.modules_by_name}
+        self._state = TrainState(networks, {"optimizer": self._optimizer}, order)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return rollouts; see `tidemill.rl.agents.on_policy.rollouts`."""
@@ -94,6 +96,8 @@ class PPOAgent:
         (Schulman 2020: mean of ratio - 1 - log ratio) and the share of clipped actions.
         """
         self._decay.at(self._state.updates)
+        rollout = Rollout.of(batch)
+        self._normalizer.before_update(rollout, weight, self._state.group)
         samples = self.samples(batch, weight)
         metrics: dict[str, Tensor] = {}
         for _ in range(self._config.epochs):
@@ -104,6 +108,7 @@ class PPOAgent:
                 self._optimizer.step(gradients)
             if self._config.target_kl and self._has_moved(metrics["kl"]):
                 break
+        self._normalizer.after_update(rollout, weight, self._state.group)
         self._state.updates += 1
         return Update(torch.ones_like(weight), metrics)
 
@@ -118,7 +123,7 @@ class PPOAgent:
         rollout = Rollout.of(batch)
         shape = rollout.observation.shape[:2]
         value = self.network.values(rollout.observation.flatten(0, 1), rollout.recurrence).unflatten(0, shape)
-        columns = (rollout.reward, rollout.discount, rollout.continues, value[:-1], value[1:])
+        columns = (self._normalizer.scaled(rollout.reward), rollout.discount, rollout.continues, value[:-1], value[1:])
         advantage, target = generalized_advantage(*columns, self._config.gae_lambda)
         legal, recurrence = rollout.action_mask, rollout.recurrence
         return Samples(

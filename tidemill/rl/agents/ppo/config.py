@@ -34,6 +34,11 @@ class PPOConfig:
     """Log standard deviation that a Gaussian policy starts with; continuous actions only."""
     gaussian_std: Literal["shared", "observation"] = "shared"
     """Whether a Gaussian's standard deviations are parameters or outputs of the network, within e**-20 and e**2."""
+    normalize_observations: bool = False
+    """Whether the network sees observations less their mean, by their standard deviation, of all transitions that were
+    learned from; `mlp` only."""
+    normalize_rewards: bool = False
+    """Whether rewards are divided by the standard deviation of discounted returns so far. Scores stay as they are."""
     unroll: int = 128
     """Transitions of an item, in a row of one environment; `table.chunk_length` must divide it plus 1."""
     batch_size: int = 4
@@ -75,6 +80,8 @@ class PPOConfig:
         require(min(self.encoder_sizes, default=1) > 0, "encoder_sizes", self.encoder_sizes, "positive sizes")
         require(self.lstm_size >= 0, "lstm_size", self.lstm_size, "0 or more")
         require(self.activation in ("tanh", "relu"), "activation", self.activation, "'tanh' or 'relu'")
+        counted = "mlp, where normalize_observations is on: it counts numbers of vectors"
+        require(not self.normalize_observations or self.network == "mlp", "network", self.network, counted)
         kinds = ("shared", "observation")
         require(self.gaussian_std in kinds, "gaussian_std", self.gaussian_std, "'shared' or 'observation'")
         for name in ("unroll", "batch_size", "epochs", "minibatches"):
