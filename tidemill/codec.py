@@ -111,10 +111,12 @@ class DecodedBatch:
         columns: Each column of the signature, [R, ...]; rows of one stream are in order.
         index: Rows of each item, oldest first, int64 [B, L] with L the longest item asked for. A shorter item,
             as there are at a stream's start, repeats its first row in front.
+        encoded: The column that was left out of `columns`, if one was. Its rows are numbered as those of the others.
     """
 
     columns: dict[str, Array]
     index: NDArray[np.int64]
+    encoded: EncodedColumn | None = None
 
 
 def encode(signature: Signature, columns: Mapping[str, Array], acceleration: int = 1) -> tuple[bytes, ...]:
@@ -132,13 +134,14 @@ def encode(signature: Signature, columns: Mapping[str, Array], acceleration: int
     return tuple(_encode_column(spec, columns, steps, acceleration) for spec in signature)
 
 
-def decode(signature: Signature, batch: SampledBatch, length: int) -> DecodedBatch:
+def decode(signature: Signature, batch: SampledBatch, length: int, *, later: str = "") -> DecodedBatch:
     """Return the columns and rows of a sampled batch. Safe to call from several threads.
 
     Args:
         signature: The columns of the table.
         batch: What the sampler received.
         length: Steps of a full item, the L of `index`.
+        later: A column to leave encoded until it is known which of its rows go where.
 
     Raises:
         CorruptBlocks: LZ4 blocks do not decode to the size the signature says; the batch without the items that need
@@ -150,11 +153,12 @@ def decode(signature: Signature, batch: SampledBatch, length: int) -> DecodedBat
         raise DataLoss(f"the batch has {len(batch.blocks)} columns, the signature {len(signature)}")
     index = window_index(batch.first_rows, batch.lengths, length, int(batch.step_counts.sum()))
     cover = _Cover.of(batch)
-    columns = {
-        spec.name: _decode_column(spec, blocks, batch.step_counts, cover)
+    encoded = {
+        spec.name: EncodedColumn(spec, blocks, batch.step_counts, cover)
         for spec, blocks in zip(signature, batch.blocks, strict=True)
     }
-    return DecodedBatch(columns, cover.place[index])
+    columns = {name: column.decode() for name, column in encoded.items() if name != later}
+    return DecodedBatch(columns, cover.place[index], encoded.get(later))
 
 
 def decode_chunks(
@@ -197,10 +201,10 @@ def _decompress_chunks(
 ) -> NDArray[np.bool_]:
     """Decompress a column of whole chunks to their places; return which are corrupt, [C]."""
     _check_sizes(spec, blocks, step_counts)
-    source = np.frombuffer(blocks.data, dtype=np.uint8)
-    sources = source.ctypes.data + np.cumsum(blocks.sizes) - blocks.sizes
     wanted = step_counts * spec.step_bytes
-    calls = np.stack([sources, blocks.sizes, rows.ctypes.data + places * spec.step_bytes, wanted, wanted], axis=1)
+    calls = np.stack(
+        [_addresses_of(blocks), blocks.sizes, rows.ctypes.data + places * spec.step_bytes, wanted, wanted], axis=1
+    )
     return ~decompress_prefixes(calls)
 
 
@@ -241,6 +245,63 @@ class _Cover:
         decoded = (row >= begins[chunk]) & (row < ends[chunk])
         return cls(begins, ends, np.flatnonzero(decoded), np.cumsum(decoded) - 1)
 
+    def origin(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the chunk of each decoded row, and which of the chunk's rows it is, both [R]."""
+        kept = self.ends - self.begins
+        chunk = np.repeat(np.arange(len(kept)), kept)
+        return chunk, np.arange(len(chunk)) - (np.cumsum(kept) - kept - self.begins)[chunk]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedColumn:
+    """A column of a batch as it arrived."""
+
+    _spec: ColumnSpec
+    _blocks: Blocks
+    _step_counts: NDArray[np.int64]
+    _cover: _Cover
+
+    def decode(self) -> Array:
+        """Return the rows that items cover, [R, ...].
+
+        Raises:
+            CorruptBlocks: LZ4 blocks do not decode to the size the signature says.
+            DataLoss: The bytes are not those of so many blocks or rows.
+        """
+        if self._spec.codec is Codec.RAW:
+            return _raw_rows(self._spec, self._blocks, len(self._cover.place))[self._cover.rows]
+        _check_sizes(self._spec, self._blocks, self._step_counts)
+        return _decompress(self._spec, self._blocks, self._step_counts, self._cover)
+
+    def take(self, rows: Mapping[str, NDArray[np.int64]]) -> dict[str, Array]:
+        """Return `decode()[numbers]` under the name of each array of row numbers, [*numbers.shape, ...].
+
+        With the kernel each LZ4 block is decoded in the processor's cache, and only the rows asked for leave it.
+
+        Raises:
+            CorruptBlocks: As `decode`.
+            DataLoss: As `decode`.
+            IndexError: There is no such row.
+        """
+        if self._spec.codec is Codec.RAW or not kernel.available or addresses is None:
+            decoded = self.decode()
+            return {name: decoded.take(numbers, axis=0) for name, numbers in rows.items()}  # copies whole rows
+        _check_sizes(self._spec, self._blocks, self._step_counts)
+        spec, cover, step_bytes = self._spec, self._cover, self._spec.step_bytes
+        chunk, within = (of_row[np.concatenate([each.ravel() for each in rows.values()])] for of_row in cover.origin())
+        taken = {name: np.empty((*numbers.shape, *spec.shape), spec.dtype) for name, numbers in rows.items()}
+        targets = [array.ctypes.data + np.arange(rows[name].size) * step_bytes for name, array in taken.items()]
+        copies = np.stack([within * step_bytes, np.concatenate(targets)], axis=1)
+        order = np.argsort(chunk, kind="stable")  # neighbours of a stack stay side by side
+        calls = np.stack(
+            [_addresses_of(self._blocks), self._blocks.sizes, cover.ends * step_bytes, self._step_counts * step_bytes,
+             np.bincount(chunk, minlength=len(cover.ends))], axis=1)  # fmt: skip
+        chunks = np.flatnonzero(cover.ends > cover.begins)
+        written = kernel.decompress_rows(*addresses, calls[chunks], copies[order], step_bytes)
+        if (corrupt := written != calls[chunks, 2]).any():
+            raise CorruptBlocks(spec.name, chunks[corrupt])
+        return taken
+
 
 def _encode_column(spec: ColumnSpec, columns: Mapping[str, Array], steps: int, acceleration: int) -> bytes:
     array = columns.get(spec.name)
@@ -257,13 +318,6 @@ def _encode_column(spec: ColumnSpec, columns: Mapping[str, Array], steps: int, a
     return block
 
 
-def _decode_column(spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64], cover: _Cover) -> Array:
-    if spec.codec is Codec.RAW:
-        return _raw_rows(spec, blocks, len(cover.place))[cover.rows]
-    _check_sizes(spec, blocks, step_counts)
-    return _decompress(spec, blocks, step_counts, cover)
-
-
 def _raw_rows(spec: ColumnSpec, blocks: Blocks, rows: int) -> Array:
     """Return the rows [R, ...] of a RAW column, over the bytes they came in."""
     if len(blocks.data) != rows * spec.step_bytes:
@@ -278,6 +332,13 @@ def _check_sizes(spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64
         raise DataLoss(f"the blocks of column {spec.name!r} do not add up to its {len(blocks.data)} bytes")
 
 
+def _addresses_of(blocks: Blocks) -> NDArray[np.int64]:
+    """Return the address of each chunk's block, [C], valid as long as the blocks are held."""
+    first = np.frombuffer(blocks.data, dtype=np.uint8).ctypes.data
+    addresses: NDArray[np.int64] = first + np.cumsum(blocks.sizes) - blocks.sizes
+    return addresses
+
+
 def _decompress(spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64], cover: _Cover) -> Array:
     """Return the covered rows [R, ...], each chunk decompressed in place and no further than its last covered row.
 
@@ -289,10 +350,8 @@ def _decompress(spec: ColumnSpec, blocks: Blocks, step_counts: NDArray[np.int64]
     first = np.cumsum(kept) - kept - cover.begins  # where each chunk's row 0 belongs
     spare = int(max(0, -first[kept > 0].min(initial=0)))
     array = np.empty((spare + len(cover.rows), *spec.shape), dtype=spec.dtype)
-    source = np.frombuffer(blocks.data, dtype=np.uint8)
-    sources = source.ctypes.data + np.cumsum(blocks.sizes) - blocks.sizes
     calls = np.stack(
-        [sources, blocks.sizes, array.ctypes.data + (spare + first) * step_bytes, cover.ends * step_bytes,
+        [_addresses_of(blocks), blocks.sizes, array.ctypes.data + (spare + first) * step_bytes, cover.ends * step_bytes,
          step_counts * step_bytes], axis=1)  # fmt: skip
     chunks = np.flatnonzero(kept)[::-1]
     is_whole = decompress_prefixes(calls[chunks])

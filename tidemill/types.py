@@ -41,7 +41,7 @@ class ColumnSpec:
     @property
     def step_bytes(self) -> int:
         """Bytes of one step, uncompressed."""
-        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
+        return np.dtype(self.dtype).itemsize * math.prod(self.shape)
 
 
 Signature = tuple[ColumnSpec, ...]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import lz4.block
@@ -13,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
+from tests.support.encoded_batches import batch_of
 from tidemill.codec import CorruptBlocks, decode, encode
 from tidemill.errors import DataLoss, InvalidArgument
-from tidemill.replay.sampling.batch import Blocks, SampledBatch
 from tidemill.types import Codec, ColumnSpec, Signature
 
 SIGNATURE: Signature = (
@@ -23,31 +22,6 @@ SIGNATURE: Signature = (
     ColumnSpec("reward", "float32", ()),
     ColumnSpec("flags", "bool", (2,), Codec.LZ4),
 )
-
-
-def batch_of(
-    signature: Signature, chunks: Sequence[tuple[bytes, ...]], counts: Sequence[int], items: Sequence[tuple[int, int]]
-) -> SampledBatch:
-    """Return a batch of encoded chunks with items (first row, length), as a server would send it."""
-    blocks = []
-    for i, column in enumerate(signature):
-        parts = [chunk[i] for chunk in chunks]
-        sizes = [len(part) for part in parts] if column.codec is Codec.LZ4 else []
-        blocks.append(Blocks(b"".join(parts), np.array(sizes, dtype=np.int64)))
-    spans = np.array(items, dtype=np.int64).reshape(-1, 2)
-    return SampledBatch(
-        keys=np.arange(1, len(items) + 1, dtype=np.uint64),
-        probabilities=np.full(len(items), 0.1),
-        first_rows=spans[:, 0],
-        lengths=spans[:, 1],
-        payloads=(),
-        step_counts=np.array(counts, dtype=np.int64),
-        params_versions=np.zeros(len(counts), dtype=np.uint64),
-        blocks=tuple(blocks),
-        table_items=len(items),
-        total_weight=1.0,
-        stored={},
-    )
 
 
 def columns_of(steps: int, seed: int = 0) -> dict[str, NDArray[Any]]:

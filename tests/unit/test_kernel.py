@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import lz4.block
@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from lz4.block import _block
 from numpy.typing import NDArray
 
-from tests.unit.test_codec import SIGNATURE, batch_of, columns_of, with_block
+from tests.support.encoded_batches import batch_of, damaged, without_kernel
+from tests.unit.test_codec import SIGNATURE, columns_of, with_block
 from tidemill import codec, kernel
 from tidemill.codec import CorruptBlocks, decode, decode_chunks, decompress_prefixes, encode
 from tidemill.replay.sampling.batch import SampledBatch
@@ -45,29 +46,6 @@ def either_way(request: pytest.FixtureRequest) -> Iterator[None]:
     else:
         with without_kernel():
             yield
-
-
-@contextmanager
-def without_kernel() -> Iterator[None]:
-    """Take the Python code instead."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "available", False)
-        yield
-
-
-def damaged(block: bytes, rng: np.random.Generator) -> bytes:
-    """Return a block cut short, with a byte changed, with bytes behind it, of noise, or as it is."""
-    match int(rng.integers(6)):
-        case 0:
-            return block[: int(rng.integers(len(block) + 1))]
-        case 1:
-            at = int(rng.integers(len(block)))
-            return block[:at] + bytes([block[at] ^ (1 << int(rng.integers(8)))]) + block[at + 1 :]
-        case 2:
-            return block + bytes(int(rng.integers(1, 9)))
-        case 3:
-            return rng.bytes(len(block))
-    return block
 
 
 def random_batch(seed: int) -> SampledBatch:
@@ -107,6 +85,43 @@ def test_batches_decode_as_in_python(seed: int) -> None:
     found = decoded(batch)
     with without_kernel():
         assert found == decoded(batch)
+
+
+def taken(batch: SampledBatch, seed: int) -> object:
+    """Return rows of a batch's observations as stacks, in any order and one by one, or the error."""
+    rng = np.random.default_rng(seed)
+    try:
+        found = decode(SIGNATURE, batch, int(batch.step_counts.sum()), later="observation")
+        assert "observation" not in found.columns
+        assert found.encoded is not None
+        rows = len(found.columns["reward"])
+        stacks = rng.integers(0, rows, (5, 1)) + np.arange(-3, 1)
+        numbers = {"stack": np.maximum(stacks, 0), "any": rng.integers(-rows, rows, (2, 3, 2)), "none": stacks[:0]}
+        return {name: (array.shape, array.tobytes()) for name, array in found.encoded.take(numbers).items()}
+    except CorruptBlocks as error:
+        return str(error), sorted(error.chunks.tolist())
+
+
+@pytest.mark.usefixtures("built")
+@settings(deadline=None, max_examples=400)
+@given(st.integers(0, 2**32 - 1))
+def test_rows_are_taken_as_in_python(seed: int) -> None:
+    """Random rows of random chunks, whole or damaged: the same, or the same error for the same chunks."""
+    batch = random_batch(seed)
+    found = taken(batch, seed)
+    with without_kernel():
+        assert found == taken(batch, seed)
+
+
+@pytest.mark.usefixtures("either_way")
+def test_rows_that_are_not_there_are_an_error() -> None:
+    """Nothing is read from outside of a batch."""
+    batch = batch_of(SIGNATURE, [encode(SIGNATURE, columns_of(9))], [9], [(2, 5)])
+    encoded = decode(SIGNATURE, batch, 5, later="observation").encoded
+    assert encoded is not None
+    for number in (5, -6, 2**40):
+        with pytest.raises(IndexError):
+            encoded.take({"rows": np.array([0, number])})
 
 
 @pytest.mark.usefixtures("built")
@@ -154,6 +169,29 @@ def test_nothing_is_written_beyond_a_target() -> None:
         assert written[0] <= wanted
         assert written[1:].tolist() == [-1, -1]
         assert (target[wanted:] == 0xAB).all()
+
+
+@pytest.mark.usefixtures("built")
+def test_rows_of_corrupt_blocks_are_not_copied() -> None:
+    """Nor anything beside the rows of the others."""
+    assert codec.addresses is not None
+    raw = np.arange(40, dtype=np.uint8)
+    block = np.frombuffer(lz4.block.compress(raw, store_size=False), dtype=np.uint8)
+    target = np.full(40, 0xAB, dtype=np.uint8)
+    at = target.ctypes.data
+    calls = [
+        [block.ctypes.data, block.size, 20, 40, 3],  # half of it: its copies are two neighbours and one by itself
+        [block.ctypes.data, block.size - 1, 40, 40, 1],
+        [0, -1, 40, 40, 1],
+        [block.ctypes.data, block.size, 40, 40, 1],
+    ]
+    copies = [[10, at + 1], [15, at + 6], [0, at + 12], [0, at + 20], [0, at + 20], [35, at + 35]]
+    written = kernel.decompress_rows(*codec.addresses, np.array(calls), np.array(copies), 5)
+    assert written[[0, 3]].tolist() == [20, 40]
+    assert (written[1:3] < 0).all()
+    expected = np.full(40, 0xAB, dtype=np.uint8)
+    expected[1:11], expected[12:17], expected[35:] = raw[10:20], raw[:5], raw[35:]
+    np.testing.assert_array_equal(target, expected)
 
 
 @pytest.mark.usefixtures("built")

@@ -19,7 +19,7 @@ VARIABLE = "TIDEMILL_KERNEL"
 """The environment variable that turns it off with the value 0."""
 
 _FILE = Path(__file__).with_name("kernel.so")
-_VERSION = 1  # of kernel.c
+_VERSION = 2  # of kernel.c
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -38,6 +38,17 @@ def _load(file: Path) -> tuple[ctypes.CDLL | None, str]:
         return None, f"it was built from version {version} of its source, {_VERSION} is needed: install again"
     library.tidemill_decompress.argtypes = [_POINTER, _POINTER, _POINTER, _COUNT, _POINTER]
     library.tidemill_decompress.restype = None
+    library.tidemill_decompress_rows.argtypes = [
+        _POINTER,
+        _POINTER,
+        _POINTER,
+        _COUNT,
+        _POINTER,
+        _COUNT,
+        _POINTER,
+        _POINTER,
+    ]
+    library.tidemill_decompress_rows.restype = None
     return library, ""
 
 
@@ -62,6 +73,36 @@ def decompress(whole: int, partial: int, blocks: NDArray[np.int64]) -> NDArray[n
     blocks = np.ascontiguousarray(blocks, dtype=np.int64)
     written = np.empty(len(blocks), dtype=np.int64)
     _library.tidemill_decompress(whole, partial, blocks.ctypes.data, len(blocks), written.ctypes.data)
+    return written
+
+
+def decompress_rows(
+    whole: int, partial: int, blocks: NDArray[np.int64], copies: NDArray[np.int64], row_bytes: int
+) -> NDArray[np.int64]:
+    """Decompress the first bytes of many LZ4 blocks and copy rows of each to their places; other threads run meanwhile.
+
+    Each block is decompressed to the same memory: it stays in the cache, and only what is copied leaves it.
+
+    Args:
+        whole: Address of LZ4_decompress_safe.
+        partial: Address of LZ4_decompress_safe_partial.
+        blocks: Address of each block, its size, bytes wanted, bytes of the whole block, and how many of the copies are
+            of it, [N, 5]. The caller vouches for the addresses.
+        copies: Bytes before each row in its block, and the address to fill, [M, 2], those of a block after those of
+            the one before. The caller vouches that the rows lie in what is wanted, and for the addresses.
+        row_bytes: Of a row.
+
+    Returns:
+        Bytes decompressed of each block, negative if it is corrupt, [N]. Of one that is not as many as wanted no row
+        is copied.
+    """
+    assert _library is not None
+    blocks, copies = (np.ascontiguousarray(array, dtype=np.int64) for array in (blocks, copies))
+    decompressed = np.empty(int(blocks[:, 2].max(initial=0)), dtype=np.uint8)
+    written = np.empty(len(blocks), dtype=np.int64)
+    _library.tidemill_decompress_rows(
+        whole, partial, blocks.ctypes.data, len(blocks), copies.ctypes.data, row_bytes, decompressed.ctypes.data,
+        written.ctypes.data)  # fmt: skip
     return written
 
 

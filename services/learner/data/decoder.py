@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from tidemill.services.learner.data.importance_weights import (
     largest_weight,
 )
 from tidemill.services.learner.data.kept_rows import KeptRows
-from tidemill.types import OBSERVATION, Signature
+from tidemill.types import OBSERVATION, Codec, Signature
 
 STATE_DTYPE = np.dtype("<f4")
 """Of the numbers in an item's payload: the recurrent state of the policy at its start."""
@@ -97,7 +98,10 @@ class Decoder:
         self._agent, self._signature, self._table = agent, signature, table
         self._counters, self._prefetcher, self._corrupt, self._splits = counters, prefetcher, corrupt, splits
         self._mirror = mirror
-        self._gathered = observation_columns_of(agent) if prefetcher.has_observations else ()
+        self._observations = observation_columns_of(agent)
+        self._gathered = self._observations if prefetcher.has_observations else ()
+        is_later = mirror is None and bool(self._observations) and _is_compressed(signature)
+        self._decoded_later = OBSERVATION if is_later else ""  # when the agent has said which rows go where
 
     def decode(self, sample: SampledBatch, received_at: float) -> list[Batch]:
         """Return the batches of a sample, all of the same size; what is small is done once for all of them.
@@ -126,6 +130,20 @@ class Decoder:
 
     def _decode(self, sample: SampledBatch, splits: int, received_at: float) -> list[Batch]:
         """Return so many batches, which are all that is in a sample."""
+        sound = self._with_states(sample)
+        while sound is not None:
+            try:
+                return self._batches(sound, splits, received_at)
+            except codec.CorruptBlocks as error:  # of one column; another may have more
+                sound = self._corrupt.replace(sound, sound.needing(error.chunks), str(error))
+        return []
+
+    def _batches(self, sample: SampledBatch, splits: int, received_at: float) -> list[Batch]:
+        """Return the batches of a sample; none if a mirror has none of its items.
+
+        Raises:
+            CorruptBlocks: Items cannot be decoded.
+        """
         started = time.perf_counter()
         opened = self._open(sample)
         if opened is None:
@@ -154,7 +172,9 @@ class Decoder:
         started = time.perf_counter()
         picked = order.ravel()
         arrays = self._agent.decode(rows.columns, rows.index[picked])
-        if self._gathered:
+        if rows.encoded is not None:
+            arrays |= self._decoded_observations(arrays, rows.encoded)
+        elif self._gathered:
             arrays = _row_numbers(arrays)
         elif self._mirror is not None and FRAMES in arrays:
             arrays |= _own_frames(arrays)
@@ -172,26 +192,35 @@ class Decoder:
         items = _Items(sample.keys[picked], self._versions(sample)[picked], largest)
         return self._split(items, len(order), on_device, sample.table_items, received_at)
 
+    def _decoded_observations(
+        self, arrays: Mapping[str, NDArray[Any]], encoded: codec.EncodedColumn
+    ) -> dict[str, NDArray[Any]]:
+        """Return the observations of a batch that has row numbers in their place, or the frames that it shows."""
+        if FRAMES in arrays:
+            return {FRAMES: encoded.decode()}
+        return encoded.take({name: arrays[name] for name in self._observations})
+
     def _is_overrun(self, sample: SampledBatch) -> bool:
         """Return whether rows of a sample were written over before they had been read."""
         is_overrun = self._mirror is not None and not self._mirror.is_intact(sample)
         metrics.MIRROR_OVERRUNS.inc(is_overrun)
         return is_overrun
 
-    def _open(self, sample: SampledBatch) -> tuple[SampledBatch, codec.DecodedBatch] | None:
-        """Return a sample without its corrupt items, and its rows; None if it has no others."""
-        sound: SampledBatch | None = sample
+    def _with_states(self, sample: SampledBatch) -> SampledBatch | None:
+        """Return a sample without the items whose recurrent state is no such thing; None if it has no others."""
         size = self._agent.recurrent_state_size
-        if size and (wrong := without_recurrent_state(sample.payloads or (b"",) * len(sample.keys), size)).any():
-            sound = self._corrupt.replace(sample, wrong, f"a payload has not the bytes of {size} floats")
-        if sound is not None and self._mirror is not None:
-            return self._open_kept(sound, self._mirror)
-        while sound is not None:
-            try:
-                return sound, codec.decode(self._signature, sound, self._agent.window.length)
-            except codec.CorruptBlocks as error:  # of one column; another may have more
-                sound = self._corrupt.replace(sound, sound.needing(error.chunks), str(error))
-        return None
+        if not size or not (wrong := without_recurrent_state(sample.payloads or (b"",) * len(sample.keys), size)).any():
+            return sample
+        return self._corrupt.replace(sample, wrong, f"a payload has not the bytes of {size} floats")
+
+    def _open(self, sample: SampledBatch) -> tuple[SampledBatch, codec.DecodedBatch] | None:
+        """Return a sample and its rows; without corrupt items from a mirror, and None if it has no others."""
+        if self._mirror is not None:
+            return self._open_kept(sample, self._mirror)
+        rows = codec.decode(self._signature, sample, self._agent.window.length, later=self._decoded_later)
+        if rows.encoded is not None:
+            rows = dataclasses.replace(rows, columns=with_row_numbers(rows.columns))
+        return sample, rows
 
     def _open_kept(self, sample: SampledBatch, mirror: TableMirror) -> tuple[SampledBatch, codec.DecodedBatch] | None:
         """Return a kept sample without the items of corrupt chunks, and where the mirror has its rows."""
@@ -237,6 +266,11 @@ class Decoder:
             keys, versions, largest = items.keys[part_of], items.versions[part_of], float(items.largest_weight[number])
             batches.append(Batch(columns, weight, keys, on_device, table_items, versions, received_at, largest))
         return batches
+
+
+def _is_compressed(signature: Signature) -> bool:
+    """Return whether observations are one column, of LZ4 blocks."""
+    return any(spec.name == OBSERVATION and spec.codec is Codec.LZ4 for spec in signature)
 
 
 def _dealt(sample: SampledBatch, splits: int) -> NDArray[np.int64]:

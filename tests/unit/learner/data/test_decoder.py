@@ -28,8 +28,8 @@ _NO_CORRUPTION = CorruptItemFilter(lambda keys: pytest.fail(f"{keys} are not cor
 def rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples whose row r has reward `_REWARDS[r]`, without going through blocks of bytes."""
 
-    def decode(signature: Signature, found: SampledBatch, length: int) -> codec.DecodedBatch:
-        assert (signature, length) == (_SIGNATURE, 2)
+    def decode(signature: Signature, found: SampledBatch, length: int, *, later: str) -> codec.DecodedBatch:
+        assert (signature, length, later) == (_SIGNATURE, 2, "")
         index = found.first_rows[:, None] + np.arange(length)
         return codec.DecodedBatch({"reward": np.array([*_REWARDS, 0.0], np.float32)}, index)
 
@@ -181,9 +181,9 @@ def test_large_batches_are_decoded_one_by_one(at_once_bytes: int, monkeypatch: p
     decoded: list[int] = []
     inner = codec.decode
 
-    def counted(signature: Signature, found: SampledBatch, length: int) -> codec.DecodedBatch:
+    def counted(signature: Signature, found: SampledBatch, length: int, *, later: str) -> codec.DecodedBatch:
         decoded.append(len(found.keys))
-        return inner(signature, found, length)
+        return inner(signature, found, length, later=later)
 
     monkeypatch.setattr(codec, "decode", counted)
     monkeypatch.setattr(decoder_module, "_DECODED_AT_ONCE_BYTES", at_once_bytes)
