@@ -1,64 +1,98 @@
 """Batches of 512 Atari items decoded by one thread and by two, with the compiled kernel and without, in turns.
 
-    python -m benchmarks.decode [--rounds 9] [--seconds 2]
+    python -m benchmarks.decode [--rounds 5] [--seconds 2]
 
-The process may use cores 0 and 1. No service runs: the batches are put together beforehand, as a server sends them to a
-learner without a mirror. The copy into stacks is not in it.
+The process may use cores 0 and 1. No service runs: the batches are put together beforehand from frames of five games,
+as a server sends them to a learner without a mirror. They are decoded to the rows that items cover, and to what a
+learner trains on: both stacks of each item, returns and weights, as tensors.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import os
 import resource
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
-from benchmarks.learner_feed import random_columns
-from benchmarks.replay_roles import SIGNATURE, TABLE, WINDOW
+from benchmarks.learner_feed import chunks_of_steps
+from benchmarks.replay_roles import CHUNK_LENGTH, FRAME_STACK, N_STEPS, SIGNATURE, TABLE, WINDOW
 from benchmarks.rows import Row, row, write
 from tidemill import kernel
 from tidemill.codec import decode, encode
+from tidemill.config.table import TableSettings
 from tidemill.process import keep_freed_memory
 from tidemill.replay.sampling.batch import Blocks, SampledBatch
-from tidemill.types import Codec
+from tidemill.rl.agents.build import build_agent
+from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
+from tidemill.services.learner.data.decoder import Decoder
+from tidemill.services.learner.data.device import DevicePrefetcher
+from tidemill.types import Codec, EnvSpec
 
 _BATCH = 512
-_CHUNK_STEPS = 16
-_DIFFERENT_CHUNKS = 64
+_STEPS = 20_000
 _CORES = {0, 1}
+_SPEC = EnvSpec((84, 84), "uint8", FRAME_STACK, num_actions=18)
+
+Chunk = tuple[bytes, ...]
+Work = Callable[[SampledBatch], object]
+
+
+@functools.cache
+def recorded_chunks() -> list[Chunk]:
+    """Return the encoded chunks of all games, a stream after the other."""
+    return [encode(SIGNATURE, columns) for columns in chunks_of_steps(TABLE, _SPEC, _STEPS, CHUNK_LENGTH)]
 
 
 def make_batch(rng: np.random.Generator) -> SampledBatch:
-    """Return items at random places of a large table: few share a chunk, and those that straddle two bring both."""
-    chunks = [encode(SIGNATURE, random_columns(TABLE, _CHUNK_STEPS, rng)) for _ in range(_DIFFERENT_CHUNKS)]
-    offsets = rng.integers(0, _CHUNK_STEPS, _BATCH)  # of each item's first row in its chunk
-    held = 1 + (offsets + WINDOW.length > _CHUNK_STEPS)
-    count = int(held.sum())
-    picked = rng.integers(0, _DIFFERENT_CHUNKS, count)
+    """Return items at random places of a large table: none share a chunk, and those that straddle two bring both."""
+    chunks = recorded_chunks()
+    offsets = rng.integers(0, CHUNK_LENGTH, _BATCH)  # of each item's first row in its chunk
+    held = 1 + (offsets + WINDOW.length > CHUNK_LENGTH)
+    first = rng.integers(0, len(chunks) - 1, _BATCH)
+    picked = [chunks[place] for place, count in zip(first, held, strict=True) for place in range(place, place + count)]
     blocks = []
     for column, spec in enumerate(SIGNATURE):
-        parts = [chunks[i][column] for i in picked]
+        parts = [chunk[column] for chunk in picked]
         sizes = [len(part) for part in parts] if spec.codec is Codec.LZ4 else []
         blocks.append(Blocks(b"".join(parts), np.array(sizes, dtype=np.int64)))
     return SampledBatch(
         keys=np.arange(_BATCH, dtype=np.uint64),
         probabilities=np.full(_BATCH, 1 / _BATCH),
-        first_rows=(np.cumsum(held) - held) * _CHUNK_STEPS + offsets,
+        first_rows=(np.cumsum(held) - held) * CHUNK_LENGTH + offsets,
         lengths=np.full(_BATCH, WINDOW.length),
         payloads=(),
-        step_counts=np.full(count, _CHUNK_STEPS),
-        params_versions=np.zeros(count, dtype=np.uint64),
+        step_counts=np.full(len(picked), CHUNK_LENGTH),
+        params_versions=np.zeros(len(picked), dtype=np.uint64),
         blocks=tuple(blocks),
         table_items=_BATCH,
         total_weight=1.0,
         stored={},
     )
+
+
+def to_rows(batch: SampledBatch) -> object:
+    """Decode the rows that items cover."""
+    return decode(SIGNATURE, batch, WINDOW.length)
+
+
+def to_stacks() -> Work:
+    """Return what a learner with a double DQN does."""
+    cpu = torch.device("cpu")
+    agent = build_agent(DQNConfig(n_step=N_STEPS), _SPEC, seed=1)
+    corrupt = CorruptItemFilter(lambda _: None, time.monotonic)
+    table = TableSettings(sampler="prioritized")
+    decoder = Decoder(agent, SIGNATURE, table, Counters(), DevicePrefetcher(cpu), corrupt, splits=1)
+    return functools.partial(decoder.decode, received_at=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +110,18 @@ class Measured:
     waits: float
 
 
-def decode_for(batches: Sequence[SampledBatch], threads: int, seconds: float) -> Measured:
-    """Decode batches over and over, in some threads."""
+def work_for(work: Work, batches: Sequence[SampledBatch], threads: int, seconds: float) -> Measured:
+    """Work through batches over and over, in some threads."""
     ended, done = threading.Event(), [0] * threads
 
-    def work(place: int) -> None:
+    def run(place: int) -> None:
         for batch in itertools.cycle(batches):
             if ended.is_set():
                 return
-            decode(SIGNATURE, batch, WINDOW.length)
+            work(batch)
             done[place] += 1
 
-    workers = [threading.Thread(target=work, args=(place,)) for place in range(threads)]
+    workers = [threading.Thread(target=run, args=(place,)) for place in range(threads)]
     started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
     for worker in workers:
         worker.start()
@@ -100,22 +134,23 @@ def decode_for(batches: Sequence[SampledBatch], threads: int, seconds: float) ->
     return Measured(count / (time.perf_counter() - started), count / used_s, (after.ru_nvcsw - before.ru_nvcsw) / count)
 
 
-def measure(rounds: int, seconds: float) -> list[Row]:
-    """Measure every combination once per round."""
+def measure(what: str, work: Work, rounds: int, seconds: float) -> list[Row]:
+    """Measure every combination of threads and kernel once per round."""
     batches = [make_batch(np.random.default_rng(seed)) for seed in range(4)]
     cases = list(itertools.product((True, False), (1, 2)))
     found: dict[tuple[bool, int], list[Measured]] = {case: [] for case in cases}
     for _ in range(rounds):
         for used, threads in cases:
             kernel.available = used
-            decode_for(batches, threads, seconds / 4)
-            found[used, threads].append(decode_for(batches, threads, seconds))
+            work_for(work, batches, threads, seconds / 4)
+            found[used, threads].append(work_for(work, batches, threads, seconds))
+    kernel.available = True
 
-    def compare(name: str, unit: str, what: str, ours: tuple[bool, int], peer: tuple[bool, int]) -> Row:
-        values = [[getattr(each, what) for each in found[case]] for case in (ours, peer)]
+    def compare(name: str, unit: str, field: str, ours: tuple[bool, int], peer: tuple[bool, int]) -> Row:
+        values = [[getattr(each, field) for each in found[case]] for case in (ours, peer)]
         return row(f"{name}, {len(batches[0].step_counts)} chunks each", unit, *values)
 
-    per_s, per_core_s = f"batches of {_BATCH} decoded", f"batches of {_BATCH} decoded per core second"
+    per_s, per_core_s = f"batches of {_BATCH} {what}", f"batches of {_BATCH} {what} per core second"
     return [
         compare(f"{per_s}, 1 thread, kernel against Python", "1/s", "rate", (True, 1), (False, 1)),
         compare(f"{per_s}, 2 threads on 2 cores, kernel against Python", "1/s", "rate", (True, 2), (False, 2)),
@@ -123,21 +158,27 @@ def measure(rounds: int, seconds: float) -> list[Row]:
         compare(f"{per_s}, 2 threads against 1, Python", "1/s", "rate", (False, 2), (False, 1)),
         compare(f"{per_core_s}, 1 thread, kernel against Python", "1/s", "core_rate", (True, 1), (False, 1)),
         compare(f"{per_core_s}, 2 threads, kernel against Python", "1/s", "core_rate", (True, 2), (False, 2)),
-        compare("waits of a thread per batch, 2 threads, kernel against Python", "", "waits", (True, 2), (False, 2)),
+        compare(
+            f"waits of a thread per batch {what}, 2 threads, kernel against Python", "", "waits", (True, 2), (False, 2)
+        ),
     ]
 
 
 def main() -> None:
     """Measure and write benchmarks/results/decode.json."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     options = parser.parse_args()
     if not kernel.available:
         raise SystemExit(f"the kernel is not in use: {kernel.reason}")
     os.sched_setaffinity(0, _CORES)
+    torch.set_num_threads(1)
     keep_freed_memory()
-    write("decode", measure(options.rounds, options.seconds))
+    kinds: dict[str, Work] = {"decoded": to_rows, "with stacks, ready to train on": to_stacks()}
+    write(
+        "decode", [row for what, work in kinds.items() for row in measure(what, work, options.rounds, options.seconds)]
+    )
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def fill(config: RunConfig, address: str, env_steps: int) -> None:
     """Append streams, as one actor with one environment would."""
     spec, length = spec_of(config.env), config.table.chunk_length
     table = _table(config, spec)
-    chunks = [codec.encode(table.signature, columns) for columns in _columns(table, spec, env_steps, length)]
+    chunks = [codec.encode(table.signature, columns) for columns in chunks_of_steps(table, spec, env_steps, length)]
     with ReplayClient(address) as client:
         client.wait_for_ready(START_S)
         client.create_table(table)
@@ -65,8 +65,10 @@ def fill(config: RunConfig, address: str, env_steps: int) -> None:
         appender.flush(START_S)
 
 
-def _columns(table: TableConfig, spec: EnvSpec, env_steps: int, length: int) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield the columns of different chunks: as many as are needed, or as there are frames of games."""
+def chunks_of_steps(
+    table: TableConfig, spec: EnvSpec, env_steps: int, length: int
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield the columns of different chunks, stream by stream: as many as are needed, or as were recorded of games."""
     rng = np.random.default_rng(0)
     if (spec.observation_shape, spec.observation_dtype) != ((84, 84), "uint8"):
         for _ in range(0, env_steps, length):

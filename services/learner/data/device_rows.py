@@ -98,7 +98,7 @@ class StreamQueue:
 
 
 class RowNumbers:
-    """Stands for an observation column whose rows are on the device: who takes rows of it gets their numbers."""
+    """Stands for an observation column whose rows are elsewhere: who takes rows of it gets their numbers."""
 
     def take(self, rows: Ints, axis: int = 0) -> Ints:
         """Return the numbers of the rows."""
@@ -306,6 +306,6 @@ def _within(step_counts: Ints) -> Ints:
 
 
 def with_row_numbers(columns: Mapping[str, Array]) -> dict[str, Array]:
-    """Return a mirror's columns with the numbers of its rows as observations."""
+    """Return columns with the numbers of their rows as observations."""
     numbers: Any = RowNumbers()  # all that an agent with `observation_columns` asks of that column
     return {**columns, OBSERVATION: numbers}

@@ -59,7 +59,8 @@ def observation_columns_of(agent: Agent) -> tuple[str, ...]:
     """Return the columns of an agent's batches that are observations as they are stored, taken row by row.
 
     An agent says so by an attribute `observation_columns`: its `decode` then does nothing with observations but take
-    rows of them, so that the learner may keep them on the GPU and let it take the numbers of rows. () promises nothing.
+    rows of them, so that the learner may let it take the numbers of rows, and keep the observations on the GPU, or
+    decode no others than those. () promises nothing.
     """
     return tuple(getattr(agent, "observation_columns", ()))
 
