@@ -7,8 +7,18 @@ import urllib.request
 from tests.compose.stack import Stack
 
 _SECOND_PUBLISHER = """
+from tidemill.errors import FailedPrecondition
 from tidemill.params.client import ParamsClient
-ParamsClient("paramserver:7402").acquire_fencing_token("another learner")
+from tidemill.params.version import ParamsMetadata, Precision
+client = ParamsClient("paramserver:7402")
+taken = client.acquire_fencing_token("another learner")
+metadata = ParamsMetadata("sac", "Pendulum-v1", learner_steps=1, env_steps=1)
+old = {"fencing_token": taken.fencing_token - 1, "base_version": taken.latest_version}
+try:
+    client.publish({Precision.FULL: b"parameters"}, metadata, **old)
+    raise SystemExit("a superseded learner published")
+except FailedPrecondition as error:
+    print(error)
 """
 _NONSENSE = """
 import grpc
@@ -56,7 +66,10 @@ def can_read_metrics(address: str) -> bool:
 
 
 def publish_as_another(stack: Stack) -> None:
-    """Take the parameter server over from the learner, as a second one would."""
+    """Take the parameter server over from the learner, as a second one would, and publish as the superseded one.
+
+    The learner itself may notice before it publishes: it asks before each checkpoint, too.
+    """
     stack.as_operator(_SECOND_PUBLISHER)
 
 
