@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.compose.stack import Stack
+from tests.compose.stack import Stack, until
 
 
 def stored_steps(stack: Stack, shard: str) -> float:
@@ -14,6 +14,27 @@ def stored_steps(stack: Stack, shard: str) -> float:
         line for line in metrics_of(stack, shard).splitlines() if line.startswith("tidemill_replay_env_steps_total")
     ]
     return float(lines[0].split()[-1])
+
+
+def growing_shard(stack: Stack) -> tuple[str, float]:
+    """Return a shard that stores steps, and how many it held before it was seen to.
+
+    The names of all actors may prefer one shard, and may have preferred the other before they were replaced.
+    """
+    before = {shard: stored_steps(stack, shard) for shard in ("replay-0", "replay-1")}
+    growing: list[str] = []
+
+    def is_found() -> bool:
+        growing[:] = [shard for shard, steps in before.items() if stored_steps(stack, shard) > steps]
+        return bool(growing)
+
+    until(is_found, "a shard stores more steps", stack.describe)
+    return growing[0], before[growing[0]]
+
+
+def image_size(stack: Stack, image: str) -> int:
+    """Return the bytes of an image."""
+    return int(stack.engine.docker("inspect", "--format", "{{.Size}}", image))
 
 
 def metrics_of(stack: Stack, service: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import urllib.request
+from collections.abc import Mapping
+from typing import Any
 
 from tests.compose.stack import Stack
 
@@ -63,6 +65,15 @@ def can_read_metrics(address: str) -> bool:
             return b"tidemill_build_info" in answer.read()
     except OSError:  # nothing answers, or one of those that answer for every address
         return False
+
+
+def crash_in_sight(stack: Stack, actor: Mapping[str, Any], times: int) -> None:
+    """Kill an actor's process again and again, each time once Prometheus has seen that it started."""
+    started = f'max(tidemill_start_time_seconds{{job="actor",host="{actor["Config"]["Hostname"]}"}})'
+    for _ in range(times):
+        before = stack.value(started)
+        stack.crash("actor", actor["Name"].strip("/"))
+        stack.until_above(started, before)
 
 
 def publish_as_another(stack: Stack) -> None:

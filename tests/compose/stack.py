@@ -201,6 +201,10 @@ class Stack:
         """Run `tidemill ARGUMENTS` as an operator, by the command of the operations guide; return what it printed."""
         return self.compose("run", "--rm", "-T", "operator", *arguments)
 
+    def once(self, service: str, entrypoint: str, *arguments: str) -> str:
+        """Run a command in a container of its own, with a service's image and secrets; return what it printed."""
+        return self.compose("run", "--rm", "-T", "--no-deps", "--entrypoint", entrypoint, service, *arguments)
+
     def as_operator(self, code: str) -> str:
         """Run a program with the operator's token on the network of the cluster; return what it printed."""
         return self.compose("run", "--rm", "-T", "--entrypoint", "python", "operator", "-c", code)

@@ -13,11 +13,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.compose.answers import metrics_of, newest_version, result_of, scores, stored_steps
+from tests.compose.answers import growing_shard, image_size, metrics_of, newest_version, result_of, scores, stored_steps
 from tests.compose.breakages import (
     append_nonsense,
     can_read_metrics,
     corrupt_version,
+    crash_in_sight,
     expire_certificates,
     in_volume,
     publish_as_another,
@@ -48,11 +49,10 @@ def test_cluster_trains(stack: Stack) -> None:
     for name, value in zip((_STEPS, _UPDATES, _VERSION), first, strict=True):
         stack.until_above(name, value)
     stack.until_above("count(tidemill_evaluator_return_mean)", 0.0)
-    stack.compose(
-        "exec", "-T", "evaluator", "python", "-c", "assert len(open('/runs/short/scores.csv').readlines()) > 1"
-    )
-    evaluate = ("run", "--rm", "-T", "--no-deps", "--entrypoint", "tidemill", "evaluator", "evaluate", "/runs/short")
-    assert "2 episodes" in stack.compose(*evaluate, "--config", "configs/short.yaml", "--episodes", "2")
+    read = "assert len(open('/runs/short/scores.csv').readlines()) > 1"
+    stack.compose("exec", "-T", "evaluator", "python", "-c", read)
+    evaluate = ("evaluate", "/runs/short", "--config", "configs/short.yaml", "--episodes", "2")
+    assert "2 episodes" in stack.once("evaluator", "tidemill", *evaluate)
 
 
 def test_actors_share_out_the_ladder(stack: Stack) -> None:
@@ -103,10 +103,9 @@ def test_operator_steers_and_services_do_not(stack: Stack) -> None:
     assert "table items" in stack.compose(*inside, "status", "--learner", "127.0.0.1:7403")
     with pytest.raises(AssertionError, match="is not for the role learner: use a token of operator"):
         stack.compose(*inside, "ctl", "pause", "--learner", "127.0.0.1:7403")
-    actor = ("run", "--rm", "-T", "--no-deps", "--entrypoint", "tidemill", "actor")
-    assert "table items" in stack.compose(*actor, "status", "--learner", "learner:7403")
+    assert "table items" in stack.once("actor", "tidemill", "status", "--learner", "learner:7403")
     with pytest.raises(AssertionError, match="is not for the role actor: use a token of operator"):
-        stack.compose(*actor, "ctl", "stop", "--learner", "learner:7403")
+        stack.once("actor", "tidemill", "ctl", "stop", "--learner", "learner:7403")
 
 
 def test_status_page_shows_the_cluster_and_its_buttons_need_the_token(stack: Stack) -> None:
@@ -195,12 +194,12 @@ def test_service_needs_no_shell(stack: Stack) -> None:
 
 def test_images_are_labelled_and_replay_holds_no_torch(stack: Stack) -> None:
     """Every image says what it is; replay and the parameter server take a tenth of what a learner takes."""
-    base = _size(stack, stack.containers("learner")[0]["Config"]["Image"])
+    base = image_size(stack, stack.containers("learner")[0]["Config"]["Image"])
     for service in _BUILT:
         labels = stack.engine.docker("inspect", "--format", "{{json .Config.Labels}}", stack.image(service))
         assert '"org.opencontainers.image.licenses":"Apache-2.0"' in labels
     for service in ("replay", "paramserver"):
-        assert _size(stack, stack.image(service)) < 0.5 * base
+        assert image_size(stack, stack.image(service)) < 0.5 * base
         find = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is not None)"
         stack.engine.docker("run", "--rm", "--entrypoint", "python", stack.image(service), "-c", find)
 
@@ -259,15 +258,7 @@ def test_actor_that_crashes_comes_back(stack: Stack) -> None:
 
 def test_replay_shard_that_crashes_has_everything_acknowledged(stack: Stack) -> None:
     """A killed shard brings back from its log every step it had acknowledged; actors and learner continue with it."""
-    # the names of all actors may prefer one shard, and have preferred the other one before they were replaced
-    before = {shard: stored_steps(stack, shard) for shard in ("replay-0", "replay-1")}
-
-    def growing() -> list[str]:
-        return [shard for shard, steps in before.items() if stored_steps(stack, shard) > steps]
-
-    until(lambda: bool(growing()), "a shard stores more steps", stack.describe)
-    shard = growing()[0]
-    stored = before[shard]
+    shard, stored = growing_shard(stack)
     stack.crash(shard)
     until(lambda: stack.states()[stack.containers(shard)[0]["Name"].strip("/")] == "healthy", "healthy again")
     assert stored_steps(stack, shard) >= stored
@@ -301,12 +292,7 @@ def test_faults_raise_alerts_that_end_with_them(stack: Stack) -> None:
         corrupt_version(stack)
         stack.until_firing(("TidemillCheckpointFailed", "learner"), ("TidemillCorruptParameters", "paramserver"))
         in_volume(stack, "chmod", "u+w", "/runs/short/checkpoints")
-        # of that actor alone: the one that never lasts changes, too
-        starts = f'tidemill_start_time_seconds{{job="actor",host="{restarting["Config"]["Hostname"]}"}}'
-        for _ in range(4):
-            started = stack.value(f"max({starts})")
-            stack.crash("actor", restarting["Name"].strip("/"))
-            stack.until_above(f"max({starts})", started)
+        crash_in_sight(stack, restarting, 4)
         publish_as_another(stack)
 
         def complains() -> bool:
@@ -348,24 +334,13 @@ def test_everything_comes_back_with_the_engine(stack: Stack) -> None:
 def test_termination_ends_every_service_with_zero(stack: Stack) -> None:
     """SIGTERM: each service finishes what it is at and exits with 0 within its grace period."""
     for service in ("paramserver", "replay-0", "replay-1", "learner", "actor", "evaluator"):
-        stack.compose(
-            "up", "-d", "--no-build", "--no-deps", service
-        )  # as an upgrade does, which finds nothing new here
+        stack.compose("up", "-d", "--no-build", "--no-deps", service)  # an upgrade that finds nothing new
     stack.until_healthy()
     stack.compose("stop", *OURS, bound_s=180)
     codes = {c["Name"]: c["State"]["ExitCode"] for service in OURS for c in stack.containers(service)}
     assert set(codes.values()) == {0}, f"{codes}\n{stack.describe()}"
-    inspect = (
-        "run",
-        "--rm",
-        "-T",
-        "--no-deps",
-        "--entrypoint",
-        "python -m tidemill.services.replay",
-        "replay-0",
-        "inspect",
-    )
-    assert stack.compose(*inspect, "/runs/short/replay").rstrip().endswith("whole")
+    inspected = stack.once("replay-0", "python -m tidemill.services.replay", "inspect", "/runs/short/replay")
+    assert inspected.rstrip().endswith("whole")
 
 
 def test_run_moves_to_another_box(stack: Stack) -> None:
@@ -423,7 +398,3 @@ def test_tls_can_be_turned_off(stack: Stack, monkeypatch: pytest.MonkeyPatch) ->
     until(
         lambda: states(url) == all_of_them, "the status page reaches those without TLS and the learner", stack.describe
     )
-
-
-def _size(stack: Stack, image: str) -> int:
-    return int(stack.engine.docker("inspect", "--format", "{{.Size}}", image))

@@ -78,6 +78,14 @@ class GymnasiumVectorEnv:
         return self._spec
 
     @property
+    def has_step_limit(self) -> bool:
+        """Whether a wrapper of gymnasium's cuts episodes; of an environment that counts by itself nothing is known."""
+        env: gymnasium.Env[Any, Any] = self._envs[0]
+        while isinstance(env, gymnasium.Wrapper) and not isinstance(env, gymnasium.wrappers.TimeLimit):
+            env = env.env
+        return isinstance(env, gymnasium.wrappers.TimeLimit)
+
+    @property
     def num_envs(self) -> int:
         """Environments in the batch."""
         return len(self._envs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
-from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -75,23 +74,6 @@ def spec_of(settings: EnvSettings) -> EnvSpec:
     env = make_env(settings, 1, training=False)
     env.close()
     return env.spec
-
-
-def has_limit(settings: EnvSettings) -> bool:
-    """Return whether an evaluation episode is known to end, whatever the policy does; makes an environment.
-
-    Of a batch, and of an environment that counts its steps by itself, nothing is known.
-
-    Raises:
-        ConfigError: As `make_env`.
-    """
-    if settings.max_evaluation_steps or settings.is_atari or settings.vector:
-        return True
-    env: gymnasium.Env[Any, Any] = make_one(settings, training=False, render=False)
-    with closing(env):
-        while isinstance(env, gymnasium.Wrapper) and not isinstance(env, gymnasium.wrappers.TimeLimit):
-            env = env.env
-        return isinstance(env, gymnasium.wrappers.TimeLimit)
 
 
 def make_one(settings: EnvSettings, *, training: bool, render: bool) -> GymnasiumEnv:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from tidemill.rl.losses.advantages import backwards
 from tidemill.rl.process_group import ProcessGroup
 
 CLIP = 10.0
@@ -81,10 +82,5 @@ class Standardization(nn.Module):
 
 def discounted_sums(reward: Tensor, continues: Tensor, gamma: float) -> Tensor:
     """Return S_t = r_t + gamma * S_t-1, [T, B], without S_t-1 where step t - 1 ended an episode."""
-    sums = torch.empty_like(reward)
-    following = torch.zeros_like(reward[0])
-    for t, now in enumerate(reward):
-        following = now + gamma * following
-        sums[t] = following
-        following = following * continues[t]
-    return sums
+    carried = gamma * torch.cat((torch.zeros_like(continues[:1]), continues[:-1]))
+    return backwards(reward.flip(0), carried.flip(0)).flip(0)

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 from tidemill.config.load import from_document, read_document, write_document
@@ -74,14 +75,16 @@ def check_environment(config: RunConfig) -> str:
 
 def _try_here(folder: Path) -> int:
     from tidemill.envs.goals import goal_rewards
-    from tidemill.envs.make import has_limit, spec_of
+    from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
+    from tidemill.envs.make import make_env
     from tidemill.replay.table_config import check_signature
     from tidemill.rl.agents.registry import stored_columns
 
     config = from_document(RunConfig, read_document(folder / _SETTINGS))
     try:
         _check_callbacks(config)
-        spec = spec_of(config.env)
+        with closing(make_env(config.env, 1, training=False)) as env:
+            spec, may_go_on = env.spec, isinstance(env, GymnasiumVectorEnv) and not env.has_step_limit
         config.agent.validate_env(spec)
         check_signature(stored_columns(config.agent, spec))
         if config.table.hindsight:
@@ -90,7 +93,7 @@ def _try_here(folder: Path) -> int:
             from tidemill.rl.agents.build import build_agent  # torch takes seconds to import
 
             build_agent(config.agent, spec)
-        if not has_limit(config.env):
+        if may_go_on and not config.env.max_evaluation_steps:
             (folder / _NOTICE).write_text(_ENDLESS.format(config.env.id), encoding="utf-8")
     except (ConfigError, InvalidArgument) as error:
         (folder / _REFUSAL).write_text(str(error), encoding="utf-8")

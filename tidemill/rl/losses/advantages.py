@@ -47,7 +47,7 @@ def generalized_advantage(
     assert_rank(2, reward=reward, discount=discount, continues=continues, value=value, next_value=next_value)
     error = (reward + discount * next_value - value).detach()
     trace = decay * discount * continues
-    advantage = _backwards(error, trace)
+    advantage = backwards(error, trace)
     return Advantages(advantage, advantage + value.detach())
 
 
@@ -86,13 +86,13 @@ def vtrace(  # noqa: PLR0913 - five columns of a rollout, the ratio, and the thr
     ratio, value, next_value = log_ratio.detach().exp(), value.detach(), next_value.detach()
     rho = ratio.clamp(max=max_rho)
     error = rho * (reward + discount * next_value - value)
-    correction = _backwards(error, decay * ratio.clamp(max=max_c) * discount * continues)  # v_t - V(s_t)
+    correction = backwards(error, decay * ratio.clamp(max=max_c) * discount * continues)  # v_t - V(s_t)
     following = decay * continues * torch.cat((correction[1:], torch.zeros_like(correction[:1])))
     advantage = rho * (reward + discount * (next_value + following) - value)
     return Advantages(advantage, value + correction)
 
 
-def _backwards(error: Tensor, trace: Tensor) -> Tensor:
+def backwards(error: Tensor, trace: Tensor) -> Tensor:
     """Return x_t = error_t + trace_t * x_t+1 of all steps, [T, B], with 0 after the last."""
     total = torch.empty_like(error)
     newest = torch.zeros_like(error[0])
