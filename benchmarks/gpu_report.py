@@ -34,7 +34,7 @@ _TAIL_LINES = 15
 _END_S = 10.0
 _UPDATES = (
     *("nature_dueling_dqn_32", "nature_dueling_dqn_256", "nature_dueling_dqn_512"),
-    *("sac_256_256_256", "r2d2_64_64", "r2d2_nature_32", "dqn_256_256_256"),
+    *("sac_256_256_256", "r2d2_64_64", "r2d2_nature_32", "dqn_256_256_256", "td3_256", "ddpg_256", "d4pg_256"),
 )
 _PONG = "configs/pong_dqn.yaml"
 
@@ -110,7 +110,7 @@ STEPS = (
         "updates",
         "updates per second from memory: eager, compiled, CUDA graphs; float32 and bfloat16",
         _python("benchmarks.update", "--rounds", "5", "--cases", *_UPDATES),
-        ("--rounds", "1", "--cases", "dqn_256_256_32"),
+        ("--rounds", "1", "--cases", "dqn_256_256_32", "td3_256"),
         480,
         ("update",),
     ),

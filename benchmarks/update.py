@@ -1,4 +1,4 @@
-"""One update under each setting of its step, in turns: number format, order in memory, compiler; and Rainbow's parts.
+"""One update under each setting of its step, in turns: number format, order in memory, compiler, and Rainbow's parts.
 
 All variants of a case live in one process, on one thread, and take turns, so that a drift of the machine meets all. On
 a CPU a round is processor time; on a GPU it is time by the clock, after the device has finished.
@@ -23,11 +23,15 @@ from benchmarks.rows import Row, row, write
 from tidemill.envs.make import spec_of
 from tidemill.process import keep_freed_memory
 from tidemill.rl.agents.build import build_agent
+from tidemill.rl.agents.d4pg.config import D4PGConfig
+from tidemill.rl.agents.ddpg.config import DDPGConfig
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.r2d2.config import R2D2Config
+from tidemill.rl.agents.td3.config import TD3Config
 
 _WARM_UP = 3
+_UNTIL_RECORDED = 6  # updates until most of a CUDA graph's kinds are recorded
 _BLOCK_S = 0.05  # at least; small updates are timed several at once
 _ON_GPU = torch.cuda.is_available()
 _PER = "s" if _ON_GPU else "core second"
@@ -44,6 +48,10 @@ _SEQUENCES = Case(
     R2D2Config(network="mlp", hidden_sizes=(64,), lstm_size=64, head_sizes=(64,), burn_in=4, unroll=8, n_step=3),
     "CartPole-v1",
 )
+_CONTINUOUS = tuple(
+    Case(f"{agent.algorithm}_256", dataclasses.replace(agent, batch_size=256), "LunarLanderContinuous-v3")
+    for agent in (TD3Config(), DDPGConfig(), D4PGConfig())
+)
 _IMAGES = [CASES["nature_dueling_dqn_32"], CASES["nature_dueling_dqn_256"]]
 _RAINBOW = [dataclasses.replace(case, name=f"parts_of_{case.name}") for case in (_vectors(256), *_IMAGES)]
 _PARTS: dict[str, dict[str, Any]] = {
@@ -55,12 +63,13 @@ _PARTS: dict[str, dict[str, Any]] = {
 }
 """Switches of Rainbow; double Q-learning and a dueling head all of them have."""
 _ON_A_CPU = (*_IMAGES, _vectors(32), _vectors(256), _SEQUENCES, *_RAINBOW)
-_LARGE = (
+_ON_A_GPU = (
     CASES["nature_dueling_dqn_512"],
     CASES["sac_256_256_256"],
     Case("r2d2_nature_32", R2D2Config(network="nature", batch_size=32), "ALE/Pong-v5"),
+    *_CONTINUOUS,
 )
-_ALL = {case.name: case for case in (*_ON_A_CPU, *_LARGE)}
+_ALL = {case.name: case for case in (*_ON_A_CPU, *_ON_A_GPU)}
 
 
 def main() -> None:
@@ -84,11 +93,12 @@ def _variants(case: Case) -> dict[str, dict[str, Any]]:
     """Return settings by name; the first is what the others are compared with."""
     if case in _RAINBOW:
         return _PARTS
-    compilers = ["default", "cuda-graphs"] if _ON_GPU else ["default"]
-    images = case in (*_IMAGES, *_LARGE[:1])
+    compilers = ["default"] if isinstance(case.agent, DQNConfig | R2D2Config) else []
+    compilers += ["cuda-graphs"] if _ON_GPU else []
+    images = case in (*_IMAGES, *_ON_A_GPU[:1])
     variants: dict[str, dict[str, Any]] = {}
     for precision in ("float32", "bfloat16") if images else ("float32",):
-        base = {"update_precision": precision}
+        base = {"update_precision": precision} if hasattr(case.agent, "update_precision") else {}
         variants[precision] = base
         if images:
             variants[f"{precision}, channels last"] = base | {"channels_last": True}
@@ -103,8 +113,11 @@ def _measure(case: Case, rounds: int) -> list[Row]:
         config = dataclasses.replace(case.agent, **settings)  # type: ignore[type-var]  # every settings' class is one
         updates[name] = _update(build_agent(config, spec_of(case.config().env), str(_DEVICE), seed=1), batches)
         started = time.monotonic()
-        updates[name]()
-        rows.append(row(f"first update, {case.name}, {name}", "s", [time.monotonic() - started]))
+        for _ in range(_UNTIL_RECORDED):
+            updates[name]()
+        if _ON_GPU:
+            torch.cuda.synchronize()
+        rows.append(row(f"first updates, {case.name}, {name}", "s", [time.monotonic() - started]))
     rates = _in_turns(updates, rounds)
     torch.compiler.reset()  # it keeps no more than a few variants of one function
     base = next(iter(rates))

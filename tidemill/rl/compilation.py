@@ -15,35 +15,22 @@ from torch import Tensor
 from tidemill.errors import ConfigError
 
 Compile = Literal["none", "default", "cuda-graphs"]
+"""With `cuda-graphs` torch compiles nothing; see `tidemill.rl.update_graph`."""
 
 Loss = Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, ...]]
 """From a batch, always of the same shapes, and importance weights [B] to the loss, [], and what else came of it."""
 
 
 def compiled(loss: Loss, how: Compile, device: torch.device) -> Loss:
-    """Return a loss that is compiled when it is first called, or as it is with `none`.
-
-    With `cuda-graphs` a GPU is given all kernels of a pass at once, recorded at the first calls; a CPU knows none.
+    """Return a loss that is compiled when it is first called if `how` is `default`, or as it is.
 
     Raises:
         ConfigError: torch cannot compile on this machine.
     """
-    if how == "none":
+    if how != "default":
         return loss
     _try_out(device)
-    mode = "reduce-overhead" if how == "cuda-graphs" else "default"
-    inner = torch.compile(loss, fullgraph=True, dynamic=False, mode=mode)
-    return _replayed(inner) if how == "cuda-graphs" else inner
-
-
-def _replayed(inner: Loss) -> Loss:
-    """Return copies of what a recorded loss returns: the next call writes to the same memory."""
-
-    def loss(batch: Mapping[str, Tensor], weight: Tensor) -> tuple[Tensor, ...]:
-        torch.compiler.cudagraph_mark_step_begin()
-        return tuple(result.clone() for result in inner(batch, weight))
-
-    return loss
+    return torch.compile(loss, fullgraph=True, dynamic=False)
 
 
 def _try_out(device: torch.device) -> None:

@@ -45,7 +45,7 @@ class Adam:
     ) -> None:
         """Take float32 parameters, all on one device."""
         self.parameters: list[Tensor] = list(parameters)
-        self.learning_rate = learning_rate
+        self.learning_rate: float | Tensor = learning_rate
         """Step size of the next steps; a schedule may change it at any time."""
         self._betas = betas
         self._epsilon = epsilon
@@ -128,7 +128,7 @@ class RMSProp:
     ) -> None:
         """Take float32 parameters, all on one device."""
         self.parameters: list[Tensor] = list(parameters)
-        self.learning_rate = learning_rate
+        self.learning_rate: float | Tensor = learning_rate
         """Step size of the next steps; a schedule may change it at any time."""
         self._decay, self._epsilon, self._weight_decay = decay, epsilon, weight_decay
         self._mean = [torch.zeros_like(parameter) for parameter in self.parameters]
@@ -146,7 +146,12 @@ class RMSProp:
         torch._foreach_clamp_min_(variance, 0.0)  # rounding may leave less
         torch._foreach_add_(variance, self._epsilon)
         torch._foreach_sqrt_(variance)
-        torch._foreach_addcdiv_(self.parameters, gradient, variance, value=-self.learning_rate)
+        if isinstance(self.learning_rate, Tensor):
+            step = torch._foreach_div(gradient, variance)
+            torch._foreach_mul_(step, self.learning_rate)
+            torch._foreach_sub_(self.parameters, step)
+        else:
+            torch._foreach_addcdiv_(self.parameters, gradient, variance, value=-self.learning_rate)
 
     def state_dict(self) -> dict[str, Any]:
         """Return both averages of each parameter, by its position."""
@@ -169,7 +174,8 @@ class Optimizer(Protocol):
     """Moves parameters down a gradient."""
 
     parameters: list[Tensor]
-    learning_rate: float
+    learning_rate: float | Tensor
+    """A number, or, for an update that is recorded, float32 [] on the parameters' device."""
 
     def step(self, gradients: Sequence[Tensor]) -> None:
         """Take one step; `gradients` are those of `parameters`, in their order."""
@@ -229,9 +235,21 @@ def fallen(settings: object, update: int) -> str:
 class LearningRateDecay:
     """Lets the step size of each optimizer fall linearly from where it is."""
 
-    def __init__(self, optimizers: Iterable[Optimizer], updates: int, final: float = 0.0) -> None:
-        """Note the step sizes; they reach `final` after `updates` updates, or never change if `updates` is 0."""
-        self._initial = [(optimizer, optimizer.learning_rate) for optimizer in optimizers]
+    def __init__(
+        self, optimizers: Iterable[Optimizer], updates: int, final: float = 0.0, *, on_device: bool = False
+    ) -> None:
+        """Note the step sizes.
+
+        Args:
+            optimizers: Whose step sizes fall; they are numbers still.
+            updates: After how many the step sizes are `final`; 0 never changes them.
+            final: Where they end.
+            on_device: Whether step sizes that change lie where the parameters are, for updates that are recorded.
+        """
+        self._initial = [(optimizer, float(optimizer.learning_rate)) for optimizer in optimizers]
+        if on_device and updates:
+            for optimizer, initial in self._initial:
+                optimizer.learning_rate = torch.tensor(initial, device=optimizer.parameters[0].device)
         self._updates, self._final = updates, final
         self._said = False
 
@@ -239,7 +257,11 @@ class LearningRateDecay:
         """Set the step sizes for the update that `update` others came before."""
         if self._updates:
             for optimizer, initial in self._initial:
-                optimizer.learning_rate = linear(update, initial, self._final, self._updates)
+                rate = linear(update, initial, self._final, self._updates)
+                if isinstance(optimizer.learning_rate, Tensor):
+                    optimizer.learning_rate.fill_(rate)
+                else:
+                    optimizer.learning_rate = rate
             if update >= self._updates and self._final == 0 and not self._said:
                 self._said = True
                 _log.warning(

@@ -28,10 +28,14 @@ class TargetNetwork(Generic[M]):
         # listed once: walking a module's tree costs more than the copy itself
         self._parameters: list[Tensor] = list(self.network.parameters())
 
+    def is_due(self, updates: int) -> bool:
+        """Return whether `update` moves anything after the online network's update number `updates`."""
+        return self._every == 0 or updates % self._every == 0
+
     @torch.no_grad()
     def update(self, online: Sequence[Tensor], updates: int) -> None:
         """Move, if it is time, towards the online network's parameters after its update number `updates`."""
         if self._every == 0:
             torch._foreach_lerp_(self._parameters, list(online), self._tau)
-        elif updates % self._every == 0:
+        elif self.is_due(updates):
             torch._foreach_copy_(self._parameters, list(online))

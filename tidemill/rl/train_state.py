@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tidemill.rl.optimizers import Optimizer
 from tidemill.rl.process_group import SINGLE_PROCESS, ProcessGroup
 
-_MEASURE_PERIOD = 50
+MEASURE_PERIOD = 50
 """Updates from one that is measured to the next; metrics are read about once per second."""
 
 
@@ -39,7 +39,7 @@ class TrainState:
     @property
     def is_measured(self) -> bool:
         """Whether the update that is made next also reports what would cost too much at each: norms of gradients."""
-        return self.updates % _MEASURE_PERIOD == 0
+        return self.updates % MEASURE_PERIOD == 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of everything; its tensors are the networks' and optimizers' own."""

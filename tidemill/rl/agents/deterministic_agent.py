@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.target_network import TargetNetwork
 from tidemill.rl.train_state import TrainState
 from tidemill.rl.transitions import transitions
+from tidemill.rl.update_graph import recorded
 from tidemill.types import WindowSpec
 
 Learn = Callable[[Mapping[str, Tensor], Tensor], Update]
@@ -34,7 +35,6 @@ class ActorCritic:
         *,
         tau: float,
         target_update_period: int = 0,
-        decay_updates: int = 0,
         noise: torch.Generator | None = None,
     ) -> None:
         """Copy both networks to their targets.
@@ -46,7 +46,6 @@ class ActorCritic:
             critic_optimizer: Of the critic's.
             tau: Fraction of a network copied to its target at each update; only if `target_update_period` is 0.
             target_update_period: Updates between two copies to the targets; 0 moves them by `tau` instead.
-            decay_updates: Updates over which both step sizes fall linearly to 0; 0 keeps them.
             noise: Draws what updates need; None if they draw nothing.
         """
         self.actor, self.critic = actor, critic
@@ -60,11 +59,6 @@ class ActorCritic:
             noise,
         )
         self._grad_norms: dict[str, Tensor] = {}
-        self._decay = LearningRateDecay(self.state.optimizers.values(), decay_updates)
-
-    def set_learning_rates(self) -> None:
-        """Give both optimizers the step sizes of the next update."""
-        self._decay.at(self.state.updates)
 
     def update_critic(self, loss: Tensor) -> None:
         """Take one step of the critic down the gradient of its loss, []."""
@@ -83,11 +77,35 @@ class ActorCritic:
         if self.state.is_measured:
             self._grad_norms[name] = global_norm(gradients)
 
+    def targets_are_due(self) -> bool:
+        """Return whether `update_targets` would move them."""
+        return self._actor_target.is_due(self.state.updates + 1)
+
     def update_targets(self) -> None:
         """Move both targets, if it is time."""
         update = self.state.updates + 1
         self._actor_target.update(self._actor_optimizer.parameters, update)
         self._critic_target.update(self._critic_optimizer.parameters, update)
+
+
+class DeterministicSettings(Protocol):
+    """What the settings of these algorithms have in common."""
+
+    @property
+    def n_step(self) -> int:
+        """Rewards summed before bootstrapping."""
+
+    @property
+    def gamma(self) -> float:
+        """Discount of one step."""
+
+    @property
+    def learning_rate_decay_updates(self) -> int:
+        """Updates over which both step sizes fall linearly to 0; 0 keeps them."""
+
+    @property
+    def compile(self) -> str:
+        """Whether updates are recorded; see `tidemill.rl.update_graph.recorded`."""
 
 
 class DeterministicAgent:
@@ -96,19 +114,33 @@ class DeterministicAgent:
     recurrent_state_size = 0
     observation_columns = ("observation", "bootstrap_observation")
 
-    def __init__(self, networks: ActorCritic, learn: Learn, frame_stack: int, n_step: int, gamma: float) -> None:
+    def __init__(
+        self,
+        networks: ActorCritic,
+        learn: Learn,
+        frame_stack: int,
+        settings: DeterministicSettings,
+        *,
+        policy_delay: int = 1,
+    ) -> None:
         """Put the parts together.
 
         Args:
             networks: What learns.
             learn: Makes one update of them, which is counted afterwards.
             frame_stack: Observations the networks see at once.
-            n_step: Rewards summed before bootstrapping.
-            gamma: Discount of one step.
+            settings: Of the algorithm.
+            policy_delay: Updates from one that `learn` makes of the actor to the next.
         """
-        self.window = WindowSpec(history=frame_stack - 1, steps=n_step)
+        self.window = WindowSpec(history=frame_stack - 1, steps=settings.n_step)
         self._networks, self._state, self._learn = networks, networks.state, learn
-        self._frame_stack, self._n_step, self._gamma = frame_stack, n_step, gamma
+        self._frame_stack, self._n_step, self._gamma = frame_stack, settings.n_step, settings.gamma
+        self._policy_delay = policy_delay
+        recording = settings.compile == "cuda-graphs"
+        optimizers = self._state.optimizers.values()
+        self._decay = LearningRateDecay(optimizers, settings.learning_rate_decay_updates, on_device=recording)
+        device = next(networks.actor.parameters()).device
+        self._run_update = recorded(self._updated, settings.compile, device, self._state)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return n-step transitions; see `tidemill.rl.transitions.transitions`."""
@@ -120,10 +152,16 @@ class DeterministicAgent:
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Make one update."""
-        self._networks.set_learning_rates()
+        self._decay.at(self._state.updates)
+        updates_actor = self._state.updates % self._policy_delay == 0
+        kind = updates_actor, self._networks.targets_are_due(), self._state.is_measured
+        update = self._run_update(batch, weight, kind)
+        self._state.updates += 1
+        return update
+
+    def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         update = self._learn(batch, weight)
         update.metrics.update(self._networks.take_grad_norms())
-        self._state.updates += 1
         return update
 
     def policy_state(self) -> dict[str, Tensor]:

@@ -31,7 +31,6 @@ class D4PGLearning:
             Adam(actor.parameters(), config.actor_learning_rate),
             Adam(critic.parameters(), config.critic_learning_rate),
             tau=config.tau,
-            decay_updates=config.learning_rate_decay_updates,
             target_update_period=config.target_update_period,
         )
 
@@ -55,4 +54,4 @@ class D4PGLearning:
 def build(config: D4PGConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> DeterministicAgent:
     """Return the learner's side of D4PG; `tidemill.rl.agents.registry` calls this."""
     learning = D4PGLearning(config, env_spec, device, seed)
-    return DeterministicAgent(learning.networks, learning.update, env_spec.frame_stack, config.n_step, config.gamma)
+    return DeterministicAgent(learning.networks, learning.update, env_spec.frame_stack, config)

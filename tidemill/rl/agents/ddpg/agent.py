@@ -31,7 +31,6 @@ class DDPGLearning:
             Adam(actor.parameters(), config.actor_learning_rate),
             Adam(critic.parameters(), config.critic_learning_rate, weight_decay=config.critic_weight_decay),
             tau=config.tau,
-            decay_updates=config.learning_rate_decay_updates,
         )
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
@@ -53,4 +52,4 @@ class DDPGLearning:
 def build(config: DDPGConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> DeterministicAgent:
     """Return the learner's side of DDPG; `tidemill.rl.agents.registry` calls this."""
     learning = DDPGLearning(config, env_spec, device, seed)
-    return DeterministicAgent(learning.networks, learning.update, env_spec.frame_stack, config.n_step, config.gamma)
+    return DeterministicAgent(learning.networks, learning.update, env_spec.frame_stack, config)

@@ -24,6 +24,7 @@ from tidemill.rl.process_group import ProcessGroup, draw_uniform
 from tidemill.rl.target_network import TargetNetwork
 from tidemill.rl.train_state import TrainState
 from tidemill.rl.transitions import gather_frame_stacks, transitions
+from tidemill.rl.update_graph import recorded
 from tidemill.types import ACTION_MASK, EnvSpec
 
 
@@ -47,12 +48,14 @@ class DQNAgent:
             to_channels_last(self._online)
         self._target = TargetNetwork(self._online, config.target_update_period, config.tau)
         self._optimizer = build_optimizer(config, self._online.parameters())
-        self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates)
+        recording = config.compile == "cuda-graphs"
+        self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates, on_device=recording)
         self._loss = compiled(self._loss_of, config.compile, device)
         self._noise = torch.Generator(device).manual_seed(seed)
         self._state = TrainState(
             {"online": self._online, "target": self._target.network}, {"optimizer": self._optimizer}, self._noise
         )
+        self._run_update = recorded(self._updated, config.compile, device, self._state)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return n-step transitions; see `tidemill.rl.transitions.transitions`."""
@@ -76,12 +79,16 @@ class DQNAgent:
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Take one gradient step on the loss of the values and move the target network if it is time."""
         self._decay.at(self._state.updates)
-        loss, priority, q = self._loss(gather_frame_stacks(batch), weight)
+        update = self._run_update(gather_frame_stacks(batch), weight, self._target.is_due(self._state.updates + 1))
+        self._state.updates += 1
+        return update
+
+    def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
+        loss, priority, q = self._loss(batch, weight)
         gradients = self._state.group.mean(torch.autograd.grad(loss, self._optimizer.parameters))
         grad_norm = clip_(gradients, self._config.max_grad_norm)
         self._optimizer.step(gradients)
-        self._state.updates += 1
-        self._target.update(self._optimizer.parameters, self._state.updates)
+        self._target.update(self._optimizer.parameters, self._state.updates + 1)
         return Update(priority, {"loss": loss.detach(), "q": q, "grad_norm": grad_norm})
 
     def _loss_of(self, batch: Mapping[str, Tensor], weight: Tensor) -> tuple[Tensor, ...]:

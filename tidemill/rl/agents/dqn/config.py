@@ -94,9 +94,10 @@ class DQNConfig:
     channels_last: bool = False
     """Whether images lie channels last in memory during an update; on a CPU faster in float32, not in bfloat16."""
     compile: Literal["none", "default", "cuda-graphs"] = "none"
-    """Whether torch compiles passes and loss of an update, for which it needs a C++ compiler; not of noisy networks.
+    """`default`: torch compiles passes and loss of an update, for which it needs a C++ compiler; not of noisy networks.
 
-    With `cuda-graphs` a GPU gets all kernels of a pass at once besides. docs/performance.md says where it pays.
+    `cuda-graphs`: a GPU is given whole updates in one launch each; several learners do without. docs/performance.md
+    says where either pays.
     """
     target_update_period: int = 2_500
     """Updates between two copies to the target network; 0 moves it by `tau` at each update instead."""
@@ -150,7 +151,7 @@ class DQNConfig:
 
     def _check_compile(self) -> None:
         draws = self.noisy or self.distribution == "iqn"
-        allowed = ("none",) if draws else ("none", "default", "cuda-graphs")
+        allowed = ("none", "cuda-graphs") if draws else ("none", "default", "cuda-graphs")
         reason = " with noisy layers or iqn, which draw between the passes" if draws else ""
         require(self.compile in allowed, "compile", self.compile, f"one of {', '.join(allowed)}{reason}")
 

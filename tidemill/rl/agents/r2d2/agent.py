@@ -24,6 +24,7 @@ from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.sequences import sequences
 from tidemill.rl.target_network import TargetNetwork
 from tidemill.rl.train_state import TrainState
+from tidemill.rl.update_graph import recorded
 from tidemill.types import ACTION_MASK, EnvSpec
 
 _STEPS = ("observation", "last_action", "last_reward", "is_first")
@@ -47,11 +48,13 @@ class R2D2Agent:
             to_channels_last(self._online)
         self._target = TargetNetwork(self._online, config.target_update_period, config.tau)
         self._optimizer = build_optimizer(config, self._online.parameters())
-        self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates)
+        recording = config.compile == "cuda-graphs"
+        self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates, on_device=recording)
         self._loss = compiled(self._loss_of, config.compile, device)
         self._state = TrainState(
             {"online": self._online, "target": self._target.network}, {"optimizer": self._optimizer}
         )
+        self._run_update = recorded(self._updated, config.compile, device, self._state)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return sequences; see `tidemill.rl.sequences.sequences`."""
@@ -64,12 +67,16 @@ class R2D2Agent:
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Take one gradient step on the loss of the unrolls and move the target network if it is time."""
         self._decay.at(self._state.updates)
+        update = self._run_update(batch, weight, self._target.is_due(self._state.updates + 1))
+        self._state.updates += 1
+        return update
+
+    def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         loss, priority, q = self._loss({**batch, "observation": self._observations(batch)}, weight)
         gradients = self._state.group.mean(torch.autograd.grad(loss, self._optimizer.parameters))
         grad_norm = clip_(gradients, self._config.max_grad_norm)
         self._optimizer.step(gradients)
-        self._state.updates += 1
-        self._target.update(self._optimizer.parameters, self._state.updates)
+        self._target.update(self._optimizer.parameters, self._state.updates + 1)
         return Update(priority, {"loss": loss.detach(), "q": q, "grad_norm": grad_norm})
 
     def _loss_of(self, batch: Mapping[str, Tensor], weight: Tensor) -> tuple[Tensor, ...]:

@@ -68,10 +68,7 @@ class R2D2Config:
     channels_last: bool = False
     """Whether images lie channels last in memory during an update; on a CPU faster in float32, not in bfloat16."""
     compile: Literal["none", "default", "cuda-graphs"] = "none"
-    """Whether torch compiles passes and loss of an update; see the same setting of `dqn`.
-
-    Every step of a sequence is compiled apart, which takes minutes.
-    """
+    """See the same setting of `dqn`; with `default` every step of a sequence is compiled apart, which takes minutes."""
     target_update_period: int = 2_500
     """Updates between two copies to the target network; 0 moves it by `tau` at each update instead."""
     tau: float = 0.005

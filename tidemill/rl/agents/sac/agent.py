@@ -26,6 +26,7 @@ from tidemill.rl.process_group import ProcessGroup, draw_normal
 from tidemill.rl.target_network import TargetNetwork
 from tidemill.rl.train_state import TrainState
 from tidemill.rl.transitions import transitions
+from tidemill.rl.update_graph import recorded
 from tidemill.types import EnvSpec, WindowSpec
 
 
@@ -76,8 +77,12 @@ class SACAgent:
             self._noise,
         )
         self._decay = LearningRateDecay(
-            self._state.optimizers.values(), config.learning_rate_decay_updates, config.learning_rate_final
+            self._state.optimizers.values(),
+            config.learning_rate_decay_updates,
+            config.learning_rate_final,
+            on_device=config.compile == "cuda-graphs",
         )
+        self._run_update = recorded(self._updated, config.compile, device, self._state)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return n-step transitions; see `tidemill.rl.transitions.transitions`."""
@@ -91,14 +96,23 @@ class SACAgent:
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Update critics, then every `policy_delay` updates actor and temperature, then the target."""
         self._decay.at(self._state.updates)
+        kind = self._updates_actor, self._renorm_bounds, self._state.is_measured
+        update = self._run_update(batch, weight, kind)
+        self._state.updates += 1
+        return update
+
+    @property
+    def _updates_actor(self) -> bool:
+        return self._state.updates % self._config.policy_delay == 0
+
+    def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         shape = (2, len(weight), self._action_size)
         noise = draw_normal(shape, self._state.group, self._noise, weight.device, dim=1)
         temperature = self._log_temperature.exp()
         priority, metrics = self._update_critic(batch, weight, noise[0], temperature)
-        if self._state.updates % self._config.policy_delay == 0:
+        if self._updates_actor:
             metrics |= self._update_actor(batch["observation"], noise[1], temperature)
         self._move_averages()
-        self._state.updates += 1
         return Update(priority, metrics | {"temperature": temperature})
 
     def _update_critic(

@@ -22,6 +22,7 @@ from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.target_network import TargetNetwork
 from tidemill.rl.train_state import TrainState
 from tidemill.rl.transitions import transitions
+from tidemill.rl.update_graph import recorded
 from tidemill.types import ACTION_MASK, EnvSpec
 
 
@@ -53,7 +54,10 @@ class SACDiscreteAgent:
                 "temperature_optimizer": self._temperature_optimizer,
             },
         )
-        self._decay = LearningRateDecay(self._state.optimizers.values(), config.learning_rate_decay_updates)
+        recording = config.compile == "cuda-graphs"
+        optimizers = self._state.optimizers.values()
+        self._decay = LearningRateDecay(optimizers, config.learning_rate_decay_updates, on_device=recording)
+        self._run_update = recorded(self._updated, config.compile, device, self._state)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return n-step transitions; see `tidemill.rl.transitions.transitions`."""
@@ -67,11 +71,15 @@ class SACDiscreteAgent:
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Update critics, actor and temperature, then the target."""
         self._decay.at(self._state.updates)
+        update = self._run_update(batch, weight, self._target.is_due(self._state.updates + 1))
+        self._state.updates += 1
+        return update
+
+    def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         temperature = self._log_temperature.exp()
         q, priority, metrics = self._update_critic(batch, weight, temperature)
         metrics |= self._update_actor(batch, q, temperature)
-        self._state.updates += 1
-        self._target.update(self._critic_optimizer.parameters, self._state.updates)
+        self._target.update(self._critic_optimizer.parameters, self._state.updates + 1)
         return Update(priority, metrics | {"temperature": temperature})
 
     def _update_critic(

@@ -35,6 +35,8 @@ class SACDiscreteConfig:
     """Largest norm of the actor's gradient and of the critics', each; 0 does not clip."""
     batch_size: int = 64
     """Items of one update."""
+    compile: Literal["none", "cuda-graphs"] = "none"
+    """Whether a GPU is given whole updates in one launch each, as CUDA graphs; several learners do without."""
     gamma: float = 0.99
     """Discount of one environment step."""
     n_step: int = 1
@@ -61,6 +63,7 @@ class SACDiscreteConfig:
         for name in ("learning_rate_decay_updates", "max_grad_norm", "target_update_period", "start_steps"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
+        require(self.compile in ("none", "cuda-graphs"), "compile", self.compile, "'none' or 'cuda-graphs'")
         require(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
         require(self.n_step >= 1, "n_step", self.n_step, "at least 1")
         require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")

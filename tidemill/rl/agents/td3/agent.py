@@ -32,7 +32,6 @@ class TD3Learning:
             Adam(actor.parameters(), config.actor_learning_rate),
             Adam(critic.parameters(), config.critic_learning_rate),
             tau=config.tau,
-            decay_updates=config.learning_rate_decay_updates,
             noise=self._noise,
         )
 
@@ -62,4 +61,5 @@ class TD3Learning:
 def build(config: TD3Config, env_spec: EnvSpec, device: torch.device, seed: int) -> DeterministicAgent:
     """Return the learner's side of TD3; `tidemill.rl.agents.registry` calls this."""
     learning = TD3Learning(config, env_spec, device, seed)
-    return DeterministicAgent(learning.networks, learning.update, env_spec.frame_stack, config.n_step, config.gamma)
+    networks, delay = learning.networks, config.policy_delay
+    return DeterministicAgent(networks, learning.update, env_spec.frame_stack, config, policy_delay=delay)

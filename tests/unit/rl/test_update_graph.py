@@ -1,0 +1,200 @@
+"""A recorded update is the eager update: on the CPU by its operations, and on a GPU."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+from torch import Tensor
+
+from tests.support.batches import CASES, CONTINUOUS, sampled_batch
+from tests.support.recorded_operations import OperationRecorder
+from tidemill.errors import ConfigError
+from tidemill.rl import train_state, update_graph
+from tidemill.rl.agents.build import build_agent
+from tidemill.rl.agents.interface import Agent, Update
+from tidemill.rl.agents.registry import AgentConfig
+from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.rl.agents.td3.config import TD3Config
+from tidemill.rl.process_group import SingleProcess
+from tidemill.rl.train_state import TrainState
+from tidemill.rl.update_graph import RecordedUpdates
+from tidemill.types import EnvSpec
+
+UPDATES = 30
+"""So that each kind is recorded and repeated: every fifth is measured here, and copies are at most ten apart."""
+BATCH = 6
+RECORDABLE = {name: case for name, case in CASES.items() if hasattr(case[0], "compile")} | {
+    "td3_delayed": (TD3Config(hidden_sizes=(16,), policy_delay=3), CONTINUOUS),
+    "sac_crossq_after_warm_up": (
+        SACConfig(hidden_sizes=(16,), crossq=True, crossq_warmup_updates=8, policy_delay=2),
+        CONTINUOUS,
+    ),
+}
+every_recordable = pytest.mark.parametrize("name", RECORDABLE)
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> OperationRecorder:
+    """What agents that are built in a test record by, with a measured update in every five."""
+    made = OperationRecorder()
+    monkeypatch.setattr(update_graph, "recorder_on", lambda device, noise: made)
+    monkeypatch.setattr(train_state, "MEASURE_PERIOD", 5)
+    return made
+
+
+def recording(config: AgentConfig) -> AgentConfig:
+    """Return settings with recorded updates."""
+    changed: AgentConfig = dataclasses.replace(config, compile="cuda-graphs")  # type: ignore[type-var]
+    return changed
+
+
+def pair(name: str, device: str = "cpu") -> tuple[Agent, Agent]:
+    """Return a case's agents: one that makes its updates as they are, and one that records them."""
+    config, env_spec = RECORDABLE[name]
+    return build_agent(config, env_spec, device, 1), build_agent(recording(config), env_spec, device, 1)
+
+
+def batch_of(
+    agent: Agent, config: AgentConfig, env_spec: EnvSpec, number: int, items: int = BATCH
+) -> dict[str, Tensor]:
+    """Return the batch of an update."""
+    return sampled_batch(agent, config, env_spec, items, torch.Generator().manual_seed(number))
+
+
+def updated(agent: Agent, name: str, numbers: range, device: str = "cpu") -> list[Update]:
+    """Make the updates of these numbers, each with a batch and weights of its own; return what they reported."""
+    config, env_spec = RECORDABLE[name]
+    reports = []
+    for number in numbers:
+        batch = {key: tensor.to(device) for key, tensor in batch_of(agent, config, env_spec, number).items()}
+        weight = torch.rand(BATCH, generator=torch.Generator().manual_seed(number)).to(device)
+        reports.append(agent.update(batch, weight))
+    return reports
+
+
+def assert_same(name: str, left: object, right: object) -> None:
+    """Compare bit for bit; a falling step size is float32 on a device and float64 in Python."""
+    falls = getattr(RECORDABLE[name][0], "learning_rate_decay_updates", 0)
+    tolerance = 1e-4 if falls else 0.0
+    torch.testing.assert_close(left, right, rtol=tolerance, atol=tolerance / 10)
+
+
+@every_recordable
+def test_repeated_operations_are_the_eager_update(name: str, recorder: OperationRecorder) -> None:
+    """Whatever the algorithm decides in Python is in the kind, and whatever it reads is in its batch or its state."""
+    eager, fast = pair(name)
+    expected, found = updated(eager, name, range(UPDATES)), updated(fast, name, range(UPDATES))
+    assert_same(name, [tuple(each) for each in found], [tuple(each) for each in expected])
+    assert_same(name, fast.state_dict(), eager.state_dict())
+    assert recorder.recordings >= 1
+    assert recorder.repeats >= UPDATES // 3
+
+
+@pytest.mark.parametrize("name", ["sac", "dqn_rainbow", "d4pg"])
+def test_state_that_is_loaded_is_what_recordings_go_on_with(name: str, recorder: OperationRecorder) -> None:
+    """Half of the updates, then an earlier state: the rest is what an eager agent makes of it."""
+    eager, fast = pair(name)
+    for agent in (eager, fast):
+        updated(agent, name, range(4))
+        early = copy.deepcopy(agent.state_dict())
+        updated(agent, name, range(4, 15))
+        agent.load_state_dict(early)
+    recorded_before = recorder.repeats
+    expected, found = updated(eager, name, range(20, 32)), updated(fast, name, range(20, 32))
+    assert_same(name, [tuple(each) for each in found], [tuple(each) for each in expected])
+    assert recorder.repeats > recorded_before
+
+
+@pytest.mark.parametrize("name", ["sac", "dqn", "r2d2"])
+def test_batch_of_other_shapes_is_made_as_it_is(name: str, recorder: OperationRecorder) -> None:
+    """And the next one of the usual shapes by the recording again."""
+    eager, fast = pair(name)
+    config, env_spec = RECORDABLE[name]
+    for agent in (eager, fast):
+        updated(agent, name, range(8))
+        repeats = recorder.repeats
+        larger = batch_of(agent, config, env_spec, 9, items=BATCH + 1)
+        agent.update(larger, torch.ones(BATCH + 1))
+        assert recorder.repeats == repeats
+        updated(agent, name, range(9, 12))
+    assert recorder.repeats > repeats
+    assert_same(name, fast.state_dict(), eager.state_dict())
+
+
+class _WithIdleRank(SingleProcess):
+    """One of two ranks; the other one's gradients are 0."""
+
+    size = 2
+
+    def mean(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Return half of the gradients."""
+        return [gradient / 2.0 for gradient in gradients]
+
+
+def test_several_learners_make_their_updates_without(recorder: OperationRecorder) -> None:
+    """And say so, once."""
+    eager, fast = pair("td3")
+    with capture_logs() as logs:
+        for agent in (eager, fast):
+            agent.set_process_group(_WithIdleRank())
+            updated(agent, "td3", range(6))
+    assert [log["event"] for log in logs] == [
+        "agent.compile: cuda-graphs is for one learner; several make their updates without it"
+    ]
+    assert recorder.recordings == 0
+    assert_same("td3", fast.state_dict(), eager.state_dict())
+
+
+def test_without_a_gpu_updates_are_made_as_they_are() -> None:
+    """And the log says so when the agent is built."""
+    with capture_logs() as logs:
+        eager, fast = pair("dqn")
+    assert "cuda-graphs needs a GPU" in logs[0]["event"]
+    updated(eager, "dqn", range(3))
+    updated(fast, "dqn", range(3))
+    assert_same("dqn", fast.state_dict(), eager.state_dict())
+
+
+def test_what_an_update_decides_by_itself_is_repeated_as_it_was() -> None:
+    """What the tests above would find: a number that changes in Python and is not in the kind."""
+    state, total = TrainState({}, {}), torch.zeros(())
+
+    def add_count(batch: Mapping[str, Tensor], weight: Tensor) -> Update:
+        total.add_(float(state.updates))
+        return Update(weight.clone(), {"total": total})
+
+    run = RecordedUpdates(add_count, state, OperationRecorder())
+    reported = []
+    for _ in range(6):
+        reported.append(float(run({}, torch.ones(1), kind=0).metrics["total"]))
+        state.updates += 1
+    assert reported == [0.0, 1.0, 3.0, 5.0, 7.0, 9.0]  # not 0, 1, 3, 6, 10, 15
+
+
+@pytest.mark.parametrize("config", [SACConfig, TD3Config])
+def test_no_other_way_to_compile_is_offered(config: Callable[..., AgentConfig]) -> None:
+    """The message lists those there are."""
+    with pytest.raises(ConfigError, match="compile is 'default', but must be 'none' or 'cuda-graphs'"):
+        config(compile="default")
+
+
+@pytest.mark.requires_cuda  # CUDA graphs are recorded nowhere else
+@every_recordable
+def test_recorded_updates_on_a_gpu_equal_eager_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is reported, the parameters, and how far the generator is."""
+    monkeypatch.setattr(train_state, "MEASURE_PERIOD", 5)
+    eager, fast = pair(name, "cuda")
+    expected, found = (updated(agent, name, range(UPDATES), "cuda") for agent in (eager, fast))
+    torch.testing.assert_close(
+        [tuple(each) for each in found], [tuple(each) for each in expected], rtol=1e-3, atol=1e-4
+    )
+    torch.testing.assert_close(fast.policy_state(), eager.policy_state(), rtol=1e-3, atol=1e-4)
+    left, right = fast.state_dict(), eager.state_dict()
+    assert ("noise" in left) == ("noise" in right)
+    if "noise" in left:
+        assert torch.equal(left["noise"], right["noise"])

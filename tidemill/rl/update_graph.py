@@ -1,0 +1,166 @@
+"""A whole update as a CUDA graph: hundreds of small kernels that the host launches in one call.
+
+A recording repeats the same kernels, on the same memory, with the numbers that Python gave them when it was made. An
+update that is recorded therefore
+- takes tensors from its batch, which is copied into memory of the recording, and from its agent, which it changes in
+  place, and from nowhere else;
+- never waits for the device;
+- decides nothing in Python but by what its caller calls its `kind`: each kind has a recording of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from typing import Literal, Protocol
+
+import structlog
+import torch
+from torch import Tensor
+
+from tidemill.rl.agents.interface import Update
+from tidemill.rl.train_state import TrainState
+
+RecordUpdates = Literal["none", "cuda-graphs"]
+
+RunUpdate = Callable[[Mapping[str, Tensor], Tensor], Update]
+"""Makes an update of a batch, and importance weights [B], without counting it."""
+
+RunKind = Callable[[Mapping[str, Tensor], Tensor, Hashable], Update]
+"""The same, given its kind."""
+
+_EAGER_FIRST = 2
+"""Updates of a kind before it is recorded: kernels are loaded and chosen, and work memory allocated, at their first."""
+
+_log = structlog.get_logger()
+
+
+class Recorder(Protocol):
+    """Makes recordings on one device."""
+
+    def warm_up(self, run: RunUpdate, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
+        """Make an update where the device records, so that whatever it needs once is there."""
+
+    def record(
+        self, run: RunUpdate, batch: Mapping[str, Tensor], weight: Tensor
+    ) -> tuple[Callable[[], object], Update]:
+        """Make and record an update.
+
+        Returns:
+            What repeats it on the same memory, and what it reported, whose memory each repetition writes.
+        """
+
+
+class CudaRecorder:
+    """Records CUDA graphs, on a stream of their own and in memory that they share; one is repeated at a time."""
+
+    def __init__(self, device: torch.device, noise: torch.Generator | None) -> None:
+        """Take the device, and the generator that updates draw from, if they do; its state moves on at each repeat."""
+        self._device, self._noise = device, noise
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def warm_up(self, run: RunUpdate, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
+        """See `Recorder`."""
+        training = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(training)
+        with torch.cuda.stream(self._stream):
+            update = run(batch, weight)
+        training.wait_stream(self._stream)
+        for tensor in (update.priority, *update.metrics.values()):
+            tensor.record_stream(training)
+        return update
+
+    def record(
+        self, run: RunUpdate, batch: Mapping[str, Tensor], weight: Tensor
+    ) -> tuple[Callable[[], object], Update]:
+        """See `Recorder`."""
+        graph = torch.cuda.CUDAGraph()
+        if self._noise is not None:
+            graph.register_generator_state(self._noise)
+        # other threads upload batches meanwhile, which an error mode of the whole process would forbid
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            update = run(batch, weight)
+        graph.replay()  # nothing has been computed while it was recorded
+        return graph.replay, update
+
+
+class RecordedUpdates:
+    """Makes updates: the first of each kind as they are, then one that is recorded, then that one again and again.
+
+    An update that several processes make together, or of a batch of other shapes than the first one, is made as it is.
+    """
+
+    def __init__(self, run: RunUpdate, state: TrainState, recorder: Recorder) -> None:
+        """Take what makes an update, the state that it changes, and what records it."""
+        self._run, self._state, self._recorder = run, state, recorder
+        self._made: Counter[Hashable] = Counter()
+        self._recordings: dict[Hashable, tuple[Callable[[], object], Update]] = {}
+        self._batch: dict[str, Tensor] = {}
+        self._weight: Tensor | None = None
+        self._warned = False
+
+    def __call__(self, batch: Mapping[str, Tensor], weight: Tensor, kind: Hashable) -> Update:
+        """Make an update of a kind; what is reported stays as it is when the next one is made."""
+        if not self._can_record(batch, weight):
+            return self._run(batch, weight)
+        self._made[kind] += 1
+        if self._made[kind] <= _EAGER_FIRST:
+            return self._recorder.warm_up(self._run, batch, weight)
+        weight = self._copy_in(batch, weight)
+        if kind in self._recordings:
+            repeat, update = self._recordings[kind]
+            repeat()
+        else:
+            repeat, update = self._recorder.record(self._run, self._batch, weight)
+            self._recordings[kind] = repeat, update
+        return _copied(update)
+
+    def _can_record(self, batch: Mapping[str, Tensor], weight: Tensor) -> bool:
+        if self._state.group.size > 1:
+            if not self._warned:
+                _log.warning("agent.compile: cuda-graphs is for one learner; several make their updates without it")
+                self._warned = True
+            return False
+        if self._weight is None:
+            return True
+        shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in self._batch.items()}
+        same = shapes == {name: (tensor.shape, tensor.dtype) for name, tensor in batch.items()}
+        return same and weight.shape == self._weight.shape
+
+    def _copy_in(self, batch: Mapping[str, Tensor], weight: Tensor) -> Tensor:
+        """Copy a batch to where recordings read it; return where they read the weights."""
+        if self._weight is None:
+            self._batch = {name: tensor.clone() for name, tensor in batch.items()}
+            self._weight = weight.clone()
+            return self._weight
+        for name, tensor in self._batch.items():
+            tensor.copy_(batch[name], non_blocking=True)
+        return self._weight.copy_(weight, non_blocking=True)
+
+
+def _copied(update: Update) -> Update:
+    names, values = update.metrics.keys(), update.metrics.values()
+    copies = torch._foreach_mul(list(values), 1.0) if values else ()  # one kernel for all of them
+    return Update(update.priority.clone(), dict(zip(names, copies, strict=True)))
+
+
+def recorded(run: RunUpdate, how: str, device: torch.device, state: TrainState) -> RunKind:
+    """Return an update that is recorded if `how` is `cuda-graphs` and the device can, or made as it is.
+
+    Args:
+        run: Makes an update, as this module's docstring says, and does not count it.
+        how: The setting `agent.compile`.
+        device: Where the agent is.
+        state: Of the agent.
+    """
+    if how == "cuda-graphs" and (recorder := recorder_on(device, state.noise)) is not None:
+        return RecordedUpdates(run, state, recorder)
+    if how == "cuda-graphs":
+        _log.warning("agent.compile: cuda-graphs needs a GPU; updates are made without", device=str(device))
+    return lambda batch, weight, _: run(batch, weight)
+
+
+def recorder_on(device: torch.device, noise: torch.Generator | None) -> Recorder | None:
+    """Return what records updates on a device, which draw from `noise` if they draw; None where nothing can."""
+    return CudaRecorder(device, noise) if device.type == "cuda" else None
