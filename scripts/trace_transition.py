@@ -4,7 +4,8 @@
 
 Starts a replay server with a prioritized table and its log on disk, a parameter server, a learner and an actor as
 processes of their own, lets them train until all is in steady state, and then records for a few seconds which files
-of the project have a function called, in any thread. What only starts or ends a process is not counted.
+of the project have a function called, in any thread. What only starts or ends a process is not counted, if the first
+period is long enough for all to have started.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 _END_S = 90.0
-_PLUMBING = ("config/", "rpc/", "metrics.py", "telemetry.py", "process.py")
+_MEANWHILE = {
+    "settings and RPC plumbing": ("config/", "rpc/", "process.py"),
+    "the replay log": ("services/replay/log/", "logged_blocks.py", "atomic_files.py"),
+    "the parameters' way back": ("tidemill/params/", "services/paramserver/", "services/learner/publishing.py"),
+    "what watches and keeps a run": (
+        *("metrics.py", "telemetry.py", "curves.py", "tensorboard_writer.py", "callbacks.py"),
+        *("services/learner/progress.py", "services/learner/counters.py", "services/learner/control.py", "checkpoint/"),
+    ),
+}
+"""What a recording sees besides the way of a step, by a part of the files' names; the first that fits counts."""
 _SETTINGS = (
     *("--run.name", "traced", "--env.id", "CartPole-v1", "--env.num-envs", "4", "--agent.algorithm", "dqn"),
     *("--agent.network", "mlp", "--agent.hidden-sizes", "32", "--agent.batch-size", "32"),
@@ -128,7 +138,7 @@ def _relative(name: str) -> str:
 def main() -> None:
     """Print the files by process and how many there are in all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steady-s", type=float, default=20.0, help="seconds until all is in steady state")
+    parser.add_argument("--steady-s", type=float, default=30.0, help="seconds until all is in steady state")
     parser.add_argument("--record-s", type=float, default=6.0, help="seconds that are recorded")
     parser.add_argument("--out", help=argparse.SUPPRESS)
     parser.add_argument("module", nargs="?", help=argparse.SUPPRESS)
@@ -142,8 +152,19 @@ def main() -> None:
     everything = sorted({file for files in found.values() for file in files})
     for name, files in found.items():
         print(f"{name}: {len(files)} files\n  " + "\n  ".join(files))
-    core = [file for file in everything if not any(part in file for part in _PLUMBING)]
-    print(f"all: {len(everything)} files, {len(core)} without settings, metrics and RPC plumbing")
+    print(f"all: {len(everything)} files, of which")
+    for group, files in by_group(everything).items():
+        print(f"  {len(files):3} {group}")
+
+
+def by_group(files: list[str]) -> dict[str, list[str]]:
+    """Return files by what they are for."""
+    step = "the way of a step: environment, rows, table, sample, batch, update, new priority"
+    groups: dict[str, list[str]] = {step: [], **{group: [] for group in _MEANWHILE}}
+    for file in files:
+        fitting = (group for group, parts in _MEANWHILE.items() if any(part in file for part in parts))
+        groups[next(fitting, step)].append(file)
+    return groups
 
 
 if __name__ == "__main__":
