@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
+from tidemill import kernel
 from tidemill.errors import InvalidArgument, TidemillError
 from tidemill.replay.limits import MAX_DRAWS, MAX_KEYS, MAX_MESSAGE_BLOCKS, MAX_MESSAGE_CHUNKS, MAX_MESSAGE_ITEMS
 from tidemill.replay.table_config import MAX_COLUMNS
@@ -109,7 +110,28 @@ def _check_flat(raw: bytes, name: str, most_bytes: int) -> None:
     _fields(raw, 0, len(raw), _MOST_FIELDS, name)
 
 
+def append_limits() -> kernel.AppendLimits:
+    """Return what `_check_append` lets an AppendRequest hold."""
+    return kernel.AppendLimits(
+        open_bytes=_TABLE_BYTES,
+        request_fields=_PLAIN_FIELDS,
+        data_fields=MAX_MESSAGE_CHUNKS + _MOST_FIELDS,
+        chunks=MAX_MESSAGE_CHUNKS,
+        chunk_fields=MAX_COLUMNS + _PLAIN_FIELDS,
+        blocks=MAX_MESSAGE_BLOCKS,
+        items=MAX_MESSAGE_ITEMS,
+        list_bytes=MAX_MESSAGE_ITEMS * _ITEM_BYTES,
+        plain_fields=_PLAIN_FIELDS,
+        lists=sum(1 << number for number in _LISTS),
+    )
+
+
+_APPEND_LIMITS = append_limits()
+
+
 def _check_append(raw: bytes) -> None:
+    if kernel.available and kernel.append_fits(raw, _APPEND_LIMITS):
+        return  # it takes a twentieth of the time, but does not say what is wrong with a request
     data: list[Field] = []
     for tag, start, end in _fields(raw, 0, len(raw), _PLAIN_FIELDS, "AppendRequest"):
         if tag == _OPEN and end - start > _TABLE_BYTES:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,10 +19,15 @@ from lz4.block import _block
 from numpy.typing import NDArray
 
 from tests.support.encoded_batches import batch_of, damaged, without_kernel
+from tests.support.replay_messages import field, opening
+from tests.unit.replay import test_requests
 from tests.unit.test_codec import SIGNATURE, columns_of, with_block
 from tidemill import codec, kernel
 from tidemill.codec import CorruptBlocks, decode, decode_chunks, decompress_prefixes, encode
+from tidemill.errors import InvalidArgument
 from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.services.replay import requests
 from tidemill.services.replay.selectors.segment_tree import SumTree
 
 
@@ -221,6 +227,74 @@ def test_sum_tree_is_that_of_numpy(capacity: int, seed: int) -> None:
             kept = targets.copy()
             np.testing.assert_array_equal(tree.find(targets), reference.find(targets))
             np.testing.assert_array_equal(targets, kept)
+
+
+def passes(raw: bytes) -> bool:
+    """Return whether the Python code lets an AppendRequest pass."""
+    with without_kernel():
+        try:
+            requests._check_append(raw)
+        except (InvalidArgument, IndexError):
+            return False
+    return True
+
+
+@pytest.mark.usefixtures("built")
+def test_requests_of_clients_fit() -> None:
+    """The largest one, too; what a server must refuse does not."""
+    most = requests.append_limits()
+    for message in (test_requests.GOOD, test_requests.fullest().SerializeToString(), opening().SerializeToString()):
+        assert kernel.append_fits(message, most)
+    for kind, raw, _ in test_requests.HOSTILE.values():
+        if kind is pb.AppendRequest and raw:
+            assert not kernel.append_fits(raw, most)
+
+
+def random_fields(rng: np.random.Generator, numbers: Sequence[int], values: Callable[[], bytes]) -> bytes:
+    """Return a few fields of some numbers; most hold bytes, others a number, or what proto3 does not have."""
+    parts = []
+    for number in rng.choice(numbers, rng.integers(6)).tolist():
+        match int(rng.integers(12)):
+            case 0:
+                parts.append(bytes([number << 3, *rng.choice([b"\x05", b"\xff\x01", b"\x80" * 9 + b"\x01"])]))
+            case 1:
+                parts.append(bytes([number << 3 | 1, *bytes(8)]))
+            case 2:
+                parts.append(bytes([number << 3 | 5, *bytes(4)]))
+            case 3 if rng.random() < 0.2:
+                parts.append(bytes([number << 3 | int(rng.choice([3, 4, 6, 7]))]))
+            case _:
+                parts.append(field(number, values()))
+    return b"".join(parts)
+
+
+def random_request(rng: np.random.Generator) -> bytes:
+    """Return fields within fields as those of an AppendRequest, now and then with bytes changed or cut off."""
+
+    def noise() -> bytes:
+        return rng.bytes(int(rng.integers(5)))
+
+    def entry() -> bytes:
+        return random_fields(rng, range(1, 9), noise)
+
+    raw = random_fields(rng, [1, 2, 2, 2], lambda: random_fields(rng, [1, 1, 2, 2, 3], entry))
+    if len(raw) and rng.random() < 0.3:
+        at = int(rng.integers(len(raw)))
+        raw = raw[:at] + rng.bytes(int(rng.integers(3))) + raw[at + int(rng.integers(3)) :]
+    return raw
+
+
+@pytest.mark.usefixtures("built")
+def test_requests_that_fit_pass_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random requests beside limits so low that each of them counts: none is let through that Python refuses."""
+    low = {"_TABLE_BYTES": 9, "_PLAIN_FIELDS": 3, "_MOST_FIELDS": 1, "_ITEM_BYTES": 3, "MAX_COLUMNS": 1}
+    for name, value in {**low, "MAX_MESSAGE_CHUNKS": 3, "MAX_MESSAGE_BLOCKS": 2, "MAX_MESSAGE_ITEMS": 2}.items():
+        monkeypatch.setattr(requests, name, value)
+    rng, most = np.random.default_rng(7), requests.append_limits()
+    found = Counter((kernel.append_fits(raw, most), passes(raw)) for raw in (random_request(rng) for _ in range(6_000)))
+    assert found[True, False] == 0
+    assert found[True, True] > 500
+    assert found[False, False] > 500
 
 
 @pytest.mark.usefixtures("either_way")

@@ -19,7 +19,7 @@ VARIABLE = "TIDEMILL_KERNEL"
 """The environment variable that turns it off with the value 0."""
 
 _FILE = Path(__file__).with_name("kernel.so")
-_VERSION = 2  # of kernel.c
+_VERSION = 3  # of kernel.c
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -104,6 +104,42 @@ def decompress_rows(
         whole, partial, blocks.ctypes.data, len(blocks), copies.ctypes.data, row_bytes, decompressed.ctypes.data,
         written.ctypes.data)  # fmt: skip
     return written
+
+
+class AppendLimits(ctypes.Structure):
+    """What an AppendRequest may hold at most; kernel.c says what each of them counts."""
+
+    _fields_ = [
+        ("open_bytes", _COUNT),
+        ("request_fields", _COUNT),
+        ("data_fields", _COUNT),
+        ("chunks", _COUNT),
+        ("chunk_fields", _COUNT),
+        ("blocks", _COUNT),
+        ("items", _COUNT),
+        ("list_bytes", _COUNT),
+        ("plain_fields", _COUNT),
+        ("lists", _COUNT),
+    ]
+
+
+def _open_append_fits() -> Any:  # noqa: ANN401 - a foreign function has no type of its own
+    function = ctypes.PyDLL(str(_FILE)).tidemill_append_fits  # to let others run would cost more than the call
+    function.argtypes = [ctypes.c_char_p, _COUNT, ctypes.POINTER(AppendLimits)]
+    function.restype = ctypes.c_int32
+    return function
+
+
+_append_fits = _open_append_fits() if available else None
+
+
+def append_fits(raw: bytes, most: AppendLimits) -> bool:
+    """Return whether the bytes of an AppendRequest hold no more than they may.
+
+    False says nothing: they may hold too much, be no AppendRequest, or be a good one that no client would write so.
+    """
+    assert _append_fits is not None
+    return bool(_append_fits(raw, len(raw), most))
 
 
 class SumTreeLoops:

@@ -14,7 +14,7 @@
 #define EXPORTED __attribute__((visibility("default")))
 
 /* To be raised whenever a function changes: a library of another number is not used. */
-EXPORTED int32_t tidemill_kernel_version(void) { return 2; }
+EXPORTED int32_t tidemill_kernel_version(void) { return 3; }
 
 /* --- LZ4 blocks --------------------------------------------------------------------------------------------------- */
 
@@ -165,4 +165,135 @@ EXPORTED int32_t tidemill_sum_tree_find(double *const *levels, const int64_t *en
             slots[i] = first + descend(levels[level] + first, targets + i);
         }
     return 0;
+}
+
+/* --- messages of Append: whether they hold no more than they may, found before they are parsed ----------------------- */
+
+/* The fields of a message of protobuf's wire format that lies at `at` to `end`; the newest one that was read. */
+struct fields {
+    const uint8_t *raw;
+    int64_t at, end;
+    uint64_t tag;  /* number and wire type */
+    int64_t begin; /* of the value, which ends at `at` */
+};
+
+/* Read a number; return 0 if it does not end within the message and nine bytes. */
+static int read_varint(struct fields *f, uint64_t *value)
+{
+    *value = 0;
+    for (int shift = 0; shift < 63 && f->at < f->end; shift += 7) {
+        uint8_t byte = f->raw[f->at++];
+        *value |= (uint64_t)(byte & 127) << shift;
+        if (byte < 128)
+            return 1;
+    }
+    return 0;
+}
+
+/* Read a field, not looking into its value; return 0 if it does not end within the message, or is none of proto3. */
+static int read_field(struct fields *f)
+{
+    uint64_t size;
+    if (!read_varint(f, &f->tag))
+        return 0;
+    f->begin = f->at;
+    switch (f->tag & 7) {
+    case 0:
+        while (f->at < f->end && f->raw[f->at] > 127)
+            f->at++;
+        size = 1;
+        break;
+    case 1:
+        size = 8;
+        break;
+    case 2:
+        if (!read_varint(f, &size))
+            return 0;
+        f->begin = f->at;
+        break;
+    case 5:
+        size = 4;
+        break;
+    default:
+        return 0;
+    }
+    if (size > (uint64_t)(f->end - f->at))
+        return 0;
+    f->at += (int64_t)size;
+    return 1;
+}
+
+/* What an AppendRequest may hold, in this order, or holds. */
+struct append_limits {
+    int64_t open_bytes;
+    int64_t request_fields;
+    int64_t data_fields;
+    int64_t chunks;
+    int64_t chunk_fields; /* of one chunk */
+    int64_t blocks;       /* fields of all chunks, with `plain_fields` more for each */
+    int64_t items;        /* fields of all batches of items, likewise */
+    int64_t list_bytes;   /* of their lists of numbers */
+    int64_t plain_fields;
+    int64_t lists; /* a bit for the number of each of these lists */
+};
+
+struct append_counts {
+    int64_t chunks, chunk_fields, batches, batch_fields, list_bytes;
+};
+
+enum { OPEN = 1 << 3 | 2, DATA = 2 << 3 | 2, CHUNKS = 1 << 3 | 2, ITEMS = 2 << 3 | 2 }; /* tags of requests.py */
+
+static int chunk_fits(struct fields chunk, const struct append_limits *most, struct append_counts *found)
+{
+    int64_t count = 0;
+    for (; chunk.at < chunk.end; count++)
+        if (count == most->chunk_fields || !read_field(&chunk))
+            return 0;
+    found->chunk_fields += count;
+    return ++found->chunks <= most->chunks;
+}
+
+static int batch_fits(struct fields batch, const struct append_limits *most, struct append_counts *found)
+{
+    int64_t all = most->items + most->plain_fields * ++found->batches; /* what batches to come may add is not counted */
+    for (; batch.at < batch.end; found->batch_fields++) {
+        if (found->batch_fields == all || !read_field(&batch))
+            return 0;
+        if (batch.tag >> 3 < 63 && most->lists >> (batch.tag >> 3) & 1)
+            found->list_bytes += batch.at - batch.begin;
+    }
+    return 1;
+}
+
+static int data_fits(struct fields data, const struct append_limits *most, struct append_counts *found)
+{
+    for (int64_t count = 0; data.at < data.end; count++) {
+        if (count == most->data_fields || !read_field(&data))
+            return 0;
+        struct fields value = {data.raw, data.begin, data.at, 0, 0};
+        if (data.tag == CHUNKS && !chunk_fits(value, most, found))
+            return 0;
+        if (data.tag == ITEMS && !batch_fits(value, most, found))
+            return 0;
+    }
+    return 1;
+}
+
+/* Return 1 if a request holds no more than it may, or 0: then it may hold too much, be malformed, or be good but unlike
+ * any that a client writes. */
+EXPORTED int32_t tidemill_append_fits(const uint8_t *raw, int64_t size, const struct append_limits *most)
+{
+    struct append_counts found = {0, 0, 0, 0, 0};
+    struct fields request = {raw, 0, size, 0, 0};
+    for (int64_t count = 0; request.at < request.end; count++) {
+        if (count == most->request_fields || !read_field(&request))
+            return 0;
+        if (request.tag == OPEN && request.at - request.begin > most->open_bytes)
+            return 0;
+        struct fields value = {raw, request.begin, request.at, 0, 0};
+        if (request.tag == DATA && !data_fits(value, most, &found))
+            return 0;
+    }
+    return found.chunk_fields <= most->blocks + most->plain_fields * found.chunks &&
+           found.list_bytes <= most->list_bytes;
 }
