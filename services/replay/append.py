@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
+from operator import contains
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +14,7 @@ from numpy.typing import NDArray
 from tidemill.errors import FailedPrecondition, InvalidArgument
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.chunk import Chunk, ItemBatch, check_priorities
-from tidemill.services.replay.chunks.store import NONE, NewChunk
+from tidemill.services.replay.chunks.store import NONE, IncomingChunks
 from tidemill.services.replay.streams import Epoch
 from tidemill.services.replay.tables.items import NewItems
 from tidemill.services.replay.tables.table import Table
@@ -20,42 +23,51 @@ from tidemill.types import Codec, Signature
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class BlockSize:
-    """What size a column's block may have.
+class BlockSizes:
+    """What sizes the blocks of a chunk may have.
 
-    Attributes:
-        name: Name of the column.
-        step_bytes: Bytes of one step, uncompressed.
-        exact: Whether a block has exactly that many for each step; otherwise it is an LZ4 block of them.
+    A RAW block has exactly the bytes of its steps; any other is an LZ4 block of them.
     """
 
-    name: str
-    step_bytes: int
-    exact: bool
+    def __init__(self, signature: Signature, chunk_length: int) -> None:
+        """Take the columns, and the steps that most chunks have."""
+        self._signature, self._chunk_length = signature, chunk_length
+        self._of_whole = self._of(chunk_length)
 
-    def check(self, block: bytes, steps: int) -> None:
-        """Raise InvalidArgument unless `block` may hold `steps` steps of the column."""
-        size = steps * self.step_bytes
-        if self.exact:
-            if len(block) != size:
-                raise InvalidArgument(
-                    f"column {self.name!r} has {len(block)} bytes, must have {size} for {steps} steps"
-                )
-        elif not 1 <= len(block) <= lz4_bound(size):
+    def check(self, blocks: Sequence[bytes], steps: int) -> int:
+        """Return the bytes of a chunk's blocks. InvalidArgument: one cannot hold so many steps, or one is missing."""
+        ranges = self._of_whole if steps == self._chunk_length else self._of(steps)
+        if len(blocks) != len(ranges):
+            raise InvalidArgument(f"columns has {len(blocks)} blocks, must have {len(ranges)}")
+        sizes = list(map(len, blocks))
+        if not all(map(contains, ranges, sizes)):
+            self._refuse(sizes, ranges, steps)
+        return sum(sizes)
+
+    def _of(self, steps: int) -> tuple[range, ...]:
+        """Return the sizes that the block of each column may have."""
+        sizes = [(column, steps * column.step_bytes) for column in self._signature]
+        return tuple(
+            range(size, size + 1) if column.codec is Codec.RAW else range(1, lz4_bound(size) + 1)
+            for column, size in sizes
+        )
+
+    def _refuse(self, sizes: Sequence[int], ranges: Sequence[range], steps: int) -> NoReturn:
+        column, size, allowed = next(
+            found for found in zip(self._signature, sizes, ranges, strict=True) if found[1] not in found[2]
+        )
+        if column.codec is Codec.RAW:
             raise InvalidArgument(
-                f"column {self.name!r} has {len(block)} bytes, must have 1 .. {lz4_bound(size)}: "
-                f"an LZ4 block of {size} bytes is never longer"
+                f"column {column.name!r} has {size} bytes, must have {allowed.start} for {steps} steps"
             )
+        raise InvalidArgument(
+            f"column {column.name!r} has {size} bytes, must have 1 .. {allowed.stop - 1}: "
+            f"an LZ4 block of {steps * column.step_bytes} bytes is never longer"
+        )
 
 
-def block_sizes(signature: Signature) -> tuple[BlockSize, ...]:
-    """Return the sizes that the blocks of a chunk may have."""
-    return tuple(BlockSize(column.name, column.step_bytes, column.codec is Codec.RAW) for column in signature)
-
-
-def check_chunk(chunk: Chunk, sizes: Sequence[BlockSize], env_count: int, chunk_length: int) -> None:
-    """Check a chunk's fields against what its streams were opened with.
+def check_chunk(chunk: Chunk, sizes: BlockSizes, env_count: int, chunk_length: int) -> int:
+    """Check a chunk's fields against what its streams were opened with; return the bytes of its blocks.
 
     Raises:
         InvalidArgument: a field is out of range, or a block has an impossible size.
@@ -68,10 +80,7 @@ def check_chunk(chunk: Chunk, sizes: Sequence[BlockSize], env_count: int, chunk_
         raise InvalidArgument(f"first_step is {chunk.first_step}, must be a multiple of chunk_length ({chunk_length})")
     if chunk.decision_count > chunk.step_count:
         raise InvalidArgument(f"decision_count is {chunk.decision_count}, must be at most {chunk.step_count} steps")
-    if len(chunk.blocks) != len(sizes):
-        raise InvalidArgument(f"columns has {len(chunk.blocks)} blocks, must have {len(sizes)}")
-    for size, block in zip(sizes, chunk.blocks, strict=True):
-        size.check(block, chunk.step_count)
+    return sizes.check(chunk.blocks, chunk.step_count)
 
 
 def lz4_bound(size_bytes: int) -> int:
@@ -180,7 +189,7 @@ class AppendSession:
 
     epoch: Epoch
     tables: tuple[Table, ...]
-    block_sizes: tuple[BlockSize, ...]
+    block_sizes: BlockSizes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,6 +199,7 @@ class AppendPlan:
     Attributes:
         revision: Revision of the epoch for which that is so.
         chunks: The message's chunks that are not there yet.
+        sizes: Bytes of the blocks of each of them.
         is_new: For each chunk of the message whether it is among them, [C].
         items: The message's items, those of chunks that are there already included.
         tables: Tables that get at least one item.
@@ -198,6 +208,7 @@ class AppendPlan:
 
     revision: int
     chunks: tuple[Chunk, ...]
+    sizes: tuple[int, ...]
     is_new: NDArray[np.bool_]
     items: tuple[ItemBatch, ...]
     tables: tuple[Table, ...]
@@ -213,7 +224,7 @@ def plan_append(session: AppendSession, chunks: Sequence[Chunk], items: Sequence
     """
     epoch = session.epoch
     epoch.check_current()
-    fresh = _find_new(session, chunks)
+    fresh, sizes = _find_new(session, chunks)
     check_item_tables(items, len(session.tables))
     first_steps = np.array([chunk.first_step for chunk in chunks], dtype=np.int64)
     step_counts = np.array([chunk.step_count for chunk in chunks], dtype=np.int64)
@@ -229,9 +240,15 @@ def plan_append(session: AppendSession, chunks: Sequence[Chunk], items: Sequence
         check_items(batch, table.config, first_steps, step_counts, held_from)
         if is_fresh[batch.chunk_indices].any():
             tables.append(table)
-    new = tuple(chunk for chunk, is_it in zip(chunks, fresh, strict=True) if is_it)
+    new = tuple(compress(chunks, fresh))
     return AppendPlan(
-        epoch.revision, new, is_fresh, tuple(items), tuple(tables), sum(chunk.decision_count for chunk in new)
+        epoch.revision,
+        new,
+        tuple(compress(sizes, fresh)),
+        is_fresh,
+        tuple(items),
+        tuple(tables),
+        sum(chunk.decision_count for chunk in new),
     )
 
 
@@ -254,7 +271,7 @@ def apply_append(session: AppendSession, planned: AppendPlan) -> AppendResult:
     """Store what is new of a message: its chunks, then the items of each table."""
     epoch = session.epoch
     epoch.revision += 1
-    new = np.array([_add_chunk(epoch, chunk) for chunk in planned.chunks], dtype=np.int64)
+    new = _add_chunks(epoch, planned.chunks, planned.sizes)
     blobs = epoch.store.blocks.blobs(new)
     slots = np.full(len(planned.is_new), NONE, dtype=np.int64)
     slots[planned.is_new] = new
@@ -272,40 +289,45 @@ def apply_append(session: AppendSession, planned: AppendPlan) -> AppendResult:
     return AppendResult(new, blobs, inserted)
 
 
-def _find_new(session: AppendSession, chunks: Sequence[Chunk]) -> list[bool]:
-    """Check chunks against the signature and their streams; return which are new."""
+def _find_new(session: AppendSession, chunks: Sequence[Chunk]) -> tuple[list[bool], list[int]]:
+    """Check chunks against the signature and their streams; return which are new, and the bytes of each."""
     epoch = session.epoch
     ahead: dict[int, tuple[int, bool]] = {}  # by stream: next step and whether ended, after the chunks so far
-    new = []
+    new, sizes = [], []
     for chunk in chunks:
-        check_chunk(chunk, session.block_sizes, len(epoch.streams), epoch.chunk_length)
+        sizes.append(check_chunk(chunk, session.block_sizes, len(epoch.streams), epoch.chunk_length))
         stream = epoch.streams[chunk.env_index]
         next_step, ended = ahead.get(chunk.env_index, (stream.next_step, stream.ended))
         new.append(is_new(chunk, next_step, ended))
         if new[-1]:
             ahead[chunk.env_index] = next_step + chunk.step_count, chunk.step_count < epoch.chunk_length
-    return new
+    return new, sizes
 
 
-def _add_chunk(epoch: Epoch, chunk: Chunk) -> int:
-    stream = epoch.streams[chunk.env_index]
-    slot = epoch.store.add(
-        NewChunk(
-            stream=stream.number,
-            number=chunk.first_step // epoch.chunk_length,
-            previous=stream.last,
-            step_count=chunk.step_count,
-            params_version=chunk.params_version,
-            blocks=chunk.blocks,
-        )
+def _add_chunks(epoch: Epoch, chunks: Sequence[Chunk], sizes: Sequence[int]) -> Ints:
+    """Store chunks that are new and continue their streams; return their slots, [C]."""
+    slots = epoch.store.reserve(len(chunks))
+    streams = [epoch.streams[chunk.env_index] for chunk in chunks]
+    previous = []
+    for stream, slot, chunk in zip(streams, slots, chunks, strict=True):
+        previous.append(stream.last)
+        if stream.tail == NONE:
+            stream.tail, stream.tail_step = slot, chunk.first_step
+        stream.last = slot
+        stream.next_step += chunk.step_count
+        stream.ended = chunk.step_count < epoch.chunk_length
+    new = IncomingChunks(
+        streams=[stream.number for stream in streams],
+        numbers=[chunk.first_step // epoch.chunk_length for chunk in chunks],
+        previous=previous,
+        step_counts=[chunk.step_count for chunk in chunks],
+        params_versions=[chunk.params_version for chunk in chunks],
+        sizes=sizes,
+        blocks=[chunk.blocks for chunk in chunks],
     )
-    epoch.tail_bytes += epoch.store.bytes_at(slot)
-    if stream.tail == NONE:
-        stream.tail, stream.tail_step = slot, chunk.first_step
-    stream.last = slot
-    stream.next_step += chunk.step_count
-    stream.ended = chunk.step_count < epoch.chunk_length
-    return slot
+    epoch.store.add(slots, new)
+    epoch.tail_bytes += sum(sizes)
+    return np.array(slots, dtype=np.int64)
 
 
 def _locate(epoch: Epoch, batch: ItemBatch, picked: NDArray[np.bool_], slots: Ints) -> NewItems:

@@ -189,7 +189,7 @@ class StoredMemory:
         """
         if not planned.chunks:
             return []
-        size = 0 if self._durable else sum(sum(map(len, chunk.blocks)) for chunk in planned.chunks)
+        size = 0 if self._durable else sum(planned.sizes)
         if size and self._budget.share_limit:
             self._check_tails(session.epoch, size)
         size += RECORD_BYTES * len(planned.chunks)

@@ -14,7 +14,7 @@ from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, 
 from tidemill.replay.limits import MAX_ENV_COUNT
 from tidemill.replay.table_config import TableConfig, TableUpdate
 from tidemill.replay.writing.chunk import Chunk, ItemBatch
-from tidemill.services.replay.append import AppendPlan, AppendSession, apply_append, block_sizes, plan_append
+from tidemill.services.replay.append import AppendPlan, AppendSession, BlockSizes, apply_append, plan_append
 from tidemill.services.replay.change_sink import ChangeSink, NewChunks, NoLog
 from tidemill.services.replay.chunks.blocks import BlockStore
 from tidemill.services.replay.chunks.store import ChunkStore
@@ -273,7 +273,7 @@ class ReplayState:
             self.streams.tidy(self.stores)
             self._sink.log_epoch(opened, closed)
         opened.connections += 1
-        return AppendSession(opened, found, block_sizes(signature))
+        return AppendSession(opened, found, BlockSizes(signature, chunk_length))
 
     def close_streams(self, epoch: Epoch) -> None:
         """Note that a call has stopped appending to an epoch, which can be resumed."""

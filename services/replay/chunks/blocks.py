@@ -55,7 +55,7 @@ class MemoryBlocks:
             self._raw.append(b"")
             for column in self._packed:
                 column.append(b"")
-        self._raw[slot] = b"".join([blocks[i] for i in self._raw_columns])
+        self._raw[slot] = b"".join(map(blocks.__getitem__, self._raw_columns))
         for column, i in zip(self._packed, self._packed_columns, strict=True):
             column[slot] = blocks[i]
 

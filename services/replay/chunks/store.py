@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,29 +16,32 @@ Ints = NDArray[np.int64]
 NONE = -1
 _CHUNK_NUMBER_BITS = 32
 _FIRST_CAPACITY = 256
+_ONE = np.int32(1)  # of the counts' own type: another one would be cast entry by entry, ten times as slow
 RECORD_BYTES = 256
 """Memory behind a chunk beside its bytes: columns and objects here, in tables and where its blocks are, rounded up."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewChunk:
-    """A chunk about to be stored.
+@dataclass(frozen=True, slots=True, eq=False)
+class IncomingChunks:
+    """Chunks about to be stored, by column; those of one stream in order.
 
     Attributes:
-        stream: Number of its stream among all streams of the store.
-        number: Its position in the stream, from 0.
+        streams: Number of each one's stream among all streams of the store.
+        numbers: Its position in the stream, from 0.
         previous: Slot of the chunk before it in the stream, `NONE` for the first.
-        step_count: Its steps.
-        params_version: Version of the parameters that chose its last action.
+        step_counts: Its steps.
+        params_versions: Version of the parameters that chose its last action.
+        sizes: Bytes of its blocks.
         blocks: One block for each column.
     """
 
-    stream: int
-    number: int
-    previous: int
-    step_count: int
-    params_version: int
-    blocks: tuple[bytes, ...]
+    streams: Sequence[int]
+    numbers: Sequence[int]
+    previous: Sequence[int]
+    step_counts: Sequence[int]
+    params_versions: Sequence[int]
+    sizes: Sequence[int]
+    blocks: Sequence[tuple[bytes, ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,24 +99,33 @@ class ChunkStore:
         """Slots there are, used or free; every slot is below it."""
         return len(self._holds)
 
-    def add(self, chunk: NewChunk) -> int:
-        """Store a chunk, held once by its stream; return its slot."""
-        slot = self._free.pop() if self._free else self._fresh_slot()
-        size = sum(map(len, chunk.blocks))
-        self._blocks.put(slot, chunk.blocks)
-        self._holds[slot] = 1
-        self._next[slot] = NONE
-        self._previous[slot] = chunk.previous
-        if chunk.previous != NONE:
-            self._next[chunk.previous] = slot
-        self._step_counts[slot] = chunk.step_count
-        self._sizes[slot] = size
-        self._order[slot] = chunk.stream << _CHUNK_NUMBER_BITS | chunk.number
-        self._params_versions[slot] = chunk.params_version
+    def reserve(self, count: int) -> list[int]:
+        """Return slots for as many new chunks, to be filled by `add` before anything else happens."""
+        slots = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        fresh = count - len(slots)
+        slots += range(self._used, self._used + fresh)
+        self._used += fresh
+        while self._used > self.capacity:
+            self._grow()
+        return slots
+
+    def add(self, slots: Sequence[int], chunks: IncomingChunks) -> None:
+        """Store chunks [N] at slots [N], each held once by its stream."""
+        for slot, blocks in zip(slots, chunks.blocks, strict=True):
+            self._blocks.put(slot, blocks)
+        at, previous = np.array(slots, dtype=np.int64), np.array(chunks.previous, dtype=np.int64)
+        streams, numbers = np.array((chunks.streams, chunks.numbers), dtype=np.int64)
+        self._holds[at] = 1
+        self._next[at], self._previous[at] = NONE, previous
+        follows = previous != NONE
+        self._next[previous[follows]] = at[follows]
+        self._step_counts[at], self._sizes[at] = chunks.step_counts, chunks.sizes
+        self._order[at] = streams << _CHUNK_NUMBER_BITS | numbers
+        self._params_versions[at] = np.array(chunks.params_versions, dtype=np.uint64)
+        size = sum(chunks.sizes)
         self.size_bytes += size
         self.tail_bytes += size
-        self.count += 1
-        return slot
+        self.count += len(slots)
 
     def restore(self, columns: StoredChunks) -> Ints:
         """Put chunks from before the restart [N] into an empty store, not held yet; return their slots.
@@ -190,7 +202,7 @@ class ChunkStore:
     def walk_back(self, slots: Ints, chunks: Ints) -> Ints:
         """Return the chunks [N] that many chunks [N] before the given ones [N] in their streams; all must be held."""
         slots, chunks = slots.copy(), chunks.copy()
-        while len(going := np.flatnonzero(chunks)):
+        while len(going := chunks.nonzero()[0]):
             slots[going] = self._previous[slots[going]]
             chunks[going] -= 1
         return slots
@@ -223,7 +235,7 @@ class ChunkStore:
         slots = first
         found = [slots]
         left = steps - self._step_counts[slots]
-        while len(going := np.flatnonzero(left > 0)):
+        while len(going := (left > 0).nonzero()[0]):
             slots = self._next[slots[going]].astype(np.int64)
             left = left[going] - self._step_counts[slots]
             found.append(slots)
@@ -232,10 +244,6 @@ class ChunkStore:
     def bytes_of(self, slots: Ints) -> int:
         """Return the bytes of chunks [N] as stored."""
         return int(self._sizes[slots].sum())
-
-    def bytes_at(self, slot: int) -> int:
-        """Return the bytes of a chunk as stored."""
-        return int(self._sizes[slot])
 
     def sizes_of(self, slots: Ints) -> Ints:
         """Return the bytes of each of chunks [N] as stored."""
@@ -288,13 +296,6 @@ class ChunkStore:
         self._previous[after[after != NONE]] = NONE
         self._free.extend(slots.tolist())
 
-    def _fresh_slot(self) -> int:
-        slot = self._used
-        self._used += 1
-        if self._used > self.capacity:
-            self._grow()
-        return slot
-
     def _grow(self) -> None:
         for name in ("_holds", "_next", "_previous", "_step_counts", "_sizes", "_order", "_params_versions"):
             old = getattr(self, name)
@@ -316,13 +317,13 @@ class ChunkRefCounts:
         """Note one more item for each entry of `chunks` [N], which may repeat."""
         self._cover_store()
         new = np.unique(chunks[self._items[chunks] == 0])
-        np.add.at(self._items, chunks, 1)
+        np.add.at(self._items, chunks, _ONE)
         self.size_bytes += self._store.bytes_of(new)
         self._store.acquire(new)
 
     def release(self, chunks: Ints) -> None:
         """Note one item less for each entry of `chunks` [N], which may repeat."""
-        np.subtract.at(self._items, chunks, 1)
+        np.subtract.at(self._items, chunks, _ONE)
         unneeded = np.unique(chunks[self._items[chunks] == 0])
         self.size_bytes -= self._store.bytes_of(unneeded)
         self._store.release(unneeded)

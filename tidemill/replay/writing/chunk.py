@@ -16,7 +16,7 @@ SMALLEST_PRIORITY = 1e-6
 """Added to each priority, since an item of priority 0 is never sampled (Schaul et al., 2016, 3.3)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: a server makes one for each chunk that comes, in a third of the time
 class Chunk:
     """Consecutive steps of one stream, encoded by column.
 
@@ -67,9 +67,9 @@ def check_priorities(priorities: NDArray[np.float64], first: int = 0) -> None:
         priorities: Any numbers, [N].
         first: Place of the first of them, if they are part of a longer list.
     """
-    wrong = np.flatnonzero(~((priorities >= 0) & (priorities <= MAX_PRIORITY)))
-    if len(wrong):
-        at = int(wrong[0])
+    right = (priorities >= 0) & (priorities <= MAX_PRIORITY)
+    if not right.all():
+        at = int(right.argmin())
         raise InvalidArgument(
             f"priorities[{first + at}] is {priorities[at]}, must be finite and not negative, at most {MAX_PRIORITY:g}"
         )
