@@ -8,6 +8,7 @@ it, its bound is too tight or it has found a race. Unit tests get no second try,
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -41,7 +42,10 @@ def run(root: Path, *arguments: str) -> int:
 
 
 def _pytest(root: Path, *arguments: str) -> int:
-    return subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=root, check=False).returncode
+    # As in the Makefile: without byte code every process of a test would compile what it imports, torch most of all.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-m", "pytest", *arguments]
+    return subprocess.run(command, cwd=root, env=environment, check=False).returncode
 
 
 def _failed(root: Path) -> list[str]:

@@ -59,3 +59,13 @@ def test_second_try_decides(
     (tmp_path / "pytest.ini").touch()
     assert (run(tmp_path) == 0) is (code == 0)
     assert ("passed alone, failed beside other tests" in capfd.readouterr().out) is (code == 0)
+
+
+def test_byte_code_is_written_whatever_the_shell_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it each of the many processes would compile all that it imports."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    folder = tmp_path / "tests" / "unit"
+    folder.mkdir(parents=True)
+    (folder / "test_a.py").write_text("import sys\n\ndef test_it():\n    assert not sys.dont_write_bytecode\n")
+    (tmp_path / "pytest.ini").touch()
+    assert run(tmp_path) == 0
