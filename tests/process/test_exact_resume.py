@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.process.resumed_updates import train
 from tests.support.batches import CASES
+from tests.support.forked_service import fork_service
 
 _CASES = [name for name, (_, env_spec) in CASES.items() if env_spec.observation_dtype != "uint8"]
 """Every algorithm and option; images only change the first layers."""
@@ -26,10 +25,11 @@ def test_updates_in_one_process_equal_those_in_two(tmp_path: Path) -> None:
     assert {"dqn", "r2d2", "sac"} <= set(_CASES)
     for case in _CASES:
         train(case, tmp_path / "first", _HALF, seed=1)
-    command = [sys.executable, "-m", "tests.process.resumed_updates", str(tmp_path / "first"), str(2 * _HALF), *_CASES]
-    subprocess.run(
-        command, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": "examples"}, timeout=500, check=True
-    )
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        words = [str(tmp_path / "first"), str(2 * _HALF), *_CASES]
+        process = fork_service("tests.process.resumed_updates", words, os.environ | {"OMP_NUM_THREADS": "1"}, output)
+        assert process.wait(500) == 0, log.read_text()
     for case in _CASES:
         straight = train(case, tmp_path / "straight", 2 * _HALF, seed=1)
         assert (tmp_path / "first" / f"{case}.state").read_bytes() == straight, case

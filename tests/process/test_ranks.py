@@ -4,75 +4,74 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
-import pytest
 import safetensors.torch
 import torch
 from torch import Tensor
 
 from tests.process.rank_updates import trained
 from tests.support.batches import CASES
+from tests.support.forked_service import ForkedService, fork_service
 from tidemill.services.learner.distributed.learner_group import SingleLearner
 
 _WAIT_S = 500.0
+_UPDATES = 12
 
 
-def _start(place: int, size: int, port: int, words: list[str]) -> subprocess.Popen[str]:
+def _start(place: int, size: int, port: int, words: list[str], log: IO[bytes]) -> ForkedService:
     torchrun = {"RANK": place, "WORLD_SIZE": size, "LOCAL_RANK": place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": "examples"} | {
-        k: str(v) for k, v in torchrun.items()
-    }
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.process.rank_updates", *words],
-        env=os.environ | environment,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | {k: str(v) for k, v in torchrun.items()}
+    return fork_service("tests.process.rank_updates", words, os.environ | environment, log)
 
 
-def _train_together(size: int, folder: Path, updates: int, cases: list[str]) -> list[dict[str, Tensor]]:
+def _train_together(size: int, folder: Path, cases: Sequence[str]) -> list[dict[str, Tensor]]:
     """Return what each rank wrote."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ranks = [_start(place, size, port, [str(folder), str(updates), *cases]) for place in range(size)]
-    try:
-        for rank in ranks:
-            _, errors = rank.communicate(timeout=_WAIT_S)
-            assert rank.returncode == 0, errors
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
+    log = folder / "log"
+    with log.open("wb") as output:
+        ranks = [_start(place, size, port, [str(folder), str(_UPDATES), *cases], output) for place in range(size)]
+        try:
+            for rank in ranks:
+                assert rank.wait(_WAIT_S) == 0, log.read_text()
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait(_WAIT_S)
     return [safetensors.torch.load_file(folder / f"rank-{place}.safetensors") for place in range(size)]
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_ranks_stay_equal_and_agree(size: int, tmp_path: Path) -> None:
-    """After 50 updates all ranks hold the same bits; what one says all hear, and what rank 0 shares all get."""
-    cases = ["dqn", "sac", "sac_crossq", "ppo", "ppo_normalized", "ppo_lstm", "impala", "pqn"]
-    first, *others = _train_together(size, tmp_path, 50, cases)
+def _assert_equal(first: dict[str, Tensor], *others: dict[str, Tensor]) -> None:
+    """Compare what ranks hold, and what one said to all."""
     assert len(first) > 20
     for other in others:
         assert other.keys() == first.keys()
         for name, tensor in first.items():
             assert torch.equal(other[name], tensor), name
-    assert first["agreed"].tolist() == [False, True, False, size - 1]
+    assert first["agreed"].tolist() == [False, True, False, len(others)]
     assert first["shared"].numpy().tobytes() == b"from 0"
 
 
+def test_four_ranks_stay_equal_and_agree(tmp_path: Path) -> None:
+    """After 12 updates all ranks hold the same bits; what one says all hear, and what rank 0 shares all get."""
+    cases = ("dqn", "sac", "sac_crossq", "ppo", "ppo_normalized", "ppo_lstm", "impala", "pqn")
+    _assert_equal(*_train_together(4, tmp_path, cases))
+
+
 def test_every_agent_learns_from_shares_what_it_learns_from_the_whole(tmp_path: Path) -> None:
-    """Two ranks with half of each batch end where one process with all of it ends, up to the rounding of sums.
+    """Two ranks with half of each batch end with the same bits, where one process with all of it ends but for rounding.
 
     Clipping, weights, targets, schedules and the noise in updates are part of it. Not so PPO, PQN and CrossQ, of which
-    each rank shuffles or normalises its own part: of them the test above shows that ranks stay equal.
+    each rank shuffles or normalises its own part: their ranks stay equal.
     """
-    cases = [case for case in CASES if not case.startswith(("ppo", "pqn", "sac_crossq"))]
-    first, _ = _train_together(2, tmp_path, 12, cases)
-    for case in cases:
-        expected = trained(case, 12, SingleLearner())
-        for name, tensor in expected.items():
+    first, second = _train_together(2, tmp_path, tuple(CASES))
+    _assert_equal(first, second)
+    for case in CASES:
+        if case.startswith(("ppo", "pqn", "sac_crossq")):
+            continue
+        for name, tensor in trained(case, _UPDATES, SingleLearner()).items():
             assert torch.allclose(first[name].float(), tensor.float(), rtol=1e-3, atol=2e-5), name

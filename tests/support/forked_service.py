@@ -25,6 +25,8 @@ from tidemill.programs.child import PARENT_VARIABLE
 from tidemill.programs.fork_server import TITLE_BYTES
 
 _PR_SET_CHILD_SUBREAPER = 36
+_EXAMPLES = str(Path(__file__).resolve().parents[2] / "examples")
+"""On the path of what is forked, too, as pyproject.toml has it for the tests."""
 
 
 class ForkedService:
@@ -71,13 +73,15 @@ class _ForkServer:
     def __init__(self) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._requests.settimeout(WAIT_S)
+        path = os.pathsep.join(filter(None, (_EXAMPLES, os.environ.get("PYTHONPATH"))))
+        variables = {"OMP_NUM_THREADS": "1", PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": path}
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tidemill.programs.fork_server", "." * TITLE_BYTES],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": "1", PARENT_VARIABLE: str(os.getpid())},
+                env={**os.environ, **variables},
             )
         atexit.register(self._close)
         assert self._requests.recv(32) == b"ready"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import importlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 import torch
-import torch._inductor.config
 from torch import Tensor
 
 from tests.support.batches import CASES, VECTOR, sampled_batch
@@ -50,11 +51,17 @@ class _WithIdleRank(SingleProcess):
         return [gradient / 2.0 for gradient in gradients]
 
 
+def _inductor(**settings: object) -> AbstractContextManager[None]:
+    """Change settings of torch's compiler, which no other test needs to import: it takes two seconds."""
+    config = importlib.import_module("torch._inductor.config")
+    return config.patch(settings)  # type: ignore[no-any-return]
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What torch compiles lies in a folder of these tests, and no process is kept to compile in."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "inductor"))
-    with torch._inductor.config.patch(compile_threads=1):
+    with _inductor(compile_threads=1):
         yield
     torch.compiler.reset()
 
@@ -133,8 +140,11 @@ def test_compiled_agent_resumes_exactly() -> None:
 def test_missing_compiler_is_told_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one line that names the setting, before any update."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    missing = torch._inductor.config.patch({"cpp.cxx": (None, str(tmp_path / "no-compiler"))})
-    with missing, pytest.raises(ConfigError, match=r"^agent\.compile asks .* cannot here; .* set it to none \(.*\)$"):
+    missing = {"cpp.cxx": (None, str(tmp_path / "no-compiler"))}
+    with (
+        _inductor(**missing),
+        pytest.raises(ConfigError, match=r"^agent\.compile asks .* cannot here; .* set it to none \(.*\)$"),
+    ):
         compiled(lambda _, weight: (weight,), "default", torch.device("cpu"))
 
 
