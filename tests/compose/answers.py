@@ -40,7 +40,7 @@ def image_size(stack: Stack, image: str) -> int:
 def metrics_of(stack: Stack, service: str) -> str:
     """Return what a service shows on /metrics."""
     ask = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9400/metrics').read().decode())"
-    return stack.compose("exec", "-T", service, "python", "-c", ask)
+    return stack.inside(service, "python", "-c", ask)
 
 
 def newest_version(stack: Stack) -> int:

@@ -91,7 +91,7 @@ def append_nonsense(stack: Stack) -> None:
 
 def corrupt_version(stack: Stack) -> None:
     """Flip a bit of stored parameters on the disk, and have them read."""
-    stack.compose("exec", "-T", "learner", "python", "-c", _CORRUPTION)
+    stack.inside("learner", "python", "-c", _CORRUPTION)
 
 
 def in_volume(stack: Stack, *command: str) -> None:

@@ -69,7 +69,7 @@ def take_secrets(stack: Stack, folder: Path) -> Path:
 def take_token(stack: Stack, service: str, file: Path) -> Path:
     """Write the token that a service has to a file of this machine; return it."""
     file.touch(0o600)
-    file.write_text(stack.compose("exec", "-T", service, "cat", "/certs/token"))
+    file.write_text(stack.inside(service, "cat", "/certs/token"))
     return file
 
 

@@ -50,7 +50,7 @@ def test_cluster_trains(stack: Stack) -> None:
         stack.until_above(name, value)
     stack.until_above("count(tidemill_evaluator_return_mean)", 0.0)
     read = "assert len(open('/runs/short/scores.csv').readlines()) > 1"
-    stack.compose("exec", "-T", "evaluator", "python", "-c", read)
+    stack.inside("evaluator", "python", "-c", read)
     evaluate = ("evaluate", "/runs/short", "--config", "configs/short.yaml", "--episodes", "2")
     assert "2 episodes" in stack.once("evaluator", "tidemill", *evaluate)
 
@@ -70,7 +70,7 @@ def test_services_cannot_be_reached_from_this_machine(stack: Stack) -> None:
     for service in OURS:
         assert not can_read_metrics(stack.address(service)), service
     fetch = f"import urllib.request as r; r.urlopen('http://{stack.address('replay-0')}:9400/metrics', timeout=10)"
-    stack.compose("exec", "-T", "paramserver", "python", "-c", fetch)
+    stack.inside("paramserver", "python", "-c", fetch)
 
 
 def test_caller_needs_the_token_of_a_role(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,10 +99,9 @@ def test_operator_steers_and_services_do_not(stack: Stack) -> None:
     assert "table items" in stack.operator("status")
     assert "paused" in stack.operator("ctl", "pause")
     assert "continues" in stack.operator("ctl", "resume")
-    inside = ("exec", "-T", "learner", "tidemill")
-    assert "table items" in stack.compose(*inside, "status", "--learner", "127.0.0.1:7403")
+    assert "table items" in stack.inside("learner", "tidemill", "status", "--learner", "127.0.0.1:7403")
     with pytest.raises(AssertionError, match="is not for the role learner: use a token of operator"):
-        stack.compose(*inside, "ctl", "pause", "--learner", "127.0.0.1:7403")
+        stack.inside("learner", "tidemill", "ctl", "pause", "--learner", "127.0.0.1:7403")
     assert "table items" in stack.once("actor", "tidemill", "status", "--learner", "learner:7403")
     with pytest.raises(AssertionError, match="is not for the role actor: use a token of operator"):
         stack.once("actor", "tidemill", "ctl", "stop", "--learner", "learner:7403")
@@ -123,12 +122,12 @@ def test_services_see_their_own_secrets_alone(stack: Stack) -> None:
     """To read, as files of their user that no other user reads; an actor has a token and a CA."""
     look = "import os; print(*sorted(f'{os.stat(e).st_mode & 0o777:o}:{e.name}' for e in os.scandir('/certs')))"
     server, client = ["600:server.key", "600:server.pem", "600:tokens.txt"], ["600:ca.pem", "600:token"]
-    seen = {service: stack.compose("exec", "-T", service, "python", "-c", look).split() for service in OURS}
+    seen = {service: stack.inside(service, "python", "-c", look).split() for service in OURS}
     assert seen["actor"] == seen["evaluator"] == client
     assert seen["replay-0"] == seen["replay-1"] == seen["paramserver"] == server
     assert seen["learner"] == sorted(client + server)
     with pytest.raises(AssertionError, match="Read-only file system"):
-        stack.compose("exec", "-T", "actor", "python", "-c", "open('/certs/token', 'w')")
+        stack.inside("actor", "python", "-c", "open('/certs/token', 'w')")
 
 
 def test_certificates_are_renewed_while_training_continues(stack: Stack) -> None:
@@ -162,7 +161,7 @@ def test_health_is_asked_without_starting_pythons_packages(stack: Stack) -> None
             f"for _ in range(10): s.run({command!r}, check=True)\n"
             "used = r.getrusage(r.RUSAGE_CHILDREN); print((used.ru_utime + used.ru_stime) / 10)"
         )
-        assert float(stack.compose("exec", "-T", service, "python", "-c", measure)) < 0.1
+        assert float(stack.inside(service, "python", "-c", measure)) < 0.1
 
 
 def test_services_run_without_root_or_a_writable_root(stack: Stack) -> None:
@@ -175,7 +174,7 @@ def test_services_run_without_root_or_a_writable_root(stack: Stack) -> None:
         assert inspected["HostConfig"]["ReadonlyRootfs"], service
         assert inspected["HostConfig"]["CapDrop"] == ["ALL"], service
         with pytest.raises(AssertionError, match="Read-only file system"):
-            stack.compose("exec", "-T", service, "python", "-c", probe)
+            stack.inside(service, "python", "-c", probe)
 
 
 def test_service_needs_no_shell(stack: Stack) -> None:
