@@ -16,7 +16,7 @@ TRAINING = (
 )
 """The budget of every command that trains."""
 
-QUICKSTART = {
+QUICKSTART: dict[str, dict[str, object]] = {
     "run": {"max_learner_steps": 20, "target_return": None, "max_wall_s": 0},
     "env": {"max_evaluation_steps": 30},
     "agent": {"batch_size": 16, "start_steps": 0},
@@ -24,7 +24,14 @@ QUICKSTART = {
     "actor": {"max_env_steps_per_s": 200},
     "evaluator": {"episodes": 1, "num_envs": 1, "min_interval_s": 0.2, "start_env_steps": 0, "video_max_steps": 20},
 }
-"""What the checkout's configs/quickstart.yaml has instead; configs/endless.yaml has it without an end."""
+"""What the checkout's configs/quickstart.yaml has instead."""
+
+ENDLESS = QUICKSTART | {
+    "run": {"name": "endless"},
+    "actor": {"max_env_steps_per_s": 20},
+    "evaluator": QUICKSTART["evaluator"] | {"min_interval_s": 10},
+}
+"""What its configs/endless.yaml has, for what runs until it is stopped: slow, for other commands run beside it."""
 
 SWEEP = {"settings": {"run.max_learner_steps": 20}, "seeds": [1], "space": {"agent.learning_rate": [1e-3]}}
 """What its examples/sweeps/cartpole.yaml has instead: one trial."""
@@ -79,9 +86,7 @@ _PLAIN = ("tidemill replay --config $C", "tidemill paramserver --config $C")
 _PARAMS_BY_TLS = (
     f"tidemill paramserver --config $C --paramserver.server.address 0.0.0.0:7402 {_TLS.format('paramserver')}"
 )
-_RUNNING = f"tidemill train --config quickstart --run.name running {TRAINING}".replace(
-    "learner-steps 20", "learner-steps 0"
-)
+_RUNNING = "tidemill train --config configs/endless.yaml --run.name running"
 
 BEFORE = (
     Before("tidemill plot runs/a runs/b .*", run="cp -r runs/quickstart runs/a; cp -r runs/quickstart runs/b"),

@@ -14,7 +14,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.process.documented import BEFORE, BUDGETS, ELSEWHERE, FIRST, QUICKSTART, SERVES, SWEEP, Before, Elsewhere
+from tests.process.documented import (
+    BEFORE,
+    BUDGETS,
+    ELSEWHERE,
+    ENDLESS,
+    FIRST,
+    QUICKSTART,
+    SERVES,
+    SWEEP,
+    Before,
+    Elsewhere,
+)
 from tests.support.shell_commands import PAGES, ROOT, Shell, shell_commands
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1200)]
@@ -56,8 +67,7 @@ def _checkout(place: Path) -> None:
         if path.name not in (".runtime", ".dev"):
             (place / ".venv" / path.name).symlink_to(path)
     (place / ".venv" / ".runtime").touch()  # younger than what it would be made from: make installs nothing
-    endless = QUICKSTART | {"run": {"name": "endless"}}
-    for name, settings in (("quickstart", QUICKSTART), ("endless", endless)):
+    for name, settings in (("quickstart", QUICKSTART), ("endless", ENDLESS)):
         preset = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
         merged = {section: preset.get(section, {}) | settings.get(section, {}) for section in {**preset, **settings}}
         (place / "configs" / f"{name}.yaml").write_text(yaml.safe_dump(merged))
