@@ -1,7 +1,8 @@
-"""Every command of `tidemill`, each run for real as a process of its own."""
+"""Commands of `tidemill`, each run for real as a process of its own, and what they answer."""
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.process.documented import ELSEWHERE
 from tests.support.launched import BOUND_S, ROOT, launched
+from tests.support.shell_commands import PAGES, shell_commands
 from tests.support.small_run import SMALL
 from tests.support.status_page import states
 from tests.support.waiting import wait_until
@@ -21,25 +24,7 @@ from tidemill.services.launcher.run.paths import make_socket_folder, remove_sock
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-_SERVICES = ("replay", "paramserver", "learner", "inference", "actor", "evaluator")
-_TRIED_BELOW = {
-    "train",
-    "resume",
-    "evaluate",
-    "export",
-    "plot",
-    "log",
-    "sweep",
-    "completion",
-    "status",
-    "ctl",
-    "page",
-    "plan",
-    "certs",
-    "configs",
-    "doctor",
-    *_SERVICES,
-}
+_SERVICES = ("replay", "paramserver", "learner", "inference")
 
 
 def _answer(*arguments: str) -> str:
@@ -58,13 +43,16 @@ def _config(folder: Path, **sections: dict[str, Any]) -> str:
     return str(file)
 
 
-def test_every_command_is_tried_here() -> None:
-    """A command that is added to `tidemill --help` asks for its trial."""
-    assert set(COMMANDS) == _TRIED_BELOW
+def test_every_command_is_tried() -> None:
+    """A command that is added to `tidemill --help` asks for its trial: as a document prints it, or here."""
+    printed = [(page, command) for page in PAGES for command in shell_commands(page)]
+    run = [command for page, command in printed if not any(each.matches(page, command) for each in ELSEWHERE)]
+    documented = {found[1] for command in run if (found := re.search(r"(?:^|/)tidemill ([a-z]+)", command))}
+    assert set(COMMANDS) == documented | {"page", "log"}  # `log` has tests/process/test_log.py
 
 
 def test_cluster_by_hand_is_looked_at_and_steered(tmp_path: Path) -> None:
-    """Six `tidemill SERVICE` make a cluster; `status` and `ctl` reach it, and SIGTERM ends each with 0."""
+    """`tidemill SERVICE` is a part of a cluster; `status`, `ctl` and `page` reach it; SIGTERM ends each with 0."""
     sockets = make_socket_folder()
     names = ("replay", "params", "learner", "inference")
     replay, params, learner, inference = (f"unix://{sockets}/{name}.sock" for name in names)
@@ -95,21 +83,6 @@ def test_cluster_by_hand_is_looked_at_and_steered(tmp_path: Path) -> None:
         for service in reversed(services.values()):
             service.send(signal.SIGTERM)
             assert service.wait() == 0, service.output
-
-
-def test_run_is_trained_resumed_evaluated_and_exported(tmp_path: Path) -> None:
-    """Each takes up what the one before it left in the run's folder."""
-    folder = tmp_path / "small"
-    with launched("train", "--config", _config(tmp_path), "--run.max_learner_steps", "20") as train:
-        assert train.wait() == 0, train.output
-    with launched("resume", str(folder), "--run.max_learner_steps", "21") as resumed:
-        assert resumed.wait() == 0, resumed.output
-    assert "learner restored checkpoint" in resumed.output
-    assert "mean " in _answer("evaluate", str(folder), "--episodes", "2")
-    assert "policy.safetensors" in _answer("export", str(folder), "--out", str(tmp_path / "policy"))
-    assert "1 seed" in _answer("plot", str(folder), "--out", str(tmp_path / "plot.png"))
-    folder.rename(tmp_path / "elsewhere")  # what was exported needs nothing of the run
-    assert "mean " in _answer("evaluate", str(tmp_path / "policy"), "--episodes", "2")
 
 
 def test_plan_names_the_settings_for_a_machine() -> None:

@@ -70,33 +70,9 @@ def test_train_ends_at_its_limit_with_everything_a_run_leaves(config_file: Path,
     )
     assert again.returncode == 1
     assert "already holds a run" in again.stderr
-    assert "mean " in tidemill("evaluate", str(folder), "--episodes", "3")
-
-
-def test_status_page_shows_the_run_and_controls_it(config_file: Path, tmp_path: Path) -> None:
-    """The printed address shows what the cluster does; its buttons pause, resume, checkpoint and stop it.
-
-    So does the page of `tidemill page RUN`, which ends with the run.
-    """
-    with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(launched("train", "--config", str(config_file)))
-        url = cluster.until(r"http://127\.0\.0\.1:").split("| ")[1]
-        _is_training(cluster)
-        rates = ("learner_steps_per_s", "env_steps_per_s")
-        wait_until(lambda: all(shown(url)[rate] > 0 for rate in rates), "rates on the page")
-        page = shown(url)
-        assert states(url)["learner"] == "serving"
-        assert page["scores"]
-        assert page["logs"]["learner"]
-        assert page["policy_lag"] >= 0
-        other = stack.enter_context(launched("page", str(tmp_path / "runs" / "small")))
-        assert "paused" in press(other.until(r"http://127\.0\.0\.1:").strip(), "pause")
-        wait_until(lambda: shown(url)["state"] == "paused", "a paused learner on the page")
-        assert "continues" in press(url, "resume")
-        assert "checkpoint of" in press(url, "checkpoint")
-        assert "stopping" in press(url, "stop")
-        assert cluster.wait() == 0
-        assert other.wait() == 0, other.output
+    assert "policy.safetensors" in tidemill("export", str(folder), "--out", str(tmp_path / "policy"))
+    folder.rename(tmp_path / "elsewhere")  # what was exported needs nothing of the run
+    assert "mean " in tidemill("evaluate", str(tmp_path / "policy"), "--episodes", "3")
 
 
 def test_what_a_solved_run_leaves_is_what_was_confirmed(config_file: Path, tmp_path: Path) -> None:
@@ -122,28 +98,41 @@ def test_what_a_solved_run_leaves_is_what_was_confirmed(config_file: Path, tmp_p
         assert resumed.wait() == 0
 
 
-def test_stopped_run_is_resumed_from_its_checkpoint(config_file: Path, tmp_path: Path) -> None:
-    """SIGTERM ends everything in order without a result; resume continues with steps, versions, time and scores."""
+def test_run_is_watched_steered_stopped_and_resumed_from_its_checkpoint(config_file: Path, tmp_path: Path) -> None:
+    """The printed page and that of `tidemill page RUN` show what the cluster does; both, and `ctl`, control it.
+
+    SIGTERM ends everything in order without a result; resume continues with steps, versions, time and scores.
+    """
     folder = tmp_path / "runs" / "small"
-    with launched("train", "--config", str(config_file)) as cluster:
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(launched("train", "--config", str(config_file)))
+        url = cluster.until(r"http://127\.0\.0\.1:").split("| ")[1]
         _is_training(cluster)
+        _shows_a_run(url)
         assert "training" in tidemill("status", str(folder))
+        other = stack.enter_context(launched("page", str(folder)))
+        assert "paused" in press(other.until(r"http://127\.0\.0\.1:").strip(), "pause")
+        wait_until(lambda: shown(url)["state"] == "paused", "a paused learner on the page")
+        assert "continues" in press(url, "resume")
         tidemill("ctl", "pause", str(folder))
         with learner_of(folder) as learner:
             wait_until(lambda: learner.get_status().state.name == "PAUSED", "the learner pauses")
         tidemill("ctl", "resume", str(folder))
+        assert "checkpoint of" in press(url, "checkpoint")
         assert "checkpoint of" in tidemill("ctl", "checkpoint", str(folder))
         cluster.send(signal.SIGTERM)
         assert cluster.wait() == 0
         assert cluster.children() == {}
         assert "stopped as asked" in cluster.output
+        assert other.wait() == 0, other.output
     assert not (folder / "result.json").exists()
     before = read_scores(folder / "scores.csv")[-1]
     with launched("resume", str(folder)) as resumed:
+        url = resumed.until(r"http://127\.0\.0\.1:").split("| ")[1]
         assert "come back from the log" in resumed.until("replay")
         resumed.until("learner restored checkpoint")
         resumed.until("evaluation  mean", count=2)
-        resumed.send(signal.SIGINT)
+        assert "stopping" in press(url, "stop")
         assert resumed.wait() == 0
         assert resumed.children() == {}
     after = read_scores(folder / "scores.csv")[-1]
@@ -152,8 +141,22 @@ def test_stopped_run_is_resumed_from_its_checkpoint(config_file: Path, tmp_path:
     assert after.wall_s > before.wall_s
 
 
-def test_run_goes_on_after_each_service_was_killed_once(config_file: Path, tmp_path: Path) -> None:
-    """Whichever process is killed comes back, and gradient steps and evaluations continue; the learner resumes."""
+def _shows_a_run(url: str) -> None:
+    """Look at the page of a run that trains."""
+    rates = ("learner_steps_per_s", "env_steps_per_s")
+    wait_until(lambda: all(shown(url)[rate] > 0 for rate in rates), "rates on the page")
+    page = shown(url)
+    assert states(url)["learner"] == "serving"
+    assert page["scores"]
+    assert page["logs"]["learner"]
+    assert page["policy_lag"] >= 0
+
+
+def test_run_outlives_its_services_which_end_with_its_launcher(config_file: Path, tmp_path: Path) -> None:
+    """Whichever process is killed comes back, and gradient steps and evaluations continue; the learner resumes.
+
+    Without its launcher every service ends by itself, also one that is frozen, and the server that forks them.
+    """
     folder = tmp_path / "runs" / "small"
     with launched("train", "--config", str(config_file)) as cluster:
         _is_training(cluster)
@@ -168,15 +171,6 @@ def test_run_goes_on_after_each_service_was_killed_once(config_file: Path, tmp_p
             cluster.until("evaluation  mean", since=len(cluster.lines))
         with learner_of(folder) as learner:
             assert learner.get_status().restored.startswith("checkpoint")
-        cluster.send(signal.SIGINT)
-        assert cluster.wait() == 0
-        assert cluster.children() == {}
-
-
-def test_killed_launcher_leaves_no_orphan(config_file: Path) -> None:
-    """Without its launcher every service ends by itself, also one that is frozen, and the server that forks them."""
-    with launched("train", "--config", str(config_file)) as cluster:
-        _is_training(cluster)
         pid = cluster.process.pid
         assert set(services_of(pid)) >= _SERVICES | {"tidemill.programs.fork_server"}
         os.kill(services_of(pid)["actor"], signal.SIGSTOP)
