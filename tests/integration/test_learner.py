@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 
 from tests.support.feeder import TABLE
 from tests.support.learner_cluster import LearnerCluster, is_serving, learner_cluster
@@ -18,7 +19,6 @@ from tidemill.params.blob import unpack
 from tidemill.params.version import LATEST
 from tidemill.rpc.background import BackgroundServer
 from tidemill.services.launcher.commands.certs import make
-from tidemill.services.learner import metrics
 
 
 @pytest.fixture
@@ -56,16 +56,23 @@ def test_learner_trains_publishes_and_updates_priorities(cluster: LearnerCluster
     cluster.wait_for_status(lambda s: "loss" in s.metrics and s.steps_per_s > 0, "metrics and rates")
 
 
+def _sample(name: str) -> float:
+    """Return what the learner of this process shows on /metrics under a name."""
+    value = REGISTRY.get_sample_value(name)
+    assert value is not None, name
+    return value
+
+
 def test_learner_trains_from_observations_on_its_device(cluster: LearnerCluster) -> None:
     """Each step is uploaded once, however often its items are trained on."""
-    uploaded = metrics.MIRROR_ROWS_UPLOADED
-    before = uploaded._value.get()
+    uploaded = "tidemill_learner_mirror_rows_uploaded_total"
+    before = _sample(uploaded)
     cluster.start_learner("--learner.mirror-device", "device")
     cluster.feed()
     status = cluster.wait_for_status(lambda s: s.learner_steps >= 100, "100 gradient steps")
-    assert metrics.MIRROR_DEVICE_BYTES._value.get() > 0
+    assert _sample("tidemill_learner_mirror_device_bytes") > 0
     stored = cluster.replay_client().describe_table(TABLE).inserts + 1  # the first step begins no item of its own
-    assert 0 < uploaded._value.get() - before <= stored + 16
+    assert 0 < _sample(uploaded) - before <= stored + 16
     assert status.state is LearnerState.TRAINING
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
@@ -17,7 +19,9 @@ from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_g
 
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import EvaluatorConfig
+from tidemill.params.version import ParamsMetadata, Version
 from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.services.evaluator.protocol import Evaluation
 from tidemill.services.evaluator.run_logs import RunLogs
 
 
@@ -31,7 +35,9 @@ def _write(
         (run.folder / "config.yaml").write_text(yaml.safe_dump(document))
     logs = RunLogs(run, lambda: 0.0)
     logs.write_hparams(config)
-    logs._tensorboard.write({"evaluation/return_mean": score}, 100)
+    metadata = ParamsMetadata(learner_steps=50, env_steps=100)
+    version = Version(5, 4, 1, datetime.datetime.now(datetime.UTC), metadata, ())
+    logs.add(Evaluation(np.array([score]), np.array([1]), (1,)), version)
     logs.close()
 
 
