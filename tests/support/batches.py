@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac_discrete.config import SACDiscreteConfig
 from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.policy_io import PolicyInput
+from tidemill.rl.process_group import SingleProcess
 from tidemill.types import EnvSpec
 
 VECTOR = EnvSpec((3,), "float32", num_actions=4)
@@ -285,6 +287,24 @@ Images are updated in float32 on every machine: tests compare with figures worke
 def recurrent_state_size(config: AgentConfig, env_spec: EnvSpec) -> int:
     """Return how many numbers the policy of these settings remembers."""
     return build_policy(config, env_spec).recurrent_state_size
+
+
+class WithIdleRank(SingleProcess):
+    """One of two ranks; the other one's gradients are 0.
+
+    Attributes:
+        means: How often gradients were averaged.
+    """
+
+    size = 2
+
+    def __init__(self) -> None:
+        self.means = 0
+
+    def mean(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Return half of the gradients."""
+        self.means += 1
+        return [gradient / 2.0 for gradient in gradients]
 
 
 def sampled_batch(

@@ -8,7 +8,7 @@ import functools
 import importlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.batches import CASES, VECTOR, sampled_batch
+from tests.support.batches import CASES, VECTOR, WithIdleRank, sampled_batch
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.dqn.config import DQNConfig
@@ -24,7 +24,6 @@ from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.compilation import compiled
-from tidemill.rl.process_group import SingleProcess
 from tidemill.types import EnvSpec
 
 UPDATES = 20
@@ -35,20 +34,6 @@ needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None,
     reason="needs a C++ compiler, which agent.compile asks for and nothing else does: apt-get install g++",
 )
-
-
-class _WithIdleRank(SingleProcess):
-    """One of two ranks; the other one's gradients are 0."""
-
-    size = 2
-
-    def __init__(self) -> None:
-        self.means = 0
-
-    def mean(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Return half of the gradients."""
-        self.means += 1
-        return [gradient / 2.0 for gradient in gradients]
 
 
 def _inductor(**settings: object) -> AbstractContextManager[None]:
@@ -117,7 +102,7 @@ def test_compiled_gradients_are_averaged_over_ranks() -> None:
     """Two updates of a rank whose other one has gradients of 0 are those of an eager one."""
     agents = [build_agent(with_compile(CONFIG, how), SPEC, seed=1) for how in ("none", "default")]
     for agent in agents:
-        ranks = _WithIdleRank()
+        ranks = WithIdleRank()
         agent.set_process_group(ranks)
         updated(agent, CONFIG, SPEC, range(2))
         assert ranks.means == 2

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
-from tests.support.batches import CASES, CONTINUOUS, sampled_batch
+from tests.support.batches import CASES, CONTINUOUS, WithIdleRank, sampled_batch
 from tests.support.recorded_operations import OperationRecorder
 from tidemill.errors import ConfigError
 from tidemill.rl import train_state, update_graph
@@ -20,7 +20,6 @@ from tidemill.rl.agents.interface import Agent, Update
 from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.td3.config import TD3Config
-from tidemill.rl.process_group import SingleProcess
 from tidemill.rl.train_state import TrainState
 from tidemill.rl.update_graph import RecordedUpdates
 from tidemill.types import EnvSpec
@@ -126,22 +125,12 @@ def test_batch_of_other_shapes_is_made_as_it_is(name: str, recorder: OperationRe
     assert_same(name, fast.state_dict(), eager.state_dict())
 
 
-class _WithIdleRank(SingleProcess):
-    """One of two ranks; the other one's gradients are 0."""
-
-    size = 2
-
-    def mean(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Return half of the gradients."""
-        return [gradient / 2.0 for gradient in gradients]
-
-
 def test_several_learners_make_their_updates_without(recorder: OperationRecorder) -> None:
     """And say so, once."""
     eager, fast = pair("td3")
     with capture_logs() as logs:
         for agent in (eager, fast):
-            agent.set_process_group(_WithIdleRank())
+            agent.set_process_group(WithIdleRank())
             updated(agent, "td3", range(6))
     assert [log["event"] for log in logs] == [
         "agent.compile: cuda-graphs is for one learner; several make their updates without it"
