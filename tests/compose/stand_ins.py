@@ -42,7 +42,7 @@ def image_settings(engine: Engine) -> dict[str, str]:
     real = image.partition(":-")[2].rstrip("}")
     if engine.succeeds("docker", "image", "inspect", real) or engine.succeeds("docker", "pull", real, bound_s=300):
         return {}
-    missing = [name for name in ("debootstrap", "prometheus", "promtool") if not shutil.which(name)]
+    missing = [name for name in ("mmdebstrap", "prometheus", "promtool") if not shutil.which(name)]
     if missing or os.geteuid() != 0:
         raise NoEngine(f"no registry answers, and stand-ins take root and {', '.join(missing or ['nothing else'])}")
     if not engine.succeeds("docker", "image", "inspect", PYTHON, PROMETHEUS):
@@ -55,10 +55,9 @@ def image_settings(engine: Engine) -> dict[str, str]:
 def _import_python(engine: Engine, folder: Path) -> None:
     """Import a Debian of this machine's mirror, in which pip finds packages as it does on this machine."""
     root = folder / "root"
-    engine.run("debootstrap", "--variant=minbase", f"--include={_PACKAGES}", "bookworm", str(root), bound_s=400)
+    make = ("mmdebstrap", "--quiet", "--variant=minbase")  # in half the time of debootstrap
+    engine.run(*make, f"--include={_PACKAGES}", "bookworm", str(root), bound_s=400)
     (root / "usr/local/bin/python").symlink_to("/usr/bin/python3")
-    for leftover in ("var/cache/apt/archives", "var/lib/apt/lists"):
-        shutil.rmtree(root / leftover, ignore_errors=True)
     shutil.copyfile(_CERTIFICATES, root / _CERTIFICATES.relative_to("/"))
     variables = [f"PIP_CERT={_CERTIFICATES}"]
     if wheels := _wheel_folder():
