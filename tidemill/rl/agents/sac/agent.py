@@ -76,12 +76,8 @@ class SACAgent:
             },
             self._noise,
         )
-        self._decay = LearningRateDecay(
-            self._state.optimizers.values(),
-            config.learning_rate_decay_updates,
-            config.learning_rate_final,
-            on_device=config.compile == "cuda-graphs",
-        )
+        decay, recording = (config.learning_rate_decay_updates, config.learning_rate_final), config.compile != "none"
+        self._decay = LearningRateDecay(self._state.optimizers.values(), *decay, on_device=recording)
         self._run_update = recorded(self._updated, config.compile, device, self._state)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
