@@ -132,6 +132,9 @@ def test_run_is_watched_steered_stopped_and_resumed_from_its_checkpoint(config_f
         assert "come back from the log" in resumed.until("replay")
         resumed.until("learner restored checkpoint")
         resumed.until("evaluation  mean", count=2)
+        wait_until(
+            lambda: shown(url)["state"] == "training", "the learner answers; a version from before is evaluated, too"
+        )
         assert "stopping" in press(url, "stop")
         assert resumed.wait() == 0
         assert resumed.children() == {}

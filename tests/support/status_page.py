@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -24,5 +25,9 @@ def press(url: str, verb: str) -> str:
     address, _, token = url.partition("/#")
     headers = {"Origin": address, "Content-Type": "application/json", "X-Tidemill-Token": token}
     request = urllib.request.Request(f"{address}/ctl", json.dumps({"verb": verb}).encode(), headers)
-    with urllib.request.urlopen(request, timeout=100) as answer:
-        return str(json.load(answer)["message"])
+    try:
+        with urllib.request.urlopen(request, timeout=100) as answer:
+            return str(json.load(answer)["message"])
+    except urllib.error.HTTPError as error:
+        error.add_note(error.read().decode())
+        raise
