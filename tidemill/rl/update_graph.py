@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
-from typing import Literal, Protocol
+from typing import Protocol
 
 import structlog
 import torch
@@ -20,8 +20,6 @@ from torch import Tensor
 
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.train_state import TrainState
-
-RecordUpdates = Literal["none", "cuda-graphs"]
 
 RunUpdate = Callable[[Mapping[str, Tensor], Tensor], Update]
 """Makes an update of a batch, and importance weights [B], without counting it."""
