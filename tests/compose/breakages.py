@@ -70,10 +70,10 @@ def can_read_metrics(address: str) -> bool:
 def crash_in_sight(stack: Stack, actor: Mapping[str, Any], times: int) -> None:
     """Kill an actor's process again and again, each time once the rule about restarts has counted that it started.
 
-    The rule looks every five seconds and would miss a life that is shorter than that.
+    Here the rule looks every three seconds and would miss a life that is shorter than that.
     """
     series = f'max(tidemill_start_time_seconds{{job="actor",host="{actor["Config"]["Hostname"]}"}})'
-    counted = f"changes({series}[15m:5s])"
+    counted = f"changes({series}[15m:3s])"
     for _ in range(times):
         before = stack.value(counted)
         stack.crash("actor", actor["Name"].strip("/"))

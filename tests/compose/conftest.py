@@ -15,7 +15,7 @@ from tests.compose.stand_ins import image_settings
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    """The cluster of the shipped files, built and started with three actors; nothing of it is left afterwards.
+    """The cluster of the shipped files, built and started with two actors; nothing of it is left afterwards.
 
     Where there is no Docker engine the tests are skipped and say why, unless TIDEMILL_REQUIRE_ENGINE is set.
     """
@@ -30,5 +30,5 @@ def stack() -> Iterator[Stack]:
         resources.callback(cluster.remove)
         for service in ("certs", *(service for service in OURS if service != "replay-1")):  # its image is replay-0's
             cluster.compose("build", service, bound_s=600)
-        cluster.up(actors=3)
+        cluster.up(actors=2)
         yield cluster

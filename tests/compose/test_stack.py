@@ -36,10 +36,10 @@ _VERSION = "max(tidemill_paramserver_latest_version)"
 
 
 def test_every_container_becomes_healthy(stack: Stack) -> None:
-    """Two replay shards, three actors and the rest: each container passes its own healthcheck."""
+    """Two replay shards, two actors and the rest: each container passes its own healthcheck."""
     stack.until_healthy()
-    assert len(stack.states()) == len(SERVICES) + 2
-    for job, count in {"replay": 2, "paramserver": 1, "learner": 1, "actor": 3, "evaluator": 1}.items():
+    assert len(stack.states()) == len(SERVICES) + 1
+    for job, count in {"replay": 2, "paramserver": 1, "learner": 1, "actor": 2, "evaluator": 1}.items():
         until(lambda job=job, count=count: stack.targets(job) == count, f"Prometheus finds {count} {job}")  # type: ignore[misc]
 
 
@@ -56,13 +56,13 @@ def test_cluster_trains(stack: Stack) -> None:
 
 
 def test_actors_share_out_the_ladder(stack: Stack) -> None:
-    """Each of three replicas finds its number in DNS and knows how many there are: no two explore alike."""
+    """Each of two replicas finds its number in DNS and knows how many there are: no two explore alike."""
     found = []
     for container in stack.containers("actor"):
         log = stack.engine.run("sh", "-c", f"docker logs {container['Id']} 2>&1")
         found.append(re.findall(r"acting starts .*\bindex=(\d+)", log)[-1])
-    assert sorted(found) == ["0", "1", "2"]
-    assert stack.value("min(tidemill_actor_expected)") == stack.value("max(tidemill_actor_expected)") == 3
+    assert sorted(found) == ["0", "1"]
+    assert stack.value("min(tidemill_actor_expected)") == stack.value("max(tidemill_actor_expected)") == 2
 
 
 def test_services_cannot_be_reached_from_this_machine(stack: Stack) -> None:
@@ -143,11 +143,11 @@ def test_certificates_are_renewed_while_training_continues(stack: Stack) -> None
         stack.crash("actor")
         stack.until_above(_VERSION, stack.value(_VERSION))
         stack.until_above(_STEPS, stack.value(_STEPS))
-        stack.up(actors=3)
+        stack.up(actors=2)
         assert [fingerprint(*address) for address in addresses] == renewed
         expire_certificates(stack)
         expired = [fingerprint(*address) for address in addresses]
-        stack.up(actors=3)
+        stack.up(actors=2)
         assert not set(expired) & {fingerprint(*address) for address in addresses}
     stack.until_healthy()
 
@@ -239,11 +239,11 @@ def test_every_rule_is_evaluated(stack: Stack) -> None:
 
 
 def test_actors_are_scaled_while_the_cluster_runs(stack: Stack) -> None:
-    """`up --scale actor=5` leaves the rest alone; Prometheus scrapes five actors, and all of them act."""
+    """`up --scale actor=3` leaves the rest alone; Prometheus scrapes three actors, and all of them act."""
     learner = stack.containers("learner")[0]["Id"]
-    stack.up(actors=5)
-    until(lambda: stack.targets("actor") == 5, "five actors", stack.describe)
-    stack.until_above("count(rate(tidemill_actor_env_steps_total[30s]) > 0)", 4.0)
+    stack.up(actors=3)
+    until(lambda: stack.targets("actor") == 3, "three actors", stack.describe)
+    stack.until_above("count(rate(tidemill_actor_env_steps_total[30s]) > 0)", 2.0)
     assert stack.containers("learner")[0]["Id"] == learner
 
 
@@ -251,7 +251,7 @@ def test_actor_that_crashes_comes_back(stack: Stack) -> None:
     """A killed actor is started again and acts; what the others do is not disturbed."""
     steps = stack.value(_STEPS)
     stack.crash("actor")
-    until(lambda: stack.targets("actor") == 5, "five actors again", stack.describe)
+    until(lambda: stack.targets("actor") == 3, "three actors again", stack.describe)
     assert stack.until_above(_STEPS, steps) > steps
 
 
@@ -277,7 +277,7 @@ def test_learner_that_crashes_resumes(stack: Stack) -> None:
 
 
 def test_faults_raise_alerts_that_end_with_them(stack: Stack) -> None:
-    """One shard of two and one actor of five that never last are missed, though DNS and `up` know nothing of them.
+    """One shard of two and one actor of three that never last are missed, though DNS and `up` know nothing of them.
 
     Meanwhile an actor that comes back each time, a disk that refuses checkpoints, messages that make no sense, a
     second learner and corrupt parameters are reported; then actors that hang, a parameter server that is gone and a
@@ -364,7 +364,7 @@ def test_run_moves_to_another_box(stack: Stack) -> None:
 
 
 def test_run_ends_by_itself_and_stays_ended(stack: Stack) -> None:
-    """At the target learner and evaluator idle, also when the engine restarts them; another target wakes them."""
+    """At the target learner and evaluator idle, also when the engine restarts them; they wake in the next test."""
     stack.configure(TIDEMILL_RUN_ARGS="--run.target-return -2000")  # any policy has more
     stack.up(actors=2)
     stack.until_above('sum(tidemill_resting{job=~"learner|evaluator"})', 1.0)
@@ -376,14 +376,12 @@ def test_run_ends_by_itself_and_stays_ended(stack: Stack) -> None:
     stack.until_above('sum(tidemill_resting{job=~"learner|evaluator"})', 1.0)
     assert newest_version(stack) == version
     assert result_of(stack) == result
-    stack.configure(TIDEMILL_RUN_ARGS="--run.target-return 0")  # which no pendulum has: the run continues
-    stack.up(actors=2)
-    stack.until_above(_VERSION, version)
 
 
-def test_tls_can_be_turned_off(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_target_wakes_the_run_and_tls_can_be_turned_off(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the file that says so experience and parameters are in plaintext; the learner's controls are not."""
     version = stack.value(_VERSION)
+    stack.configure(TIDEMILL_RUN_ARGS="--run.target-return 0")  # which no pendulum has: the run continues
     stack.add_file("docker-compose.insecure.yml")
     stack.up(actors=2)
     stack.until_healthy()
