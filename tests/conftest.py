@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
 import sys
 from collections.abc import Callable, Generator
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,6 +36,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect garbage once all tests are imported, not while they are, and then look at none of it again.
+
+    What is imported by then, torch above all, is 400,000 objects that stay; every full collection would go through
+    them. What a test makes is collected as ever.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
     """Mark the tests of the slow kinds, skip what needs a GPU where there is none, and limit what is shuffled.
 
@@ -44,22 +62,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, N
     written = {item: position for position, item in enumerate(items)}
     yield
     for item in items:
-        if _folder_of(item) in _MARKED_FOLDERS:
-            item.add_marker(_folder_of(item))
+        if (folder := _folder_of(item.path)) in _MARKED_FOLDERS:
+            item.add_marker(folder)
         if item.get_closest_marker("requires_cuda") and not sys.modules["torch"].cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
     items.sort(
         key=lambda item: (
             item.path.name != _LONGEST,
-            _folder_of(item),
-            written[item] if _folder_of(item) == "compose" else 0,
+            _folder_of(item.path),
+            written[item] if _folder_of(item.path) == "compose" else 0,
         )
     )
 
 
-def _folder_of(item: pytest.Item) -> str:
+def pytest_collection_finish() -> None:
+    """Keep torch's comparison from importing sharded tensors, which no test has: it takes two seconds."""
+    comparison = sys.modules.get("torch.testing._comparison")
+    if comparison is not None:
+        comparison._HAS_DTENSOR = False  # type: ignore[attr-defined]
+
+
+@cache
+def _folder_of(path: Path) -> str:
     root = Path(__file__).parent
-    return item.path.relative_to(root).parts[0] if item.path.is_relative_to(root) else ""
+    return path.relative_to(root).parts[0] if path.is_relative_to(root) else ""
 
 
 class TimedOut(BaseException):

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]
 def test_config_reaches_its_target(name: str, target: float, tmp_path: Path) -> None:
     """The run ends by itself as solved, well before its limit on a free machine; nothing is left running."""
     config = ROOT / "configs" / f"{name}.yaml"
-    limits = ("--run.target_return", str(target), "--run.max_wall_s", "700")
+    limits = ("--run.target_return", str(target), "--run.max_wall_s", "700", "--evaluator.no-video")
     with launched("train", "--config", str(config), "--run.root", str(tmp_path), *limits) as cluster:
         assert cluster.wait(800.0) == 0
         assert cluster.children() == {}

@@ -245,7 +245,7 @@ def test_requests_of_clients_fit() -> None:
     most = requests.append_limits()
     for message in (test_requests.GOOD, test_requests.fullest().SerializeToString(), opening().SerializeToString()):
         assert kernel.append_fits(message, most)
-    for kind, raw, _ in test_requests.HOSTILE.values():
+    for kind, raw, _ in (make() for make in test_requests.HOSTILE.values()):
         if kind is pb.AppendRequest and raw:
             assert not kernel.append_fits(raw, most)
 
