@@ -56,6 +56,12 @@ def test_what_says_something_to_people_is_left_alone(source: str) -> None:
     assert _mutants(source) == set()
 
 
+@pytest.fixture(autouse=True)
+def _no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the tests that are run here start without plugins, of which they use none."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 def _tree(root: Path, source: str, test: str) -> None:
     (root / "tests").mkdir(parents=True)
     (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")

@@ -50,6 +50,8 @@ CASES: dict[str, AgentConfig] = {
         crossq_warmup_updates=300,
     ),
 }
+SLOW = ("d4pg", "sac_crossq")
+"""One spreads its values over atoms first, the other begins with a warm-up."""
 
 
 def best_action(observation: np.ndarray) -> np.ndarray:
@@ -72,13 +74,14 @@ def rows(count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("config", CASES.values(), ids=CASES.keys())
-def test_actor_finds_the_best_action_of_every_observation(config: AgentConfig) -> None:
-    """After 1,000 updates, items of uneven weights, the actor is off by less than .1 in the mean, from .25 at first."""
+@pytest.mark.parametrize("name", CASES)
+def test_actor_finds_the_best_action_of_every_observation(name: str) -> None:
+    """Within 1,000 updates, items of uneven weights, the actor comes from .25 to less than .1 off in the mean."""
+    config = CASES[name]
     agent, policy = build_agent(config, BANDIT, seed=0), build_policy(config, BANDIT, seed=0)
     rng = np.random.default_rng(0)
     columns = rows(20_000, rng)
-    for _ in range(1_000):
+    for _ in range(1_000 if name in SLOW else 600):
         start = rng.integers(0, 19_000, 64)
         batch = agent.decode(columns, start[:, None] + np.arange(agent.window.length))
         weight = torch.from_numpy(rng.uniform(0.5, 1.0, 64).astype(np.float32))

@@ -49,7 +49,7 @@ def test_updates_reach_the_optimal_values_of_a_small_mdp(double: bool, dueling: 
         n_step=1,
     )
     agent = DQNAgent(config, CHAIN, CPU, seed=0)
-    for _ in range(1_500):
+    for _ in range(400):
         agent.update(chain_batch(), torch.ones(6))
     policy = DQNPolicy(config, CHAIN, CPU, 0, ActorSlot(num_envs=3))
     policy.load(agent.policy_state())
