@@ -82,7 +82,7 @@ def churn(actors: int, rounds: int, seed: int) -> FaultReport:
     """
     report = FaultReport(f"{actors} actors that churn, a tenth at a time")
     seen: dict[str, Footprint] = {}
-    server = ServerProcess("127.0.0.1:0", "--replay.max-streams", str(2 * actors))
+    server = ServerProcess("127.0.0.1:0", "--replay.max-streams", str(2 * actors), forked=False)
     try:
         with ReplayClient(server.address) as client:
             client.create_table(_TABLE)

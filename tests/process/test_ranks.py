@@ -14,14 +14,15 @@ from torch import Tensor
 
 from tests.process.rank_updates import trained
 from tests.support.batches import CASES
-from tests.support.forked_service import ForkedService, fork_service
+from tests.support.forked_service import fork_service
+from tidemill.programs.fork_client import ForkedPopen
 from tidemill.services.learner.distributed.learner_group import SingleLearner
 
 _WAIT_S = 500.0
 _UPDATES = 12
 
 
-def _start(place: int, size: int, port: int, words: list[str], log: IO[bytes]) -> ForkedService:
+def _start(place: int, size: int, port: int, words: list[str], log: IO[bytes]) -> ForkedPopen:
     torchrun = {"RANK": place, "WORLD_SIZE": size, "LOCAL_RANK": place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | {k: str(v) for k, v in torchrun.items()}
     return fork_service("tests.process.rank_updates", words, os.environ | environment, log)

@@ -20,7 +20,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.support.feeder import TABLE, Feeder
-from tests.support.forked_service import ForkedService, fork_service
+from tests.support.forked_service import fork_service
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
@@ -28,6 +28,7 @@ from tidemill.errors import Unavailable
 from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerStatus
 from tidemill.params.client import ParamsClient
+from tidemill.programs.fork_client import ForkedPopen
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableDescription
 from tidemill.rpc.background import BackgroundServer
@@ -52,7 +53,7 @@ class Process:
         self.log = log
         self._file: IO[bytes] = log.open("ab")
         environment = os.environ | {"OMP_NUM_THREADS": "1"} | dict(variables or {})
-        self._child: ForkedService | subprocess.Popen[bytes]
+        self._child: ForkedPopen | subprocess.Popen[bytes]
         if not variables:
             self._child = fork_service(module, arguments, environment, self._file)
         else:

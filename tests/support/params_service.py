@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from prometheus_client import CollectorRegistry
 
+from tests.support.forked_service import ForkedService, fork_read
 from tests.support.waiting import WAIT_S
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import ParamsMetadata, Precision
@@ -81,17 +82,21 @@ def local_server(
 class ServerProcess:
     """`python -m tidemill.services.paramserver`, started and ended like a launcher would."""
 
-    def __init__(self, root: Path, address: str, *options: str) -> None:
-        self._command = [
-            *(sys.executable, "-m", "tidemill.services.paramserver", "--run.root", str(root)),
-            *("--paramserver.server.address", address, *options),
-        ]
-        self.address = address
+    def __init__(self, root: Path, address: str, *options: str, forked: bool = True) -> None:
+        """Start it; if it is forked, its memory is not its alone."""
+        self._arguments = ["--run.root", str(root), "--paramserver.server.address", address, *options]
+        self.address, self._is_forked = address, forked
+        self._process: ForkedService | subprocess.Popen[str]
         self.start()
 
     def start(self) -> None:
         """Start it, or start it again after `kill`."""
-        self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
+        module = "tidemill.services.paramserver"
+        if self._is_forked:
+            self._process = fork_read(module, self._arguments)
+        else:
+            command = [sys.executable, "-m", module, *self._arguments]
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     @property
     def pid(self) -> int:
@@ -99,9 +104,9 @@ class ServerProcess:
         return self._process.pid
 
     def line(self) -> str:
-        """Return the next line it writes to standard error."""
-        assert self._process.stderr is not None
-        return self._process.stderr.readline()
+        """Return the next line it writes."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
 
     def kill(self) -> None:
         """End it without a chance to do anything."""
@@ -109,14 +114,14 @@ class ServerProcess:
         self._process.communicate(timeout=WAIT_S)
 
     def stop(self) -> tuple[int, str]:
-        """Ask it to end; return its exit code and what it wrote to standard error."""
+        """Ask it to end; return its exit code and what it wrote."""
         self._process.send_signal(signal.SIGTERM)
         return self.wait()
 
     def wait(self) -> tuple[int, str]:
-        """Wait until it ends by itself; return its exit code and what it wrote to standard error."""
-        _, errors = self._process.communicate(timeout=WAIT_S)
-        return self._process.returncode, errors
+        """Wait until it ends by itself; return its exit code and what it wrote."""
+        said, _ = self._process.communicate(timeout=WAIT_S)
+        return self._process.wait(), said
 
     def close(self) -> None:
         """Leave nothing running."""
@@ -132,9 +137,9 @@ def free_address() -> str:
 
 
 @contextmanager
-def server_process(root: Path, options: Sequence[str] = ()) -> Iterator[ServerProcess]:
+def server_process(root: Path, options: Sequence[str] = (), *, forked: bool = True) -> Iterator[ServerProcess]:
     """Run a server as a process, on a free port."""
-    process = ServerProcess(root, free_address(), *options)
+    process = ServerProcess(root, free_address(), *options, forked=forked)
     try:
         yield process
     finally:

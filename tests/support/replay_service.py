@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
+from tests.support.forked_service import ForkedService, fork_read
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_items
 from tests.support.waiting import WAIT_S
 from tidemill.codec import decode
@@ -76,11 +77,24 @@ def local_server(
 class ServerProcess:
     """`python -m tidemill.services.replay`, started and ended like a launcher would."""
 
-    def __init__(self, address: str = "127.0.0.1:0", *options: str, before: Sequence[str] = ()) -> None:
-        """Start it; `before` are words that go before its command, such as `ip netns exec NAME`."""
-        module = "tidemill.services.replay"
-        command = [*before, sys.executable, "-m", module, "--replay.server.address", address, *options]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    def __init__(
+        self, address: str = "127.0.0.1:0", *options: str, before: Sequence[str] = (), forked: bool = True
+    ) -> None:
+        """Start it.
+
+        Args:
+            address: Where it serves.
+            options: Settings.
+            before: Words that go before its command, such as `ip netns exec NAME`.
+            forked: Whether it is forked if there are no such words; its memory is then not its alone.
+        """
+        module, arguments = "tidemill.services.replay", ["--replay.server.address", address, *options]
+        self.process: ForkedService | subprocess.Popen[str]
+        if forked and not before:
+            self.process = fork_read(module, arguments)
+        else:
+            command = [*before, sys.executable, "-m", module, *arguments]
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.address, self.metrics_address = self._addresses()
 
     @property
@@ -89,10 +103,10 @@ class ServerProcess:
         return self.process.pid
 
     def stop(self) -> tuple[int, str]:
-        """Ask it to end; return its exit code and what else it wrote to standard error."""
+        """Ask it to end; return its exit code and what else it wrote."""
         self.process.send_signal(signal.SIGTERM)
-        _, errors = self.process.communicate(timeout=WAIT_S)
-        return self.process.returncode, errors
+        said, _ = self.process.communicate(timeout=WAIT_S)
+        return self.process.wait(), said
 
     def close(self) -> None:
         """Leave nothing running."""
@@ -101,9 +115,9 @@ class ServerProcess:
         self.process.communicate(timeout=WAIT_S)
 
     def _addresses(self) -> tuple[str, str]:
-        assert self.process.stderr is not None
+        assert self.process.stdout is not None
         self.before_serving = ""
-        for line in self.process.stderr:
+        for line in self.process.stdout:
             if found := re.search(r"address=(\S+) metrics=(\S+)", line):
                 return found[1], found[2]
             self.before_serving += line
@@ -111,9 +125,9 @@ class ServerProcess:
 
 
 @contextmanager
-def server_process(address: str = "127.0.0.1:0", *options: str) -> Iterator[ServerProcess]:
+def server_process(address: str = "127.0.0.1:0", *options: str, forked: bool = True) -> Iterator[ServerProcess]:
     """Run a server as a process."""
-    process = ServerProcess(address, *options)
+    process = ServerProcess(address, *options, forked=forked)
     try:
         yield process
     finally:

@@ -1,7 +1,8 @@
 """`python -m tidemill.programs.fork_server`: imports what services share, torch before all, and forks them (ADR 0050).
 
 A service so starts without the seconds that importing takes, and shares the memory of what was imported. It becomes a
-child of the process that asked for it, and outlives this one.
+child of the process that asked for it, and outlives this one. A launcher that is forked may get a server of its own,
+which is forked as well, and so is there at once.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
-from tidemill.programs.child import await_word, end_with_parent, hold_requests_to_finish, run_module
+from tidemill.programs.child import PARENT_VARIABLE, await_word, end_with_parent, hold_requests_to_finish, run_module
 
 PRELOADED = (
     "gymnasium",
@@ -36,12 +37,16 @@ PRELOADED = (
 )
 """Not the services themselves: each would show the metrics of the others."""
 
+SERVER_VARIABLE = "TIDEMILL_FORK_SERVER"
+"""Environment variable with the socket of the server that a process was given, and with its process id."""
+
 MAX_MESSAGE_BYTES = 2**17
 
 TITLE_BYTES = 1024
 """Length of a last argument that nothing reads: room for the command line that a forked service shows."""
 
 _POLL_S = 0.001
+_COMMAND = (sys.executable, "-m", "tidemill.programs.fork_server")
 
 
 class _Order(NamedTuple):
@@ -51,6 +56,8 @@ class _Order(NamedTuple):
     arguments: list[str]
     environment: dict[str, str]
     first_parent: int
+    directory: str = ""
+    with_server: bool = False
 
 
 def main() -> None:
@@ -60,12 +67,17 @@ def main() -> None:
     requests = socket.socket(fileno=os.dup(0))
     for module in PRELOADED:
         importlib.import_module(module)
-    _show([sys.executable, "-m", "tidemill.programs.fork_server"])
+    _show(_COMMAND)
     gc.collect()
     gc.freeze()  # a collection would write to what is shared, and so copy it
     requests.send(b"ready")
-    if (order := _serve(requests)) is not None:
-        _run(order)
+    order = _serve(requests)
+    while order is not None:
+        _begin(order)
+        next_order = _fork_server(order.environment) if order.with_server else None
+        if next_order is None:
+            _run(order)
+        order = next_order
 
 
 def _serve(requests: socket.socket) -> _Order | None:
@@ -117,27 +129,73 @@ def _fork_and_end(says: int) -> None:
             os._exit(0)
 
 
-def _run(order: _Order) -> None:
-    """Run a module as `python -m` would, once the process that asked is the parent and gives its word."""
+def _begin(order: _Order) -> None:
+    """Become the process that was ordered, once the one that asked is the parent and gives its word."""
     while os.getppid() == order.first_parent:
         time.sleep(_POLL_S)
     os.environ.clear()
     os.environ.update(order.environment)
+    _show([sys.executable, "-m", order.module, *order.arguments], order.environment)
     end_with_parent()
     await_word()
+    if order.directory:
+        os.chdir(order.directory)
+
+
+def _fork_server(environment: Mapping[str, str]) -> _Order | None:
+    """Fork a server for this process; return None in this one, and in what that one forks the order."""
+    requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = str(os.getpid())
+    if pid := _fork():
+        theirs.close()
+        os.environ[SERVER_VARIABLE] = f"{requests.detach()} {pid}"
+        return None
+    requests.close()
+    os.setsid()  # a Ctrl-C is for the launcher
+    os.environ[PARENT_VARIABLE] = parent
+    end_with_parent()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    os.close(nothing)
+    _show(_COMMAND, {**environment, PARENT_VARIABLE: parent})
+    if (order := _serve(theirs)) is None:
+        os._exit(0)
+    return order
+
+
+def _run(order: _Order) -> NoReturn:
+    """Run a module as `python -m` would."""
+    from tidemill.process import leave
+
     sys.modules["numpy"].random.seed()  # or all would draw alike from NumPy's global generator; Python's own is seeded
-    _show([sys.executable, "-m", order.module, *order.arguments])
-    run_module(order.module, order.arguments)
+    try:
+        run_module(order.module, order.arguments)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        leave(end.code or 0)  # what the service never used need not be taken apart
+    leave(0)
 
 
-def _show(words: Sequence[str]) -> None:
-    """Show a command line in `ps`, as far as there is room, in place of the one that this process was started with."""
+def _show(words: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    """Show a command line in `ps`, as far as there is room, in place of the one that this process was started with.
+
+    So it goes with the environment variables, if they are given: they must have replaced those of the start.
+    """
     try:
         # The name in parentheses may hold blanks; after it come the fields of proc(5) from the third.
         fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     except OSError:  # another system than Linux
         return
-    start, end = int(fields[45]), int(fields[46])
+    _write(words, *map(int, fields[45:47]))
+    if environment is not None:
+        # Who the parent is comes first: there may not be room for all.
+        names = sorted(environment, key=lambda name: name != PARENT_VARIABLE)
+        _write([f"{name}={environment[name]}" for name in names], *map(int, fields[47:49]))
+
+
+def _write(words: Sequence[str], start: int, end: int) -> None:
     line = b"\0".join(os.fsencode(word) for word in words)[: end - start - 1]
     ctypes.memmove(start, line.ljust(end - start, b"\0"), end - start)
 

@@ -63,12 +63,13 @@ class Child:
             spec: What to start.
             log_file: Its log file.
             variables: The environment variables.
-            forks: What starts a service that needs torch, if it can; None for a program of its own.
+            forks: What starts the service, if it can; None for a program of its own. One that needs no torch does
+                not wait for it.
         """
         environment = DEFAULTS | os.environ | {PARENT_VARIABLE: str(os.getpid()), **variables}
         process: _Process | None = None
         with log_file.open("ab") as log:
-            if forks is not None and spec.needs_torch:
+            if forks is not None and (spec.needs_torch or forks.is_ready):
                 process = await forks.fork(spec.module, spec.arguments, environment, log)
             if process is None:
                 process = await asyncio.create_subprocess_exec(

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import IO
 
 from tidemill.programs.child import PARENT_VARIABLE
-from tidemill.programs.fork_server import MAX_MESSAGE_BYTES, TITLE_BYTES
+from tidemill.programs.fork_client import pack_order, sent, server_command, take_server
+from tidemill.programs.fork_server import MAX_MESSAGE_BYTES
 
-_PR_SET_CHILD_SUBREAPER = 36
 _READY_S = 60.0
 _ANSWER_S = 10.0
 
@@ -53,10 +50,11 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """Starts services that need torch, each in a fraction of the time that importing it takes.
+    """Starts services, each in a fraction of the time that importing torch takes.
 
-    It is a help, not a condition: when it dies, is frozen or cannot be had, `fork` returns None, and services are
-    started as programs of their own.
+    It is first the server that this process was given, if there is one, which is ready from the beginning. It is a
+    help, not a condition: when it dies, is frozen or cannot be had, `fork` returns None, and services are started as
+    programs of their own.
     """
 
     def __init__(self, environment: Mapping[str, str], answer_s: float = _ANSWER_S) -> None:
@@ -67,7 +65,7 @@ class ForkServer:
             answer_s: Longest wait for a process, in seconds, before the server is given up.
         """
         self._environment, self._answer_s = environment, answer_s
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: asyncio.subprocess.Process | ForkedProcess | None = None
         self._requests: socket.socket | None = None
         self._is_ready: asyncio.Future[bool] | None = None
         self._lock = asyncio.Lock()
@@ -77,24 +75,30 @@ class ForkServer:
         if self._process is not None and self._process.returncode is None and self._may_fork:
             return
         await self.close()
+        loop = asyncio.get_running_loop()
+        self._is_ready = loop.create_future()
+        if (given := take_server()) is not None:
+            self._requests, self._process = given[0], ForkedProcess(given[1])
+            self._requests.setblocking(False)
+            self._is_ready.set_result(True)
+            return
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._requests.setblocking(False)
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",  # no file of the working directory shadows a module
-                "-m",
-                "tidemill.programs.fork_server",
-                "." * TITLE_BYTES,
+                *server_command(),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env={**self._environment, PARENT_VARIABLE: str(os.getpid())},
                 start_new_session=True,
             )
-        loop = asyncio.get_running_loop()
-        self._is_ready = loop.create_future()
         loop.add_reader(self._requests, self._on_first_word, self._requests, self._is_ready)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a process can be had without a wait."""
+        return self._is_ready is not None and self._is_ready.done() and self._is_ready.result()
 
     async def fork(
         self, module: str, arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes]
@@ -107,7 +111,7 @@ class ForkServer:
             environment: Its environment variables, all of them.
             output: Where it writes.
         """
-        order = json.dumps({"module": module, "arguments": list(arguments), "environment": dict(environment)}).encode()
+        order = pack_order(module, arguments, environment, with_server=False)
         async with self._lock:
             if self._is_ready is None or len(order) > MAX_MESSAGE_BYTES:
                 return None
@@ -133,8 +137,9 @@ class ForkServer:
             asyncio.get_running_loop().remove_reader(requests)
             requests.close()
         if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGKILL)
             await process.wait()
 
     @property
@@ -150,21 +155,9 @@ class ForkServer:
                 is_ready.set_result(bool(word))
 
     async def _fork(self, order: bytes, requests: socket.socket, output: IO[bytes]) -> ForkedProcess | None:
-        read, word = os.pipe()
-        _become_parent_of_orphans(True)
-        try:
-            socket.send_fds(requests, [order], [output.fileno(), read])
+        with sent(order, requests, output) as word:
             answer = asyncio.get_running_loop().sock_recv(requests, 32)
             pid = int(await asyncio.wait_for(answer, self._answer_s) or 0)
             child = ForkedProcess(pid) if pid else None
-            os.write(word, b"\n")  # without it, a process that this one gave up ends at once
+            os.write(word, b"\n")
             return child
-        finally:
-            _become_parent_of_orphans(False)
-            os.close(read)
-            os.close(word)
-
-
-def _become_parent_of_orphans(wanted: bool) -> None:
-    """Ask the kernel to make this process the parent of those below it whose own parent ends, or no longer."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)

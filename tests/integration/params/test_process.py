@@ -38,7 +38,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 @pytest.fixture(scope="module")
 def steady_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server process that the tests only look at."""
-    with server_process(tmp_path_factory.mktemp("steady"), ["--log.json"]) as process:
+    with server_process(tmp_path_factory.mktemp("steady"), ["--log.json"], forked=False) as process:
         yield process
 
 
@@ -320,7 +320,7 @@ def test_fetches_that_stall_over_many_versions_stay_within_the_budget(tmp_path: 
     """40 readers of 40 versions that read nothing cost about `max_fetch_bytes`, and the newest is served."""
     budget_mib, size = 32, 8 * 2**20
     with (
-        server_process(tmp_path, ["--paramserver.max-fetch-bytes", str(budget_mib * 2**20)]) as server,
+        server_process(tmp_path, ["--paramserver.max-fetch-bytes", str(budget_mib * 2**20)], forked=False) as server,
         ParamsClient(server.address) as client,
         contextlib.ExitStack() as stack,
     ):

@@ -101,7 +101,7 @@ def test_log_that_cannot_be_written_ends_the_server_with_a_reason(tmp_path: Path
             client.create_table(RANKED)
         shutil.rmtree(folder)
         with load(server.address, 2):
-            _, errors = server.process.communicate(timeout=WAIT_S)
+            errors, _ = server.process.communicate(timeout=WAIT_S)
     assert server.process.returncode == 1
     assert "replay: the replay log cannot be written" in errors
     assert "No such file or directory" in errors

@@ -42,7 +42,7 @@ def resident_mib(server: ServerProcess) -> float:
 @pytest.fixture
 def server() -> Iterator[ServerProcess]:
     """A server process with a small budget."""
-    with server_process("127.0.0.1:0", "--replay.max-memory-mib", str(BUDGET_MIB)) as running:
+    with server_process("127.0.0.1:0", "--replay.max-memory-mib", str(BUDGET_MIB), forked=False) as running:
         yield running
 
 
@@ -127,7 +127,7 @@ def test_payloads_count_as_bytes_of_their_table(tmp_path: Path, has_log: bool, m
     """Of 100 MB of payloads as much stays as max_bytes allows, or the budget where there is no such limit."""
     log = ("--replay.storage.folder", str(tmp_path)) if has_log else ()
     options = ("--replay.max-memory-mib", str(BUDGET_MIB), *log)
-    with server_process("127.0.0.1:0", *options) as server, ReplayClient(server.address) as client:
+    with server_process("127.0.0.1:0", *options, forked=False) as server, ReplayClient(server.address) as client:
         client.create_table(wide_table(signature=NARROW, max_bytes=max_bytes, payload_bytes=65_536))
         before = resident_mib(server)
         with open_channel(server.address) as channel:

@@ -1,0 +1,205 @@
+"""Asks a fork server (`tidemill.programs.fork_server`) for processes, and shows them as `subprocess` would."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import IO
+
+from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.programs.fork_server import MAX_MESSAGE_BYTES, SERVER_VARIABLE, TITLE_BYTES
+
+_PR_SET_CHILD_SUBREAPER = 36
+_READY_S = 60.0
+_ANSWER_S = 10.0
+
+
+def server_command() -> list[str]:
+    """Return the command of a server, whose standard input is the socket."""
+    # -P: no file of the working directory shadows a module
+    return [sys.executable, "-P", "-m", "tidemill.programs.fork_server", "." * TITLE_BYTES]
+
+
+def pack_order(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str], directory: str = "", *, with_server: bool
+) -> bytes:
+    """Return what a server is sent for a process, see `ForkClient.fork`."""
+    order = {"module": module, "arguments": list(arguments), "environment": dict(environment)}
+    return json.dumps(order | {"directory": directory, "with_server": with_server}).encode()
+
+
+@contextmanager
+def sent(order: bytes, requests: socket.socket, output: IO[bytes]) -> Iterator[int]:
+    """Send an order, for a child of this process; yield the pipe to which the word is written that lets it begin.
+
+    Without it, a process that this one gave up ends at once.
+    """
+    read, word = os.pipe()
+    _become_parent_of_orphans(True)
+    try:
+        socket.send_fds(requests, [order], [output.fileno(), read])
+        yield word
+    finally:
+        _become_parent_of_orphans(False)
+        os.close(read)
+        os.close(word)
+
+
+def take_server() -> tuple[socket.socket, int] | None:
+    """Return the socket and process id of the server that this process was given; None if there is none, or again."""
+    if not (given := os.environ.pop(SERVER_VARIABLE, "")):
+        return None
+    descriptor, pid = map(int, given.split())
+    return socket.socket(fileno=descriptor), pid
+
+
+class ForkedPopen:
+    """A child process that was forked, as `subprocess.Popen` would show it."""
+
+    def __init__(self, pid: int) -> None:
+        """Take over a child of this process."""
+        self.pid = pid
+        self.returncode: int | None = None
+        """Its exit code as `poll` or `wait` found it, -N if signal N ended it; None while it runs."""
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        """Return its exit code; None while it runs."""
+        with self._lock:
+            if self.returncode is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+            return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; return its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: It still runs after `timeout` seconds.
+        """
+        if self.poll() is None:
+            descriptor, poll = os.pidfd_open(self.pid), select.poll()
+            try:
+                poll.register(descriptor, select.POLLIN)  # readable when it has ended
+                poll.poll(None if timeout is None else 1000 * timeout)
+            finally:
+                os.close(descriptor)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM, unless it has ended."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL, unless it has ended."""
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkClient:
+    """A server that this process has started, or was given."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """Take the server that this process was given; else start one, which `fork` waits for.
+
+        Args:
+            environment: Of a server that is started, all of it.
+        """
+        self._lock = threading.Lock()
+        self._is_ready = True
+        if (given := take_server()) is not None:
+            self._requests, pid = given
+            self._process: ForkedPopen | subprocess.Popen[bytes] = ForkedPopen(pid)
+            return
+        self._is_ready = False
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                server_command(),
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**environment, PARENT_VARIABLE: str(os.getpid())},
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a server to be asked; it ends with the thread that started it."""
+        return self._requests.fileno() >= 0 and self._process.poll() is None
+
+    def fork(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        output: IO[bytes],
+        directory: str = "",
+        *,
+        with_server: bool = False,
+    ) -> ForkedPopen | None:
+        """Return a new process that runs a module; None if there is none to be had: then the server is given up.
+
+        Args:
+            module: What `python -m` would run.
+            arguments: Its command line.
+            environment: Its environment variables, all of them.
+            output: Where it writes.
+            directory: Where it works, if not where the server does.
+            with_server: Whether it gets a server of its own, which ends with it.
+        """
+        order = pack_order(module, arguments, environment, directory, with_server=with_server)
+        with self._lock:
+            if len(order) > MAX_MESSAGE_BYTES or not self.is_running:
+                return None
+            try:
+                return self._fork(order, output)
+            except OSError:  # TimeoutError is one
+                self.close()
+                return None
+
+    def close(self) -> None:
+        """End the server; what it has forked goes on. May be called twice."""
+        self._requests.close()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
+
+    def _fork(self, order: bytes, output: IO[bytes]) -> ForkedPopen | None:
+        if not self._is_ready:
+            self._requests.settimeout(_READY_S)
+            if not self._requests.recv(32):
+                raise ConnectionResetError("the fork server has ended")
+            self._is_ready = True
+        self._requests.settimeout(_ANSWER_S)
+        with sent(order, self._requests, output) as word:
+            pid = int(self._requests.recv(32) or 0)
+            if pid:
+                os.write(word, b"\n")
+        return ForkedPopen(pid) if pid else None
+
+
+def _become_parent_of_orphans(wanted: bool) -> None:
+    """Ask the kernel to make this process the parent of those below it whose own parent ends, or no longer."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
