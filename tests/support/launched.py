@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.forked_service import fork_read
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.learner.client import LearnerClient
@@ -22,19 +23,20 @@ BOUND_S = 200.0
 """A cluster is ready within ten seconds; a machine that many tests share may need twenty times as long."""
 
 
+_STARTS_SERVICES = ("train", "resume", "sweep")
+
+
 class Launched:
     """A running command."""
 
     def __init__(self, *arguments: str, cwd: Path = ROOT, environment: Mapping[str, str] | None = None) -> None:
-        """Start `tidemill ARGUMENTS`, with more variables in its environment."""
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tidemill.services.launcher", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=cwd,
-            env={**os.environ, **(environment or {})},
-            start_new_session=True,  # a test's Ctrl-C is for the launcher alone
+        """Start `tidemill ARGUMENTS`, with more variables in its environment; it is forked, as are its services."""
+        self.process = fork_read(
+            "tidemill.services.launcher",
+            arguments,
+            environment,
+            str(cwd),
+            with_server=arguments[0] in _STARTS_SERVICES,
         )
         self.lines: list[str] = []
         self._changed = threading.Condition()
@@ -80,13 +82,12 @@ class Launched:
         self.process.kill()
         self.process.wait()
         for pid in self.children().values():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._reader.join(BOUND_S)
-        if self.process.stdout:
-            self.process.stdout.close()
+        self.process.stdout.close()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             with self._changed:
                 self.lines.append(line.rstrip("\n"))
@@ -108,10 +109,14 @@ def launched(*arguments: str, cwd: Path = ROOT, environment: Mapping[str, str] |
 
 def tidemill(*arguments: str, bound_s: float = BOUND_S) -> str:
     """Run a command to its end, which must be a good one; return what it printed."""
-    command = [sys.executable, "-m", "tidemill.services.launcher", *arguments]
-    answer = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=bound_s, check=False)
-    assert answer.returncode == 0, answer.stderr
-    return answer.stdout
+    command = fork_read("tidemill.services.launcher", arguments, directory=str(ROOT))
+    try:
+        said, _ = command.communicate(bound_s)
+    finally:
+        command.kill()
+        command.wait()
+    assert command.returncode == 0, said
+    return said
 
 
 def services_of(launcher_pid: int) -> dict[str, int]:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import IO
 
 from tidemill.programs.child import PARENT_VARIABLE
-from tidemill.programs.fork_server import MAX_MESSAGE_BYTES, SERVER_VARIABLE, TITLE_BYTES
+from tidemill.programs.fork_server import MAX_MESSAGE_BYTES, TITLE_BYTES
 
 _PR_SET_CHILD_SUBREAPER = 36
 _READY_S = 60.0
@@ -55,12 +55,17 @@ def sent(order: bytes, requests: socket.socket, output: IO[bytes]) -> Iterator[i
         os.close(word)
 
 
+_given: list[tuple[socket.socket, int]] = []
+
+
+def give_server(requests: socket.socket, pid: int) -> None:
+    """Leave this process a server, which is its child, for the first who takes it."""
+    _given.append((requests, pid))
+
+
 def take_server() -> tuple[socket.socket, int] | None:
-    """Return the socket and process id of the server that this process was given; None if there is none, or again."""
-    if not (given := os.environ.pop(SERVER_VARIABLE, "")):
-        return None
-    descriptor, pid = map(int, given.split())
-    return socket.socket(fileno=descriptor), pid
+    """Return the socket and process id of the server that this process was given; None if there is none any more."""
+    return _given.pop() if _given else None
 
 
 class ForkedPopen:

@@ -37,9 +37,6 @@ PRELOADED = (
 )
 """Not the services themselves: each would show the metrics of the others."""
 
-SERVER_VARIABLE = "TIDEMILL_FORK_SERVER"
-"""Environment variable with the socket of the server that a process was given, and with its process id."""
-
 MAX_MESSAGE_BYTES = 2**17
 
 TITLE_BYTES = 1024
@@ -136,7 +133,8 @@ def _begin(order: _Order) -> None:
     os.environ.clear()
     os.environ.update(order.environment)
     _show([sys.executable, "-m", order.module, *order.arguments], order.environment)
-    end_with_parent()
+    if not order.with_server:  # a launcher ends in order, which `process.run` sees to
+        end_with_parent()
     await_word()
     if order.directory:
         os.chdir(order.directory)
@@ -144,11 +142,13 @@ def _begin(order: _Order) -> None:
 
 def _fork_server(environment: Mapping[str, str]) -> _Order | None:
     """Fork a server for this process; return None in this one, and in what that one forks the order."""
+    from tidemill.programs.fork_client import give_server  # in the new process: it needs this module
+
     requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = str(os.getpid())
     if pid := _fork():
         theirs.close()
-        os.environ[SERVER_VARIABLE] = f"{requests.detach()} {pid}"
+        give_server(requests, pid)
         return None
     requests.close()
     os.setsid()  # a Ctrl-C is for the launcher

@@ -18,12 +18,13 @@ import yaml
 from tidemill.atomic_files import write_atomically
 from tidemill.config.load import read_document
 from tidemill.errors import ConfigError, FailedPrecondition
+from tidemill.programs.fork_client import ForkClient
 from tidemill.services.launcher.installation import command_name
 from tidemill.services.launcher.sweep.journal import Journal, Trial
 from tidemill.services.launcher.sweep.plan import Sweep, read_sweep
 from tidemill.services.launcher.sweep.propose import check_method, propose
 from tidemill.services.launcher.sweep.report import draw_results, table, write_results
-from tidemill.services.launcher.sweep.runs import Run, run_folder, run_name, score_of, start, stop
+from tidemill.services.launcher.sweep.runs import Run, fork_client, run_folder, run_name, score_of, start, stop
 from tidemill.services.launcher.sweep.shared_replay import SharedReplay
 
 _POLL_S = 0.5
@@ -81,6 +82,7 @@ class _Loop:
     def __init__(self, plan: Sweep, folder: Path, journal: Journal, shared: SharedReplay | None = None) -> None:
         self._plan, self._folder, self._journal, self._shared = plan, folder, journal, shared
         self._running: list[Run] = []
+        self._forks: ForkClient | None = None
         self._failures = 0
         self._stop = threading.Event()
 
@@ -88,11 +90,14 @@ class _Loop:
         """Run until all trials have ended, or the sweep is stopped; return the exit code."""
         signals = (signal.SIGINT, signal.SIGTERM)
         previous = {number: signal.signal(number, lambda *_: self._stop.set()) for number in signals}
+        self._forks = fork_client(self._plan.config({}))
         try:
             while not self._stop.is_set() and self._step():
                 self._stop.wait(_POLL_S)
         finally:
             stop(self._running)
+            if self._forks is not None:
+                self._forks.close()
             for number, handler in previous.items():
                 signal.signal(number, handler)
         return self._end()
@@ -113,7 +118,8 @@ class _Loop:
                 self._take_in(trial, seed, failed=False)
             else:
                 besides = self._shared.arguments(run_name(trial, seed)) if self._shared is not None else ()
-                self._running.append(start(self._folder, trial, seed, self._plan.config(trial.values), besides))
+                config = self._plan.config(trial.values)
+                self._running.append(start(self._folder, trial, seed, config, besides, self._forks))
         return bool(self._running)
 
     def _next(self) -> tuple[Trial, int] | None:

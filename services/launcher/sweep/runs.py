@@ -10,14 +10,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
 from tidemill.atomic_files import write_atomically
 from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.programs.fork_client import ForkClient, ForkedPopen
 from tidemill.scores import read_scores
 from tidemill.services.launcher.run.folder import has_trained
+from tidemill.services.launcher.supervise.child import DEFAULTS
 from tidemill.services.launcher.sweep.journal import Trial
 
 _STOP_S = 60.0
@@ -35,7 +37,7 @@ class Run:
 
     trial: Trial
     seed: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedPopen
 
 
 def run_folder(sweep_folder: Path, trial: Trial, seed: int) -> Path:
@@ -48,10 +50,20 @@ def run_name(trial: Trial, seed: int) -> str:
     return f"trial_{trial.number:04d}_seed_{seed}"
 
 
+def fork_client(config: Mapping[str, Any]) -> ForkClient | None:
+    """Return what runs and their services are forked from, unless the base config wants none forked."""
+    return ForkClient(DEFAULTS | os.environ) if (config.get("launcher") or {}).get("fork_services", True) else None
+
+
 def start(
-    sweep_folder: Path, trial: Trial, seed: int, config: Mapping[str, Any], arguments_besides: Sequence[str] = ()
+    sweep_folder: Path,
+    trial: Trial,
+    seed: int,
+    config: Mapping[str, Any],
+    arguments_besides: Sequence[str] = (),
+    forks: ForkClient | None = None,
 ) -> Run:
-    """Start a run, or continue it if it had begun, with arguments besides."""
+    """Start a run, or continue it if it had begun, with arguments besides; it is forked if it can be."""
     folder = run_folder(sweep_folder, trial, seed)
     folder.parent.mkdir(parents=True, exist_ok=True)
     settings = folder.parent / "config.yaml"
@@ -63,15 +75,24 @@ def start(
         arguments += ["--run.name", folder.name, "--run.seed", str(seed)]
     arguments += arguments_besides
     with (folder.parent / f"{folder.name}.log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tidemill.services.launcher", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, PARENT_VARIABLE: str(os.getpid())},  # ends in order if the sweep is killed
-            start_new_session=True,  # Ctrl-C is for the sweep, which stops its runs
-        )
-    return Run(trial, seed, process)
+        return Run(trial, seed, _launched(arguments, log, forks))
+
+
+def _launched(
+    arguments: Sequence[str], log: IO[bytes], forks: ForkClient | None
+) -> subprocess.Popen[bytes] | ForkedPopen:
+    module = "tidemill.services.launcher"
+    environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}  # ends in order if the sweep is killed
+    if forks is not None and (forked := forks.fork(module, arguments, environment, log, with_server=True)):
+        return forked
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=environment,
+        start_new_session=True,  # Ctrl-C is for the sweep, which stops its runs
+    )
 
 
 def score_of(folder: Path, objective: str) -> float | None:
