@@ -29,7 +29,7 @@ _SAYS = "tests.process.says"
 
 @asynccontextmanager
 async def _server(answer_s: float = _BOUND_S) -> AsyncIterator[ForkServer]:
-    server = ForkServer(os.environ, answer_s)
+    server = ForkServer(os.environ, answer_s=answer_s)
     await server.start()
     try:
         yield server

@@ -127,13 +127,14 @@ class ForkClient:
             environment: Of a server that is started, all of it.
         """
         self._lock = threading.Lock()
-        self._is_ready = True
+        self.is_ready = True
+        """Whether it has said that it can be asked."""
         if (given := take_server()) is not None:
-            self._requests, pid = given
+            self.requests, pid = given
             self._process: ForkedPopen | subprocess.Popen[bytes] = ForkedPopen(pid)
             return
-        self._is_ready = False
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.is_ready = False
+        self.requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
                 server_command(),
@@ -152,7 +153,7 @@ class ForkClient:
     @property
     def is_running(self) -> bool:
         """Whether there is a server to be asked; it ends with the thread that started it."""
-        return self._requests.fileno() >= 0 and self._process.poll() is None
+        return self.requests.fileno() >= 0 and self._process.poll() is None
 
     def fork(
         self,
@@ -186,20 +187,20 @@ class ForkClient:
 
     def close(self) -> None:
         """End the server; what it has forked goes on. May be called twice."""
-        self._requests.close()
+        self.requests.close()
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
 
     def _fork(self, order: bytes, output: IO[bytes]) -> ForkedPopen | None:
-        if not self._is_ready:
-            self._requests.settimeout(_READY_S)
-            if not self._requests.recv(32):
+        if not self.is_ready:
+            self.requests.settimeout(_READY_S)
+            if not self.requests.recv(32):
                 raise ConnectionResetError("the fork server has ended")
-            self._is_ready = True
-        self._requests.settimeout(_ANSWER_S)
-        with sent(order, self._requests, output) as word:
-            pid = int(self._requests.recv(32) or 0)
+            self.is_ready = True
+        self.requests.settimeout(_ANSWER_S)
+        with sent(order, self.requests, output) as word:
+            pid = int(self.requests.recv(32) or 0)
             if pid:
                 os.write(word, b"\n")
         return ForkedPopen(pid) if pid else None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 
 from tidemill.config.fixed import check_fixed, fixed_settings
@@ -14,6 +15,7 @@ from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.learner.status import LearnerStatus
 from tidemill.loggers.interface import check_logger
+from tidemill.programs.fork_client import ForkClient
 from tidemill.services.launcher.commands.summary import describe_restored, read_json, summarise
 from tidemill.services.launcher.page.run_document import with_status_page
 from tidemill.services.launcher.run.env_check import check_environment
@@ -27,6 +29,7 @@ from tidemill.services.launcher.run.paths import (
     with_addresses,
     with_storage,
 )
+from tidemill.services.launcher.supervise.child import DEFAULTS
 from tidemill.services.launcher.supervise.runner import ClusterRunner
 from tidemill.services.launcher.supervise.service_spec import cluster_specs
 from tidemill.services.launcher.supervise.supervisor import Outcome, Supervisor
@@ -59,10 +62,10 @@ def train(argv: Sequence[str]) -> int:
         arguments.remove("--fresh")
     config = load(RunConfig, arguments, prog="tidemill train", description=_TRAIN)
     check_free(config.run.folder, fresh=fresh)
-    _check(config)
-    with LoggerProcesses() as loggers:
+    with _fork_client(config) as forks, LoggerProcesses() as loggers:
+        _check(config, forks)
         with RunFolder.create(config, fresh=fresh) as folder:
-            code = run(config, folder, loggers)
+            code = run(config, folder, loggers, forks)
         return _ended(code, loggers)
 
 
@@ -76,19 +79,19 @@ def resume(argv: Sequence[str]) -> int:
     arguments = ["--config", str(path / "config.yaml"), *argv[1:]]
     config = with_run_paths(load(RunConfig, arguments, prog=f"tidemill resume {path}", description=_RESUME), path)
     check_fixed(fixed_settings(from_document(RunConfig, read_document(path / "config.yaml"))), config)
-    _check(config)
-    with LoggerProcesses() as loggers:
+    with _fork_client(config) as forks, LoggerProcesses() as loggers:
+        _check(config, forks)
         with RunFolder.open(path) as folder:
             _remove_leftover_sockets(folder)
             folder.write_config(config)
             folder.set_result_aside()
             if config.launcher.view not in ("json", "quiet"):
                 print("\n".join(describe_restored(folder.path)), flush=True)
-            code = run(config, folder, loggers)
+            code = run(config, folder, loggers, forks)
         return _ended(code, loggers)
 
 
-def run(config: RunConfig, folder: RunFolder, loggers: LoggerProcesses) -> int:
+def run(config: RunConfig, folder: RunFolder, loggers: LoggerProcesses, forks: ForkClient | None = None) -> int:
     """Run the cluster of a locked folder until its end; return the exit code."""
     sockets, view = make_socket_folder(), make_view(config)
     try:
@@ -97,7 +100,7 @@ def run(config: RunConfig, folder: RunFolder, loggers: LoggerProcesses) -> int:
         folder.write_cluster(config)
         specs = cluster_specs(config, folder.cluster_file, sockets)
         with with_status_page(config, folder.path, view) as reported:
-            outcome, learner = _run_cluster(config, Supervisor(specs, config.launcher), folder, reported)
+            outcome, learner = _run_cluster(config, Supervisor(specs, config.launcher), folder, reported, forks)
     finally:
         view.close()
         remove_socket_folder(sockets)
@@ -113,20 +116,25 @@ def _ended(code: int, loggers: LoggerProcesses) -> int:
     return code
 
 
-def _check(config: RunConfig) -> None:
+def _fork_client(config: RunConfig) -> AbstractContextManager[ForkClient | None]:
+    """Start what services are forked from, while settings are checked; the environment is tried there, too."""
+    return closing(ForkClient(DEFAULTS | os.environ)) if config.launcher.fork_services else nullcontext()
+
+
+def _check(config: RunConfig, forks: ForkClient | None) -> None:
     """Raise a `ConfigError` for what can be known to be wrong before anything is started or written."""
     check_shards(config)
     for name in config.launcher.loggers:
         check_logger("launcher.loggers", name)
-    if notice := check_environment(config):
+    if notice := check_environment(config, forks):
         print(f"note: {notice}", file=sys.stderr, flush=True)
 
 
 def _run_cluster(
-    config: RunConfig, supervisor: Supervisor, folder: RunFolder, view: View
+    config: RunConfig, supervisor: Supervisor, folder: RunFolder, view: View, forks: ForkClient | None
 ) -> tuple[Outcome, LearnerStatus | None]:
     """Return how the run ended, and the last status its learner reported."""
-    runner = ClusterRunner(supervisor, folder, view)
+    runner = ClusterRunner(supervisor, folder, view, forks)
     poller = StatusPoller(config, folder.path, SupervisedProcesses(supervisor, runner.pid_of))
     every_s = config.learner.tensorboard_every_s
     with (

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
+from typing import IO
 
 from tidemill.config.load import from_document, read_document, write_document
 from tidemill.config.sections import RunConfig
@@ -18,9 +19,11 @@ from tidemill.config.user_code import user_object
 from tidemill.errors import ConfigError, InvalidArgument
 from tidemill.process import run
 from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.programs.fork_client import ForkClient, ForkedPopen
 from tidemill.rl.agents.registry import AgentConfig
 
-_SETTINGS, _REFUSAL, _NOTICE = "settings.yaml", "refusal", "notice"
+_MODULE = "tidemill.services.launcher.run.env_check"
+_SETTINGS, _REFUSAL, _NOTICE, _OUTPUT = "settings.yaml", "refusal", "notice", "output"
 _SHOWN_LINES = 8
 _ENDLESS = (
     "{} has no limit of steps. If its episodes may go on for ever, so does an evaluation: "
@@ -28,8 +31,12 @@ _ENDLESS = (
 )
 
 
-def check_environment(config: RunConfig) -> str:
+def check_environment(config: RunConfig, forks: ForkClient | None = None) -> str:
     """Make one environment of the run and close it again; takes about a second.
+
+    Args:
+        config: Of the run.
+        forks: What the process is forked from, if it can be.
 
     Returns:
         What its user should know, on one line; empty if there is nothing.
@@ -39,38 +46,44 @@ def check_environment(config: RunConfig) -> str:
             than `launcher.start_timeout_s`.
     """
     env_id, timeout_s = config.env.id, config.launcher.start_timeout_s
-    with tempfile.TemporaryDirectory(prefix="tidemill-env-check-") as folder:
-        write_document(config, Path(folder) / _SETTINGS)
+    with tempfile.TemporaryDirectory(prefix="tidemill-env-check-") as name:
+        folder = Path(name)
+        write_document(config, folder / _SETTINGS)
+        with (folder / _OUTPUT).open("wb") as output:
+            process = _started(folder, output, forks)
         try:
-            ended = subprocess.run(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "tidemill.programs.child",
-                    "tidemill.services.launcher.run.env_check",
-                    folder,
-                ],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                env=os.environ | {PARENT_VARIABLE: str(os.getpid()), "SDL_VIDEODRIVER": "dummy"},
-                timeout=timeout_s,
-                check=False,
-                start_new_session=True,  # a Ctrl-C on the terminal ends it through the launcher
-            )
+            code = process.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
             raise ConfigError(
                 f"making one environment of env.id {env_id!r} took over {timeout_s:g} s (launcher.start_timeout_s)"
             ) from error
-        refusal = Path(folder) / _REFUSAL
-        if refusal.exists():
+        finally:
+            process.kill()
+            process.wait()
+        if (refusal := folder / _REFUSAL).exists():
             raise ConfigError(refusal.read_text(encoding="utf-8"))
-        notice = Path(folder) / _NOTICE
+        notice = folder / _NOTICE
         said = notice.read_text(encoding="utf-8") if notice.exists() else ""
-    if ended.returncode:
-        last_lines = ended.stderr.decode(errors="replace").strip().splitlines()[-_SHOWN_LINES:]
-        raise ConfigError("\n".join([f"making one environment of env.id {env_id!r} failed:", *last_lines]))
+        last_lines = (folder / _OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    if code:
+        raise ConfigError(
+            "\n".join([f"making one environment of env.id {env_id!r} failed:", *last_lines[-_SHOWN_LINES:]])
+        )
     return said
+
+
+def _started(folder: Path, output: IO[bytes], forks: ForkClient | None) -> subprocess.Popen[bytes] | ForkedPopen:
+    environment = os.environ | {PARENT_VARIABLE: str(os.getpid()), "SDL_VIDEODRIVER": "dummy"}
+    if forks is not None and (forked := forks.fork(_MODULE, [str(folder)], environment, output)):
+        return forked
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "tidemill.programs.child", _MODULE, str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=environment,
+        start_new_session=True,  # a Ctrl-C on the terminal ends it through the launcher
+    )
 
 
 def _try_here(folder: Path) -> int:

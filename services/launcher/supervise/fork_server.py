@@ -7,12 +7,10 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from tidemill.programs.child import PARENT_VARIABLE
-from tidemill.programs.fork_client import pack_order, sent, server_command, take_server
+from tidemill.programs.fork_client import ForkClient, pack_order, sent
 from tidemill.programs.fork_server import MAX_MESSAGE_BYTES
 
 _READY_S = 60.0
@@ -52,48 +50,38 @@ class ForkedProcess:
 class ForkServer:
     """Starts services, each in a fraction of the time that importing torch takes.
 
-    It is first the server that this process was given, if there is one, which is ready from the beginning. It is a
-    help, not a condition: when it dies, is frozen or cannot be had, `fork` returns None, and services are started as
-    programs of their own.
+    It is a help, not a condition: when it dies, is frozen or cannot be had, `fork` returns None, and services are
+    started as programs of their own.
     """
 
-    def __init__(self, environment: Mapping[str, str], answer_s: float = _ANSWER_S) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], client: ForkClient | None = None, answer_s: float = _ANSWER_S
+    ) -> None:
         """Start nothing yet.
 
         Args:
             environment: Of the server, all of it.
+            client: The first server, if it was started before.
             answer_s: Longest wait for a process, in seconds, before the server is given up.
         """
-        self._environment, self._answer_s = environment, answer_s
-        self._process: asyncio.subprocess.Process | ForkedProcess | None = None
-        self._requests: socket.socket | None = None
+        self._environment, self._first, self._answer_s = environment, client, answer_s
+        self._client: ForkClient | None = None
         self._is_ready: asyncio.Future[bool] | None = None
         self._lock = asyncio.Lock()
 
     async def start(self) -> None:
         """Start it, or again if it has ended or was given up; `fork` waits until it is ready."""
-        if self._process is not None and self._process.returncode is None and self._may_fork:
+        if self._client is not None and self._client.is_running and self._may_fork:
             return
         await self.close()
+        self._client, self._first = self._first or ForkClient(self._environment), None
+        self._client.requests.setblocking(False)
         loop = asyncio.get_running_loop()
         self._is_ready = loop.create_future()
-        if (given := take_server()) is not None:
-            self._requests, self._process = given[0], ForkedProcess(given[1])
-            self._requests.setblocking(False)
+        if self._client.is_ready:
             self._is_ready.set_result(True)
-            return
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._requests.setblocking(False)
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                *server_command(),
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={**self._environment, PARENT_VARIABLE: str(os.getpid())},
-                start_new_session=True,
-            )
-        loop.add_reader(self._requests, self._on_first_word, self._requests, self._is_ready)
+        else:
+            loop.add_reader(self._client.requests, self._on_first_word, self._client.requests, self._is_ready)
 
     @property
     def is_ready(self) -> bool:
@@ -117,7 +105,7 @@ class ForkServer:
                 return None
             try:
                 is_ready = await asyncio.wait_for(asyncio.shield(self._is_ready), _READY_S)
-                return await self._fork(order, self._requests, output) if is_ready and self._requests else None
+                return await self._fork(order, self._client.requests, output) if is_ready and self._client else None
             except OSError:  # TimeoutError is one
                 await self.close()
                 return None
@@ -131,16 +119,11 @@ class ForkServer:
         """End it; what it has forked goes on. May be called twice."""
         self.give_up()
         self._is_ready = None
-        process, self._process = self._process, None
-        requests, self._requests = self._requests, None
-        if requests is not None:
-            asyncio.get_running_loop().remove_reader(requests)
-            requests.close()
-        if process is not None:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGKILL)
-            await process.wait()
+        client, self._client = self._client, None
+        if client is not None:
+            if client.requests.fileno() >= 0:
+                asyncio.get_running_loop().remove_reader(client.requests)
+            client.close()
 
     @property
     def _may_fork(self) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tidemill.errors import TidemillError
+from tidemill.programs.fork_client import ForkClient
 from tidemill.services.launcher.run.folder import RunFolder, log_file
 from tidemill.services.launcher.supervise.child import DEFAULTS, Child
 from tidemill.services.launcher.supervise.fork_server import ForkServer
@@ -72,8 +73,10 @@ _Event = _Serving | _Silent | _Exited | _StopRequested
 class ClusterRunner:
     """The processes of one run, from the first start to the last exit."""
 
-    def __init__(self, supervisor: Supervisor, folder: RunFolder, reporter: Reporter) -> None:
-        """Prepare; `run` starts."""
+    def __init__(
+        self, supervisor: Supervisor, folder: RunFolder, reporter: Reporter, forks: ForkClient | None = None
+    ) -> None:
+        """Prepare; `run` starts, with services from a fork server if there is one already."""
         self._supervisor, self._folder, self._reporter = supervisor, folder, reporter
         self._children: dict[str, Child] = {}
         self._health_tasks: dict[str, asyncio.Task[None]] = {}
@@ -83,7 +86,7 @@ class ClusterRunner:
         self.check_s = min(supervisor.settings.frozen_timeout_s / 2, CHECK_EVERY_S)
         specs = (process.spec for process in supervisor.processes.values())
         is_worth_it = supervisor.settings.fork_services and any(spec.needs_torch for spec in specs)
-        self._forks = ForkServer(DEFAULTS | os.environ) if is_worth_it else None
+        self._forks = ForkServer(DEFAULTS | os.environ, forks) if is_worth_it else None
 
     def pid_of(self, name: str) -> int | None:
         """Return the process id of a service; None while it has no process."""
