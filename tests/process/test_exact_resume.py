@@ -10,10 +10,14 @@ import pytest
 from tests.process.resumed_updates import train
 from tests.support.batches import CASES
 from tests.support.forked_service import fork_service
+from tests.support.launched import ROOT
 
 _CASES = [name for name, (_, env_spec) in CASES.items() if env_spec.observation_dtype != "uint8"]
 """Every algorithm and option; images only change the first layers."""
 
+
+_EXAMPLES = str(ROOT / "examples")
+"""Where the second process works: its networks are found there, as a user's are."""
 
 _HALF = 15
 """Updates: more than the period of any case's target networks."""
@@ -28,7 +32,9 @@ def test_updates_in_one_process_equal_those_in_two(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("wb") as output:
         words = [str(tmp_path / "first"), str(2 * _HALF), *_CASES]
-        process = fork_service("tests.process.resumed_updates", words, os.environ | {"OMP_NUM_THREADS": "1"}, output)
+        process = fork_service(
+            "tests.process.resumed_updates", words, os.environ | {"OMP_NUM_THREADS": "1"}, output, _EXAMPLES
+        )
         assert process.wait(500) == 0, log.read_text()
     for case in _CASES:
         straight = train(case, tmp_path / "straight", 2 * _HALF, seed=1)

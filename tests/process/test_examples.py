@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from tests.support.documented import run_example
-from tests.support.launched import BOUND_S, ROOT
+from tests.support.launched import BOUND_S, ROOT, Launched, launched
 from tidemill.cluster import Cluster
 from tidemill.scores import read_scores
 
@@ -38,9 +36,11 @@ def examples(tmp_path: Path) -> Path:
     return Path(shutil.copytree(ROOT / "examples", tmp_path / "examples"))
 
 
-def _train(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "tidemill.services.launcher", "train", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=2 * BOUND_S, check=False)
+def _train(folder: Path, *arguments: str) -> Launched:
+    """Return `tidemill train`, ended."""
+    with launched("train", *arguments, cwd=folder) as command:
+        command.wait(2 * BOUND_S)
+    return command
 
 
 @pytest.mark.parametrize("config", _EXAMPLES, ids=[file.stem for file in _EXAMPLES])
@@ -50,7 +50,7 @@ def test_example_trains(config: Path, examples: Path) -> None:
     Losses, values and norms of gradients are finite; actors, learner and evaluator found the same modules.
     """
     done = _train(examples, "--config", config.name, *_SHORT, *_BOTH)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.process.returncode == 0, done.output
     (folder,) = (examples / "runs").iterdir()
     assert json.loads((folder / "result.json").read_text())["learner_steps"] == 150
     events = _events(folder, "learner")
@@ -78,8 +78,8 @@ def test_wrong_name_is_told_before_anything_starts(examples: Path) -> None:
         (("--env.vector", "batched_env:make_vek"), "batched_env has no 'make_vek'; did you mean 'make_vec'"),
     ):
         done = _train(examples, "--config", "own_loss.yaml", *option)
-        assert done.returncode == 2, done.stdout + done.stderr
-        assert message in done.stdout + done.stderr
+        assert done.process.returncode == 2, done.output
+        assert message in done.output
         assert not (examples / "runs" / "own-loss" / "checkpoints").exists()
 
 

@@ -17,9 +17,6 @@ from typing import IO
 
 from tidemill.programs.fork_client import ForkClient, ForkedPopen
 
-_EXAMPLES = str(Path(__file__).resolve().parents[2] / "examples")
-"""On the path of what is forked, too, as pyproject.toml has it for the tests."""
-
 
 class ForkedService(ForkedPopen):
     """A service whose output is read through a pipe, with standard error in it."""
@@ -56,9 +53,7 @@ def _server() -> ForkClient:
     global _client  # noqa: PLW0603 - it lives as long as the process
     with _lock:
         if _client is None or not _client.is_running:
-            path = os.pathsep.join(filter(None, (_EXAMPLES, os.environ.get("PYTHONPATH"))))
-            variables = {"GRPC_ENABLE_FORK_SUPPORT": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-            _client = ForkClient(os.environ | variables)
+            _client = ForkClient(os.environ | {"GRPC_ENABLE_FORK_SUPPORT": "0", "OMP_NUM_THREADS": "1"})
             atexit.register(_client.close)
         return _client
 
