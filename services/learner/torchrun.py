@@ -31,12 +31,13 @@ from tidemill.config.sections import LearnerConfig
 from tidemill.errors import ConfigError, FatalError, Unavailable
 from tidemill.process import run, signal_event
 from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.programs.fork_client import ForkClient, given_client
 from tidemill.programs.idle import INTERRUPTED, exit_or_idle
+from tidemill.services.learner.distributed.forked_ranks import CHILD, fork_ranks
 from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.distributed.loopback_rendezvous import BACKEND, register
 
 _LEARNER = "tidemill.services.learner"
-_CHILD = "tidemill.programs.child"  # through which ranks are started, so that they end with this process from the start
 _LOOPBACK = "lo"
 _REJOINS = "TIDEMILL_REJOINS"  # how often this process has rejoined the other machines
 _PAUSE_S = 1.0  # before a rejoin
@@ -52,13 +53,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = _config_of(options)
         if one_machine:
             RankInfo(0, int(options.nproc_per_node)).local_batch_size(config.agent)
-        options.training_script, options.training_script_args = _CHILD, [_LEARNER, *options.training_script_args]
+        options.training_script, options.training_script_args = CHILD, [_LEARNER, *options.training_script_args]
         _prepare_environment(config, one_machine=one_machine)
         interrupted = INTERRUPTED if config.run.supervisor == "job" else 0
+        if (forks := given_client()) is not None:
+            fork_ranks(forks)
         for number in (signal.SIGTERM, signal.SIGINT):
-            arguments = (signal_event(number), interrupted)
+            arguments = (signal_event(number), interrupted, forks)
             threading.Thread(target=_end_without_ranks, args=arguments, daemon=True).start()
-        is_over = _run(options, words, environ)
+        is_over = _run(options, words, environ, forks)
         return exit_or_idle("learner", config.run, config.learner.server, is_over=is_over)
 
     return run("learner", body)
@@ -93,13 +96,15 @@ def _prepare_environment(config: LearnerConfig, *, one_machine: bool) -> None:
             os.environ.setdefault(name, _LOOPBACK)
 
 
-def _run(options: argparse.Namespace, words: list[str], environ: dict[str, str]) -> bool:
+def _run(options: argparse.Namespace, words: list[str], environ: dict[str, str], forks: ForkClient | None) -> bool:
     """Run the ranks to their end; return whether they ended by themselves."""
     register()
     try:
         try:
             run_ranks(options)
         except (DistError, RendezvousError) as error:
+            if forks is not None:
+                forks.close()  # it would outlast this program, unknown to the next
             _rejoin(error, options.max_restarts, words, environ)
     except SignalException:  # the ranks were signalled and have ended
         return False
@@ -111,9 +116,11 @@ def _run(options: argparse.Namespace, words: list[str], environ: dict[str, str])
     return True
 
 
-def _end_without_ranks(asked: threading.Event, exit_code: int) -> None:
+def _end_without_ranks(asked: threading.Event, exit_code: int, forks: ForkClient | None) -> None:
     """End on a signal while no rank runs: torch ignores signals while it waits for other machines."""
     asked.wait()
+    if forks is not None:
+        forks.close()  # the only child that is no rank
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked_service import children
+from tests.support.forked_service import children, fork_read
 from tests.support.waiting import wait_until
 from tidemill.programs.child import PARENT_VARIABLE
 from tidemill.programs.fork_server import PRELOADED
@@ -141,6 +141,30 @@ def test_forked_process_ends_with_the_one_that_asked_even_when_frozen(tmp_path: 
         for descriptor in watched:
             assert select.select([descriptor], [], [], _BOUND_S)[0]  # readable when the process has ended
             os.close(descriptor)
+
+
+def test_forked_process_may_have_a_server_of_its_own(tmp_path: Path) -> None:
+    """It forks at once, children that show their environment; all end with it, and nobody else holds its output."""
+    asker = fork_read(_SAYS, ["asks"], directory=str(tmp_path), with_server=True)
+    try:
+        said = sorted(asker.stdout.readline().split() for _ in range(2))
+        assert said[1] == ["here"]
+        directory, server, child = said[0]
+        assert directory == str(tmp_path)
+        for pid in (server, child):
+            assert f"\nPPid:\t{asker.pid}\n" in Path(f"/proc/{pid}/status").read_text()
+            environment = Path(f"/proc/{pid}/environ").read_bytes().rstrip(b"\0").split(b"\0")
+            assert f"{PARENT_VARIABLE}={asker.pid}".encode() in environment
+            assert {os.fsencode(f"{name}={os.environ[name]}") for name in os.environ} <= set(environment)
+        watched = [os.pidfd_open(int(pid)) for pid in (server, child)]
+        asker.kill()
+        for descriptor in watched:
+            assert select.select([descriptor], [], [], _BOUND_S)[0]  # readable when the process has ended
+            os.close(descriptor)
+        assert asker.communicate(_BOUND_S) == ("", None)
+    finally:
+        asker.kill()
+        asker.communicate(_BOUND_S)
 
 
 def test_what_is_preloaded_brings_no_metrics_of_a_service() -> None:

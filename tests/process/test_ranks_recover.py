@@ -44,6 +44,8 @@ def test_killed_rank_brings_all_back_from_the_checkpoint(cluster: LearnerCluster
         cluster.wait_for_status(lambda s, where=where: where in s.restored, f"a resume at {where}")  # type: ignore[misc]
         cluster.wait_for_status(lambda s, at=saved: s.learner_steps > at.learner_steps, "further steps")  # type: ignore[misc]
         assert len(workers(learner.pid)) == RANKS
+        for pid in workers(learner.pid):  # forked, not a program that imports torch again
+            assert b"tidemill.programs.child" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     assert "rank 0 of 2 lost the others" in learner.text()
     learner.signal(signal.SIGTERM)
     assert learner.wait() == 0, learner.text()

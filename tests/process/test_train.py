@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launched import ROOT, Launched, launched, learner_of, services_of, tidemill
+from tests.support.ranks import workers
 from tests.support.status_page import press, shown, states
 from tests.support.waiting import wait_until
 from tidemill.errors import Unavailable
@@ -187,7 +188,7 @@ def test_killed_launcher_leaves_no_rank_of_the_learner(config_file: Path) -> Non
     with launched("train", "--config", str(config_file), "--launcher.learners", "2") as cluster:
         cluster.until("learner is ready")
         torchrun = cluster.children()["learner.torchrun"]
-        ranks = [int(pid) for pid in Path(f"/proc/{torchrun}/task/{torchrun}/children").read_text().split()]
+        ranks = workers(torchrun)
         assert len(ranks) == 2
         os.kill(ranks[1], signal.SIGSTOP)
         cluster.send(signal.SIGKILL)

@@ -55,7 +55,8 @@ class Process:
         environment = os.environ | {"OMP_NUM_THREADS": "1"} | dict(variables or {})
         self._child: ForkedPopen | subprocess.Popen[bytes]
         if not variables:
-            self._child = fork_service(module, arguments, environment, self._file)
+            forks = module.endswith(".torchrun")
+            self._child = fork_service(module, arguments, environment, self._file, with_server=forks)
         else:
             command = [sys.executable, "-m", module, *arguments]
             self._child = subprocess.Popen(command, stdout=self._file, stderr=self._file, env=environment)

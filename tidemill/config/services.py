@@ -319,8 +319,8 @@ class LauncherSettings:
     """How long a service that was healthy may leave health checks unanswered before it is killed and restarted, in
     seconds. A service that does not answer is reported within ten seconds."""
     fork_services: bool = True
-    """Whether services that need torch are forked from one process that has imported it, instead of importing it each:
-    they start, and start again, without those seconds, and share its memory. Several learners are not forked."""
+    """Whether services are forked from one process that has imported torch, instead of importing it each: they start,
+    and start again, without those seconds, and share its memory."""
     stop_timeout_s: float = 20.0
     """How long a service may take to end after SIGTERM before it is killed, in seconds."""
     loggers: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import IO
 
 from tidemill.programs.child import PARENT_VARIABLE
-from tidemill.programs.fork_server import MAX_MESSAGE_BYTES, TITLE_BYTES
+from tidemill.programs.fork_server import MAX_MESSAGE_BYTES, ROOM_BYTES, ROOM_VARIABLE, TITLE_BYTES
 
 _PR_SET_CHILD_SUBREAPER = 36
 _READY_S = 60.0
@@ -31,11 +31,24 @@ def server_command() -> list[str]:
 
 
 def pack_order(
-    module: str, arguments: Sequence[str], environment: Mapping[str, str], directory: str = "", *, with_server: bool
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    directory: str = "",
+    *,
+    with_server: bool = False,
+    ends_in_order: bool = False,
 ) -> bytes:
     """Return what a server is sent for a process, see `ForkClient.fork`."""
-    order = {"module": module, "arguments": list(arguments), "environment": dict(environment)}
-    return json.dumps(order | {"directory": directory, "with_server": with_server}).encode()
+    order = {
+        "module": module,
+        "arguments": list(arguments),
+        "environment": dict(environment),
+        "directory": directory,
+        "with_server": with_server,
+        "ends_in_order": ends_in_order,
+    }
+    return json.dumps(order).encode()
 
 
 @contextmanager
@@ -141,7 +154,7 @@ class ForkClient:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**environment, PARENT_VARIABLE: str(os.getpid())},
+                env={**environment, PARENT_VARIABLE: str(os.getpid()), ROOM_VARIABLE: "." * ROOM_BYTES},
                 start_new_session=True,
             )
 
@@ -164,6 +177,7 @@ class ForkClient:
         directory: str = "",
         *,
         with_server: bool = False,
+        ends_in_order: bool = False,
     ) -> ForkedPopen | None:
         """Return a new process that runs a module; None if there is none to be had: then the server is given up.
 
@@ -174,8 +188,11 @@ class ForkClient:
             output: Where it writes.
             directory: Where it works, if not where the server does.
             with_server: Whether it gets a server of its own, which ends with it.
+            ends_in_order: Whether it ends with its parent as `tidemill.process.run` has it, instead of at once.
         """
-        order = pack_order(module, arguments, environment, directory, with_server=with_server)
+        order = pack_order(
+            module, arguments, environment, directory, with_server=with_server, ends_in_order=ends_in_order
+        )
         with self._lock:
             if len(order) > MAX_MESSAGE_BYTES or not self.is_running:
                 return None
@@ -204,6 +221,11 @@ class ForkClient:
             if pid:
                 os.write(word, b"\n")
         return ForkedPopen(pid) if pid else None
+
+
+def given_client() -> ForkClient | None:
+    """Return a client of the server that this process was given; None without one."""
+    return ForkClient({}) if _given else None
 
 
 def _become_parent_of_orphans(wanted: bool) -> None:

@@ -42,6 +42,9 @@ MAX_MESSAGE_BYTES = 2**17
 TITLE_BYTES = 1024
 """Length of a last argument that nothing reads: room for the command line that a forked service shows."""
 
+ROOM_VARIABLE, ROOM_BYTES = "TIDEMILL_ROOM", 4096
+"""Name and length of an environment variable that nothing reads: room for the environment that a service shows."""
+
 _POLL_S = 0.001
 _COMMAND = (sys.executable, "-m", "tidemill.programs.fork_server")
 
@@ -55,6 +58,7 @@ class _Order(NamedTuple):
     first_parent: int
     directory: str = ""
     with_server: bool = False
+    ends_in_order: bool = False
 
 
 def main() -> None:
@@ -133,7 +137,7 @@ def _begin(order: _Order) -> None:
     os.environ.clear()
     os.environ.update(order.environment)
     _show([sys.executable, "-m", order.module, *order.arguments], order.environment)
-    if not order.with_server:  # a launcher ends in order, which `process.run` sees to
+    if not order.ends_in_order:  # which `process.run` sees to
         end_with_parent()
     await_word()
     if order.directory:
@@ -168,6 +172,8 @@ def _run(order: _Order) -> NoReturn:
     """Run a module as `python -m` would."""
     from tidemill.process import leave
 
+    if (threads := order.environment.get("OMP_NUM_THREADS", "")).isdigit():  # torch had another when it was imported
+        sys.modules["torch"].set_num_threads(max(int(threads), 1))
     sys.modules["numpy"].random.seed()  # or all would draw alike from NumPy's global generator; Python's own is seeded
     try:
         run_module(order.module, order.arguments)

@@ -70,7 +70,7 @@ class Child:
         process: _Process | None = None
         with log_file.open("ab") as log:
             if forks is not None and (spec.needs_torch or forks.is_ready):
-                process = await forks.fork(spec.module, spec.arguments, environment, log)
+                process = await forks.fork(spec.module, spec.arguments, environment, log, with_server=spec.forks)
             if process is None:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,

@@ -89,7 +89,13 @@ class ForkServer:
         return self._is_ready is not None and self._is_ready.done() and self._is_ready.result()
 
     async def fork(
-        self, module: str, arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes]
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        output: IO[bytes],
+        *,
+        with_server: bool = False,
     ) -> ForkedProcess | None:
         """Return a new process that runs a module; None if there is none to be had.
 
@@ -98,8 +104,9 @@ class ForkServer:
             arguments: Its command line.
             environment: Its environment variables, all of them.
             output: Where it writes.
+            with_server: Whether it gets a server of its own, which ends with it.
         """
-        order = pack_order(module, arguments, environment, with_server=False)
+        order = pack_order(module, arguments, environment, with_server=with_server)
         async with self._lock:
             if self._is_ready is None or len(order) > MAX_MESSAGE_BYTES:
                 return None

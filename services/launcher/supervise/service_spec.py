@@ -26,6 +26,7 @@ class ServiceSpec:
             wait for what they need by themselves, and importing takes seconds in which they need nothing.
         nice: Added to its niceness, so that the learner is not starved on a machine with few cores.
         needs_torch: Whether it imports torch, and may be forked from a process that has.
+        forks: Whether it starts processes that may be forked, too.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ServiceSpec:
     after: tuple[str, ...] = ()
     nice: int = 0
     needs_torch: bool = False
+    forks: bool = False
 
 
 def cluster_specs(config: RunConfig, config_file: Path, sockets: Path) -> tuple[ServiceSpec, ...]:
@@ -78,7 +80,7 @@ def _learner_spec(config: RunConfig, config_file: Path) -> ServiceSpec:
         return ServiceSpec(LEARNER, LEARNER, "tidemill.services.learner", settings, address, needs_torch=True)
     ranks = (str(config.launcher.learners), str(config.launcher.max_restarts))
     module = "tidemill.services.learner.torchrun"
-    return ServiceSpec(LEARNER, LEARNER, module, (*ranks, *settings), address, needs_torch=True)
+    return ServiceSpec(LEARNER, LEARNER, module, (*ranks, *settings), address, needs_torch=True, forks=True)
 
 
 def _actor_count(config: RunConfig) -> int:

@@ -83,7 +83,9 @@ def _launched(
 ) -> subprocess.Popen[bytes] | ForkedPopen:
     module = "tidemill.services.launcher"
     environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}  # ends in order if the sweep is killed
-    if forks is not None and (forked := forks.fork(module, arguments, environment, log, with_server=True)):
+    if forks is not None and (
+        forked := forks.fork(module, arguments, environment, log, with_server=True, ends_in_order=True)
+    ):
         return forked
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, *arguments],
