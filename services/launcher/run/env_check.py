@@ -36,7 +36,7 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None) -> str
 
     Args:
         config: Of the run.
-        forks: What the process is forked from, if it can be.
+        forks: What the process is forked from, if it is ready: a wrong setting is not found later for it.
 
     Returns:
         What its user should know, on one line; empty if there is nothing.
@@ -74,7 +74,7 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None) -> str
 
 def _started(folder: Path, output: IO[bytes], forks: ForkClient | None) -> subprocess.Popen[bytes] | ForkedPopen:
     environment = os.environ | {PARENT_VARIABLE: str(os.getpid()), "SDL_VIDEODRIVER": "dummy"}
-    if forks is not None and (forked := forks.fork(_MODULE, [str(folder)], environment, output)):
+    if forks is not None and forks.is_ready and (forked := forks.fork(_MODULE, [str(folder)], environment, output)):
         return forked
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "tidemill.programs.child", _MODULE, str(folder)],
