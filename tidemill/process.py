@@ -127,13 +127,16 @@ def _act(reader: socket.socket, _writer: socket.socket) -> None:
                 _actions[number](number)
 
 
-async def stop_requested() -> None:
-    """Wait for SIGTERM or Ctrl-C on the running event loop."""
+def stop_requested() -> asyncio.Task[bool]:
+    """Return a task of the running event loop that is done once SIGTERM or Ctrl-C comes, from this call on.
+
+    To be called before anyone is told that the service is ready: the first signal may follow at once.
+    """
     requested = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in _STOP_SIGNALS:
         loop.add_signal_handler(number, requested.set)
-    await requested.wait()
+    return loop.create_task(requested.wait())
 
 
 def die_with_parent() -> None:

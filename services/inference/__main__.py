@@ -106,9 +106,9 @@ async def serve(config: InferenceConfig, spec: EnvSpec, policy: Policy, device: 
     )
     servicer.add_to(server)
     metrics_address = serve_metrics(settings.server, server.health)
+    stop = process.stop_requested()
     _log.info("serving", address=await server.start(), metrics=metrics_address, device=str(device))
     await server.set_serving(True)
-    stop = asyncio.ensure_future(process.stop_requested())
     try:
         await asyncio.wait((stop, failed), return_when=asyncio.FIRST_COMPLETED)
         if failed.done():

@@ -57,9 +57,10 @@ async def _serve(config: ParamServerConfig) -> None:
     watch_disk(config.run.folder)
     metrics_address = serve_metrics(settings.server, server.health)
     log = structlog.get_logger()
+    stop = process.stop_requested()
     log.info("serving", address=await server.start(), metrics=metrics_address)
     await server.set_serving(True)
-    await process.stop_requested()
+    await stop
     await server.set_serving(False)
     notifier.close()  # or waiting calls would use up the grace period
     await server.stop()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.ma  # np.unique would do so when first called, and every caller would wait for it
@@ -99,9 +100,10 @@ async def _serve(config: ReplayConfig) -> None:
     if settings.storage.folder:
         watch_disk(Path(settings.storage.folder))
     metrics_address = serve_metrics(settings.server, server.health)
+    stop = process.stop_requested()
     _logger.info("serving", address=await server.start(), metrics=metrics_address, uses_kernel=kernel.available)
     await server.set_serving(True)
-    await _until_stopped(log)
+    await _until_stopped(stop, log)
     await server.set_serving(False)
     servicer.close()  # or streams would use up the grace period
     await server.stop()
@@ -119,10 +121,9 @@ def located(config: ReplayConfig) -> ReplaySettings:
     return dataclasses.replace(config.replay, storage=dataclasses.replace(config.replay.storage, folder=folder))
 
 
-async def _until_stopped(log: ReplayLog | None) -> None:
+async def _until_stopped(stop: asyncio.Task[bool], log: ReplayLog | None) -> None:
     """Wait for the signal to stop. FatalError: the log cannot be written any more."""
-    stop = asyncio.create_task(process.stop_requested())
-    waited = {stop} if log is None else {stop, log.failed}
+    waited: set[asyncio.Future[Any]] = {stop} if log is None else {stop, log.failed}
     done, _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
     for future in done:
         future.result()

@@ -51,6 +51,28 @@ threading.Event().wait(10)
     assert done.returncode == 128 + 15, done.stderr
 
 
+@pytest.mark.parametrize("service", ["replay", "paramserver"])
+def test_service_that_is_stopped_as_soon_as_it_serves_ends_in_order(service: str, tmp_path: Path) -> None:
+    """A signal that comes while it says that it is ready is heard: it does not end by the signal's own action."""
+    script = f"""
+import os, signal, sys
+from tidemill.services.{service}.__main__ import main
+class Stopping:  # the signal comes between the message and whatever is done next
+    def write(self, text):
+        if "serving" in text:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return sys.__stderr__.write(text)
+    def __getattr__(self, name):
+        return getattr(sys.__stderr__, name)
+sys.stderr = Stopping()
+sys.exit(main(["--{service}.server.address", "127.0.0.1:0"]))
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_BOUND_S, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "stopped" in done.stderr
+
+
 def test_process_that_leaves_has_done_all_that_was_due() -> None:
     """Threads end, exit handlers run and what was printed is out; modules are not taken apart."""
     script = """
