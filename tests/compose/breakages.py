@@ -23,15 +23,17 @@ except FailedPrecondition as error:
     print(error)
 """
 _NONSENSE = """
-import grpc
+import grpc, time
 from tidemill.replay.v1 import replay_pb2 as pb, replay_pb2_grpc
 from tidemill.rpc.channel import open_channel
 stub = replay_pb2_grpc.ReplayServiceStub(open_channel("replay-0:7401"))
-try:
-    list(stub.Append(iter([pb.AppendRequest()]), timeout=10))
-    raise SystemExit("nonsense was accepted")
-except grpc.RpcError as error:
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error
+for _ in range(3):  # seconds apart, for an increase is seen from one look at the metrics to the next
+    try:
+        list(stub.Append(iter([pb.AppendRequest()]), timeout=10))
+        raise SystemExit("nonsense was accepted")
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error
+    time.sleep(4)
 """
 _CORRUPTION = """
 import pathlib
@@ -89,8 +91,8 @@ def publish_as_another(stack: Stack) -> None:
 
 
 def append_nonsense(stack: Stack) -> None:
-    """Send a replay shard a message that it must refuse, as an actor of another version might."""
-    stack.as_operator(_NONSENSE)
+    """Send a replay shard messages that it must refuse, as an actor of another version might."""
+    stack.inside("actor", "python", "-c", _NONSENSE)
 
 
 def corrupt_version(stack: Stack) -> None:

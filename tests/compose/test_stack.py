@@ -293,12 +293,8 @@ def test_faults_raise_alerts_that_end_with_them(stack: Stack) -> None:
         in_volume(stack, "chmod", "u+w", "/runs/short/checkpoints")
         crash_in_sight(stack, restarting, 4)
         publish_as_another(stack)
-
-        def complains() -> bool:
-            append_nonsense(stack)
-            return ("TidemillInsertErrors", "") in stack.firing()
-
-        until(complains, "TidemillInsertErrors", stack.describe)
+        append_nonsense(stack)
+        stack.until_firing(("TidemillInsertErrors", ""))
         missing = ("TidemillProcessMissing", "replay"), ("TidemillProcessMissing", "actor")
         lost = ("TidemillShardLost", "learner")
         stack.until_firing(*missing, lost, ("TidemillRestartLoop", "actor"), ("TidemillTwoLearners", "paramserver"))
@@ -332,8 +328,8 @@ def test_everything_comes_back_with_the_engine(stack: Stack) -> None:
 
 def test_termination_ends_every_service_with_zero(stack: Stack) -> None:
     """SIGTERM: each service finishes what it is at and exits with 0 within its grace period."""
-    for service in ("paramserver", "replay-0", "replay-1", "learner", "actor", "evaluator"):
-        stack.compose("up", "-d", "--no-build", "--no-deps", service)  # an upgrade that finds nothing new
+    for services in (("paramserver", "replay-0", "replay-1"), ("learner", "actor", "evaluator")):
+        stack.compose("up", "-d", "--no-build", "--no-deps", *services)  # an upgrade that finds nothing new
     stack.until_healthy()
     stack.compose("stop", *OURS, bound_s=180)
     codes = {c["Name"]: c["State"]["ExitCode"] for service in OURS for c in stack.containers(service)}

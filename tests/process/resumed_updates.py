@@ -46,8 +46,11 @@ class Recorded:
         )
 
 
-def train(case: str, folder: Path, steps: int, seed: int) -> bytes:
-    """Go on from the newest checkpoint in a folder, if any, up to a number of steps; save, and return the state."""
+def train(case: str, folder: Path, steps: int, seed: int, *, on_to: int = 0) -> bytes:
+    """Go on from the newest checkpoint in a folder, if any, up to a number of steps, and save.
+
+    Return the state; with `on_to`, that of the same agent after so many steps, which are not saved.
+    """
     config, env_spec = CASES[case]
     seed_rng(seed)
     agent, counters = build_agent(config, env_spec, seed=seed), Counters()
@@ -57,8 +60,10 @@ def train(case: str, folder: Path, steps: int, seed: int) -> bytes:
     progress = Progress(counters, log_every_s=1e9, clock=time.monotonic)
     recorded = Recorded(case, agent, counters.learner_steps)
     control = Control(threading.Event())
-    Trainer(agent, recorded, TrainerOutputs(None), control, counters, progress, Limits(max_learner_steps=steps)).run()
+    outputs = TrainerOutputs(None)
+    Trainer(agent, recorded, outputs, control, counters, progress, Limits(max_learner_steps=steps)).run()
     store.write(resumable.capture())
+    Trainer(agent, recorded, outputs, control, counters, progress, Limits(max_learner_steps=max(steps, on_to))).run()
     return resumable.to_bytes()
 
 

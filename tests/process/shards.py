@@ -140,7 +140,7 @@ class Writer:
     def _write(self) -> None:
         dropped = 0
         life = self._begin()
-        while not self._stop.wait(0.04):  # below 65,536 items a shard in all, which one batch can read back
+        while not self._stop.wait(0.1):  # below 65,536 items a shard in all, which one batch can read back
             chunk = make_chunk(life.number, 0, life.chunks * CHUNK_LENGTH, CHUNK_LENGTH)
             items = make_items(0, [(0, i, 1) for i in range(CHUNK_LENGTH)])
             try:
@@ -180,7 +180,7 @@ class Taker:
 
     def _run(self) -> None:
         try:
-            while not self._stop.wait(0.02):
+            while not self._stop.wait(0.05):
                 assert self.stream.take(self.BOUND_S) is not None, f"no batch within {self.BOUND_S:g} s"
                 self.batches += 1
         except BaseException as error:  # raised by `stop`

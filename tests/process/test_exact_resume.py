@@ -27,8 +27,7 @@ _HALF = 15
 def test_updates_in_one_process_equal_those_in_two(tmp_path: Path) -> None:
     """The same recorded batches leave the same state: parameters, targets, optimizers, counters, generators."""
     assert {"dqn", "r2d2", "sac"} <= set(_CASES)
-    for case in _CASES:
-        train(case, tmp_path / "first", _HALF, seed=1)
+    straight = {case: train(case, tmp_path / "first", _HALF, seed=1, on_to=2 * _HALF) for case in _CASES}
     log = tmp_path / "log"
     with log.open("wb") as output:
         words = [str(tmp_path / "first"), str(2 * _HALF), *_CASES]
@@ -36,6 +35,5 @@ def test_updates_in_one_process_equal_those_in_two(tmp_path: Path) -> None:
             "tests.process.resumed_updates", words, os.environ | {"OMP_NUM_THREADS": "1"}, output, _EXAMPLES
         )
         assert process.wait(500) == 0, log.read_text()
-    for case in _CASES:
-        straight = train(case, tmp_path / "straight", 2 * _HALF, seed=1)
-        assert (tmp_path / "first" / f"{case}.state").read_bytes() == straight, case
+    for case, state in straight.items():
+        assert (tmp_path / "first" / f"{case}.state").read_bytes() == state, case

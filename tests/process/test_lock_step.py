@@ -24,11 +24,10 @@ _SETTINGS: dict[str, Any] = {
 }
 _CONTINUOUS = {"env": {"id": "Pendulum-v1", "num_envs": 2}, "run": {"max_learner_steps": 128, "round_steps": 16}}
 _CASES: dict[str, dict[str, Any]] = {
-    "prioritized": {"table": {**_SETTINGS["table"], "sampler": "prioritized"}},
-    "hindsight": {  # a learner that is stopped in the middle of a sample decodes it again
+    "prioritized hindsight": {  # a learner that is stopped in the middle of a sample decodes it again
         "env": {"id": "examples.bit_flip:BitFlip", "kwargs": {"bits": 6}, "num_envs": 2},
         "agent": {**_SETTINGS["agent"], "n_step": 1},
-        "table": {**_SETTINGS["table"], "hindsight": 0.8, "hindsight_steps": 6},
+        "table": {**_SETTINGS["table"], "sampler": "prioritized", "hindsight": 0.8, "hindsight_steps": 6},
     },
     "sac": {**_CONTINUOUS, "agent": {"algorithm": "sac", "start_steps": 100, "hidden_sizes": [16], "batch_size": 16}},
     "ddpg": {  # whose noise lasts over steps
