@@ -28,7 +28,7 @@ def stack() -> Iterator[Stack]:
                 raise
             pytest.skip(str(reason))
         resources.callback(cluster.remove)
-        for service in ("certs", *(service for service in OURS if service != "replay-1")):  # its image is replay-0's
-            cluster.compose("build", service, bound_s=600)
+        images = ("certs", *(service for service in OURS if service != "replay-1"))  # its image is replay-0's
+        cluster.compose("build", *images, bound_s=900)
         cluster.up(actors=2)
         yield cluster

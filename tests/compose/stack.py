@@ -37,6 +37,7 @@ _POLL_S = 0.5
 _PATIENCE = re.compile(r"^( +for: )(\d+)m$", re.MULTILINE)
 _INTERVALS = re.compile(r"^( +(?:scrape|evaluation)_(?:interval|timeout):).*$", re.MULTILINE)
 _SHORTER = {"[1m]": "[15s]", "[15m:5s]": "[15m:3s]", "_stalled_seconds > 120": "_stalled_seconds > 20"}
+_HEALTH = re.compile(r"\((?:health: )?(healthy|unhealthy|starting)\)")
 _WAITED_FOR = ("replay-0", "replay-1", "paramserver")
 """Services that must be healthy before others are started."""
 
@@ -161,10 +162,14 @@ class Stack:
 
         Those of `compose run` are not among them: they may be gone a moment later.
         """
+        return [self._inspect(container["Id"]) for container in self._listed(service)]
+
+    def _listed(self, service: str = "") -> list[dict[str, Any]]:
+        """Return the engine's list of them, which says less of each and costs one question for all."""
         labels = {"project": self.project, "oneoff": "False"} | ({"service": service} if service else {})
         wanted = [f"com.docker.compose.{name}={value}" for name, value in labels.items()]
-        found = self.engine.ask("/containers/json?all=1", label=wanted)
-        return [self._inspect(container["Id"]) for container in found]
+        listed: list[dict[str, Any]] = self.engine.ask("/containers/json?all=1", label=wanted)
+        return listed
 
     def _inspect(self, name: str) -> dict[str, Any]:
         inspected: dict[str, Any] = self.engine.ask(f"/containers/{name}/json")
@@ -173,12 +178,11 @@ class Stack:
     def states(self) -> dict[str, str]:
         """Return the health of each container that is to stay, or its status if it has none, by name."""
         found = {}
-        for container in self.containers():
-            if container["Config"]["Labels"]["com.docker.compose.service"] == "certs":
+        for container in self._listed():
+            if container["Labels"]["com.docker.compose.service"] == "certs":
                 continue
-            state = container["State"]
-            is_running = state["Status"] == "running"
-            found[container["Name"].strip("/")] = state["Health"]["Status"] if is_running else state["Status"]
+            health = _HEALTH.search(container["Status"])
+            found[container["Names"][0].strip("/")] = health[1] if health else container["State"]
         return found
 
     def crash(self, service: str, name: str = "") -> None:
@@ -216,6 +220,10 @@ class Stack:
         Not by Compose, of which the older one takes a second of processor time before it asks the engine.
         """
         return self.engine.docker("exec", self.containers(service)[0]["Id"], *command)
+
+    def logs(self, service: str) -> str:
+        """Return what a service's first container has printed."""
+        return self.engine.run("sh", "-c", f"docker logs {self.containers(service)[0]['Id']} 2>&1")
 
     def once(self, service: str, entrypoint: str, *arguments: str) -> str:
         """Run a command in a container of its own, with a service's image and secrets; return what it printed."""

@@ -109,7 +109,7 @@ def test_operator_steers_and_services_do_not(stack: Stack) -> None:
 
 def test_status_page_shows_the_cluster_and_its_buttons_need_the_token(stack: Stack) -> None:
     """The address in its log leads to it from this machine's loopback."""
-    url = re.findall(r"http://127\.0\.0\.1:\d+/#[\w-]+", stack.compose("logs", "page"))[-1]
+    url = re.findall(r"http://127\.0\.0\.1:\d+/#[\w-]+", stack.logs("page"))[-1]
     assert states(url) == dict.fromkeys(("replay-0", "replay-1", "paramserver", "learner"), "serving")
     assert shown(url)["learner_steps"] > 0
     assert shown(url)["scores"]
@@ -306,9 +306,10 @@ def test_faults_raise_alerts_that_end_with_them(stack: Stack) -> None:
         ("TidemillLearnerStalled", "learner"),
     )
     with stack.frozen("actor"):
-        stack.compose("stop", "paramserver")
+        (paramserver,) = stack.containers("paramserver")
+        stack.engine.docker("stop", paramserver["Id"])
         stack.until_firing(*still)
-    stack.compose("start", "paramserver")
+    stack.engine.docker("start", paramserver["Id"])
     stack.until_healthy()
     gone = {*missing, lost, *still}
     until(lambda: not gone & stack.firing(), "the alerts end", lambda: f"{stack.firing()}")
@@ -323,7 +324,7 @@ def test_everything_comes_back_with_the_engine(stack: Stack) -> None:
     stack.engine.daemon.restart()
     stack.until_healthy()
     stack.until_above(_VERSION, version)
-    assert "restored" in stack.compose("logs", "learner")
+    assert "restored" in stack.logs("learner")
 
 
 def test_termination_ends_every_service_with_zero(stack: Stack) -> None:
@@ -355,7 +356,7 @@ def test_run_moves_to_another_box(stack: Stack) -> None:
     stack.up(actors=2)
     stack.until_healthy()
     stack.until_above(_VERSION, version)
-    assert "restored" in stack.compose("logs", "learner")
+    assert "restored" in stack.logs("learner")
     assert scores(stack) >= rows
 
 
@@ -367,7 +368,8 @@ def test_run_ends_by_itself_and_stays_ended(stack: Stack) -> None:
     result = result_of(stack)
     assert result["solved"], result
     version = newest_version(stack)
-    stack.compose("restart", "learner", "evaluator")  # to a container, a restart of the engine is no more than that
+    ended = [stack.containers(service)[0]["Id"] for service in ("learner", "evaluator")]
+    stack.engine.docker("restart", *ended)  # to a container, a restart of the engine is no more than that
     stack.until_healthy()
     stack.until_above('sum(tidemill_resting{job=~"learner|evaluator"})', 1.0)
     assert newest_version(stack) == version
@@ -386,7 +388,7 @@ def test_another_target_wakes_the_run_and_tls_can_be_turned_off(stack: Stack, mo
         assert outcome(stack, "list tables", monkeypatch) is grpc.StatusCode.OK
         assert outcome(stack, "pause", monkeypatch) is grpc.StatusCode.UNAVAILABLE
     assert "table items" in stack.operator("status")
-    url = re.findall(r"http://127\.0\.0\.1:\d+/#[\w-]+", stack.compose("logs", "page"))[-1]
+    url = re.findall(r"http://127\.0\.0\.1:\d+/#[\w-]+", stack.logs("page"))[-1]
     all_of_them = dict.fromkeys(("replay-0", "replay-1", "paramserver", "learner"), "serving")
     until(
         lambda: states(url) == all_of_them, "the status page reaches those without TLS and the learner", stack.describe

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from tidemill.programs.fork_client import ForkClient, ForkedPopen
+from tidemill.programs.fork_client import DRAWING, ForkClient, ForkedPopen
 
 
 class ForkedService(ForkedPopen):
@@ -53,7 +53,7 @@ def _server() -> ForkClient:
     global _client  # noqa: PLW0603 - it lives as long as the process
     with _lock:
         if _client is None or not _client.is_running:
-            _client = ForkClient(os.environ | {"GRPC_ENABLE_FORK_SUPPORT": "0", "OMP_NUM_THREADS": "1"})
+            _client = ForkClient(os.environ | {"GRPC_ENABLE_FORK_SUPPORT": "0", "OMP_NUM_THREADS": "1"}, DRAWING)
             atexit.register(_client.close)
         return _client
 

@@ -24,10 +24,14 @@ _READY_S = 60.0
 _ANSWER_S = 10.0
 
 
-def server_command() -> list[str]:
-    """Return the command of a server, whose standard input is the socket."""
+DRAWING = ("matplotlib.backends.backend_agg", "matplotlib.figure")
+"""What an evaluator imports at the end of its run, for the curve; a server of many runs may have it before."""
+
+
+def server_command(further: Sequence[str] = ()) -> list[str]:
+    """Return the command of a server, whose standard input is the socket; it imports further modules, too."""
     # -P: no file of the working directory shadows a module
-    return [sys.executable, "-P", "-m", "tidemill.programs.fork_server", "." * TITLE_BYTES]
+    return [sys.executable, "-P", "-m", "tidemill.programs.fork_server", *further, "." * TITLE_BYTES]
 
 
 def pack_order(
@@ -133,11 +137,12 @@ class ForkedPopen:
 class ForkClient:
     """A server that this process has started, or was given."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], further: Sequence[str] = ()) -> None:
         """Take the server that this process was given; else start one, which `fork` waits for.
 
         Args:
             environment: Of a server that is started, all of it.
+            further: Modules that it imports beside those that every server does.
         """
         self._lock = threading.Lock()
         self.is_ready = True
@@ -150,7 +155,7 @@ class ForkClient:
         self.requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                server_command(),
+                server_command(further),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -1,8 +1,8 @@
-"""`python -m tidemill.programs.fork_server`: imports what services share, torch before all, and forks them (ADR 0050).
+"""`python -m tidemill.programs.fork_server [MODULE ...] ROOM`: imports what services share and forks them (ADR 0050).
 
-A service so starts without the seconds that importing takes, and shares the memory of what was imported. It becomes a
-child of the process that asked for it, and outlives this one. A launcher that is forked may get a server of its own,
-which is forked as well, and so is there at once.
+That is torch before all, and further modules if they are named. A service so starts without the seconds that importing
+takes, and shares the memory of what was imported. It becomes a child of the process that asked for it, and outlives
+this one. A launcher that is forked may get a server of its own, which is forked as well, and so is there at once.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main() -> None:
     hold_requests_to_finish()  # in what is forked, too
     requests = socket.socket(fileno=os.dup(0))
     gc.disable()  # what is imported stays: looking through it again and again is a tenth of the time
-    for module in PRELOADED:
+    for module in (*PRELOADED, *sys.argv[1:-1]):
         importlib.import_module(module)
     gc.enable()
     _show(_COMMAND)

@@ -16,7 +16,7 @@ import yaml
 
 from tidemill.atomic_files import write_atomically
 from tidemill.programs.child import PARENT_VARIABLE
-from tidemill.programs.fork_client import ForkClient, ForkedPopen
+from tidemill.programs.fork_client import DRAWING, ForkClient, ForkedPopen
 from tidemill.scores import read_scores
 from tidemill.services.launcher.run.folder import has_trained
 from tidemill.services.launcher.supervise.child import DEFAULTS
@@ -52,7 +52,8 @@ def run_name(trial: Trial, seed: int) -> str:
 
 def fork_client(config: Mapping[str, Any]) -> ForkClient | None:
     """Return what runs and their services are forked from, unless the base config wants none forked."""
-    return ForkClient(DEFAULTS | os.environ) if (config.get("launcher") or {}).get("fork_services", True) else None
+    wanted = (config.get("launcher") or {}).get("fork_services", True)
+    return ForkClient(DEFAULTS | os.environ, DRAWING) if wanted else None
 
 
 def start(
