@@ -1,6 +1,6 @@
-"""Runs the whole suite with three workers; tests of real processes that failed are tried once more, alone.
+"""Runs the whole suite with four workers; tests of real processes that failed are tried once more, alone.
 
-Servers, processes, containers and training share the machine with two other workers there, and on a busy one a bound
+Servers, processes, containers and training share the machine with three other workers there, and on a busy one a bound
 may be missed that holds everywhere else. A test that fails beside others and passes alone is named at the end: look at
 it, its bound is too tight or it has found a race. Unit tests get no second try, nor do many failures.
 """
@@ -28,8 +28,8 @@ def may_be_tried_again(failed: Sequence[str]) -> bool:
 
 def run(root: Path, *arguments: str) -> int:
     """Run the suite of a folder with further arguments for pytest; return the exit code."""
-    # One of three workers waits for containers most of the time.
-    in_turns = ("--cache-clear", "--numprocesses", "3", "--dist", "loadfile", "--no-loadscope-reorder")
+    # One of four workers waits for containers most of the time, and two or three for processes: two cores are busy.
+    in_turns = ("--cache-clear", "--numprocesses", "4", "--dist", "loadfile", "--no-loadscope-reorder")
     code = _pytest(root, *in_turns, *arguments)
     failed = _failed(root) if code == _TESTS_FAILED else []
     if not may_be_tried_again(failed):
