@@ -324,10 +324,10 @@ def test_weights_that_are_no_numbers_lead_nowhere() -> None:
 def test_library_that_is_not_ours_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No file, no library, another library: each is left alone, and the reason says which."""
     monkeypatch.delenv(kernel.VARIABLE, raising=False)
-    assert kernel._load(tmp_path / "kernel.so") == (None, "it was not built: installing found no C compiler")
+    assert kernel.load(tmp_path / "kernel.so") == (None, "it was not built: installing found no C compiler")
     (tmp_path / "kernel.so").write_bytes(b"none")
     for file in (tmp_path / "kernel.so", Path(_block.__file__)):
-        library, reason = kernel._load(file)
+        library, reason = kernel.load(file)
         assert library is None
         assert reason.startswith("it cannot be loaded")
 

@@ -35,7 +35,7 @@ def with_options(settings: _T, arguments: Sequence[str], *, prog: str, descripti
     _check_algorithms_options(arguments, settings)
     words = _as_tyro_has_them(list(arguments), settings)
     document = document_of_words(words, settings)
-    return _by_tyro(settings, words, prog, description) if document is None else overlay(settings, document)
+    return read_by_tyro(settings, words, prog, description) if document is None else overlay(settings, document)
 
 
 def document_of_words(words: Sequence[str], settings: object) -> dict[str, Any] | None:
@@ -128,7 +128,7 @@ def _owner(settings: object, sections: Sequence[str]) -> object | None:
     return settings if dataclasses.is_dataclass(settings) else None
 
 
-def _by_tyro(settings: _T, words: Sequence[str], prog: str, description: str) -> _T:
+def read_by_tyro(settings: _T, words: Sequence[str], prog: str, description: str) -> _T:
     """Return settings with a command line put over them; SystemExit as of `load`."""
     import tyro  # takes longer than all that is read without it
 

@@ -23,7 +23,7 @@ _VERSION = 3  # of kernel.c
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
 
 
-def _load(file: Path) -> tuple[ctypes.CDLL | None, str]:
+def load(file: Path) -> tuple[ctypes.CDLL | None, str]:
     """Return the library, or None and why it is not used."""
     if os.environ.get(VARIABLE) == "0":
         return None, f"{VARIABLE}=0"
@@ -52,7 +52,7 @@ def _load(file: Path) -> tuple[ctypes.CDLL | None, str]:
     return library, ""
 
 
-_library, reason = _load(_FILE)
+_library, reason = load(_FILE)
 available = _library is not None
 """Whether the library is in use; `reason` says why not."""
 

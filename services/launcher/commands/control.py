@@ -30,7 +30,7 @@ def status(argv: Sequence[str]) -> int:
     parser = _parser("status", "Show the status of a running cluster.")
     _add_target(parser)
     arguments = parser.parse_args(list(argv))
-    address, folder = _target(arguments)
+    address, folder = target_of(arguments)
     with _learner(address) as client:
         rows = _status_rows(client.get_status()) | (_score_rows(folder) if folder else {})
     if folder and is_deterministic(folder) and (digest := describe_digest(folder / "params")):
@@ -47,7 +47,7 @@ def ctl(argv: Sequence[str]) -> int:
     parser.add_argument("verb", choices=sorted(_VERBS), help=verbs)
     _add_target(parser)
     arguments = parser.parse_args(list(argv))
-    address, _ = _target(arguments)
+    address, _ = target_of(arguments)
     print(apply_verb(address, arguments.verb, asked_by="`tidemill ctl stop`"))
     return 0
 
@@ -114,7 +114,7 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--learner", metavar="ADDRESS", help=f"the learner's address, instead of RUN; or ${LEARNER}")
 
 
-def _target(arguments: argparse.Namespace) -> tuple[str, Path | None]:
+def target_of(arguments: argparse.Namespace) -> tuple[str, Path | None]:
     """Return the learner's address, and the run's folder if that is known."""
     if address := arguments.learner or (not arguments.run and os.environ.get(LEARNER)):
         return address, arguments.run

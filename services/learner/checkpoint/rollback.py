@@ -20,7 +20,7 @@ from tidemill.services.learner.publishing import PolicyPublisher
 PUBLISH_S = 20.0
 """Longest wait for the server to acknowledge each of the last two versions."""
 
-_MAX_BYTES = 256 * 1024**2
+MAX_BYTES = 256 * 1024**2
 _MIN_SNAPSHOTS, _MAX_SNAPSHOTS = 2, 64
 _POLL_S = 0.25
 _DEADLINE_S = 5.0
@@ -109,7 +109,7 @@ class SnapshotHistory:
         """
         snapshot = self._take_snapshot()
         self._capacity = self._capacity or max(
-            _MIN_SNAPSHOTS, min(_MAX_SNAPSHOTS, _MAX_BYTES // max(snapshot.size_bytes, 1))
+            _MIN_SNAPSHOTS, min(_MAX_SNAPSHOTS, MAX_BYTES // max(snapshot.size_bytes, 1))
         )
         self._snapshots.pop(snapshot.learner_steps, None)  # so that it is the newest
         self._snapshots[snapshot.learner_steps] = snapshot

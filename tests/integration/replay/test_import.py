@@ -88,11 +88,11 @@ def test_items_that_fit_no_table_are_refused(tmp_path: Path) -> None:
     for first, length in ((39, 2), (0, 6), (-1, 1), (0, 0)):
         exported.first_rows[3], exported.lengths[3] = first, length
         with pytest.raises(DataLoss, match=f"item 3 has {length} steps from row {first}, must have 1 .. 5"):
-            exported._check_items()
+            exported.check_items()
     exported.continues[5] = False
     exported.first_rows[3], exported.lengths[3] = 19, 2
     with pytest.raises(DataLoss, match="of one stream"):
-        exported._check_items()
+        exported.check_items()
 
 
 def test_import_beside_what_is_there(server: LocalServer, client: ReplayClient, tmp_path: Path) -> None:

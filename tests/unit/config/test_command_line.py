@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import tyro
 
-from tidemill.config import command_line
-from tidemill.config.command_line import document_of_words, with_options
+from tidemill.config.command_line import document_of_words, read_by_tyro, with_options
 from tidemill.config.load import from_document, load
 from tidemill.config.overlay import overlay
 from tidemill.config.sections import (
@@ -84,7 +84,7 @@ def test_options_say_the_same_as_to_tyro(config: type[Any], algorithm: str | Non
     document = document_of_words(words, settings)
     assert document is not None
     assert overlay(settings, document) == expected
-    assert command_line._by_tyro(settings, words, "test", "") == expected
+    assert read_by_tyro(settings, words, "test", "") == expected
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_what_is_wrong_or_takes_several_words_is_left_to_tyro(words: list[str]) 
 
 def test_process_is_started_without_tyro(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what a launcher gives an actor."""
-    monkeypatch.setattr(command_line, "_by_tyro", None)
+    monkeypatch.setattr(tyro, "cli", None)
     words = ["--config", "cartpole_dqn", "--actor.id", "actor-1", "--actor.index", "1", "--actor.count", "2"]
     actor = load(ActorConfig, words, prog="test", description="").actor
     assert (actor.id, actor.index, actor.count) == ("actor-1", 1, 2)

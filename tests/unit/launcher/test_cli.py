@@ -217,7 +217,7 @@ def test_learner_of_status_and_ctl_may_be_a_variable(tmp_path: Path, monkeypatch
     monkeypatch.setenv(control.LEARNER, "learner:7403")
 
     def target(run: Path | None, learner: str | None) -> tuple[str, Path | None]:
-        return control._target(Namespace(run=run, learner=learner))
+        return control.target_of(Namespace(run=run, learner=learner))
 
     assert target(None, None) == ("learner:7403", None)
     assert target(None, "127.0.0.1:1") == ("127.0.0.1:1", None)

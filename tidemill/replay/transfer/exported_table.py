@@ -62,7 +62,7 @@ class ExportedTable:
             self._read_index()
         except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
             raise DataLoss(f"{folder} is damaged: {type(error).__name__}: {error}") from error
-        self._check_items()
+        self.check_items()
 
     def rows(self, start: int, stop: int, names: Sequence[str] | None = None) -> dict[str, Array]:
         """Return the steps `start` .. `stop` - 1 of some columns, or of each, [stop - start, ...]."""
@@ -164,8 +164,8 @@ class ExportedTable:
             if empty.dtype != dtype or not right:
                 raise ValueError(f"tensor {name!r} of {file['name']} is {empty.dtype} {found}, must be {dtype}")
 
-    def _check_items(self) -> None:
-        """DataLoss: chunks or items cannot be those of a table."""
+    def check_items(self) -> None:
+        """Compare chunks and items, as is done once at the beginning. DataLoss: they cannot be those of a table."""
         step_counts, continues = self.step_counts, self.continues
         if len(step_counts) and (int(step_counts.min()) < 1 or continues[0]):
             raise DataLoss(f"{self._folder} is damaged: its chunks do not begin a stream, or have no steps")

@@ -41,7 +41,7 @@ def test_newest_states_are_kept_within_their_memory(monkeypatch: pytest.MonkeyPa
     assert _kept(history, range(10)) == [6, 7, 8, 9]
 
 
-@pytest.mark.parametrize("size_bytes, kept", [(2 * rollback._MAX_BYTES, 2), (4, 64)])
+@pytest.mark.parametrize("size_bytes, kept", [(2 * rollback.MAX_BYTES, 2), (4, 64)])
 def test_number_of_kept_states_has_bounds(size_bytes: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of those that are too large for the memory, 64 of the smallest."""
     monkeypatch.setattr(LearnerSnapshot, "size_bytes", size_bytes)
