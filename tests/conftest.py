@@ -26,7 +26,14 @@ SEED = 20240229
 hypothesis.settings.register_profile("tidemill", deadline=None)
 hypothesis.settings.load_profile("tidemill")
 
-_LONGEST = "test_stack.py"
+_LONGEST = (
+    "compose/test_stack.py",
+    "process/test_documented_commands.py",
+    "process/test_replay_alone.py",
+    "learning/test_configs.py",
+)
+"""Files that take a minute to ten; a worker that came to one last would be waited for."""
+
 _MARKED_FOLDERS = ("chaos", "process", "learning", "compose")
 
 
@@ -58,7 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, N
 
     The files of a folder, and the tests of a file, come in an order of their own in every run. The folders themselves
     stay in order, and so does tests/compose, which starts one cluster and goes through its life. That is the longest of
-    all files, and begins before any other. Several workers go through the folders at once, see `_woven`.
+    all files, and begins before any other; some follow. Several workers go through the folders at once, see `_woven`.
     """
     written = {item: position for position, item in enumerate(items)}
     yield
@@ -69,7 +76,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, N
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
     items.sort(
         key=lambda item: (
-            item.path.name != _LONGEST,
+            _place_among_longest(item.path),
             _folder_of(item.path),
             written[item] if _folder_of(item.path) == "compose" else 0,
         )
@@ -96,6 +103,12 @@ def pytest_collection_finish() -> None:
     comparison = sys.modules.get("torch.testing._comparison")
     if comparison is not None:
         comparison._HAS_DTENSOR = False  # type: ignore[attr-defined]
+
+
+@cache
+def _place_among_longest(path: Path) -> int:
+    name = "/".join(path.parts[-2:])
+    return _LONGEST.index(name) if name in _LONGEST else len(_LONGEST)
 
 
 @cache
