@@ -97,7 +97,7 @@ def test_every_variant_reaches_the_optimal_values_of_a_small_mdp(
     policy = DQNPolicy(config, CHAIN, CPU, 0, ActorSlot(num_envs=3))
     policy.load(agent.policy_state())
     assert policy.act(policy_input(STATES), evaluation=True).action.tolist() == [1, 1, 1]
-    np.testing.assert_allclose(policy._q(STATES).max(axis=1), BEST, atol=0.05 if noisy else 0.03)
+    np.testing.assert_allclose(policy.q_values(STATES).max(axis=1), BEST, atol=0.05 if noisy else 0.03)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_every_optimizer_loss_and_target_reaches_the_optimal_values(
         agent.update(chain_batch(), torch.ones(6))
     policy = DQNPolicy(config, CHAIN, CPU, 0, ActorSlot(num_envs=3))
     policy.load(agent.policy_state())
-    np.testing.assert_allclose(policy._q(STATES).max(axis=1), BEST, atol=0.02)
+    np.testing.assert_allclose(policy.q_values(STATES).max(axis=1), BEST, atol=0.02)
 
 
 def test_soft_target_takes_over_its_share_at_each_update() -> None:
@@ -146,10 +146,10 @@ def test_double_values_with_the_target_what_the_online_network_chose() -> None:
     for double in (True, False):
         config = DQNConfig(network="mlp", hidden_sizes=(8,), double=double, target_update_period=10**6, loss="mse")
         agent = DQNAgent(config, CHAIN, CPU, seed=0)
-        online.append(agent._bootstrap_q(batch["bootstrap_observation"], None))
+        online.append(agent.bootstrap_values(batch["bootstrap_observation"], None))
         for _ in range(50):
             agent.update(batch, torch.ones(6))
-        target.append(agent._bootstrap_q(batch["bootstrap_observation"], None))
+        target.append(agent.bootstrap_values(batch["bootstrap_observation"], None))
     torch.testing.assert_close(online[0], online[1])
     assert (target[0] <= target[1] + 1e-6).all()
 
@@ -176,11 +176,11 @@ def test_quiet_targets_are_those_of_the_mean_weights(double: bool) -> None:
     batch, bootstrap = chain_batch(), chain_batch()["bootstrap_observation"]
     plain = DQNConfig(network="mlp", hidden_sizes=(16,), noisy=True, double=double)
     noisy, quiet = (DQNAgent(dataclasses.replace(plain, noisy_target=on), CHAIN, CPU, 0) for on in (True, False))
-    assert not torch.equal(noisy._bootstrap_q(bootstrap, None), noisy._bootstrap_q(bootstrap, None))
+    assert not torch.equal(noisy.bootstrap_values(bootstrap, None), noisy.bootstrap_values(bootstrap, None))
     disable_noise(quiet._target.network)
     values = quiet._target.network(bootstrap).squeeze(-1)
     assert torch.equal(
-        quiet._bootstrap_q(bootstrap, None).squeeze(-1), values.max(dim=1).values
+        quiet.bootstrap_values(bootstrap, None).squeeze(-1), values.max(dim=1).values
     )  # online and target are equal
     first, second = (quiet.update(batch, torch.zeros(6)).priority for _ in range(2))
     assert not torch.equal(first, second), "predictions keep their noise"

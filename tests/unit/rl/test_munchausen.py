@@ -101,7 +101,7 @@ def test_agent_finds_the_fixed_point_of_the_papers_iteration(kind: dict[str, Any
     policy.load(agent.policy_state())
     expected = _iterated(0.9, 0.2, -0.3)
     assert np.abs(expected - _iterated(0.0, 0.2, -0.3)).max() > 0.1, "the bonus matters"
-    np.testing.assert_allclose(policy._q(np.eye(3, dtype=np.float32)), expected, atol=0.03)
+    np.testing.assert_allclose(policy.q_values(np.eye(3, dtype=np.float32)), expected, atol=0.03)
 
 
 @pytest.mark.parametrize("extra, word", [({"double": True}, "double"), ({"distribution": "c51"}, "distribution")])

@@ -28,7 +28,7 @@ def test_bfloat16_greedy_actions_agree_wherever_float32_is_not_undecided() -> No
     half = build_policy(config, _SPEC, precision="bfloat16", slot=ActorSlot(num_envs=64))
     for policy in (full, half):
         policy.load(state)
-    exact, near = full._q(observation), half._q(observation)  # type: ignore[attr-defined]
+    exact, near = full.q_values(observation), half.q_values(observation)  # type: ignore[attr-defined]
     assert near.dtype == np.float32
     assert not np.array_equal(exact, near)
     best = np.sort(exact, axis=1)

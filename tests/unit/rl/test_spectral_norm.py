@@ -69,7 +69,7 @@ def test_policy_acts_with_what_the_learner_has() -> None:
     policy = DQNPolicy(config, SMALL, CPU, 1, ActorSlot(num_envs=2))
     policy.load(agent.policy_state())
     seen = images(SMALL)
-    once, again = (policy._q(seen.numpy()) for _ in range(2))
+    once, again = (policy.q_values(seen.numpy()) for _ in range(2))
     np.testing.assert_array_equal(once, again)
     with torch.no_grad():
         expected = agent._online.eval()(seen).mean(dim=-1)  # type: ignore[attr-defined]

@@ -93,7 +93,7 @@ class DQNAgent:
 
     def _loss_of(self, batch: Mapping[str, Tensor], weight: Tensor) -> tuple[Tensor, ...]:
         """Return the loss, [], the items' new priorities, [B], and the mean value of the actions taken, []."""
-        bootstrap_q = self._bootstrap_q(batch["bootstrap_observation"], batch.get(f"bootstrap_{ACTION_MASK}"))
+        bootstrap_q = self.bootstrap_values(batch["bootstrap_observation"], batch.get(f"bootstrap_{ACTION_MASK}"))
         n_step_return = batch["n_step_return"]
         if self._config.munchausen_scale:
             n_step_return = n_step_return + self._log_policy_bonus(batch)
@@ -105,7 +105,7 @@ class DQNAgent:
         return (weight * item.loss).mean(), item.priority, self._value_head.mean(chosen_q.detach()).mean()
 
     @torch.no_grad()
-    def _bootstrap_q(self, observation: Tensor, legal: Tensor | None = None) -> Tensor:
+    def bootstrap_values(self, observation: Tensor, legal: Tensor | None = None) -> Tensor:
         """Return the target network's numbers for the legal action chosen at the bootstrap observation, [B, K].
 
         With Munchausen nothing is chosen: they are the soft policy's.

@@ -61,7 +61,7 @@ class DQNPolicy:
         the `bonus` of the reward, [N].
         """
         if evaluation:
-            return PolicyOutput(greedy(self._q(policy_input.observation), policy_input.action_mask))
+            return PolicyOutput(greedy(self.q_values(policy_input.observation), policy_input.action_mask))
         return self.choose(policy_input, self.forward(policy_input), env_steps)
 
     def forward(self, policy_input: PolicyInput, noise: Sequence[NoiseRows] = ()) -> dict[str, Tensor]:
@@ -87,6 +87,13 @@ class DQNPolicy:
         soft = soft_value(numbers, legal_q, self._config.munchausen_temperature).cpu().numpy()
         bonus = munchausen_bonus(self._config, legal_q, self._on_device(action)).cpu().numpy()
         return PolicyOutput(action, {"chosen": chosen, "best": soft, "bonus": bonus})
+
+    def q_values(self, observation: Array) -> NDArray[np.float32]:
+        """Return Q of every action without noise, float32 [N, A], for stacked observations, [N, ...]."""
+        if self._config.noisy:
+            disable_noise(self._network)
+        q: NDArray[np.float32] = self._value_head.mean(self._output(observation)).cpu().numpy()
+        return q
 
     @torch.inference_mode()
     def initial_priority(self, steps: Mapping[str, Array]) -> NDArray[np.float32]:
@@ -118,13 +125,6 @@ class DQNPolicy:
 
     def _on_device(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
-
-    def _q(self, observation: Array) -> NDArray[np.float32]:
-        """Return Q without noise, [N, A]."""
-        if self._config.noisy:
-            disable_noise(self._network)
-        q: NDArray[np.float32] = self._value_head.mean(self._output(observation)).cpu().numpy()
-        return q
 
 
 def build(config: DQNConfig, env_spec: EnvSpec, context: PolicyContext) -> DQNPolicy:
