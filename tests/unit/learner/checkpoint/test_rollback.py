@@ -32,7 +32,7 @@ def _kept(history: SnapshotHistory, numbers: range) -> list[int]:
 
 def test_newest_states_are_kept_within_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of states of 1,000 bytes 4,000 bytes hold four, and a state that is no longer among them is gone."""
-    monkeypatch.setattr(rollback, "_MAX_BYTES", 4_000)
+    monkeypatch.setattr(rollback, "MAX_BYTES", 4_000)
     take, move = _snapshots(1_000)
     history = SnapshotHistory(take)
     for steps in range(10):
@@ -55,7 +55,7 @@ def test_number_of_kept_states_has_bounds(size_bytes: int, kept: int, monkeypatc
 
 def test_state_under_evaluation_outlives_newer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many versions are published meanwhile; it goes when another one is under evaluation."""
-    monkeypatch.setattr(rollback, "_MAX_BYTES", 2_000)
+    monkeypatch.setattr(rollback, "MAX_BYTES", 2_000)
     take, move = _snapshots(1_000)
     history = SnapshotHistory(take)
     for steps in range(10):
