@@ -112,15 +112,13 @@ def observations(env_spec: EnvSpec, count: int = 5) -> Array:
     ],
 )
 def test_resumed_agent_equals_the_one_that_went_on(name: str, updates: int) -> None:
-    """All updates at once, and half + save + load + half, end in bit-equal states."""
+    """One that is saved half way and goes on, and one that loads what was saved, end in bit-equal states."""
     config, env_spec = CASES[name]
-    straight = build_agent(config, env_spec, seed=1)
-    run(straight, config, env_spec, range(updates))
-    before = build_agent(config, env_spec, seed=1)
-    run(before, config, env_spec, range(updates // 2))
-    resumed = build_agent(config, env_spec, seed=2)
-    resumed.load_state_dict(copy.deepcopy(before.state_dict()))
-    run(resumed, config, env_spec, range(updates // 2, updates))
+    straight, resumed = build_agent(config, env_spec, seed=1), build_agent(config, env_spec, seed=2)
+    run(straight, config, env_spec, range(updates // 2))
+    resumed.load_state_dict(copy.deepcopy(straight.state_dict()))
+    for agent in (straight, resumed):
+        run(agent, config, env_spec, range(updates // 2, updates))
     assert_equal_states(resumed.state_dict(), straight.state_dict())
 
 
