@@ -92,7 +92,9 @@ def test_every_rank_reads_what_the_owner_keeps(shards: int) -> None:
         addresses = [server.address for server in servers]
         with machine(addresses) as ranks, writers(*addresses) as opened:
             seen: set[int] = set()
-            for _ in range(40):
+            rounds = 0
+            while rounds < 40 or (len(seen) < shards and rounds < 4_000):  # a shard may come late on a busy machine
+                rounds += 1
                 seen |= check(ranks.mirror, taken_by_owner(ranks))
                 for sampler, mirror in ranks.others:
                     seen |= check(mirror, _dealt(sampler))
@@ -100,7 +102,7 @@ def test_every_rank_reads_what_the_owner_keeps(shards: int) -> None:
                     writer.write()
             samples = sum(_samples(address) for address in addresses)
         assert seen == set(range(1, shards + 1))
-        taken_items = 40 * RANKS * BATCH
+        taken_items = rounds * RANKS * BATCH
         assert taken_items <= samples <= taken_items + 8 * BATCH  # and what was under way
 
 

@@ -90,6 +90,16 @@ def fork_read(
 
 
 def children() -> set[int]:
-    """Return the child processes of this one, without the fork server that is kept for later tests."""
+    """Return the child processes of this one, but for those kept for later: the fork server, multiprocessing's own."""
     found = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text(encoding="ascii").split()
-    return {int(pid) for pid in found} - ({_client.pid} if _client is not None else set())
+    kept = {_client.pid} if _client is not None else set()
+    return {pid for pid in map(int, found) if pid not in kept and not _is_of_multiprocessing(pid)}
+
+
+def _is_of_multiprocessing(pid: int) -> bool:
+    """Return whether a process is a server or tracker that multiprocessing or torch's compiler started for a test."""
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return False
+    return b"from multiprocessing" in line or b"torch/_inductor" in line
