@@ -42,6 +42,9 @@ _LOOPBACK = "lo"
 _REJOINS = "TIDEMILL_REJOINS"  # how often this process has rejoined the other machines
 _PAUSE_S = 1.0  # before a rejoin
 
+_signalled: list[SignalException] = []
+"""Keeps, by its traceback, the rendezvous: torch's heartbeat would stop, and join, itself if it held it last."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Start the ranks, start all of them again when one fails, and wait for their end; return the exit code."""
@@ -61,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             arguments = (signal_event(number), interrupted, forks)
             threading.Thread(target=_end_without_ranks, args=arguments, daemon=True).start()
-        is_over = _run(options, words, environ, forks)
+        is_over = run_agent(options, words, environ, forks)
         return exit_or_idle("learner", config.run, config.learner.server, is_over=is_over)
 
     return run("learner", body)
@@ -96,7 +99,7 @@ def _prepare_environment(config: LearnerConfig, *, one_machine: bool) -> None:
             os.environ.setdefault(name, _LOOPBACK)
 
 
-def _run(options: argparse.Namespace, words: list[str], environ: dict[str, str], forks: ForkClient | None) -> bool:
+def run_agent(options: argparse.Namespace, words: list[str], environ: dict[str, str], forks: ForkClient | None) -> bool:
     """Run the ranks to their end; return whether they ended by themselves."""
     register()
     try:
@@ -106,7 +109,8 @@ def _run(options: argparse.Namespace, words: list[str], environ: dict[str, str],
             if forks is not None:
                 forks.close()  # it would outlast this program, unknown to the next
             _rejoin(error, options.max_restarts, words, environ)
-    except SignalException:  # the ranks were signalled and have ended
+    except SignalException as signalled:  # the ranks were signalled and have ended
+        _signalled.append(signalled)
         return False
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()

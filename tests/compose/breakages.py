@@ -22,18 +22,19 @@ try:
 except FailedPrecondition as error:
     print(error)
 """
+_REFUSED = (
+    'sum(grpc_server_handled_total{job="replay", grpc_method="Append", grpc_code="INVALID_ARGUMENT"}) or vector(0)'
+)
 _NONSENSE = """
-import grpc, time
+import grpc
 from tidemill.replay.v1 import replay_pb2 as pb, replay_pb2_grpc
 from tidemill.rpc.channel import open_channel
 stub = replay_pb2_grpc.ReplayServiceStub(open_channel("replay-0:7401"))
-for _ in range(3):  # seconds apart, for an increase is seen from one look at the metrics to the next
-    try:
-        list(stub.Append(iter([pb.AppendRequest()]), timeout=10))
-        raise SystemExit("nonsense was accepted")
-    except grpc.RpcError as error:
-        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error
-    time.sleep(4)
+try:
+    list(stub.Append(iter([pb.AppendRequest()]), timeout=10))
+    raise SystemExit("nonsense was accepted")
+except grpc.RpcError as error:
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error
 """
 _CORRUPTION = """
 import pathlib
@@ -91,8 +92,14 @@ def publish_as_another(stack: Stack) -> None:
 
 
 def append_nonsense(stack: Stack) -> None:
-    """Send a replay shard messages that it must refuse, as an actor of another version might."""
-    stack.inside("actor", "python", "-c", _NONSENSE)
+    """Send a replay shard messages that it must refuse, as an actor of another version might.
+
+    The second comes once Prometheus has seen the first: an increase is from one look to the next.
+    """
+    for _ in range(2):
+        seen = stack.value(_REFUSED)
+        stack.inside("actor", "python", "-c", _NONSENSE)
+        stack.until_above(_REFUSED, seen)
 
 
 def corrupt_version(stack: Stack) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.forked_service import note_children
+
 _CONFIG = {
     "run": {"name": "small"},
     "env": {"id": "CartPole-v1", "num_envs": 4},
@@ -23,6 +25,12 @@ _CONFIG = {
     "evaluator": {"episodes": 2, "num_envs": 2, "min_interval_s": 0.2, "video_max_steps": 20},
     "launcher": {"view": "plain", "view_every_s": 0.2, "restart_backoff_s": 0.1, "start_timeout_s": 300.0},
 }
+
+
+@pytest.fixture(autouse=True)
+def _children_of_tests_before() -> None:
+    """What other tests of this process have left running, as multiprocessing does, is not this one's."""
+    note_children()
 
 
 @pytest.fixture

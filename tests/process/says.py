@@ -5,26 +5,27 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import sys
-import time
 from pathlib import Path
 
 from tidemill.programs.child import PARENT_VARIABLE
 from tidemill.programs.fork_client import given_client
+from tidemill.programs.fork_server import Order
 
 if __name__ == "__main__":
     if sys.argv[1] == "stay":
         sys.stderr.write("here\n")
-        time.sleep(3600)
+        signal.pause()
     if sys.argv[1] == "asks":
         server = given_client()
         assert server is not None
         assert server.is_ready
         environment = os.environ | {PARENT_VARIABLE: str(os.getpid())}
-        child = server.fork("tests.process.says", ["stay"], environment, sys.stderr.buffer)
+        child = server.fork(Order("tests.process.says", ["stay"], environment), sys.stderr.buffer)
         assert child is not None
         sys.stderr.write(f"{os.getcwd()} {server.pid} {child.pid}\n")
-        time.sleep(3600)
+        signal.pause()
     if sys.argv[1] == "draw":
         import numpy as np
 

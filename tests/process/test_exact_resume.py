@@ -11,6 +11,7 @@ from tests.process.resumed_updates import train
 from tests.support.batches import CASES
 from tests.support.forked_service import fork_service
 from tests.support.launched import ROOT
+from tidemill.programs.fork_server import Order
 
 _CASES = [name for name, (_, env_spec) in CASES.items() if env_spec.observation_dtype != "uint8"]
 """Every algorithm and option; images only change the first layers."""
@@ -31,9 +32,8 @@ def test_updates_in_one_process_equal_those_in_two(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("wb") as output:
         words = [str(tmp_path / "first"), str(2 * _HALF), *_CASES]
-        process = fork_service(
-            "tests.process.resumed_updates", words, os.environ | {"OMP_NUM_THREADS": "1"}, output, _EXAMPLES
-        )
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        process = fork_service(Order("tests.process.resumed_updates", words, environment, _EXAMPLES), output)
         assert process.wait(500) == 0, log.read_text()
     for case, state in straight.items():
         assert (tmp_path / "first" / f"{case}.state").read_bytes() == state, case

@@ -18,7 +18,7 @@ import pytest
 from tests.support.forked_service import children, fork_read
 from tests.support.waiting import wait_until
 from tidemill.programs.child import PARENT_VARIABLE
-from tidemill.programs.fork_server import PRELOADED
+from tidemill.programs.fork_server import PRELOADED, Order
 from tidemill.services.launcher.supervise.fork_server import ForkedProcess, ForkServer
 
 pytestmark = pytest.mark.process
@@ -40,7 +40,7 @@ async def _server(answer_s: float = _BOUND_S) -> AsyncIterator[ForkServer]:
 async def _forked(server: ForkServer, output: Path, *arguments: str) -> ForkedProcess | None:
     environment = os.environ | {PARENT_VARIABLE: str(os.getpid()), "MARK": "of this one"}
     with output.open("ab") as file:
-        return await server.fork(_SAYS, arguments, environment, file)
+        return await server.fork(Order(_SAYS, arguments, environment), file)
 
 
 async def _ended(process: ForkedProcess) -> int:

@@ -17,6 +17,7 @@ from tests.support.batches import CASES
 from tests.support.forked_service import fork_service
 from tests.support.launched import ROOT
 from tidemill.programs.fork_client import ForkedPopen
+from tidemill.programs.fork_server import Order
 from tidemill.services.learner.distributed.learner_group import SingleLearner
 
 _WAIT_S = 500.0
@@ -28,7 +29,7 @@ _EXAMPLES = str(ROOT / "examples")
 def _start(place: int, size: int, port: int, words: list[str], log: IO[bytes]) -> ForkedPopen:
     torchrun = {"RANK": place, "WORLD_SIZE": size, "LOCAL_RANK": place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | {k: str(v) for k, v in torchrun.items()}
-    return fork_service("tests.process.rank_updates", words, os.environ | environment, log, _EXAMPLES)
+    return fork_service(Order("tests.process.rank_updates", words, os.environ | environment, _EXAMPLES), log)
 
 
 def _train_together(size: int, folder: Path, cases: Sequence[str]) -> list[dict[str, Tensor]]:

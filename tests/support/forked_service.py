@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from tidemill.programs.fork_client import DRAWING, ForkClient, ForkedPopen
+from tidemill.programs.fork_server import Order
 
 
 class ForkedService(ForkedPopen):
@@ -58,17 +59,9 @@ def _server() -> ForkClient:
         return _client
 
 
-def fork_service(
-    module: str,
-    arguments: Sequence[str],
-    environment: Mapping[str, str],
-    output: IO[bytes],
-    directory: str = "",
-    *,
-    with_server: bool = False,
-) -> ForkedPopen:
-    """Start a service from the fork server of this process; see `ForkClient.fork`."""
-    service = _server().fork(module, arguments, environment, output, directory, with_server=with_server)
+def fork_service(order: Order, output: IO[bytes]) -> ForkedPopen:
+    """Start a service from the fork server of this process."""
+    service = _server().fork(order, output)
     assert service is not None, "the fork server could not fork"
     return service
 
@@ -85,21 +78,24 @@ def fork_read(
     environment = os.environ | dict(variables or {})
     read, write = os.pipe()
     with open(write, "wb") as output:
-        forked = fork_service(module, arguments, environment, output, directory, with_server=with_server)
+        forked = fork_service(Order(module, arguments, environment, directory, with_server), output)
     return ForkedService(forked.pid, open(read, encoding="utf-8"))
 
 
+_before: set[int] = set()
+
+
+def note_children() -> None:
+    """Take the child processes that this one has by now, such as multiprocessing's, for none of the test's."""
+    _before.clear()
+    _before.update(_children())
+
+
 def children() -> set[int]:
-    """Return the child processes of this one, but for those kept for later: the fork server, multiprocessing's own."""
-    found = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text(encoding="ascii").split()
-    kept = {_client.pid} if _client is not None else set()
-    return {pid for pid in map(int, found) if pid not in kept and not _is_of_multiprocessing(pid)}
+    """Return the child processes that this one has got since `note_children`, but for the fork server of all tests."""
+    return _children() - _before - ({_client.pid} if _client is not None else set())
 
 
-def _is_of_multiprocessing(pid: int) -> bool:
-    """Return whether a process is a server or tracker that multiprocessing or torch's compiler started for a test."""
-    try:
-        line = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except FileNotFoundError:
-        return False
-    return b"from multiprocessing" in line or b"torch/_inductor" in line
+def _children() -> set[int]:
+    found = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text(encoding="ascii")
+    return set(map(int, found.split()))

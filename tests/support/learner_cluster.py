@@ -29,6 +29,7 @@ from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerStatus
 from tidemill.params.client import ParamsClient
 from tidemill.programs.fork_client import ForkedPopen
+from tidemill.programs.fork_server import Order
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableDescription
 from tidemill.rpc.background import BackgroundServer
@@ -56,7 +57,7 @@ class Process:
         self._child: ForkedPopen | subprocess.Popen[bytes]
         if not variables:
             forks = module.endswith(".torchrun")
-            self._child = fork_service(module, arguments, environment, self._file, with_server=forks)
+            self._child = fork_service(Order(module, arguments, environment, with_server=forks), self._file)
         else:
             command = [sys.executable, "-m", module, *arguments]
             self._child = subprocess.Popen(command, stdout=self._file, stderr=self._file, env=environment)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import select
 import signal
@@ -17,7 +16,7 @@ from contextlib import contextmanager
 from typing import IO
 
 from tidemill.programs.child import PARENT_VARIABLE
-from tidemill.programs.fork_server import MAX_MESSAGE_BYTES, ROOM_BYTES, ROOM_VARIABLE, TITLE_BYTES
+from tidemill.programs.fork_server import MAX_MESSAGE_BYTES, ROOM_BYTES, ROOM_VARIABLE, TITLE_BYTES, Order
 
 _PR_SET_CHILD_SUBREAPER = 36
 _READY_S = 60.0
@@ -34,29 +33,8 @@ def server_command(further: Sequence[str] = ()) -> list[str]:
     return [sys.executable, "-P", "-m", "tidemill.programs.fork_server", *further, "." * TITLE_BYTES]
 
 
-def pack_order(
-    module: str,
-    arguments: Sequence[str],
-    environment: Mapping[str, str],
-    directory: str = "",
-    *,
-    with_server: bool = False,
-    ends_in_order: bool = False,
-) -> bytes:
-    """Return what a server is sent for a process, see `ForkClient.fork`."""
-    order = {
-        "module": module,
-        "arguments": list(arguments),
-        "environment": dict(environment),
-        "directory": directory,
-        "with_server": with_server,
-        "ends_in_order": ends_in_order,
-    }
-    return json.dumps(order).encode()
-
-
 @contextmanager
-def sent(order: bytes, requests: socket.socket, output: IO[bytes]) -> Iterator[int]:
+def sent(message: bytes, requests: socket.socket, output: IO[bytes]) -> Iterator[int]:
     """Send an order, for a child of this process; yield the pipe to which the word is written that lets it begin.
 
     Without it, a process that this one gave up ends at once.
@@ -64,7 +42,7 @@ def sent(order: bytes, requests: socket.socket, output: IO[bytes]) -> Iterator[i
     read, word = os.pipe()
     _become_parent_of_orphans(True)
     try:
-        socket.send_fds(requests, [order], [output.fileno(), read])
+        socket.send_fds(requests, [message], [output.fileno(), read])
         yield word
     finally:
         _become_parent_of_orphans(False)
@@ -173,36 +151,14 @@ class ForkClient:
         """Whether there is a server to be asked; it ends with the thread that started it."""
         return self.requests.fileno() >= 0 and self._process.poll() is None
 
-    def fork(
-        self,
-        module: str,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
-        output: IO[bytes],
-        directory: str = "",
-        *,
-        with_server: bool = False,
-        ends_in_order: bool = False,
-    ) -> ForkedPopen | None:
-        """Return a new process that runs a module; None if there is none to be had: then the server is given up.
-
-        Args:
-            module: What `python -m` would run.
-            arguments: Its command line.
-            environment: Its environment variables, all of them.
-            output: Where it writes.
-            directory: Where it works, if not where the server does.
-            with_server: Whether it gets a server of its own, which ends with it.
-            ends_in_order: Whether it ends with its parent as `tidemill.process.run` has it, instead of at once.
-        """
-        order = pack_order(
-            module, arguments, environment, directory, with_server=with_server, ends_in_order=ends_in_order
-        )
+    def fork(self, order: Order, output: IO[bytes]) -> ForkedPopen | None:
+        """Return a new process that writes to `output`; None if none is to be had: then the server is given up."""
+        message = order.packed()
         with self._lock:
-            if len(order) > MAX_MESSAGE_BYTES or not self.is_running:
+            if len(message) > MAX_MESSAGE_BYTES or not self.is_running:
                 return None
             try:
-                return self._fork(order, output)
+                return self._fork(message, output)
             except OSError:  # TimeoutError is one
                 self.close()
                 return None
@@ -214,14 +170,14 @@ class ForkClient:
             self._process.kill()
         self._process.wait()
 
-    def _fork(self, order: bytes, output: IO[bytes]) -> ForkedPopen | None:
+    def _fork(self, message: bytes, output: IO[bytes]) -> ForkedPopen | None:
         if not self.is_ready:
             self.requests.settimeout(_READY_S)
             if not self.requests.recv(32):
                 raise ConnectionResetError("the fork server has ended")
             self.is_ready = True
         self.requests.settimeout(_ANSWER_S)
-        with sent(order, self.requests, output) as word:
+        with sent(message, self.requests, output) as word:
             pid = int(self.requests.recv(32) or 0)
             if pid:
                 os.write(word, b"\n")

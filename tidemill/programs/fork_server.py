@@ -49,16 +49,27 @@ _POLL_S = 0.001
 _COMMAND = (sys.executable, "-m", "tidemill.programs.fork_server")
 
 
-class _Order(NamedTuple):
-    """What a new process is to do, and who its parent is until it is handed over."""
+class Order(NamedTuple):
+    """What a new process is to do."""
 
     module: str
-    arguments: list[str]
-    environment: dict[str, str]
-    first_parent: int
+    """What `python -m` would run."""
+    arguments: Sequence[str]
+    """Its command line."""
+    environment: Mapping[str, str]
+    """Its environment variables, all of them."""
     directory: str = ""
+    """Where it works, if not where the server does."""
     with_server: bool = False
+    """Whether it gets a server of its own, which ends with it."""
     ends_in_order: bool = False
+    """Whether it ends with its parent as `tidemill.process.run` has it, instead of at once."""
+    first_parent: int = 0
+    """Who its parent is until it is handed over; the server's to say."""
+
+    def packed(self) -> bytes:
+        """Return it as a message to the server."""
+        return json.dumps(self._asdict() | {"environment": dict(self.environment)}).encode()
 
 
 def main() -> None:
@@ -83,7 +94,7 @@ def main() -> None:
         order = next_order
 
 
-def _serve(requests: socket.socket) -> _Order | None:
+def _serve(requests: socket.socket) -> Order | None:
     """Fork for each request; return its order in the new process, and None in this one when no more will come.
 
     A request is a message with two descriptors: of the new process's output, and of the pipe where it waits for a word.
@@ -105,7 +116,7 @@ def _serve(requests: socket.socket) -> _Order | None:
                 os.dup2(descriptor, number)
             for descriptor in (said, says, *descriptors):
                 os.close(descriptor)
-            return _Order(**json.loads(message), first_parent=first_parent)
+            return Order(**json.loads(message))._replace(first_parent=first_parent)
         for descriptor in (says, *descriptors):
             os.close(descriptor)
         with open(said, "rb") as answer:
@@ -132,7 +143,7 @@ def _fork_and_end(says: int) -> None:
             os._exit(0)
 
 
-def _begin(order: _Order) -> None:
+def _begin(order: Order) -> None:
     """Become the process that was ordered, once the one that asked is the parent and gives its word."""
     while os.getppid() == order.first_parent:
         time.sleep(_POLL_S)
@@ -146,7 +157,7 @@ def _begin(order: _Order) -> None:
         os.chdir(order.directory)
 
 
-def _fork_server(environment: Mapping[str, str]) -> _Order | None:
+def _fork_server(environment: Mapping[str, str]) -> Order | None:
     """Fork a server for this process; return None in this one, and in what that one forks the order."""
     from tidemill.programs.fork_client import give_server  # in the new process: it needs this module
 
@@ -170,7 +181,7 @@ def _fork_server(environment: Mapping[str, str]) -> _Order | None:
     return order
 
 
-def _run(order: _Order) -> NoReturn:
+def _run(order: Order) -> NoReturn:
     """Run a module as `python -m` would."""
     from tidemill.process import leave
 

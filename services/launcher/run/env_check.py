@@ -20,6 +20,7 @@ from tidemill.errors import ConfigError, InvalidArgument
 from tidemill.process import run
 from tidemill.programs.child import PARENT_VARIABLE
 from tidemill.programs.fork_client import ForkClient, ForkedPopen
+from tidemill.programs.fork_server import Order
 from tidemill.rl.agents.registry import AgentConfig
 
 _MODULE = "tidemill.services.launcher.run.env_check"
@@ -74,7 +75,8 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None) -> str
 
 def _started(folder: Path, output: IO[bytes], forks: ForkClient | None) -> subprocess.Popen[bytes] | ForkedPopen:
     environment = os.environ | {PARENT_VARIABLE: str(os.getpid()), "SDL_VIDEODRIVER": "dummy"}
-    if forks is not None and forks.is_ready and (forked := forks.fork(_MODULE, [str(folder)], environment, output)):
+    order = Order(_MODULE, [str(folder)], environment)
+    if forks is not None and forks.is_ready and (forked := forks.fork(order, output)):
         return forked
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "tidemill.programs.child", _MODULE, str(folder)],

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.programs.fork_server import Order
 from tidemill.services.launcher.supervise.fork_server import ForkServer
 from tidemill.services.launcher.supervise.service_spec import ServiceSpec
 
@@ -70,7 +71,8 @@ class Child:
         process: _Process | None = None
         with log_file.open("ab") as log:
             if forks is not None and (spec.needs_torch or forks.is_ready):
-                process = await forks.fork(spec.module, spec.arguments, environment, log, with_server=spec.forks)
+                order = Order(spec.module, spec.arguments, environment, with_server=spec.forks)
+                process = await forks.fork(order, log)
             if process is None:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,

@@ -7,11 +7,11 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import IO
 
-from tidemill.programs.fork_client import ForkClient, pack_order, sent
-from tidemill.programs.fork_server import MAX_MESSAGE_BYTES
+from tidemill.programs.fork_client import ForkClient, sent
+from tidemill.programs.fork_server import MAX_MESSAGE_BYTES, Order
 
 _READY_S = 60.0
 _ANSWER_S = 10.0
@@ -88,31 +88,15 @@ class ForkServer:
         """Whether a process can be had without a wait."""
         return self._is_ready is not None and self._is_ready.done() and self._is_ready.result()
 
-    async def fork(
-        self,
-        module: str,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
-        output: IO[bytes],
-        *,
-        with_server: bool = False,
-    ) -> ForkedProcess | None:
-        """Return a new process that runs a module; None if there is none to be had.
-
-        Args:
-            module: What `python -m` would run.
-            arguments: Its command line.
-            environment: Its environment variables, all of them.
-            output: Where it writes.
-            with_server: Whether it gets a server of its own, which ends with it.
-        """
-        order = pack_order(module, arguments, environment, with_server=with_server)
+    async def fork(self, order: Order, output: IO[bytes]) -> ForkedProcess | None:
+        """Return a new process that writes to `output`; None if there is none to be had."""
+        message = order.packed()
         async with self._lock:
-            if self._is_ready is None or len(order) > MAX_MESSAGE_BYTES:
+            if self._is_ready is None or len(message) > MAX_MESSAGE_BYTES:
                 return None
             try:
                 is_ready = await asyncio.wait_for(asyncio.shield(self._is_ready), _READY_S)
-                return await self._fork(order, self._client.requests, output) if is_ready and self._client else None
+                return await self._fork(message, self._client.requests, output) if is_ready and self._client else None
             except OSError:  # TimeoutError is one
                 await self.close()
                 return None
@@ -144,8 +128,8 @@ class ForkServer:
             if not is_ready.done():
                 is_ready.set_result(bool(word))
 
-    async def _fork(self, order: bytes, requests: socket.socket, output: IO[bytes]) -> ForkedProcess | None:
-        with sent(order, requests, output) as word:
+    async def _fork(self, message: bytes, requests: socket.socket, output: IO[bytes]) -> ForkedProcess | None:
+        with sent(message, requests, output) as word:
             answer = asyncio.get_running_loop().sock_recv(requests, 32)
             pid = int(await asyncio.wait_for(answer, self._answer_s) or 0)
             child = ForkedProcess(pid) if pid else None

@@ -17,6 +17,7 @@ import yaml
 from tidemill.atomic_files import write_atomically
 from tidemill.programs.child import PARENT_VARIABLE
 from tidemill.programs.fork_client import DRAWING, ForkClient, ForkedPopen
+from tidemill.programs.fork_server import Order
 from tidemill.scores import read_scores
 from tidemill.services.launcher.run.folder import has_trained
 from tidemill.services.launcher.supervise.child import DEFAULTS
@@ -84,9 +85,8 @@ def _launched(
 ) -> subprocess.Popen[bytes] | ForkedPopen:
     module = "tidemill.services.launcher"
     environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}  # ends in order if the sweep is killed
-    if forks is not None and (
-        forked := forks.fork(module, arguments, environment, log, with_server=True, ends_in_order=True)
-    ):
+    order = Order(module, arguments, environment, with_server=True, ends_in_order=True)
+    if forks is not None and (forked := forks.fork(order, log)):
         return forked
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, *arguments],

@@ -11,6 +11,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from tidemill.programs.fork_client import ForkClient, ForkedPopen
+from tidemill.programs.fork_server import Order
 
 CHILD = "tidemill.programs.child"
 """Module through which ranks are started, so that they end with torchrun from the start."""
@@ -33,7 +34,7 @@ def fork_ranks(forks: ForkClient) -> None:
             started: subprocess.Popen[bytes] = start(handler, args, env)
             return started
         with os.fdopen(os.dup(2), "wb") as output:
-            forked = forks.fork(args[count], args[count + 1 :], env, output)
+            forked = forks.fork(Order(args[count], args[count + 1 :], env), output)
         return forked or start(handler, args, env)
 
     SubprocessHandler._popen = popen  # type: ignore[assignment, method-assign] # torch has no other place for it

@@ -76,8 +76,11 @@ class LockStepPace:
         self, learning: Learning, outputs: TrainerOutputs, _directory: ShardDirectory | None, stack: ExitStack
     ) -> Feed:
         """Start to draw, from the batch of the next gradient step on (`Pace`)."""
-        batches, priorities = stack.enter_context(closing(self._batches(learning))), self.kept_priorities
-        round_end = RoundPublisher(outputs, priorities, batches.replay, self._counters.fencing_token)
+        priorities = self.kept_priorities
+        if priorities is not None:
+            priorities.fencing_token = self._counters.fencing_token  # before the first draw, which sends what was kept
+        batches = stack.enter_context(closing(self._batches(learning)))
+        round_end = RoundPublisher(outputs, priorities, batches.replay)
         outputs = replace(outputs, priorities=priorities, publisher=round_end)
         return Feed(batches, outputs, lambda: (), batches.close)
 

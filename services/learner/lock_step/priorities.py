@@ -43,7 +43,8 @@ class RoundPriorities:
             stopped: Whether the learner is stopping, so that a server that is away is no longer waited for.
         """
         self._table, self._stopped = table, stopped
-        self._fencing_token = 0
+        self.fencing_token = 0
+        """Of this learner, once it has one: the server refuses what an older one sends."""
         self._round: list[tuple[Keys, Tensor]] = []
         self._sending = threading.Lock()  # guards what follows, and keeps messages in order
         self._kept: list[_Round] = []
@@ -68,13 +69,12 @@ class RoundPriorities:
         with self._sending:
             self._kept.append((keys, priorities + SMALLEST_PRIORITY))
 
-    def deliver(self, client: ReplayClient, fencing_token: int) -> None:
+    def deliver(self, client: ReplayClient) -> None:
         """Send the last round's priorities and wait until the server has them, or the learner stops.
 
         Raises:
             StalePublisher: A newer learner took over.
         """
-        self._fencing_token = fencing_token
         backoff = Backoff(limit_s=_PAUSE_LIMIT_S)
         while not self._stopped():
             try:
@@ -125,7 +125,7 @@ class RoundPriorities:
         keys, priorities = part
         for start in range(0, len(keys), MAX_KEYS):
             end = start + MAX_KEYS
-            client.update_priorities(self._table, keys[start:end], priorities[start:end], self._fencing_token)
+            client.update_priorities(self._table, keys[start:end], priorities[start:end], self.fencing_token)
 
 
 def _joined(parts: list[tuple[Keys, Tensor]]) -> _Round:

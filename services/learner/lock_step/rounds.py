@@ -42,7 +42,6 @@ class RoundPublisher:
         outputs: TrainerOutputs,
         priorities: RoundPriorities | None,
         replay: ReplayClient,
-        fencing_token: int,
     ) -> None:
         """Take the parts.
 
@@ -50,12 +49,11 @@ class RoundPublisher:
             outputs: Of the only rank: what publishes parameters and what writes checkpoints.
             priorities: Of the rounds; None for a table without them.
             replay: Takes them.
-            fencing_token: Of this learner.
         """
         assert outputs.publisher is not None
         assert outputs.checkpointer is not None
         self._publisher, self._checkpointer, self._priorities = outputs.publisher, outputs.checkpointer, priorities
-        self._replay, self._fencing_token = replay, fencing_token
+        self._replay = replay
 
     @property
     def version(self) -> int:
@@ -74,7 +72,7 @@ class RoundPublisher:
             self._priorities.end_round()
         self._checkpointer.write_now()
         if self._priorities is not None:
-            self._priorities.deliver(self._replay, self._fencing_token)
+            self._priorities.deliver(self._replay)
         self._publisher.publish()
 
     def check(self) -> None:

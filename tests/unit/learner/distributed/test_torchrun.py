@@ -1,11 +1,17 @@
-"""How many learners a machine starts."""
+"""How many learners a machine starts, and how torchrun ends."""
 
 from __future__ import annotations
 
+import argparse
+import signal
+import weakref
+
 import pytest
 import torch
+from torch.distributed.elastic.multiprocessing import SignalException
 
-from tidemill.services.learner.torchrun import rank_count
+from tidemill.services.learner import torchrun
+from tidemill.services.learner.torchrun import rank_count, run_agent
 
 
 @pytest.mark.parametrize("gpus, ranks", [(0, 1), (1, 1), (4, 4)])
@@ -14,3 +20,17 @@ def test_one_learner_is_started_on_each_gpu(monkeypatch: pytest.MonkeyPatch, gpu
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert rank_count("gpu") == ranks
     assert rank_count("3") == 3
+
+
+def test_rendezvous_outlives_ranks_that_were_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its heartbeat is a thread that joins itself if it is the last to hold it, and says so in a traceback."""
+    held: list[weakref.ref[argparse.Namespace]] = []
+
+    def signalled(options: argparse.Namespace) -> None:
+        rendezvous = argparse.Namespace()  # held by torch's agent, which runs here
+        held.append(weakref.ref(rendezvous))
+        raise SignalException("asked to end", signal.SIGTERM)
+
+    monkeypatch.setattr(torchrun, "run_ranks", signalled)
+    assert not run_agent(argparse.Namespace(max_restarts=0), [], {}, None)
+    assert held[0]() is not None

@@ -42,7 +42,7 @@ class _Server:
         self._away, self._has_log = away, has_log
 
     def update_priorities(self, table: str, keys: Any, priorities: Any, fencing_token: int) -> None:  # noqa: ANN401
-        assert (table, fencing_token) in (("t", 7), ("t", 0))  # 0: of one that has delivered nothing yet
+        assert (table, fencing_token) == ("t", 7)
         if self._away:
             self._away -= 1
             raise Unavailable("away")
@@ -54,6 +54,12 @@ class _Server:
         self.snapshots += 1
 
 
+def _priorities() -> RoundPriorities:
+    priorities = RoundPriorities("t", lambda: False)
+    priorities.fencing_token = 7
+    return priorities
+
+
 def _client(server: _Server) -> ReplayClient:
     return cast(ReplayClient, server)
 
@@ -63,12 +69,12 @@ def _play(priorities: RoundPriorities, server: _Server, rounds: range) -> None:
         priorities.offer(np.array([number, 1000], np.uint64), torch.tensor([1.0, float(number)]))
         priorities.offer(np.array([1000], np.uint64), torch.tensor([number + 0.5]))
         priorities.end_round()
-        priorities.deliver(_client(server), 7)
+        priorities.deliver(_client(server))
 
 
 def test_priorities_reach_the_table_at_the_end_of_a_round() -> None:
     """Not before, the last of an item counts, and a server that is away is waited for."""
-    server, priorities = _Server(away=1), RoundPriorities("t", lambda: False)
+    server, priorities = _Server(away=1), _priorities()
     priorities.offer(np.array([5], np.uint64), torch.tensor([2.0]))
     priorities.flush()
     assert server.priorities == {}
@@ -80,7 +86,7 @@ def test_priorities_reach_the_table_at_the_end_of_a_round() -> None:
 @pytest.mark.parametrize("has_log", [True, False])
 def test_server_that_lost_its_priorities_gets_those_since_its_snapshot(has_log: bool) -> None:
     """After 16 rounds there is a snapshot; those of the 3 rounds after it are sent again, in their order."""
-    server, priorities = _Server(has_log=has_log), RoundPriorities("t", lambda: False)
+    server, priorities = _Server(has_log=has_log), _priorities()
     _play(priorities, server, range(19))
     assert server.snapshots == int(has_log)
     restarted = _Server()
@@ -90,10 +96,10 @@ def test_server_that_lost_its_priorities_gets_those_since_its_snapshot(has_log: 
 
 def test_checkpoint_holds_what_the_server_may_lose() -> None:
     """A learner that resumes sends the kept rounds again, and the begun one only at its end."""
-    server, before = _Server(), RoundPriorities("t", lambda: False)
+    server, before = _Server(), _priorities()
     _play(before, server, range(2))
     before.offer(np.array([77], np.uint64), torch.tensor([9.0]))
-    after = RoundPriorities("t", lambda: False)
+    after = _priorities()
     after.load_state(before.state())
     empty = _Server()
     after.send_again(_client(empty))
@@ -104,7 +110,7 @@ def test_checkpoint_holds_what_the_server_may_lose() -> None:
 
 def test_priorities_that_are_no_numbers_end_the_run() -> None:
     """Training has diverged."""
-    priorities = RoundPriorities("t", lambda: False)
+    priorities = _priorities()
     priorities.offer(np.array([1], np.uint64), torch.tensor([float("nan")]))
     with pytest.raises(FatalError, match="diverged"):
         priorities.end_round()
@@ -125,7 +131,7 @@ class _Recorder:
 def test_round_ends_with_checkpoint_priorities_and_parameters_in_this_order() -> None:
     """A learner that dies in between has a checkpoint that knows of what was not delivered."""
     recorder: Any = _Recorder()
-    end = RoundPublisher(TrainerOutputs(None, recorder, recorder), recorder, recorder, 7)
+    end = RoundPublisher(TrainerOutputs(None, recorder, recorder), recorder, recorder)
     end.publish()
     assert recorder.calls == ["check", "end_round", "write_now", "deliver", "publish"]
     assert end.version == 4
