@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tidemill.programs.child import PARENT_VARIABLE
 from tidemill.programs.fork_client import given_client
-from tidemill.programs.fork_server import Order
+from tidemill.programs.fork_server import READY, Order
 
 if __name__ == "__main__":
     if sys.argv[1] == "stay":
@@ -20,7 +20,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "asks":
         server = given_client()
         assert server is not None
-        assert server.is_ready
+        assert READY in server.said
         environment = os.environ | {PARENT_VARIABLE: str(os.getpid())}
         child = server.fork(Order("tests.process.says", ["stay"], environment), sys.stderr.buffer)
         assert child is not None

@@ -185,6 +185,25 @@ async def test_services_are_forked_and_so_is_the_server_that_forks_them_replaced
     assert children() == set()
 
 
+async def test_service_that_needs_no_torch_does_not_wait_for_its_import(scene: Scene) -> None:
+    """It is forked and runs while the server is far from having torch; one that needs it starts with the server."""
+    cluster, recorder = scene.cluster_of(scene.spec("replay"), replace(scene.spec("learner"), needs_torch=True))
+    running = asyncio.create_task(cluster.run())
+    while (pid := cluster.pid_of("replay")) is None:
+        await asyncio.sleep(0.01)
+    (server,) = children() - {pid}
+    os.kill(server, signal.SIGSTOP)
+    assert "libtorch_python" not in Path(f"/proc/{server}/maps").read_text()
+    while scene.journal_lines() != ["replay start"]:
+        await asyncio.sleep(0.01)
+    assert b"tests.process.stand_in" in (command := Path(f"/proc/{pid}/cmdline").read_bytes())
+    assert b"tidemill.programs.child" not in command
+    os.kill(server, signal.SIGCONT)
+    await _ready(recorder, "replay", "learner")
+    os.kill(os.getpid(), signal.SIGINT)
+    assert (await asyncio.wait_for(running, _BOUND_S)).exit_code == 0
+
+
 async def test_cluster_that_is_stopped_does_not_wait_for_the_fork_server(scene: Scene) -> None:
     """Importing torch may take long: asked to stop meanwhile, the cluster ends without it."""
     cluster, recorder = scene.cluster_of(scene.spec("replay"), replace(scene.spec("learner"), needs_torch=True))

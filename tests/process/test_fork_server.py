@@ -18,7 +18,7 @@ import pytest
 from tests.support.forked_service import children, fork_read
 from tests.support.waiting import wait_until
 from tidemill.programs.child import PARENT_VARIABLE
-from tidemill.programs.fork_server import PRELOADED, Order
+from tidemill.programs.fork_server import WITH_TORCH, WITHOUT_TORCH, Order
 from tidemill.services.launcher.supervise.fork_server import ForkedProcess, ForkServer
 
 pytestmark = pytest.mark.process
@@ -37,10 +37,10 @@ async def _server(answer_s: float = _BOUND_S) -> AsyncIterator[ForkServer]:
         await server.close()
 
 
-async def _forked(server: ForkServer, output: Path, *arguments: str) -> ForkedProcess | None:
+async def _forked(server: ForkServer, output: Path, *arguments: str, needs_torch: bool = True) -> ForkedProcess | None:
     environment = os.environ | {PARENT_VARIABLE: str(os.getpid()), "MARK": "of this one"}
     with output.open("ab") as file:
-        return await server.fork(Order(_SAYS, arguments, environment), file)
+        return await server.fork(Order(_SAYS, arguments, environment, needs_torch=needs_torch), file)
 
 
 async def _ended(process: ForkedProcess) -> int:
@@ -78,6 +78,51 @@ async def test_forked_processes_share_torch_but_no_random_numbers(tmp_path: Path
     assert first.pop("has torch")
     assert second.pop("has torch")
     assert all(first[name] != second[name] for name in ("random", "numpy")), (first, second)
+
+
+async def test_what_needs_no_torch_is_forked_while_the_server_imports_it(tmp_path: Path) -> None:
+    """Frozen after its first word, the server forks it all the same; what needs torch comes when it goes on."""
+    async with _server() as server:
+        without = await _forked(server, tmp_path / "without", "state", needs_torch=False)
+        (pid,) = children() - {without.pid if without else 0}
+        os.kill(pid, signal.SIGSTOP)
+        assert without is not None
+        assert await _ended(without) == 7
+        assert json.loads((tmp_path / "without").read_text())["descriptors"] == [0, 1, 2]
+        another = await _forked(server, tmp_path / "another", "draw", needs_torch=False)
+        assert another is not None
+        assert await _ended(another) == 0
+        assert not json.loads((tmp_path / "another").read_text())["has torch"]
+        waiting = asyncio.create_task(_forked(server, tmp_path / "with", "draw"))
+        done, _ = await asyncio.wait([waiting], timeout=0)
+        assert not done
+        os.kill(pid, signal.SIGCONT)
+        process = await waiting
+        assert process is not None
+        assert await _ended(process) == 0
+        assert json.loads((tmp_path / "with").read_text())["has torch"]
+        wait_until(lambda: _children_of(pid) == set(), "the one that served meanwhile has ended")
+
+
+async def test_server_that_is_killed_while_it_imports_leaves_nobody(tmp_path: Path) -> None:
+    """The one that serves meanwhile ends with it; services are started as programs of their own then."""
+    async with _server() as server:
+        process = await _forked(server, tmp_path / "log", "stay", needs_torch=False)
+        assert process is not None
+        (pid,) = children() - {process.pid}
+        os.kill(pid, signal.SIGSTOP)
+        (beside,) = _children_of(pid)
+        watched = os.pidfd_open(beside)
+        os.kill(pid, signal.SIGKILL)
+        assert select.select([watched], [], [], _BOUND_S)[0]  # readable when the process has ended
+        os.close(watched)
+        assert await _forked(server, tmp_path / "log", "state") is None
+        process.send_signal(signal.SIGTERM)
+        assert await _ended(process) == -signal.SIGTERM
+
+
+def _children_of(pid: int) -> set[int]:
+    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()))
 
 
 async def test_forked_process_outlives_the_server_and_shows_the_signal_that_ended_it(tmp_path: Path) -> None:
@@ -131,8 +176,7 @@ def test_forked_process_ends_with_the_one_that_asked_even_when_frozen(tmp_path: 
     ) as asker:
         assert asker.stdout is not None
         pid = int(asker.stdout.readline())
-        children_of_it = Path(f"/proc/{asker.pid}/task/{asker.pid}/children").read_text(encoding="ascii")
-        pids = {pid, *map(int, children_of_it.split())}
+        pids = {pid, *_children_of(asker.pid)}
         assert len(pids) == 2
         watched = [os.pidfd_open(each) for each in pids]
         wait_until(lambda: (tmp_path / "log").read_text() == "here\n", "it has begun")
@@ -170,7 +214,7 @@ def test_forked_process_may_have_a_server_of_its_own(tmp_path: Path) -> None:
 def test_what_is_preloaded_brings_no_metrics_of_a_service() -> None:
     """A forked actor would otherwise show the learner's."""
     code = (
-        f"import importlib\nfor name in {PRELOADED}: importlib.import_module(name)\n"
+        f"import importlib\nfor name in {WITHOUT_TORCH + WITH_TORCH}: importlib.import_module(name)\n"
         "from prometheus_client import REGISTRY\n"
         "print({metric.name for metric in REGISTRY.collect()})"
     )

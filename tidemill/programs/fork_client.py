@@ -16,7 +16,15 @@ from contextlib import contextmanager
 from typing import IO
 
 from tidemill.programs.child import PARENT_VARIABLE
-from tidemill.programs.fork_server import MAX_MESSAGE_BYTES, ROOM_BYTES, ROOM_VARIABLE, TITLE_BYTES, Order
+from tidemill.programs.fork_server import (
+    MAX_MESSAGE_BYTES,
+    READY,
+    READY_WITHOUT_TORCH,
+    ROOM_BYTES,
+    ROOM_VARIABLE,
+    TITLE_BYTES,
+    Order,
+)
 
 _PR_SET_CHILD_SUBREAPER = 36
 _READY_S = 60.0
@@ -123,13 +131,13 @@ class ForkClient:
             further: Modules that it imports beside those that every server does.
         """
         self._lock = threading.Lock()
-        self.is_ready = True
-        """Whether it has said that it can be asked."""
+        self.said = {READY_WITHOUT_TORCH, READY}
+        """What it has said of itself so far."""
         if (given := take_server()) is not None:
             self.requests, pid = given
             self._process: ForkedPopen | subprocess.Popen[bytes] = ForkedPopen(pid)
             return
-        self.is_ready = False
+        self.said = set()
         self.requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -158,7 +166,7 @@ class ForkClient:
             if len(message) > MAX_MESSAGE_BYTES or not self.is_running:
                 return None
             try:
-                return self._fork(message, output)
+                return self._fork(message, output, READY if order.needs_torch else READY_WITHOUT_TORCH)
             except OSError:  # TimeoutError is one
                 self.close()
                 return None
@@ -170,18 +178,23 @@ class ForkClient:
             self._process.kill()
         self._process.wait()
 
-    def _fork(self, message: bytes, output: IO[bytes]) -> ForkedPopen | None:
-        if not self.is_ready:
-            self.requests.settimeout(_READY_S)
-            if not self.requests.recv(32):
-                raise ConnectionResetError("the fork server has ended")
-            self.is_ready = True
+    def _fork(self, message: bytes, output: IO[bytes], when: bytes) -> ForkedPopen | None:
+        self.requests.settimeout(_READY_S)
+        while when not in self.said:
+            self.said.add(self._received())
         self.requests.settimeout(_ANSWER_S)
         with sent(message, self.requests, output) as word:
-            pid = int(self.requests.recv(32) or 0)
+            while (answer := self._received()) in (READY_WITHOUT_TORCH, READY):
+                self.said.add(answer)
+            pid = int(answer)
             if pid:
                 os.write(word, b"\n")
         return ForkedPopen(pid) if pid else None
+
+    def _received(self) -> bytes:
+        if not (message := self.requests.recv(32)):
+            raise ConnectionResetError("the fork server has ended")
+        return message
 
 
 def given_client() -> ForkClient | None:

@@ -2,7 +2,8 @@
 
 That is torch before all, and further modules if they are named. A service so starts without the seconds that importing
 takes, and shares the memory of what was imported. It becomes a child of the process that asked for it, and outlives
-this one. A launcher that is forked may get a server of its own, which is forked as well, and so is there at once.
+this one. What needs no torch is forked before that has been imported. A launcher that is forked may get a server of its
+own, which is forked as well, and so is there at once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import gc
 import importlib
 import json
 import os
+import select
 import socket
 import sys
 import time
@@ -22,20 +24,23 @@ from typing import NamedTuple, NoReturn
 
 from tidemill.programs.child import PARENT_VARIABLE, await_word, end_with_parent, hold_requests_to_finish, run_module
 
-PRELOADED = (
+WITHOUT_TORCH = (
     "gymnasium",
     "tidemill.config.load",
     "tidemill.config.sections",
     "tidemill.envs.make",
     "tidemill.params.watcher",
     "tidemill.replay.shards.appender",
-    "tidemill.rl.agents.build",
     "tidemill.rpc.background",
+    "tidemill.rpc.server",
     "tidemill.telemetry",
-    "tidemill.tensorboard_writer",
-    "torch",
 )
-"""Not the services themselves: each would show the metrics of the others."""
+"""What every service needs, imported first. Not the services themselves: each would show the metrics of the others."""
+
+WITH_TORCH = ("tidemill.rl.agents.build", "tidemill.tensorboard_writer", "torch")
+
+READY_WITHOUT_TORCH, READY = b"ready without torch", b"ready"
+"""What the server says of itself, one after the other, between its answers."""
 
 MAX_MESSAGE_BYTES = 2**17
 
@@ -62,6 +67,8 @@ class Order(NamedTuple):
     """Where it works, if not where the server does."""
     with_server: bool = False
     """Whether it gets a server of its own, which ends with it."""
+    needs_torch: bool = True
+    """Whether it waits until torch has been imported."""
     ends_in_order: bool = False
     """Whether it ends with its parent as `tidemill.process.run` has it, instead of at once."""
     first_parent: int = 0
@@ -77,15 +84,13 @@ def main() -> None:
     end_with_parent()
     hold_requests_to_finish()  # in what is forked, too
     requests = socket.socket(fileno=os.dup(0))
-    gc.disable()  # what is imported stays: looking through it again and again is a tenth of the time
-    for module in (*PRELOADED, *sys.argv[1:-1]):
-        importlib.import_module(module)
-    gc.enable()
     _show(_COMMAND)
-    gc.collect()
-    gc.freeze()  # a collection would write to what is shared, and so copy it
-    requests.send(b"ready")
-    order = _serve(requests)
+    _import(WITHOUT_TORCH)
+    requests.send(READY_WITHOUT_TORCH)
+    order = _import_while_serving(requests, (*WITH_TORCH, *sys.argv[1:-1]))
+    if order is None:
+        requests.send(READY)
+        order = _serve(requests)
     while order is not None:
         _begin(order)
         next_order = _fork_server(order.environment) if order.with_server else None
@@ -94,13 +99,44 @@ def main() -> None:
         order = next_order
 
 
-def _serve(requests: socket.socket) -> Order | None:
+def _import(modules: Sequence[str]) -> None:
+    gc.disable()  # what is imported stays: looking through it again and again is a tenth of the time
+    for module in modules:
+        importlib.import_module(module)
+    gc.enable()
+    gc.collect()
+    gc.freeze()  # a collection would write to what is shared, and so copy it
+
+
+def _import_while_serving(requests: socket.socket, modules: Sequence[str]) -> Order | None:
+    """Import modules and return None; a child of this process serves meanwhile, and what that forks gets its order."""
+    imported, has_imported = os.pipe()
+    parent = str(os.getpid())
+    if pid := _fork():
+        os.close(imported)
+        _import(modules)
+        os.close(has_imported)
+        os.waitpid(pid, 0)
+        return None
+    os.close(has_imported)
+    os.environ[PARENT_VARIABLE] = parent
+    end_with_parent()
+    if (order := _serve(requests, until=imported)) is None:
+        os._exit(0)
+    os.close(imported)
+    return order
+
+
+def _serve(requests: socket.socket, until: int | None = None) -> Order | None:
     """Fork for each request; return its order in the new process, and None in this one when no more will come.
 
     A request is a message with two descriptors: of the new process's output, and of the pipe where it waits for a word.
-    The answer is its process id, 0 if there could be none.
+    The answer is its process id, 0 if there could be none. If there is something to read at the descriptor `until`,
+    another will serve what comes from then on.
     """
     while True:
+        if until is not None and until in select.select([requests.fileno(), until], [], [])[0]:
+            return None
         message, descriptors, _, _ = socket.recv_fds(requests, MAX_MESSAGE_BYTES, 2)
         if not message:
             return None
@@ -185,7 +221,8 @@ def _run(order: Order) -> NoReturn:
     """Run a module as `python -m` would."""
     from tidemill.process import leave
 
-    if (threads := order.environment.get("OMP_NUM_THREADS", "")).isdigit():  # torch had another when it was imported
+    threads = order.environment.get("OMP_NUM_THREADS", "")
+    if threads.isdigit() and "torch" in sys.modules:  # which had another number when it was imported
         sys.modules["torch"].set_num_threads(max(int(threads), 1))
     sys.modules["numpy"].random.seed()  # or all would draw alike from NumPy's global generator; Python's own is seeded
     try:

@@ -37,7 +37,7 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None) -> str
 
     Args:
         config: Of the run.
-        forks: What the process is forked from, if it is ready: a wrong setting is not found later for it.
+        forks: What the process is forked from; None for a program of its own.
 
     Returns:
         What its user should know, on one line; empty if there is nothing.
@@ -75,8 +75,8 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None) -> str
 
 def _started(folder: Path, output: IO[bytes], forks: ForkClient | None) -> subprocess.Popen[bytes] | ForkedPopen:
     environment = os.environ | {PARENT_VARIABLE: str(os.getpid()), "SDL_VIDEODRIVER": "dummy"}
-    order = Order(_MODULE, [str(folder)], environment)
-    if forks is not None and forks.is_ready and (forked := forks.fork(order, output)):
+    order = Order(_MODULE, [str(folder)], environment, needs_torch=False)
+    if forks is not None and (forked := forks.fork(order, output)):
         return forked
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "tidemill.programs.child", _MODULE, str(folder)],

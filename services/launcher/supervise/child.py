@@ -64,14 +64,15 @@ class Child:
             spec: What to start.
             log_file: Its log file.
             variables: The environment variables.
-            forks: What starts the service, if it can; None for a program of its own. One that needs no torch does
-                not wait for it.
+            forks: What starts the service, if it can; None for a program of its own.
         """
         environment = DEFAULTS | os.environ | {PARENT_VARIABLE: str(os.getpid()), **variables}
         process: _Process | None = None
         with log_file.open("ab") as log:
-            if forks is not None and (spec.needs_torch or forks.is_ready):
-                order = Order(spec.module, spec.arguments, environment, with_server=spec.forks)
+            if forks is not None:
+                order = Order(
+                    spec.module, spec.arguments, environment, with_server=spec.forks, needs_torch=spec.needs_torch
+                )
                 process = await forks.fork(order, log)
             if process is None:
                 process = await asyncio.create_subprocess_exec(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import IO
 
 from tidemill.programs.fork_client import ForkClient, sent
-from tidemill.programs.fork_server import MAX_MESSAGE_BYTES, Order
+from tidemill.programs.fork_server import MAX_MESSAGE_BYTES, READY, READY_WITHOUT_TORCH, Order
 
 _READY_S = 60.0
 _ANSWER_S = 10.0
@@ -66,7 +66,8 @@ class ForkServer:
         """
         self._environment, self._first, self._answer_s = environment, client, answer_s
         self._client: ForkClient | None = None
-        self._is_ready: asyncio.Future[bool] | None = None
+        self._ready: dict[bytes, asyncio.Future[bool]] = {}
+        self._answer: asyncio.Future[bytes] | None = None
         self._lock = asyncio.Lock()
 
     async def start(self) -> None:
@@ -77,39 +78,35 @@ class ForkServer:
         self._client, self._first = self._first or ForkClient(self._environment), None
         self._client.requests.setblocking(False)
         loop = asyncio.get_running_loop()
-        self._is_ready = loop.create_future()
-        if self._client.is_ready:
-            self._is_ready.set_result(True)
-        else:
-            loop.add_reader(self._client.requests, self._on_first_word, self._client.requests, self._is_ready)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether a process can be had without a wait."""
-        return self._is_ready is not None and self._is_ready.done() and self._is_ready.result()
+        self._ready = {said: loop.create_future() for said in (READY_WITHOUT_TORCH, READY)}
+        for said in self._client.said:
+            self._ready[said].set_result(True)
+        loop.add_reader(self._client.requests, self._on_message, self._client.requests)
 
     async def fork(self, order: Order, output: IO[bytes]) -> ForkedProcess | None:
         """Return a new process that writes to `output`; None if there is none to be had."""
         message = order.packed()
         async with self._lock:
-            if self._is_ready is None or len(message) > MAX_MESSAGE_BYTES:
+            is_ready = self._ready.get(READY if order.needs_torch else READY_WITHOUT_TORCH)
+            if is_ready is None or len(message) > MAX_MESSAGE_BYTES:
                 return None
             try:
-                is_ready = await asyncio.wait_for(asyncio.shield(self._is_ready), _READY_S)
-                return await self._fork(message, self._client.requests, output) if is_ready and self._client else None
+                may_ask = await asyncio.wait_for(asyncio.shield(is_ready), _READY_S)
+                return await self._fork(message, self._client.requests, output) if may_ask and self._client else None
             except OSError:  # TimeoutError is one
                 await self.close()
                 return None
 
     def give_up(self) -> None:
         """Let nobody wait for it any longer if it is not ready yet."""
-        if self._is_ready is not None and not self._is_ready.done():
-            self._is_ready.set_result(False)
+        for is_ready in self._ready.values():
+            if not is_ready.done():
+                is_ready.set_result(False)
 
     async def close(self) -> None:
         """End it; what it has forked goes on. May be called twice."""
         self.give_up()
-        self._is_ready = None
+        self._ready = {}
         client, self._client = self._client, None
         if client is not None:
             if client.requests.fileno() >= 0:
@@ -118,20 +115,26 @@ class ForkServer:
 
     @property
     def _may_fork(self) -> bool:
-        return self._is_ready is not None and (not self._is_ready.done() or self._is_ready.result())
+        return bool(self._ready) and all(not ready.done() or ready.result() for ready in self._ready.values())
 
-    @staticmethod
-    def _on_first_word(requests: socket.socket, is_ready: asyncio.Future[bool]) -> None:
-        asyncio.get_running_loop().remove_reader(requests)
+    def _on_message(self, requests: socket.socket) -> None:
+        message = b""
         with contextlib.suppress(OSError):
-            word = requests.recv(32)
+            message = requests.recv(32)
+        if (is_ready := self._ready.get(message)) is not None:
             if not is_ready.done():
-                is_ready.set_result(bool(word))
+                is_ready.set_result(True)
+            return
+        if not message:  # it has ended
+            asyncio.get_running_loop().remove_reader(requests)
+            self.give_up()
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(message)
 
     async def _fork(self, message: bytes, requests: socket.socket, output: IO[bytes]) -> ForkedProcess | None:
+        self._answer = asyncio.get_running_loop().create_future()
         with sent(message, requests, output) as word:
-            answer = asyncio.get_running_loop().sock_recv(requests, 32)
-            pid = int(await asyncio.wait_for(answer, self._answer_s) or 0)
+            pid = int(await asyncio.wait_for(self._answer, self._answer_s) or 0)
             child = ForkedProcess(pid) if pid else None
             os.write(word, b"\n")
             return child

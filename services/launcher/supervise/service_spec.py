@@ -25,7 +25,7 @@ class ServiceSpec:
         after: Names of services that must be serving before it is started. Few are listed: most processes
             wait for what they need by themselves, and importing takes seconds in which they need nothing.
         nice: Added to its niceness, so that the learner is not starved on a machine with few cores.
-        needs_torch: Whether it imports torch, and may be forked from a process that has.
+        needs_torch: Whether it imports torch; one that does not is forked before the fork server has.
         forks: Whether it starts processes that may be forked, too.
     """
 
