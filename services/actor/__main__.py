@@ -59,10 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         keep_freed_memory()
         configure_logging("actor", level=config.log.level, json=config.log.json)
         torch.set_num_threads(config.actor.threads)
+        stop = stop_event()  # before anyone is told that it is there: the signal may follow at once
         with BackgroundServer("actor", config.actor.server) as server:
             address, metrics = server.start(), serve_metrics(config.actor.server, server.health)
             _log.info("listening", address=address, metrics=metrics)
-            stop = stop_event()
             if config.run.deterministic:
                 seed = training_seed(config.run.seed, config.actor.index or 0)
                 act_in_lock_step(config, seed, server.set_serving, stop)

@@ -51,21 +51,35 @@ threading.Event().wait(10)
     assert done.returncode == 128 + 15, done.stderr
 
 
-@pytest.mark.parametrize("service", ["replay", "paramserver"])
-def test_service_that_is_stopped_as_soon_as_it_serves_ends_in_order(service: str, tmp_path: Path) -> None:
+_NOBODY = ["--cluster.replay", "127.0.0.1:1", "--cluster.params", "127.0.0.1:1"]
+
+
+@pytest.mark.parametrize(
+    "service, word, options",
+    [
+        ("replay", "serving", ["--replay.server.address", "127.0.0.1:0"]),
+        ("paramserver", "serving", ["--paramserver.server.address", "127.0.0.1:0"]),
+        ("actor", "listening", ["--config", "quickstart", *_NOBODY]),
+        ("evaluator", "listening", ["--config", "quickstart", "--evaluator.server.address", "127.0.0.1:0", *_NOBODY]),
+    ],
+    ids=["replay", "paramserver", "actor", "evaluator"],
+)
+def test_service_that_is_stopped_as_soon_as_it_says_that_it_is_there_ends_in_order(
+    service: str, word: str, options: list[str], tmp_path: Path
+) -> None:
     """A signal that comes while it says that it is ready is heard: it does not end by the signal's own action."""
     script = f"""
 import os, signal, sys
 from tidemill.services.{service}.__main__ import main
 class Stopping:  # the signal comes between the message and whatever is done next
     def write(self, text):
-        if "serving" in text:
+        if "{word}" in text:
             os.kill(os.getpid(), signal.SIGTERM)
         return sys.__stderr__.write(text)
     def __getattr__(self, name):
         return getattr(sys.__stderr__, name)
 sys.stderr = Stopping()
-sys.exit(main(["--{service}.server.address", "127.0.0.1:0"]))
+sys.exit(main({options}))
 """
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_BOUND_S, check=False, cwd=tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -57,7 +58,8 @@ def open_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) ->
         channel = grpc.insecure_channel(address, options=client_options(max_message_bytes))
     else:
         channel = grpc.secure_channel(address, credentials, [*client_options(max_message_bytes), *name_options()])
-    return BoundedChannel(grpc.intercept_channel(channel, *interceptors) if interceptors else channel, address)
+    bounded = BoundedChannel(channel, address)  # innermost: what adds the token asks it for each call
+    return grpc.intercept_channel(bounded, *interceptors) if interceptors else bounded
 
 
 def open_aio_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
@@ -68,10 +70,13 @@ def open_aio_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES
 
 
 class BoundedChannel(grpc.Channel):
-    """A channel whose `close` takes a bounded time.
+    """A channel whose `close` takes a bounded time, and which may be closed while other threads begin calls.
 
-    gRPC's own was seen to hang beside a frozen peer on a Unix socket while a full flow-control window was pending. It
-    is then left to a thread that ends with the process, or when the peer's connection does.
+    gRPC's own `close` was seen to hang beside a frozen peer on a Unix socket while a full flow-control window was
+    pending. It is then left to a thread that ends with the process, or when the peer's connection does.
+
+    Asked for calls once it is closed, gRPC's own ends the process by a segmentation fault (1.85, see
+    https://github.com/grpc/grpc/pull/43455): here that is a ValueError, as for a call that is made too late.
     """
 
     def __init__(self, channel: grpc.Channel, address: str, *, close_s: float = CLOSE_S) -> None:
@@ -84,12 +89,14 @@ class BoundedChannel(grpc.Channel):
         """
         self._channel, self._address, self._close_s = channel, address, close_s
         self._closing: threading.Thread | None = None
+        self._lock = threading.Lock()  # guards it while calls are prepared
 
     def close(self) -> None:
         """End every call and close the connection, or leave that to a thread. May be called twice."""
-        if self._closing is not None:
-            return
-        self._closing = threading.Thread(target=self._channel.close, name=f"close-{self._address}", daemon=True)
+        with self._lock:
+            if self._closing is not None:
+                return
+            self._closing = threading.Thread(target=self._channel.close, name=f"close-{self._address}", daemon=True)
         self._closing.start()
         self._closing.join(self._close_s)
         if self._closing.is_alive():
@@ -106,19 +113,25 @@ class BoundedChannel(grpc.Channel):
 
     def unary_unary(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
         """Return what makes such calls."""
-        return self._channel.unary_unary(*arguments, **named)
+        return self._prepared(self._channel.unary_unary, *arguments, **named)
 
     def unary_stream(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
         """Return what makes such calls."""
-        return self._channel.unary_stream(*arguments, **named)
+        return self._prepared(self._channel.unary_stream, *arguments, **named)
 
     def stream_unary(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
         """Return what makes such calls."""
-        return self._channel.stream_unary(*arguments, **named)
+        return self._prepared(self._channel.stream_unary, *arguments, **named)
 
     def stream_stream(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
         """Return what makes such calls."""
-        return self._channel.stream_stream(*arguments, **named)
+        return self._prepared(self._channel.stream_stream, *arguments, **named)
+
+    def _prepared(self, prepare: Callable[..., Any], *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+        with self._lock:
+            if self._closing is not None:
+                raise ValueError(f"a call on the closed channel to {self._address}")
+            return prepare(*arguments, **named)
 
     def __enter__(self) -> Self:
         """Return itself."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import grpc
 import pytest
@@ -49,6 +53,59 @@ def test_closed_channel_takes_no_more_calls() -> None:
         client.close()
         with pytest.raises((ValueError, Unavailable)):
             client.list_tables()
+
+
+_CALLS_A_CLOSED_CHANNEL = """
+from tidemill.replay.client import ReplayClient
+
+client = ReplayClient("127.0.0.1:1")
+client.close()
+try:
+    client.list_tables()
+except ValueError as error:
+    print(error)
+"""
+
+_CLOSES_BESIDE_CALLS = """
+import threading
+from tidemill.errors import TidemillError
+from tidemill.replay.client import ReplayClient
+
+ends = []
+
+def ask(client, began):
+    began.wait()
+    try:
+        client.list_tables()
+    except (ValueError, TidemillError) as error:
+        ends.append(error)
+
+for _ in range(100):
+    client, began = ReplayClient("127.0.0.1:1"), threading.Barrier(4)
+    threads = [threading.Thread(target=ask, args=(client, began)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    began.wait()
+    client.close()
+    for thread in threads:
+        thread.join(10.0)
+print(len(ends))
+"""
+
+
+@pytest.mark.parametrize("with_token", [False, True])
+@pytest.mark.parametrize(
+    "code, said", [(_CALLS_A_CLOSED_CHANNEL, "closed channel"), (_CLOSES_BESIDE_CALLS, "300")], ids=["after", "beside"]
+)
+def test_first_call_of_a_closed_channel_is_an_error(code: str, said: str, with_token: bool, tmp_path: Path) -> None:
+    """With a token, which an interceptor adds, gRPC asks the channel at each call: a closed one ended the process."""
+    (token := tmp_path / "token").write_text("x" * 32)
+    token.chmod(0o600)
+    environment = os.environ | ({"TIDEMILL_TOKEN_FILE": str(token)} if with_token else {})
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, said in ended.stdout) == (0, True), ended
 
 
 def test_open_channel_is_bounded() -> None:
