@@ -93,18 +93,18 @@ def _entry(name: str) -> str:
     if inspect.isclass(value):
         return "\n".join(_class(name, value))
     if inspect.isfunction(value):
-        return f"### {name}\n\n{_code(_signature(name, value))}\n{_markdown(inspect.getdoc(value) or '')}"
-    return f"### {name}\n\n{_code(f'{name} = {_plain(str(value))}')}\n{_markdown(_comment_of(name))}"
+        return f"### {name}\n\n{_code(_signature(name, value))}\n{markdown(inspect.getdoc(value) or '')}"
+    return f"### {name}\n\n{_code(f'{name} = {_plain(str(value))}')}\n{markdown(_comment_of(name))}"
 
 
 def _class(name: str, kind: type) -> Iterator[str]:
     yield f"### {name}\n"
     if "__init__" in vars(kind) and not getattr(kind, "_is_protocol", False) and not dataclasses.is_dataclass(kind):
         yield _code(_signature(name, kind.__init__, skip_self=True))  # type: ignore[misc]
-        yield _markdown(inspect.getdoc(kind) or "")
-        yield _markdown(inspect.getdoc(kind.__init__) or "")  # type: ignore[misc]
+        yield markdown(inspect.getdoc(kind) or "")
+        yield markdown(inspect.getdoc(kind.__init__) or "")  # type: ignore[misc]
     else:
-        yield _markdown(inspect.getdoc(kind) or "")
+        yield markdown(inspect.getdoc(kind) or "")
     if fields := _fields(kind):
         yield fields
     for key, member in vars(kind).items():
@@ -114,12 +114,12 @@ def _class(name: str, kind: type) -> Iterator[str]:
 
 def _member(dotted: str, member: object) -> Iterator[str]:
     if isinstance(member, property):
-        yield f"#### {dotted}\n\n{_markdown(inspect.getdoc(member) or '')}"
+        yield f"#### {dotted}\n\n{markdown(inspect.getdoc(member) or '')}"
     elif isinstance(member, classmethod | staticmethod):
         yield from _member(dotted, member.__func__)
     elif inspect.isfunction(member):
         yield f"#### {dotted}\n\n{_code(_signature(dotted.rpartition('.')[2], member, skip_self=True))}"
-        yield _markdown(inspect.getdoc(member) or "")
+        yield markdown(inspect.getdoc(member) or "")
 
 
 def _signature(name: str, function: object, *, skip_self: bool = False) -> str:
@@ -189,7 +189,7 @@ def _comment_of(name: str) -> str:
     return next((_string(after) for node, after in pairwise(body) if _target(node) == name), "")
 
 
-def _markdown(docstring: str) -> str:
+def markdown(docstring: str) -> str:
     """Return a Google-style docstring as Markdown: sections as lists, examples as code."""
     out: list[str] = []
     section = ""

@@ -90,7 +90,7 @@ def read(kind: type[M], raw: bytes) -> M:
     """Return a message. InvalidArgument: it is not one of this kind, or holds more than it may."""
     try:
         if kind is pb.AppendRequest:
-            _check_append(raw)
+            check_append(raw)
         else:
             _check_flat(raw, kind.DESCRIPTOR.name, _MOST_BYTES[kind])
         return kind.FromString(raw)
@@ -111,7 +111,7 @@ def _check_flat(raw: bytes, name: str, most_bytes: int) -> None:
 
 
 def append_limits() -> kernel.AppendLimits:
-    """Return what `_check_append` lets an AppendRequest hold."""
+    """Return what `check_append` lets an AppendRequest hold."""
     return kernel.AppendLimits(
         open_bytes=_TABLE_BYTES,
         request_fields=_PLAIN_FIELDS,
@@ -129,7 +129,8 @@ def append_limits() -> kernel.AppendLimits:
 _APPEND_LIMITS = append_limits()
 
 
-def _check_append(raw: bytes) -> None:
+def check_append(raw: bytes) -> None:
+    """Raise InvalidArgument if an AppendRequest holds more than it may, before memory is taken for it."""
     if kernel.available and kernel.append_fits(raw, _APPEND_LIMITS):
         return  # it takes a twentieth of the time, but does not say what is wrong with a request
     data: list[Field] = []

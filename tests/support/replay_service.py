@@ -71,7 +71,7 @@ def local_server(
         servicer.add_to(background.server)
         address = background.start()
         background.set_serving(True)
-        yield LocalServer(address, replay, admission, background._loop)
+        yield LocalServer(address, replay, admission, background.loop)
 
 
 class ServerProcess:

@@ -32,7 +32,7 @@ def test_sections_of_a_docstring_become_lists_and_its_example_code() -> None:
         "Do it.\n\nArgs:\n    first: One thing\n        or two.\n    second: Another.\n\nReturns:\n    What came.\n\n"
         "Example:\n    >>> 1 + 1\n    2\n"
     )
-    assert api_reference._markdown(docstring) == (
+    assert api_reference.markdown(docstring) == (
         "Do it.\n\n**Args**\n\n- `first`: One thing\n  or two.\n- `second`: Another.\n\n**Returns**\n\nWhat came.\n\n"
         "```python\n>>> 1 + 1\n2\n```\n"
     )

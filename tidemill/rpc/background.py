@@ -28,8 +28,9 @@ class BackgroundServer:
             ConfigError: the address is refused, see `RpcServer`.
         """
         self._settings = settings
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=f"{service}-rpc", daemon=True)
+        self.loop = asyncio.new_event_loop()
+        """The loop of that thread, in which servicers run."""
+        self._thread = threading.Thread(target=self.loop.run_forever, name=f"{service}-rpc", daemon=True)
         self._thread.start()
         try:
             self.server = self._call(_create(service, settings))
@@ -52,7 +53,7 @@ class BackgroundServer:
 
     def stop(self) -> None:
         """Stop the server gracefully and end the thread. May be called twice."""
-        if self._loop.is_closed():
+        if self.loop.is_closed():
             return
         try:
             self._call(self.server.stop(), timeout_s=self._settings.grace_s + _STARTUP_S)
@@ -68,12 +69,12 @@ class BackgroundServer:
         self.stop()
 
     def _call(self, coroutine: Coroutine[Any, Any, _T], timeout_s: float = _STARTUP_S) -> _T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
 
     def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(_STARTUP_S)
-        self._loop.close()
+        self.loop.close()
 
 
 async def _create(service: str, settings: ServerSettings) -> RpcServer:

@@ -19,6 +19,7 @@ from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.dqn.agent import DQNAgent
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.loss import gather_argmax
+from tidemill.rl.agents.dqn.networks import build_network
 from tidemill.rl.agents.impala.agent import IMPALAAgent
 from tidemill.rl.agents.impala.config import IMPALAConfig
 from tidemill.rl.agents.interface import Agent
@@ -136,18 +137,16 @@ def test_dqn_target_values_a_legal_action(double: bool) -> None:
     for _ in range(5):  # until the target is another network
         agent.update(batch, torch.ones(3))
     state = agent.state_dict()
-    online, target = (build_agent(config, SPEC, seed=3) for _ in range(2))
-    assert isinstance(online, DQNAgent)
-    assert isinstance(target, DQNAgent)
-    online._online.load_state_dict(state["online"])
-    target._online.load_state_dict(state["target"])
+    online, target = (build_network(config, SPEC, seed=3) for _ in range(2))
+    online.load_state_dict(state["online"])
+    target.load_state_dict(state["target"])
     with torch.no_grad():
         q, next_q, next_target = (
             network(batch[name]).squeeze(-1).tolist()
             for network, name in (
-                (online._online, "observation"),
-                (online._online, "bootstrap_observation"),
-                (target._online, "bootstrap_observation"),
+                (online, "observation"),
+                (online, "bootstrap_observation"),
+                (target, "bootstrap_observation"),
             )
         )
     expected = []

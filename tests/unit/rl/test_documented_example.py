@@ -73,7 +73,9 @@ def test_documented_algorithm_learns() -> None:
     policy = build_policy(config, CHAIN)
     policy.load(state)
     assert policy.act(policy_input(np.eye(3, dtype=np.float32)), evaluation=True).action.tolist() == [0, 1, 1]
-    found = agent._online(torch.eye(3)).amax(dim=1)  # type: ignore[attr-defined]
+    network = sys.modules[type(agent).__module__].build_network(config, CHAIN, seed=0)
+    network.load_state_dict(state)
+    found = network(torch.eye(3)).amax(dim=1)
     np.testing.assert_allclose(found.detach().numpy(), chain_values(epsilon), atol=0.01)
 
 

@@ -15,6 +15,7 @@ from tests.unit.rl.test_dqn import CHAIN, CPU, chain_batch
 from tidemill.rl.agents.dqn.agent import DQNAgent
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.loss import ValueHead, build_value_head
+from tidemill.rl.agents.dqn.networks import build_network
 from tidemill.rl.agents.dqn.policy import DQNPolicy
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.networks.noisy import disable_noise
@@ -182,8 +183,10 @@ def test_quiet_targets_are_those_of_the_mean_weights(double: bool) -> None:
     plain = DQNConfig(network="mlp", hidden_sizes=(16,), noisy=True, double=double)
     noisy, quiet = (DQNAgent(dataclasses.replace(plain, noisy_target=on), CHAIN, CPU, 0) for on in (True, False))
     assert not torch.equal(noisy.bootstrap_values(bootstrap, None), noisy.bootstrap_values(bootstrap, None))
-    disable_noise(quiet._target.network)
-    values = quiet._target.network(bootstrap).squeeze(-1)
+    target = build_network(plain, CHAIN, seed=0)
+    target.load_state_dict(quiet.state_dict()["target"])
+    disable_noise(target)
+    values = target(bootstrap).squeeze(-1)
     assert torch.equal(
         quiet.bootstrap_values(bootstrap, None).squeeze(-1), values.max(dim=1).values
     )  # online and target are equal

@@ -108,8 +108,10 @@ def test_quantiles_of_a_known_distribution_are_found() -> None:
     }
     for _ in range(600):
         agent.update(batch, torch.ones(48))
+    learned = build_network(config, CHAIN, seed=0)
+    learned.load_state_dict(agent.state_dict()["online"])
     with torch.no_grad():
-        found = agent._online(torch.eye(3)[:1], torch.tensor([[0.1, 0.5, 0.9]]))[0, 0]
+        found = learned(torch.eye(3)[:1], torch.tensor([[0.1, 0.5, 0.9]]))[0, 0]
     np.testing.assert_allclose(found.numpy(), [0.0, 8.0, 32.0], atol=1.5)
 
 

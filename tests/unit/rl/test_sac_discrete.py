@@ -16,6 +16,7 @@ from tidemill.errors import ConfigError
 from tidemill.rl.agents.sac_discrete import loss
 from tidemill.rl.agents.sac_discrete.agent import SACDiscreteAgent
 from tidemill.rl.agents.sac_discrete.config import SACDiscreteConfig
+from tidemill.rl.agents.sac_discrete.networks import build_actor, build_critic
 from tidemill.rl.agents.sac_discrete.policy import SACDiscretePolicy
 from tidemill.types import EnvSpec
 
@@ -90,9 +91,12 @@ def test_agent_finds_the_soft_optimal_values_and_their_policy() -> None:
     for _ in range(900):
         agent.update(chain_batch(), torch.ones(6))
     expected = torch.from_numpy(_soft_values(0.3)).float()
-    states = torch.eye(3)
+    states, rng, learned = torch.eye(3), torch.Generator(), agent.state_dict()
+    critic, actor = build_critic(config, CHAIN, rng), build_actor(config, CHAIN, rng)
+    critic.load_state_dict(learned["critic"])
+    actor.load_state_dict(learned["actor"])
     with torch.no_grad():
-        q, policy = agent._critic(states), agent._actor(states)[0].softmax(dim=1)
+        q, policy = critic(states), actor(states)[0].softmax(dim=1)
     torch.testing.assert_close(q, expected.expand(2, -1, -1), atol=0.03, rtol=0)
     torch.testing.assert_close(policy, (expected / 0.3).softmax(dim=1), atol=0.03, rtol=0)
 
@@ -122,10 +126,15 @@ def test_learned_temperature_holds_the_entropy_at_its_share(share: float, masks:
 def test_actions_are_drawn_with_the_actors_probabilities() -> None:
     """Random ones at first, then samples; none that is not legal; the likeliest in evaluation."""
     spec = EnvSpec((3,), "float32", num_actions=3)
-    policy = SACDiscretePolicy(SACDiscreteConfig(hidden_sizes=(8,), start_steps=10), spec, CPU, seed=0)
-    for layer in (policy._actor.stacks[0][-1],):  # type: ignore[index]
-        layer.weight.zero_()
-        layer.bias.copy_(torch.tensor([0.6, 0.3, 0.1]).log())
+    config = SACDiscreteConfig(hidden_sizes=(8,), start_steps=10)
+    policy, parameters = (
+        SACDiscretePolicy(config, spec, CPU, seed=0),
+        SACDiscreteAgent(config, spec, CPU, 0).policy_state(),
+    )
+    policy.load(
+        parameters
+        | {"actor.stacks.0.1.weight": torch.zeros(3, 8), "actor.stacks.0.1.bias": torch.tensor([0.6, 0.3, 0.1]).log()}
+    )
     seen = policy_input(np.zeros((6_000, 3), np.float32))
     assert fits(np.bincount(policy.act(seen, 0).action, minlength=3), [1 / 3] * 3)
     assert fits(np.bincount(policy.act(seen, 10).action, minlength=3), [0.6, 0.3, 0.1])

@@ -11,6 +11,7 @@ from tests.unit.rl.test_networks import GRAY, generator, images
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.agents.dqn.networks import build_network
 from tidemill.rl.agents.dqn.policy import DQNPolicy
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.networks.linear import linear
@@ -71,8 +72,10 @@ def test_policy_acts_with_what_the_learner_has() -> None:
     seen = images(SMALL)
     once, again = (policy.q_values(seen.numpy()) for _ in range(2))
     np.testing.assert_array_equal(once, again)
+    learned = build_network(config, SMALL, seed=0).eval()
+    learned.load_state_dict(agent.state_dict()["online"])
     with torch.no_grad():
-        expected = agent._online.eval()(seen).mean(dim=-1)  # type: ignore[attr-defined]
+        expected = learned(seen).mean(dim=-1)
     np.testing.assert_allclose(once, expected.numpy(), rtol=1e-5, atol=1e-6)
     assert policy.act(policy_input(seen.numpy()), evaluation=True).action.shape == (2,)
 
