@@ -167,5 +167,8 @@ def _fixed_seeds() -> None:
     np.random.seed(SEED)  # for libraries that still use the global state
     torch = sys.modules.get("torch")  # importing it here would cost every test 2 s
     if torch is not None:
-        torch.manual_seed(SEED)
+        # `torch.manual_seed` formats the stack three times, for devices that are not there.
+        torch.default_generator.manual_seed(SEED)
+        if torch.cuda.is_available():
+            torch.cuda.manual_seed_all(SEED)
         torch.set_num_threads(1)

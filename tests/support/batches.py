@@ -284,9 +284,15 @@ Images are updated in float32 on every machine: tests compare with figures worke
 """
 
 
+_STATE_SIZES: dict[str, int] = {}
+
+
 def recurrent_state_size(config: AgentConfig, env_spec: EnvSpec) -> int:
-    """Return how many numbers the policy of these settings remembers."""
-    return build_policy(config, env_spec).recurrent_state_size
+    """Return how many numbers the policy of these settings remembers; one is built for it, once."""
+    key = repr((config, env_spec))
+    if key not in _STATE_SIZES:
+        _STATE_SIZES[key] = build_policy(config, env_spec).recurrent_state_size
+    return _STATE_SIZES[key]
 
 
 class WithIdleRank(SingleProcess):
