@@ -291,7 +291,8 @@ def recurrent_state_size(config: AgentConfig, env_spec: EnvSpec) -> int:
     """Return how many numbers the policy of these settings remembers; one is built for it, once."""
     key = repr((config, env_spec))
     if key not in _STATE_SIZES:
-        _STATE_SIZES[key] = build_policy(config, env_spec).recurrent_state_size
+        with torch.random.fork_rng(devices=()):  # whether it is the first call leaves no trace
+            _STATE_SIZES[key] = build_policy(config, env_spec).recurrent_state_size
     return _STATE_SIZES[key]
 
 
