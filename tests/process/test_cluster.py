@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked_service import children
+from tests.support.forked_service import children, held_client
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
+from tidemill.programs.fork_client import ForkClient
 from tidemill.services.launcher.run.folder import RunFolder
 from tidemill.services.launcher.run.paths import make_socket_folder, remove_socket_folder
 from tidemill.services.launcher.supervise.runner import ClusterRunner
@@ -72,10 +73,12 @@ class Scene:
         arguments = ("--address", address, "--journal", str(self.journal), "--name", name, *options)
         return ServiceSpec(name, kind or name, "tests.process.stand_in", arguments, address, after)
 
-    def cluster_of(self, *specs: ServiceSpec, settings: LauncherSettings = _SETTINGS) -> tuple[ClusterRunner, Recorder]:
+    def cluster_of(
+        self, *specs: ServiceSpec, settings: LauncherSettings = _SETTINGS, forks: ForkClient | None = None
+    ) -> tuple[ClusterRunner, Recorder]:
         """Return a cluster of these services that reports to a recorder."""
         recorder = Recorder()
-        return ClusterRunner(Supervisor(specs, settings), self.folder, recorder), recorder
+        return ClusterRunner(Supervisor(specs, settings), self.folder, recorder, forks), recorder
 
     def journal_lines(self) -> list[str]:
         """Return what the stand-ins wrote, in order."""
@@ -185,21 +188,18 @@ async def test_services_are_forked_and_so_is_the_server_that_forks_them_replaced
     assert children() == set()
 
 
-async def test_service_that_needs_no_torch_does_not_wait_for_its_import(scene: Scene) -> None:
-    """It is forked and runs while the server is far from having torch; one that needs it starts with the server."""
-    cluster, recorder = scene.cluster_of(scene.spec("replay"), replace(scene.spec("learner"), needs_torch=True))
+async def test_service_that_needs_no_torch_does_not_wait_for_its_import(scene: Scene, tmp_path: Path) -> None:
+    """It is forked and serves while the server is not ready for one that needs torch."""
+    gate = tmp_path / "gate"
+    specs = (scene.spec("replay"), replace(scene.spec("learner", after=("replay",)), needs_torch=True))
+    cluster, recorder = scene.cluster_of(*specs, forks=held_client(gate))
     running = asyncio.create_task(cluster.run())
-    while (pid := cluster.pid_of("replay")) is None:
-        await asyncio.sleep(0.01)
-    (server,) = children() - {pid}
-    os.kill(server, signal.SIGSTOP)
-    assert "libtorch_python" not in Path(f"/proc/{server}/maps").read_text()
-    while scene.journal_lines() != ["replay start"]:
-        await asyncio.sleep(0.01)
-    assert b"tests.process.stand_in" in (command := Path(f"/proc/{pid}/cmdline").read_bytes())
+    await _ready(recorder, "replay")
+    command = Path(f"/proc/{cluster.pid_of('replay')}/cmdline").read_bytes()
+    assert b"tests.process.stand_in" in command
     assert b"tidemill.programs.child" not in command
-    os.kill(server, signal.SIGCONT)
-    await _ready(recorder, "replay", "learner")
+    gate.write_bytes(b"")
+    await _ready(recorder, "learner")
     os.kill(os.getpid(), signal.SIGINT)
     assert (await asyncio.wait_for(running, _BOUND_S)).exit_code == 0
 

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked_service import children, fork_read
+from tests.support.forked_service import children, fork_read, held_client
 from tests.support.waiting import wait_until
 from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.programs.fork_client import ForkClient
 from tidemill.programs.fork_server import WITH_TORCH, WITHOUT_TORCH, Order
 from tidemill.services.launcher.supervise.fork_server import ForkedProcess, ForkServer
 
@@ -28,8 +29,8 @@ _SAYS = "tests.process.says"
 
 
 @asynccontextmanager
-async def _server(answer_s: float = _BOUND_S) -> AsyncIterator[ForkServer]:
-    server = ForkServer(os.environ, answer_s=answer_s)
+async def _server(answer_s: float = _BOUND_S, client: ForkClient | None = None) -> AsyncIterator[ForkServer]:
+    server = ForkServer(os.environ, client, answer_s)
     await server.start()
     try:
         yield server
@@ -81,11 +82,11 @@ async def test_forked_processes_share_torch_but_no_random_numbers(tmp_path: Path
 
 
 async def test_what_needs_no_torch_is_forked_while_the_server_imports_it(tmp_path: Path) -> None:
-    """Frozen after its first word, the server forks it all the same; what needs torch comes when it goes on."""
-    async with _server() as server:
+    """What needs torch comes when the server is ready, and the one that served meanwhile has ended by then."""
+    gate = tmp_path / "gate"
+    async with _server(client=held_client(gate)) as server:
+        (pid,) = children()
         without = await _forked(server, tmp_path / "without", "state", needs_torch=False)
-        (pid,) = children() - {without.pid if without else 0}
-        os.kill(pid, signal.SIGSTOP)
         assert without is not None
         assert await _ended(without) == 7
         assert json.loads((tmp_path / "without").read_text())["descriptors"] == [0, 1, 2]
@@ -96,21 +97,20 @@ async def test_what_needs_no_torch_is_forked_while_the_server_imports_it(tmp_pat
         waiting = asyncio.create_task(_forked(server, tmp_path / "with", "draw"))
         done, _ = await asyncio.wait([waiting], timeout=0)
         assert not done
-        os.kill(pid, signal.SIGCONT)
+        gate.write_bytes(b"")
         process = await waiting
         assert process is not None
         assert await _ended(process) == 0
         assert json.loads((tmp_path / "with").read_text())["has torch"]
-        wait_until(lambda: _children_of(pid) == set(), "the one that served meanwhile has ended")
+        assert _children_of(pid) == set()
 
 
 async def test_server_that_is_killed_while_it_imports_leaves_nobody(tmp_path: Path) -> None:
     """The one that serves meanwhile ends with it; services are started as programs of their own then."""
-    async with _server() as server:
+    async with _server(client=held_client(tmp_path / "gate")) as server:
+        (pid,) = children()
         process = await _forked(server, tmp_path / "log", "stay", needs_torch=False)
         assert process is not None
-        (pid,) = children() - {process.pid}
-        os.kill(pid, signal.SIGSTOP)
         (beside,) = _children_of(pid)
         watched = os.pidfd_open(beside)
         os.kill(pid, signal.SIGKILL)

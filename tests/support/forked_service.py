@@ -59,6 +59,12 @@ def _server() -> ForkClient:
         return _client
 
 
+def held_client(gate: Path) -> ForkClient:
+    """Start a fork server that is not ready, but for what needs no torch, before a test writes to the pipe `gate`."""
+    os.mkfifo(gate)
+    return ForkClient(os.environ | {"GATE": str(gate)}, ["tests.process.gate"])
+
+
 def fork_service(order: Order, output: IO[bytes]) -> ForkedPopen:
     """Start a service from the fork server of this process."""
     service = _server().fork(order, output)
