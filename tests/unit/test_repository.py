@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +16,6 @@ GENERATED = re.compile(r"_pb2(_grpc)?\.py$")
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([A-Za-z0-9.]+)((?: --hash=sha256:[0-9a-f]{64})*)$")
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 LOCKS = sorted(path.name for path in (ROOT / "requirements").glob("*.txt"))
-MAX_LINES = 400
-MAX_FUNCTION_LINES = 40
 
 
 def sources(*folders: str) -> list[Path]:
@@ -50,21 +46,6 @@ def requirement_names(requirements: list[str]) -> set[str]:
     """Return the normalised names of requirement strings, Tidemill's own extras left out."""
     names = {normalised(re.split(r"[\[<>=!~; ]", requirement)[0]) for requirement in requirements}
     return names - {"tidemill"}
-
-
-def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Yield every function and method of a file, nested ones included."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
-def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return the lines of a function from its `def` on, its docstring left out."""
-    first = function.body[0]
-    is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-    docstring = (first.end_lineno or first.lineno) - first.lineno + 1 if is_docstring else 0
-    return (function.end_lineno or function.lineno) - function.lineno + 1 - docstring
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -109,25 +90,6 @@ def test_services_are_imported_from_inside_the_package() -> None:
     own = re.compile(r"^\s*(from|import) services\b", re.MULTILINE)
     assert [str(path) for path in sources(*PACKAGES) if own.search(path.read_text())] == []
     assert (ROOT / "tidemill" / "services").resolve() == ROOT / "services"
-
-
-def test_source_file_is_short() -> None:
-    """No hand-written file of the product exceeds 400 lines."""
-    lengths = {
-        str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in sources("tidemill", "services")
-    }
-    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
-
-
-def test_function_is_short() -> None:
-    """No function of the product exceeds 40 lines without its docstring."""
-    long = {
-        f"{path.relative_to(ROOT)}:{function.lineno} {function.name}": code_lines(function)
-        for path in sources("tidemill", "services")
-        for function in functions(path)
-        if code_lines(function) > MAX_FUNCTION_LINES
-    }
-    assert long == {}
 
 
 def test_product_never_unpickles() -> None:
