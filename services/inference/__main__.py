@@ -13,6 +13,7 @@ import torch
 from tidemill import process
 from tidemill.config.load import load
 from tidemill.config.sections import InferenceConfig
+from tidemill.devices import named_device
 from tidemill.envs.make import spec_of
 from tidemill.errors import ConfigError
 from tidemill.inference.wire import Opening
@@ -47,27 +48,10 @@ def _start(arguments: Sequence[str]) -> int:
     configure_logging(_SERVICE, level=config.log.level, json=config.log.json)
     torch.set_num_threads(config.inference.threads)
     spec = spec_of(config.env)
-    device = device_of(config.inference.device)
+    device = named_device("inference.device", config.inference.device)
     policy = make_policy(config, spec, device)
     asyncio.run(serve(config, spec, policy, device))
     return 0
-
-
-def device_of(name: str) -> torch.device:
-    """Return the torch device of `inference.device`; `auto` is the first GPU if there is one.
-
-    Raises:
-        ConfigError: There is no such device on this machine.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"inference.device is {name!r}, allowed: auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise ConfigError(f"inference.device is {name!r}, but torch finds {count} GPUs here; use auto or cpu")
-    return device
 
 
 def make_policy(config: InferenceConfig, spec: EnvSpec, device: torch.device) -> Policy:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tidemill.devices import named_device
 from tidemill.errors import ConfigError
 from tidemill.services.learner.data.device_rows import DeviceRows, StreamQueue
 from tidemill.services.learner.distributed.learner_group import RankInfo
@@ -88,23 +89,12 @@ class DevicePrefetcher:
 def resolve_device(name: str, rank: RankInfo | None = None) -> torch.device:
     """Return the device of `learner.device` for one of the ranks.
 
-    `auto` is a GPU if there is one, and the CPU otherwise. Of several ranks each takes the GPU of its number on its
-    machine, and the only one takes the first.
+    Of several ranks each takes the GPU of its number on its machine, and the only one takes the first, always with
+    its index.
 
     Raises:
         ConfigError: There is no such device on this machine, or all ranks would share one GPU.
     """
     if rank is not None and rank.size > 1 and name.startswith("cuda:"):
         raise ConfigError(f"learner.device is {name!r}, which {rank.size} learners cannot share; use auto or cuda")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if rank is not None and rank.size > 1 and name == "cuda":
-        name = f"cuda:{rank.local_index}"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"learner.device is {name!r}, allowed: auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise ConfigError(f"learner.device is {name!r}, but torch finds {count} GPUs here; use auto or cpu")
-    return device
+    return named_device("learner.device", name, gpu=0 if rank is None else rank.local_index)

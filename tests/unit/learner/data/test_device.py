@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from tidemill.devices import named_device
 from tidemill.errors import ConfigError
 from tidemill.services.learner.data.device import DevicePrefetcher, resolve_device
+from tidemill.services.learner.distributed.learner_group import RankInfo
 
 
 def test_arrays_on_a_cpu_are_shared_not_copied() -> None:
@@ -32,6 +34,27 @@ def test_gpu_that_is_not_there_is_told(name: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ConfigError, match=rf"learner\.device is '{name}', but torch finds 0 GPUs"):
         resolve_device(name)
+
+
+@pytest.mark.parametrize(
+    "name, rank, expected",
+    [
+        ("auto", None, "cuda:0"),
+        ("cuda", None, "cuda:0"),
+        ("cuda:1", None, "cuda:1"),
+        ("auto", RankInfo(0, 1, 0), "cuda:0"),
+        ("auto", RankInfo(3, 8, 3), "cuda:3"),
+        ("cuda", RankInfo(9, 16, 1), "cuda:1"),
+    ],
+)
+def test_gpu_always_has_its_index(
+    name: str, rank: RankInfo | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`torch.cuda.set_device` refuses one without."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    assert str(resolve_device(name, rank)) == expected
+    assert str(named_device("inference.device", "auto")) == "cuda:0"
 
 
 def test_misspelt_device_is_told() -> None:

@@ -1,0 +1,34 @@
+"""The devices that settings name."""
+
+from __future__ import annotations
+
+import torch
+
+from tidemill.errors import ConfigError
+
+
+def named_device(setting: str, name: str, *, gpu: int = 0) -> torch.device:
+    """Return the device of a setting; a GPU always with its index, as `torch.cuda.set_device` needs it.
+
+    Args:
+        setting: Its name, for errors.
+        name: `cpu`, `cuda:N`, `cuda` or `auto`: a GPU if there is one, and the CPU otherwise.
+        gpu: Index of the GPU that `cuda` and `auto` take.
+
+    Raises:
+        ConfigError: There is no such device on this machine.
+    """
+    wanted = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    try:
+        device = torch.device(f"cuda:{gpu}" if wanted == "cuda" else wanted)
+    except RuntimeError as error:
+        raise ConfigError(f"{setting} is {name!r}, allowed: auto, cpu, cuda or cuda:N") from error
+    if device.type != "cuda":
+        return device
+    count = torch.cuda.device_count()
+    if device.index >= count:
+        raise ConfigError(
+            f"{setting} is {name!r}, but torch finds {count} GPUs here and {device} is none of them; "
+            "use one that exists, or cpu"
+        )
+    return device
