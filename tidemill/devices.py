@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import structlog
 import torch
 
+from tidemill import gpus
 from tidemill.errors import ConfigError
+
+_log = structlog.get_logger()
 
 
 def named_device(setting: str, name: str, *, gpu: int = 0) -> torch.device:
@@ -16,9 +20,11 @@ def named_device(setting: str, name: str, *, gpu: int = 0) -> torch.device:
         gpu: Index of the GPU that `cuda` and `auto` take.
 
     Raises:
-        ConfigError: There is no such device on this machine.
+        ConfigError: There is no such device on this machine, or this build of torch cannot use it.
     """
-    wanted = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    wanted = _automatic() if name == "auto" else name
+    if wanted.startswith("cuda"):
+        gpus.check_usable(f"{setting} is {name!r}", f"set {setting} to cpu")
     try:
         device = torch.device(f"cuda:{gpu}" if wanted == "cuda" else wanted)
     except RuntimeError as error:
@@ -31,4 +37,12 @@ def named_device(setting: str, name: str, *, gpu: int = 0) -> torch.device:
             f"{setting} is {name!r}, but torch finds {count} GPUs here and {device} is none of them; "
             "use one that exists, or cpu"
         )
+    gpus.check_capability(setting, device)
     return device
+
+
+def _automatic() -> str:
+    if why := gpus.why_unusable():
+        _log.warning("computing on the CPU", why=why)
+        return "cpu"
+    return "cuda" if torch.cuda.is_available() else "cpu"

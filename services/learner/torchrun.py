@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import parse_args
 from torch.distributed.run import run as run_ranks
 
+from tidemill import gpus
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import ConfigError, FatalError, Unavailable
@@ -71,7 +72,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def rank_count(wanted: str) -> int:
-    """Return how many ranks to start: a number, or with `gpu` as many as there are GPUs, at least 1."""
+    """Return how many ranks to start: a number, or with `gpu` as many as there are GPUs, at least 1.
+
+    Raises:
+        ConfigError: torch can use none of the GPUs: each rank would train on the CPU.
+    """
+    if wanted == "gpu":
+        gpus.check_usable("one learner for each GPU is wanted", "give their number and --learner.device cpu")
     return max(torch.cuda.device_count(), 1) if wanted == "gpu" else int(wanted)
 
 

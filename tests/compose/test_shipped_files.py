@@ -17,6 +17,7 @@ from cryptography import x509
 
 from tests.compose.dashboards import DASHBOARDS, RULES, load, rules
 from tests.compose.shipped import HEALTH_PATH, ROOT, check_secured, load_as, run
+from tidemill.gpus import CAPABILITIES, DRIVERS
 from tidemill.services.launcher.commands.certs import SERVICES, certs
 
 COMPOSE = (ROOT / "docker-compose.yml", ROOT / "docker-compose.gpu.yml", ROOT / "docker-compose.insecure.yml")
@@ -73,6 +74,43 @@ def test_every_knob_is_documented_with_its_default() -> None:
     documented = dict(KNOB.findall((ROOT / ".env.example").read_text()))
     documented.pop("COMPOSE_FILE")
     assert documented == used
+
+
+def gpu_services() -> dict[str, Any]:
+    """Return what docker-compose.gpu.yml changes of each service and adds."""
+    found: dict[str, Any] = yaml.safe_load(COMPOSE[1].read_text())["services"]
+    return found
+
+
+def test_learner_of_the_file_for_gpus_ends_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks for `cuda`, after torchrun's two words, where `auto` would train on the CPU; a person may override it."""
+    entrypoint = gpu_services()["learner"]["entrypoint"]
+    assert entrypoint[:5] == ["python", "-m", "tidemill.services.learner.torchrun", "gpu", "5"]
+    words = [*entrypoint[5:], *words_of(services()["learner"])]
+    assert load_as("learner", words, monkeypatch).learner.device == "cuda"
+    assert load_as("learner", [*words, "--learner.device", "cpu"], monkeypatch).learner.device == "cpu"
+
+
+def test_image_for_gpus_states_the_cuda_that_it_holds() -> None:
+    """The container toolkit compares it with the driver's; the documents name the driver and the GPUs for it."""
+    dockerfile = (ROOT / "deploy/Dockerfile").read_text()
+    (held,) = re.findall(
+        r"^cuda-toolkit==(\d+)\.", (ROOT / "deploy/requirements/torch-cuda.txt").read_text(), re.MULTILINE
+    )
+    stage = dockerfile.partition("FROM learn AS learn-cuda\n")[2].partition("\nFROM")[0]
+    assert stage.strip() == f'ENV NVIDIA_REQUIRE_CUDA="cuda>={held}.0"'
+    assert "FROM learn-${TORCH} AS runtime-learn" in dockerfile
+    driver, capability = DRIVERS[int(held)], CAPABILITIES[int(held)]
+    for name in (
+        "README.md",
+        "docs/operations.md",
+        "docs/troubleshooting.md",
+        ".env.example",
+        "docker-compose.gpu.yml",
+    ):
+        text = " ".join((ROOT / name).read_text().replace("#", " ").split())
+        assert f"driver {driver} or newer" in text, name
+        assert name == "docs/troubleshooting.md" or f"capability {capability[0]}.{capability[1]} or newer" in text, name
 
 
 def test_only_what_a_person_opens_is_published() -> None:

@@ -186,6 +186,9 @@ def test_kubernetes_command_is_understood(
         config = load_as(container["name"], words_of(container, values), monkeypatch)
         if container["name"] in ("learner", "evaluator"):
             assert config.run.supervisor == "job"
+        if container["name"] == "learner":  # with GPUs it ends with a reason where `auto` would train on the CPU
+            has_gpus = "nvidia.com/gpu" in container["resources"]["limits"]
+            assert config.learner.device == ("cuda" if has_gpus else "auto")
         if container["name"] == "actor":
             assert (config.actor.index, config.actor.count) == (3, int(values["ACTORS"]))
         if container["name"] in ("learner", "actor"):

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tidemill import gpus
 from tidemill.devices import named_device
 from tidemill.errors import ConfigError
 from tidemill.services.learner.data.device_rows import DeviceRows, StreamQueue
@@ -93,8 +94,11 @@ def resolve_device(name: str, rank: RankInfo | None = None) -> torch.device:
     its index.
 
     Raises:
-        ConfigError: There is no such device on this machine, or all ranks would share one GPU.
+        ConfigError: There is no such device on this machine, this build of torch cannot use it, all ranks would share
+            one GPU, or all would train on the CPU because torch can use none of the GPUs here.
     """
+    if rank is not None and rank.size > 1 and name == "auto":
+        gpus.check_usable(f"{rank.size} learners would share the CPU", "set learner.device to cpu")
     if rank is not None and rank.size > 1 and name.startswith("cuda:"):
         raise ConfigError(f"learner.device is {name!r}, which {rank.size} learners cannot share; use auto or cuda")
     return named_device("learner.device", name, gpu=0 if rank is None else rank.local_index)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from tidemill.errors import ConfigError
 from tidemill.services.learner import torchrun
 from tidemill.services.learner.torchrun import rank_count, run_agent
 
@@ -18,8 +19,18 @@ from tidemill.services.learner.torchrun import rank_count, run_agent
 def test_one_learner_is_started_on_each_gpu(monkeypatch: pytest.MonkeyPatch, gpus: int, ranks: int) -> None:
     """`gpu` counts the GPUs the process sees, one learner without any; a number is taken as it is."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     assert rank_count("gpu") == ranks
     assert rank_count("3") == 3
+
+
+def test_driver_that_is_too_old_starts_no_learner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lists eight GPUs that torch cannot use: eight learners would train on the CPU, and nobody would notice."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"torch can use none of the 8 GPUs here.*--learner\.device cpu"):
+        rank_count("gpu")
+    assert rank_count("2") == 2
 
 
 def test_rendezvous_outlives_ranks_that_were_signalled(monkeypatch: pytest.MonkeyPatch) -> None:

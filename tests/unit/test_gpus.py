@@ -1,0 +1,121 @@
+"""Which driver and which GPUs a build of torch needs, and what is said of a machine that has others."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from tidemill import gpus
+from tidemill.devices import named_device
+from tidemill.errors import ConfigError
+from tidemill.services.learner.data.device import resolve_device
+from tidemill.services.learner.distributed.learner_group import RankInfo
+
+_TOO_OLD = "CUDA initialization: The NVIDIA driver on your system is too old (found version 12040)."
+
+
+@pytest.fixture(name="cuda_13")
+def _cuda_13(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build of torch for CUDA 13, as its wheels are."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_75", "sm_90a", "sm_120", "compute_120"])
+
+
+@pytest.fixture(name="old_driver")
+def _old_driver(monkeypatch: pytest.MonkeyPatch, cuda_13: None) -> None:
+    """Eight GPUs that NVML lists, of a driver that CUDA refuses as torch does: with a warning."""
+
+    def is_available() -> bool:
+        warnings.warn(_TOO_OLD, stacklevel=2)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    monkeypatch.setattr(gpus, "driver_version", lambda: "550.54.15")
+
+
+@pytest.mark.parametrize(
+    "first_line, version",
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024", "550.54.15"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs)", "580.65.06"),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54", "535.54"),
+        ("something else", ""),
+    ],
+)
+def test_version_of_the_driver_is_the_kernels(first_line: str, version: str, tmp_path: Path) -> None:
+    """Both kinds of kernel module say it; the next line, of the compiler, is not taken for it."""
+    loaded = tmp_path / "version"
+    loaded.write_text(f"{first_line}\nGCC version:  gcc version 122.333.1\n")
+    assert gpus.driver_version(loaded) == version
+    assert gpus.driver_version(tmp_path / "none") == ""
+
+
+def test_need_is_what_the_build_was_compiled_for(cuda_13: None) -> None:
+    """The driver follows from the version of CUDA, the capability from the oldest GPU with kernels."""
+    assert (gpus.needed_driver(), gpus.needed_capability()) == (580, (7, 5))
+    assert gpus.needs().endswith("with CUDA 13.0 needs driver 580 or newer and compute capability 7.5 or newer")
+
+
+@pytest.mark.parametrize(
+    "cuda, driver, capability",
+    [("11.8", 450, (3, 5)), ("12.8", 525, (5, 0)), ("13.1", 580, (7, 5)), ("99.0", None, None), (None, None, None)],
+)
+def test_need_without_a_list_of_kernels_is_that_of_the_cuda_version(
+    cuda: str | None, driver: int | None, capability: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is claimed of a version that is not known, nor of a build for CPUs."""
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", list)
+    assert (gpus.needed_driver(), gpus.needed_capability()) == (driver, capability)
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:3"])
+def test_gpu_under_an_old_driver_is_refused(name: str, old_driver: None) -> None:
+    """With the driver's version, what is needed, torch's own reason, and what to do."""
+    with pytest.raises(ConfigError) as refused:
+        named_device("inference.device", name)
+    message = str(refused.value)
+    assert message.startswith(f"inference.device is {name!r}, but torch can use none of the 8 GPUs here: the driver is")
+    for part in ("550.54.15", "driver 580 or newer", "capability 7.5", _TOO_OLD, "update the driver", "to cpu"):
+        assert part in message
+
+
+def test_several_learners_do_not_train_on_the_cpu_in_silence(old_driver: None) -> None:
+    """`auto` is the CPU where there is no GPU, not where there are eight that cannot be used."""
+    with pytest.raises(ConfigError, match=r"8 learners would share the CPU, but .*550\.54\.15.*driver 580"):
+        resolve_device("auto", RankInfo(5, 8, 5))
+    assert resolve_device("cpu", RankInfo(5, 8, 5)) == torch.device("cpu")
+
+
+def test_one_learner_warns_of_an_old_driver(old_driver: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """A laptop goes on, on its CPU; the log says why."""
+    assert resolve_device("auto") == torch.device("cpu")
+    said = capsys.readouterr().out
+    assert "computing on the CPU" in said
+    assert "550.54.15" in said
+
+
+def test_machine_without_a_gpu_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing to update."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert gpus.why_unusable() == ""
+
+
+@pytest.mark.parametrize("capability, is_refused", [((7, 0), True), ((7, 5), False), ((9, 0), False), ((12, 0), False)])
+def test_gpu_without_kernels_is_refused(
+    capability: tuple[int, int], is_refused: bool, cuda_13: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A V100 is listed by torch, and the first operation on it fails."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
+    if not is_refused:
+        assert str(named_device("learner.device", "cuda")) == "cuda:0"
+        return
+    with pytest.raises(ConfigError, match=r"'cuda:0', a Tesla V100 of compute capability 7\.0, but .*7\.5 or newer"):
+        named_device("learner.device", "auto")

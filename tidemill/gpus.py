@@ -1,0 +1,102 @@
+"""What this build of torch needs of GPUs and of their driver, and why those of this machine cannot be used."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+
+import torch
+
+from tidemill.errors import ConfigError
+
+DRIVERS = {11: 450, 12: 525, 13: 580}
+"""The oldest driver for each major version of CUDA; within one, older drivers run newer minor versions."""
+CAPABILITIES = {11: (3, 5), 12: (5, 0), 13: (7, 5)}
+"""The lowest compute capability that each major version of CUDA compiles for."""
+_LOADED_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def driver_version(loaded: Path = _LOADED_DRIVER) -> str:
+    """Return the version of the NVIDIA driver that the kernel has loaded, as 580.65.06; empty if it does not say."""
+    try:
+        first = loaded.read_text(encoding="utf-8").partition("\n")[0]
+    except OSError:
+        return ""
+    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", first)
+    return found[0] if found else ""
+
+
+def needed_driver() -> int | None:
+    """Return the oldest driver that this build of torch works with, by its major version; None if it is not known."""
+    cuda = torch.version.cuda
+    return DRIVERS.get(int(cuda.partition(".")[0])) if cuda else None
+
+
+def needed_capability() -> tuple[int, int] | None:
+    """Return the lowest compute capability that this build has kernels for; None for a build without CUDA."""
+    cuda = torch.version.cuda
+    if not cuda:
+        return None
+    built_for = [re.fullmatch(r"sm_(\d+)(\d)[a-z]?", arch) for arch in torch.cuda.get_arch_list()]
+    capabilities = [(int(arch[1]), int(arch[2])) for arch in built_for if arch]
+    return min(capabilities) if capabilities else CAPABILITIES.get(int(cuda.partition(".")[0]))
+
+
+def needs() -> str:
+    """Return what this build of torch needs, in words."""
+    driver, capability = needed_driver(), needed_capability()
+    words = f"torch {torch.__version__} with CUDA {torch.version.cuda} needs "
+    words += f"driver {driver} or newer" if driver else "a driver for that CUDA"
+    return words + (f" and compute capability {capability[0]}.{capability[1]} or newer" if capability else "")
+
+
+def why_unusable() -> str:
+    """Return why torch can use none of the GPUs that the driver lists; empty if it can, or if there are none.
+
+    The driver's management library lists GPUs that a CUDA library for a newer driver cannot use: counting them is no
+    proof that one works.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        count = torch.cuda.device_count()
+        if count == 0 or torch.cuda.is_available():
+            return ""
+    said = str(caught[-1].message).partition("\n")[0] if caught else "nothing"
+    have = driver_version() or "of an unknown version"
+    return f"torch can use none of the {count} GPUs here: the driver is {have}, and {needs()} (torch says: {said})"
+
+
+def check_usable(wanted: str, instead: str) -> None:
+    """Refuse what the user asks for, if torch can use none of the GPUs here.
+
+    Args:
+        wanted: What needs a GPU, as `learner.device is 'cuda'`.
+        instead: What to do on a machine that is to compute on its CPU.
+
+    Raises:
+        ConfigError: Says which driver is there, and which one is needed.
+    """
+    if why := why_unusable():
+        remedy = f"update the driver, install a build of torch for an older CUDA, or {instead}"
+        raise ConfigError(f"{wanted}, but {why}; {remedy}")
+
+
+def check_capability(setting: str, device: torch.device) -> None:
+    """Refuse a GPU that this build of torch has no kernels for; the first update would fail on it.
+
+    Args:
+        setting: The name of the setting that chose it.
+        device: A GPU that torch can use.
+
+    Raises:
+        ConfigError: Says what it has, and what is needed.
+    """
+    needed = needed_capability()
+    if needed is None or (has := torch.cuda.get_device_capability(device)) >= needed:
+        return
+    name = torch.cuda.get_device_name(device)
+    raise ConfigError(
+        f"{setting} is {str(device)!r}, a {name} of compute capability {has[0]}.{has[1]}, but {needs()}; choose "
+        f"another GPU, install a build of torch for an older CUDA, or set {setting} to cpu"
+    )
