@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             address, metrics = server.start(), serve_metrics(config.evaluator.server, server.health)
             _log.info("listening", address=address, metrics=metrics)
             evaluate(config, server, stop, finish)
-        return exit_or_idle("evaluator", config.run, config.evaluator.server, is_over=not stop.is_set())
+        idle = ("tidemill.programs.idle", "evaluator", config.evaluator.server.metrics_address)
+        return exit_or_idle(idle, config.run, is_over=not stop.is_set())
 
     return run("evaluator", body)
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tidemill.atomic_files import write_atomically
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import TidemillError
+from tidemill.scores import Score
 from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.params_source import ParamsSource
 from tidemill.services.evaluator.run_logs import RunLogs
@@ -42,6 +43,8 @@ class Result:
     """Whether the target was reached, and confirmed if that was asked for."""
     reason: str
     """Reason the run ended."""
+    end: str
+    """How it ended in one phrase: target or limit, returns, version."""
     target_return: float | None
     mean_return: float | None
     """Mean raw return of the evaluation that decided; None if nothing was ever evaluated."""
@@ -155,6 +158,20 @@ def _film(config: EvaluatorConfig, source: ParamsSource, runner: EpisodeRunner, 
     return str(VIDEO)
 
 
+def _describe_end(
+    verdict: RunVerdict, target_return: float | None, score: Score | None, confirmation: Score | None
+) -> str:
+    """Return how a run ended, e.g. `target 200 reached, mean return 221.0, confirmed 213.3, version 226`."""
+    parts = [f"target {target_return:g} reached" if verdict.solved else verdict.reason]
+    if score is not None:
+        parts.append(f"mean return {score.mean:.1f}")
+    if confirmation is not None and verdict.solved:
+        parts.append(f"confirmed {confirmation.mean:.1f}")
+    if verdict.version is not None:
+        parts.append(f"version {verdict.version}")
+    return ", ".join(parts)
+
+
 def _summarise(
     verdict: RunVerdict, config: EvaluatorConfig, logs: RunLogs, *, curve: str | None, video: str | None
 ) -> Result:
@@ -170,6 +187,7 @@ def _summarise(
         seed=config.run.seed,
         solved=verdict.solved,
         reason=verdict.reason,
+        end=_describe_end(verdict, config.run.target_return, score, confirmation),
         target_return=config.run.target_return,
         mean_return=score.mean if score else None,
         std_return=score.std if score else None,

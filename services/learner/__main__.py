@@ -15,6 +15,7 @@ from tidemill.process import die_with_parent, keep_freed_memory, leave, run, sto
 from tidemill.programs.idle import exit_or_idle
 from tidemill.rpc.background import BackgroundServer
 from tidemill.services.learner.distributed.learner_group import RankInfo
+from tidemill.services.learner.ended import ENDED_LEARNER
 from tidemill.services.learner.learner import Learner
 from tidemill.services.learner.metrics import unregister_rank_0_metrics
 from tidemill.telemetry import configure_logging, serve_metrics, watch_disk
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             learner.run(server.set_serving)
         if "WORLD_SIZE" in os.environ:  # under torchrun, which is then the process that ends or rests
             return 0
-        return exit_or_idle("learner", config.run, config.learner.server, is_over=not stop.is_set())
+        return exit_or_idle((ENDED_LEARNER, *arguments), config.run, is_over=not stop.is_set())
 
     return run("learner", body)
 

@@ -84,4 +84,5 @@ def _pack(status: LearnerStatus) -> pb.GetStatusResponse:
         restored=status.restored,
         shards=[pb.Shard(**dataclasses.asdict(shard)) for shard in status.shards],
         checkpoint_error=status.checkpoint_error,
+        end=status.end,
     )

@@ -37,6 +37,7 @@ from tidemill.programs.idle import INTERRUPTED, exit_or_idle
 from tidemill.services.learner.distributed.forked_ranks import CHILD, fork_ranks
 from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.distributed.loopback_rendezvous import BACKEND, register
+from tidemill.services.learner.ended import ENDED_LEARNER
 
 _LEARNER = "tidemill.services.learner"
 _LOOPBACK = "lo"
@@ -55,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         one_machine = not words[0].startswith("-")
         options = parse_args([*_options_of_one_machine(*words[:2]), *words[2:]] if one_machine else words)
         config = _config_of(options)
+        learner_arguments = list(options.training_script_args)
         if one_machine:
             RankInfo(0, int(options.nproc_per_node)).local_batch_size(config.agent)
         options.training_script, options.training_script_args = CHILD, [_LEARNER, *options.training_script_args]
@@ -66,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments = (signal_event(number), interrupted, forks)
             threading.Thread(target=_end_without_ranks, args=arguments, daemon=True).start()
         is_over = run_agent(options, words, environ, forks)
-        return exit_or_idle("learner", config.run, config.learner.server, is_over=is_over)
+        return exit_or_idle((ENDED_LEARNER, *learner_arguments), config.run, is_over=is_over)
 
     return run("learner", body)
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.learner_cluster import LearnerCluster, Process, learner_cluster
 from tests.support.waiting import wait_until
+from tidemill.learner.status import LearnerState
 from tidemill.programs.idle import INTERRUPTED
 
 _WAIT_S = 400.0  # torch is imported again and again, on a machine that may be busy
@@ -79,6 +80,9 @@ def test_learner_that_an_engine_starts_again_after_its_run_rests(cluster: Learne
         learner = cluster.start_learner_process(*engine, "--run.max-learner-steps", "100")
         _wait_for_rest(address, learner)
         assert "tidemill_learner_steps_total" not in _page(address, "metrics")  # the memory is given back, too
+        status = cluster.wait_for_status(lambda s: s.params_version > 0, "the version it ended with")
+        assert (status.state, status.learner_steps) == (LearnerState.ENDED, 100)
+        assert status.end == f"ended with version {_newest(cluster)}"
         newest.add(_newest(cluster))
         learner.signal(signal.SIGTERM)
         assert learner.wait() == 0, learner.text()
@@ -115,12 +119,19 @@ def test_verdict_of_the_evaluator_ends_the_learner(cluster: LearnerCluster) -> N
     for _ in range(2):
         evaluator = _start_evaluator(cluster, addresses[1], *target)
         _wait_for_rest(addresses[1], evaluator)
-        assert json.loads(result.read_text())["solved"] is True
+        verdict = json.loads(result.read_text())
+        assert verdict["solved"] is True
         written.add(result.stat().st_mtime_ns)
         evaluator.signal(signal.SIGTERM)
         assert evaluator.wait() == 0, evaluator.text()
     assert len(written) == 1
     _wait_for_rest(addresses[0], learner)
+    assert verdict["end"].startswith(f"target 1 reached, mean return {verdict['mean_return']:.1f}, version ")
+    status = cluster.wait_for_status(lambda s: s.params_version > 0, "the version it ended with")
+    assert (status.state, status.end) == (LearnerState.ENDED, verdict["end"])
+    wait_until(
+        lambda: f'tidemill_run_end_info{{end="{verdict["end"]}"}} 1.0' in _page(addresses[0], "metrics"), "the end"
+    )
     assert "reason='the run " in learner.text()  # is over, or has been decided: whichever it has heard first
 
 

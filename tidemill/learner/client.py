@@ -113,4 +113,5 @@ def _unpack(response: pb.GetStatusResponse) -> LearnerStatus:
             for shard in response.shards
         ),
         checkpoint_error=response.checkpoint_error,
+        end=response.end,
     )

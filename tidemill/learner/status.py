@@ -25,6 +25,8 @@ class LearnerState(enum.Enum):
     """Paused by a caller."""
     STOPPING = 5
     """Publishing and checkpointing for the last time."""
+    ENDED = 6
+    """Idle after the end of its run."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class LearnerStatus:
     """The replay shards, in order of name; none with a single replay server."""
     checkpoint_error: str = ""
     """Why the newest attempt at a checkpoint failed; empty if it did not, or there was none."""
+    end: str = ""
+    """How the run ended, in words; empty while it has not."""
 
 
 @dataclass(frozen=True)

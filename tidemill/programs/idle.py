@@ -1,7 +1,8 @@
 """Ends a process whose part of a run is done, or lets it idle where it would be started again.
 
-`python -m tidemill.programs.idle SERVICE METRICS_ADDRESS` replaces a learner or an evaluator where a container engine
-would restart it if it ended: it reports itself healthy, shows Prometheus that it idles, and waits to be stopped.
+`python -m tidemill.programs.idle SERVICE METRICS_ADDRESS` replaces a process where a container engine would restart it
+if it ended: it reports itself healthy, shows Prometheus that it idles, and waits to be stopped. A learner's place is
+taken by a program that also answers for its status.
 """
 
 from __future__ import annotations
@@ -25,23 +26,25 @@ INTERRUPTED = 143
 _log = structlog.get_logger()
 
 
-def exit_or_idle(service: str, settings: RunSettings, server: ServerSettings, *, is_over: bool) -> int:
+def exit_or_idle(program: Sequence[str], settings: RunSettings, *, is_over: bool) -> int:
     """Return the exit code of a process that has nothing more to do, or replace it by one that idles.
 
     Args:
-        service: Name of the process.
+        program: Module that idles in its place, and its arguments.
         settings: Of the run; its supervisor decides.
-        server: Where the process showed its metrics.
         is_over: Whether its part of the run is done; otherwise it was interrupted.
     """
     if settings.supervisor == "job" and not is_over:
         return INTERRUPTED
     if settings.supervisor == "engine" and is_over:
         # A new program, so that the memory of networks and tables is given back and old metrics are gone.
-        os.execv(
-            sys.executable, [sys.executable, "-P", "-m", "tidemill.programs.idle", service, server.metrics_address]
-        )
+        os.execv(sys.executable, [sys.executable, "-P", "-m", *program])
     return 0
+
+
+def show_idling() -> None:
+    """Show Prometheus that this process idles."""
+    Gauge("tidemill_resting", "1 for a process that has done its part of the run and waits to be stopped.").set(1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,8 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     def body() -> int:
         service, address = sys.argv[1:] if argv is None else argv
         configure_logging(service)
-        health, stop = Health(), stop_event()
-        Gauge("tidemill_resting", "1 for a process that has done its part of the run and waits to be stopped.").set(1)
+        health = Health()
+        stop = stop_event()
+        show_idling()
         health.serving = True
         # The address is that of the process before, which was allowed to listen there.
         _log.info("run is over, idling until stopped", metrics=serve_metrics(ServerSettings("", address, True), health))

@@ -12,7 +12,7 @@ from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError, InvalidArgument, NotFound, Unavailable
 from tidemill.learner.client import LearnerClient
-from tidemill.learner.status import LearnerStatus
+from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.params.digest import describe_digest
 from tidemill.scores import read_scores
 from tidemill.services.launcher.installation import command_name
@@ -136,6 +136,13 @@ def _only_running(root: Path) -> Path:
 
 
 def _status_rows(learner: LearnerStatus) -> dict[str, str]:
+    if learner.state is LearnerState.ENDED:
+        return {
+            "state": f"ended: {learner.end}",
+            "learner steps": f"{learner.learner_steps:,}",
+            "env steps": f"{learner.env_steps:,}",
+            "params version": f"{learner.params_version}",
+        }
     checkpoint = f"at {learner.checkpoint_steps:,} learner steps" if learner.checkpoint_steps else "none yet"
     limit = f" of {learner.max_learner_steps:,}" if learner.max_learner_steps else ""
     rows = {

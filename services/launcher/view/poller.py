@@ -81,8 +81,7 @@ class StatusPoller:
         self._learner = answer or self._learner
         scores = self._scores()
         processes = self._processes()
-        actors = sum(row.name.startswith("actor-") for row in processes)
-        sample = ClusterSample(answer, self._tables.describe(), _free_bytes(self._folder), actors)
+        sample = ClusterSample(answer, self._tables.describe(), _free_bytes(self._folder))
         return ClusterStatus(
             elapsed_s=now_s - self._started_s,
             processes=processes,

@@ -66,14 +66,17 @@ class ClusterStatus:
             return "waiting for the learner to start"
         if not self.learner_answers:
             return "the learner does not answer"
-        if self.learner.state is LearnerState.WAITING:
-            return f"learner waits for data ({self.learner.table_items:,} items in the table)"
         if self.learner.state is not LearnerState.TRAINING:
-            return f"learner is {self.learner.state.name.lower()}"
+            return _without_training(self.learner)
         if self.is_disk_full:
             return "the disk is full"
         share = self.learner.wait_fraction
         return f"learner waits {share:.0%} of the time" if share >= _MANY_WAITS else "learner is busy"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run is over, and its learner idles."""
+        return self.learner is not None and self.learner.state is LearnerState.ENDED
 
     @property
     def replay_ratio(self) -> float | None:
@@ -102,6 +105,8 @@ class ClusterStatus:
 
     def left_s(self, limits: RunSettings) -> float | None:
         """Return the seconds to the nearest of its limits at the present rates; None if none is being approached."""
+        if self.has_ended:
+            return None
         left = [(limit - value) / rate for value, limit, rate in self._ways(limits) if limit and rate > 0]
         return max(min(left), 0.0) if left else None
 
@@ -123,3 +128,11 @@ class ClusterStatus:
             (learner.learner_steps, limits.max_learner_steps, updates_per_s),
             (trained_s, limits.max_wall_s, 1.0),
         )
+
+
+def _without_training(learner: LearnerStatus) -> str:
+    if learner.state is LearnerState.WAITING:
+        return f"learner waits for data ({learner.table_items:,} items in the table)"
+    if learner.state is LearnerState.ENDED:
+        return "the run has ended"
+    return f"learner is {learner.state.name.lower()}"

@@ -5,7 +5,6 @@ Pure decisions: a sample and the time go in, lines come out. `StatusPoller` take
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,13 +33,11 @@ class ClusterSample:
         learner: Status of the learner; None while it does not answer.
         tables: Tables of the replay services that answer.
         disk_free_bytes: Free space on the disk of the run's folder.
-        actors: How many actors there are; 0 if that is not known.
     """
 
     learner: LearnerStatus | None
     tables: Sequence[TableDescription]
     disk_free_bytes: int
-    actors: int = 0
 
     @property
     def is_disk_full(self) -> bool:
@@ -56,7 +53,6 @@ class WarningTracker:
         self._folder, self._publish_every, self._actors = folder, publish_every, actors
         self._since_s: dict[str, float] = {}
         self._published = (0, 0, 0.0)  # newest version, gradient steps and time when it was first seen
-        self._blocked: deque[tuple[float, float]] = deque()  # time, and time for which inserts have waited since ever
 
     def warnings(self, sample: ClusterSample, now_s: float) -> tuple[str, ...]:
         """Return a line for each problem, the most serious first, with what to do.
@@ -65,14 +61,12 @@ class WarningTracker:
             sample: The present observations.
             now_s: Monotonic time in seconds.
         """
-        blocked = self._blocked_share(sample.tables, now_s)
         found = [self._disk(sample)]
         if sample.learner is not None:
             found += [
                 self._checkpoint(sample.learner),
                 self._params(sample.learner, now_s),
                 self._starved(sample.learner, now_s),
-                self._held(sample, blocked, now_s),
             ]
         return tuple(line for line in found if line)
 
@@ -118,36 +112,9 @@ class WarningTracker:
             return ""
         return f"the learner waits {share:.0%} of the time for actors: where cores are idle, more {self._actors} help"
 
-    def _held(self, sample: ClusterSample, blocked: float, now_s: float) -> str:
-        is_training = sample.learner is not None and sample.learner.state is LearnerState.TRAINING
-        is_held = blocked >= _MANY and is_training
-        if not self._lasts("held", is_held, now_s):
-            return ""
-        if sample.actors == 1:
-            return (
-                f"the actor waits {blocked:.0%} of the time for the learner, which sets the pace: a GPU, more "
-                "--learner.threads or a lower --learner.updates-per-env-step make it faster"
-            )
-        return (
-            f"actors wait {blocked:.0%} of the time for the learner: fewer {self._actors} do, "
-            "or a lower --learner.updates-per-env-step"
-        )
-
     def _lasts(self, name: str, is_so: bool, now_s: float) -> bool:
         """Return whether a condition has lasted long enough to warn of it."""
         if not is_so:
             self._since_s.pop(name, None)
             return False
         return now_s - self._since_s.setdefault(name, now_s) >= _LASTING_S
-
-    def _blocked_share(self, tables: Sequence[TableDescription], now_s: float) -> float:
-        """Return the share of the last seconds in which an insert waited, of the table where it was the largest."""
-        blocked_s = max((table.insert_blocked_s for table in tables), default=0.0)
-        seen = self._blocked
-        if seen and blocked_s < seen[-1][1]:  # another server answers, or it restarted
-            seen.clear()
-        seen.append((now_s, blocked_s))
-        while len(seen) > 2 and seen[1][0] <= now_s - _LASTING_S:  # two are left, however seldom one looks
-            seen.popleft()
-        elapsed_s = now_s - seen[0][0]
-        return min((blocked_s - seen[0][1]) / elapsed_s, 1.0) if elapsed_s > 0 else 0.0

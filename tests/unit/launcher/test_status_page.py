@@ -288,6 +288,18 @@ def test_document_holds_what_the_page_shows(folder: Path) -> None:
     assert "learner is ready" in view.getvalue()
 
 
+def test_document_of_a_run_that_has_ended(folder: Path) -> None:
+    """It says how, instead of how far the run is from a limit that it never reached."""
+    limits = RunSettings(name="small", max_env_steps=100_000)
+    document = RunDocument(RunConfig(run=limits), folder, PlainView(limits, io.StringIO()))
+    end = "target 200 reached, mean return 221.0, confirmed 213.3, version 226"
+    learner = LearnerStatus(LearnerState.ENDED, learner_steps=600, env_steps=42_000, end=end)
+    document.show(ClusterStatus(0.0, (), learner, newest=_SCORE, best=_SCORE, first=_SCORE, scores=(_SCORE,)))
+    found = document.read()
+    assert (found["state"], found["end"], found["env_steps"]) == ("ended", end, 42_000)
+    assert (found["fraction"], found["left"], found["waiting"]) == (None, "", "the run has ended")
+
+
 def test_document_before_the_first_answer(folder: Path) -> None:
     """A page that is opened at once shows that it waits; a long curve is thinned to its newest points."""
     document = RunDocument(RunConfig(), folder, PlainView(RunSettings(), io.StringIO()))

@@ -40,6 +40,10 @@ class _LearnerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LearnerS
     """Paused by a caller."""
     LEARNER_STATE_STOPPING: _LearnerState.ValueType  # 5
     """Publishing and checkpointing for the last time."""
+    LEARNER_STATE_ENDED: _LearnerState.ValueType  # 6
+    """Idle after the end of its run, which `end` of the status describes. Pause, Resume and SaveCheckpoint answer
+    FAILED_PRECONDITION.
+    """
 
 class LearnerState(_LearnerState, metaclass=_LearnerStateEnumTypeWrapper):
     """What a learner is doing."""
@@ -56,6 +60,10 @@ LEARNER_STATE_PAUSED: LearnerState.ValueType  # 4
 """Paused by a caller."""
 LEARNER_STATE_STOPPING: LearnerState.ValueType  # 5
 """Publishing and checkpointing for the last time."""
+LEARNER_STATE_ENDED: LearnerState.ValueType  # 6
+"""Idle after the end of its run, which `end` of the status describes. Pause, Resume and SaveCheckpoint answer
+FAILED_PRECONDITION.
+"""
 Global___LearnerState: _TypeAlias = LearnerState  # noqa: Y015
 
 @_typing.final
@@ -116,6 +124,7 @@ class GetStatusResponse(_message.Message):
     RESTORED_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_ERROR_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
     state: Global___LearnerState.ValueType
     """What the learner is doing."""
     learner_steps: _builtins.int
@@ -144,6 +153,8 @@ class GetStatusResponse(_message.Message):
     """Why the newest attempt at a checkpoint failed; empty if it did not, or there was none. `checkpoint_steps` then still
     names the previous one, which a restart would resume from.
     """
+    end: _builtins.str
+    """How the run ended, in words for a person; empty while it has not."""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Newest values of the agent's metrics, e.g. `critic_loss`."""
@@ -170,10 +181,11 @@ class GetStatusResponse(_message.Message):
         restored: _builtins.str = ...,
         shards: _abc.Iterable[Global___Shard] | None = ...,
         checkpoint_error: _builtins.str = ...,
+        end: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_error", b"checkpoint_error", "checkpoint_steps", b"checkpoint_steps", "env_steps", b"env_steps", "fencing_token", b"fencing_token", "learner_steps", b"learner_steps", "max_learner_steps", b"max_learner_steps", "metrics", b"metrics", "params_version", b"params_version", "restored", b"restored", "shards", b"shards", "state", b"state", "steps_per_s", b"steps_per_s", "table_items", b"table_items", "uptime_s", b"uptime_s", "wait_fraction", b"wait_fraction"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_error", b"checkpoint_error", "checkpoint_steps", b"checkpoint_steps", "end", b"end", "env_steps", b"env_steps", "fencing_token", b"fencing_token", "learner_steps", b"learner_steps", "max_learner_steps", b"max_learner_steps", "metrics", b"metrics", "params_version", b"params_version", "restored", b"restored", "shards", b"shards", "state", b"state", "steps_per_s", b"steps_per_s", "table_items", b"table_items", "uptime_s", b"uptime_s", "wait_fraction", b"wait_fraction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

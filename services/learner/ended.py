@@ -1,0 +1,122 @@
+"""Answers for a learner whose run has ended: `python -m tidemill.services.learner.ended`, with the learner's settings.
+
+Where a container engine would restart the learner, this program takes its place. It holds no network and no data: what
+it reports comes from the parameter server and from the run's result.json, and it waits to be stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+from prometheus_client import Gauge
+
+from tidemill.config.load import load
+from tidemill.config.sections import LearnerConfig
+from tidemill.errors import TidemillError
+from tidemill.learner.status import LearnerState, LearnerStatus
+from tidemill.params.client import ParamsClient
+from tidemill.params.version import Version
+from tidemill.process import leave, run, stop_event
+from tidemill.programs.idle import show_idling
+from tidemill.rpc.background import BackgroundServer
+from tidemill.rpc.channel import Backoff
+from tidemill.services.learner.control import Control
+from tidemill.services.learner.servicer import LearnerServicer
+from tidemill.telemetry import configure_logging, serve_metrics
+
+ENDED_LEARNER = "tidemill.services.learner.ended"
+_REFRESH_S = 5.0
+_END = Gauge("tidemill_run_end_info", "1 for a run that has ended; how, in the label.", ["end"])
+
+_log = structlog.get_logger()
+
+
+class RunThatEnded:
+    """What is known of a run after its end."""
+
+    def __init__(self, config: LearnerConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        """Know nothing yet but the settings."""
+        self._config, self._clock = config, clock
+        self._started_s = clock()
+        self._version: Version | None = None
+
+    def ask(self, client: ParamsClient) -> None:
+        """Look up the version that the run ended with.
+
+        Raises:
+            TidemillError: The parameter server does not answer.
+        """
+        found = client.list_versions()
+        number = found.tags.get(self._config.run.end_tag, 0)
+        self._version = next((version for version in found.versions if version.version == number), None)
+
+    def status(self) -> LearnerStatus:
+        """Return the status of the learner that has ended."""
+        version = self._version
+        end = self._end(version)
+        _END.clear()
+        _END.labels(end).set(1)
+        return LearnerStatus(
+            state=LearnerState.ENDED,
+            learner_steps=version.metadata.learner_steps if version else 0,
+            env_steps=version.metadata.env_steps if version else 0,
+            params_version=version.version if version else 0,
+            uptime_s=self._clock() - self._started_s,
+            max_learner_steps=self._config.run.max_learner_steps,
+            end=end,
+        )
+
+    def _end(self, version: Version | None) -> str:
+        """Return the evaluator's words for the end; it may not have written them yet, or to another disk."""
+        try:
+            result = json.loads((self._config.run.folder / "result.json").read_text(encoding="utf-8"))
+            return str(result["end"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return f"ended with version {version.version}" if version else "ended"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Report the end of the run until SIGTERM; return the exit code."""
+
+    def body() -> int:
+        arguments = sys.argv[1:] if argv is None else argv
+        config = load(LearnerConfig, arguments, prog="tidemill learner", description="Reports the end of its run.")
+        configure_logging("learner", level=config.log.level, json=config.log.json)
+        stop = stop_event()
+        ended, control = RunThatEnded(config), Control(stop)
+        control.stop("the run has ended; start it again with a higher target or limit to continue it")
+        show_idling()
+        with BackgroundServer("learner", config.learner.server) as server:
+            LearnerServicer(control, ended.status).add_to(server.server)
+            address, metrics = server.start(), serve_metrics(config.learner.server, server.health)
+            _log.info("run is over, idling until stopped", address=address, metrics=metrics)
+            server.set_serving(True)
+            _look_up(ended, config, stop)
+            while not stop.wait(_REFRESH_S):
+                ended.status()  # also what Prometheus is shown: the evaluator writes its result after the end
+        return 0
+
+    return run("learner", body)
+
+
+def _look_up(ended: RunThatEnded, config: LearnerConfig, stop: threading.Event) -> None:
+    """Ask the parameter server until it has answered."""
+    backoff = Backoff()
+    with ParamsClient(config.cluster.params) as client:
+        while not stop.is_set():
+            try:
+                ended.ask(client)
+                _log.info("run ended", end=ended.status().end)
+                return
+            except TidemillError as error:
+                _log.debug("cannot look up how the run ended, retrying", reason=str(error))
+                stop.wait(backoff.next_s())
+
+
+if __name__ == "__main__":
+    leave(main())
