@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from tests.process.rank_updates import trained
+from tests.process.rank_updates import RECORDED, trained
 from tests.support.batches import CASES
 from tests.support.forked_service import fork_service
 from tests.support.launched import ROOT
@@ -80,3 +80,15 @@ def test_every_agent_learns_from_shares_what_it_learns_from_the_whole(tmp_path: 
             continue
         for name, tensor in trained(case, _UPDATES, SingleLearner()).items():
             assert torch.allclose(first[name].float(), tensor.float(), rtol=1e-3, atol=2e-5), name
+
+
+def test_recorded_updates_of_two_ranks_are_their_eager_ones(tmp_path: Path) -> None:
+    """Bit for bit, with gradients that gloo adds up between the recorded parts."""
+    cases = ("dqn_rainbow", "dqn_soft_target", "sac", "td3", "sac_discrete", "d4pg")
+    first, second = _train_together(2, tmp_path, (*cases, *(RECORDED + case for case in cases)))
+    _assert_equal(first, second)
+    recordings, repeats = first["recordings"].tolist()
+    assert recordings >= 2 * len(cases)
+    assert repeats >= 4 * recordings // 2
+    for name in [name for name in first if name.startswith(cases)]:
+        assert torch.equal(first[RECORDED + name], first[name]), name

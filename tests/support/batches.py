@@ -26,7 +26,7 @@ from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac_discrete.config import SACDiscreteConfig
 from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.policy_io import PolicyInput
-from tidemill.rl.process_group import SingleProcess
+from tidemill.rl.process_group import SingleProcess, flat_mean
 from tidemill.types import EnvSpec
 
 VECTOR = EnvSpec((3,), "float32", num_actions=4)
@@ -310,8 +310,11 @@ class WithIdleRank(SingleProcess):
 
     def mean(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Return half of the gradients."""
+        return flat_mean(gradients, self.size, self.add_up)
+
+    def add_up(self, flat: Tensor) -> None:
+        """Add nothing."""
         self.means += 1
-        return [gradient / 2.0 for gradient in gradients]
 
 
 def sampled_batch(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +68,7 @@ class OperationRecorder:
     """A `tidemill.rl.update_graph.Recorder` for the CPU.
 
     Attributes:
-        recordings: How many there are.
+        recordings: How many parts there are.
         repeats: How often one has been repeated.
     """
 
@@ -78,16 +79,15 @@ class OperationRecorder:
         """Make an update."""
         return run(batch, weight)
 
-    def record(
-        self, run: RunUpdate, batch: Mapping[str, Tensor], weight: Tensor
-    ) -> tuple[Callable[[], object], Update]:
-        """Make an update and note its operations."""
+    @contextmanager
+    def part(self) -> Iterator[Callable[[], object]]:
+        """Do what is done inside and note its operations."""
         self.recordings += 1
-        with _Recording() as recording:
-            update = run(batch, weight)
+        recording = _Recording()
 
         def repeat() -> None:
             self.repeats += 1
             recording.repeat()
 
-        return repeat, update
+        with recording:
+            yield repeat

@@ -30,6 +30,9 @@ class ProcessGroup(Protocol):
         device.
         """
 
+    def add_up(self, flat: Tensor) -> None:
+        """Replace every number of `flat`, float32 [N], by its sum over all ranks; the ranks call it like `mean`."""
+
 
 class SingleProcess:
     """A process that trains by itself."""
@@ -41,9 +44,27 @@ class SingleProcess:
         """Return the gradients."""
         return list(gradients)
 
+    def add_up(self, flat: Tensor) -> None:
+        """Leave the numbers as they are."""
+
 
 SINGLE_PROCESS = SingleProcess()
 """The group of an agent that trains in one process."""
+
+
+def flat_mean(gradients: Sequence[Tensor], size: int, add_up: Callable[[Tensor], object]) -> list[Tensor]:
+    """Return the mean of each gradient over `size` ranks: one exchange of one flat tensor.
+
+    Args:
+        gradients: Of this rank, float32, of one device.
+        size: How many ranks there are.
+        add_up: Sums a flat tensor over the ranks in place.
+    """
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    add_up(flat)
+    flat.div_(size)
+    parts = flat.split([gradient.numel() for gradient in gradients])
+    return [part.view(gradient.shape) for part, gradient in zip(parts, gradients, strict=True)]
 
 
 def draw_normal(

@@ -6,12 +6,17 @@ update that is recorded therefore
   place, and from nowhere else;
 - never waits for the device;
 - decides nothing in Python but by what its caller calls its `kind`: each kind has a recording of its own.
+
+Where several processes make an update together, it is recorded in parts: each part ends where gradients are averaged.
+The parts are repeated one after the other, and between them the ranks add up one flat tensor of gradients as usual.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -19,6 +24,7 @@ import torch
 from torch import Tensor
 
 from tidemill.rl.agents.interface import Update
+from tidemill.rl.process_group import ProcessGroup, flat_mean
 from tidemill.rl.train_state import TrainState
 
 RunUpdate = Callable[[Mapping[str, Tensor], Tensor], Update]
@@ -39,13 +45,11 @@ class Recorder(Protocol):
     def warm_up(self, run: RunUpdate, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Make an update where the device records, so that whatever it needs once is there."""
 
-    def record(
-        self, run: RunUpdate, batch: Mapping[str, Tensor], weight: Tensor
-    ) -> tuple[Callable[[], object], Update]:
-        """Make and record an update.
+    def part(self) -> AbstractContextManager[Callable[[], object]]:
+        """Record what is done inside of the context, which is computed once by the end of it.
 
         Returns:
-            What repeats it on the same memory, and what it reported, whose memory each repetition writes.
+            A context with what repeats it on the same memory.
         """
 
 
@@ -69,34 +73,71 @@ class CudaRecorder:
             tensor.record_stream(training)
         return update
 
-    def record(
-        self, run: RunUpdate, batch: Mapping[str, Tensor], weight: Tensor
-    ) -> tuple[Callable[[], object], Update]:
+    @contextmanager
+    def part(self) -> Iterator[Callable[[], object]]:
         """See `Recorder`."""
         graph = torch.cuda.CUDAGraph()
         if self._noise is not None:
             graph.register_generator_state(self._noise)
         # other threads upload batches meanwhile, which an error mode of the whole process would forbid
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            update = run(batch, weight)
+            yield graph.replay
         graph.replay()  # nothing has been computed while it was recorded
-        return graph.replay, update
+
+
+class _Recording:
+    """One recorded update; while it is recorded also the `ProcessGroup` in which that update averages gradients."""
+
+    def __init__(self, recorder: Recorder, group: ProcessGroup) -> None:
+        """Take what records the parts, and the ranks that exchange gradients between them."""
+        self.index = group.index
+        self.size = group.size
+        self._recorder = recorder
+        self._group = group
+        self._steps: list[Callable[[], object]] = []
+        self._part = ExitStack()
+
+    @contextmanager
+    def made(self) -> Iterator[None]:
+        """Record what is done inside of the context."""
+        with self._part:
+            self._begin_part()
+            yield
+
+    def mean(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Return the mean of each gradient over all ranks."""
+        return list(gradients) if self.size == 1 else flat_mean(gradients, self.size, self.add_up)
+
+    def add_up(self, flat: Tensor) -> None:
+        """End a part, add up over all ranks what it leaves in `flat`, and begin the next part."""
+        self._part.close()
+        exchange = partial(self._group.add_up, flat)
+        exchange()
+        self._steps.append(exchange)
+        self._begin_part()
+
+    def repeat(self) -> None:
+        """Make the update again, on the same memory."""
+        for step in self._steps:
+            step()
+
+    def _begin_part(self) -> None:
+        self._steps.append(self._part.enter_context(self._recorder.part()))
 
 
 class RecordedUpdates:
     """Makes updates: the first of each kind as they are, then one that is recorded, then that one again and again.
 
-    An update that several processes make together, or of a batch of other shapes than the first one, is made as it is.
+    An update of a batch of other shapes than the first one is made as it is.
     """
 
     def __init__(self, run: RunUpdate, state: TrainState, recorder: Recorder) -> None:
         """Take what makes an update, the state that it changes, and what records it."""
         self._run, self._state, self._recorder = run, state, recorder
         self._made: Counter[Hashable] = Counter()
-        self._recordings: dict[Hashable, tuple[Callable[[], object], Update]] = {}
+        self._recordings: dict[Hashable, tuple[_Recording, Update]] = {}
         self._batch: dict[str, Tensor] = {}
         self._weight: Tensor | None = None
-        self._warned = False
 
     def __call__(self, batch: Mapping[str, Tensor], weight: Tensor, kind: Hashable) -> Update:
         """Make an update of a kind; what is reported stays as it is when the next one is made."""
@@ -107,19 +148,26 @@ class RecordedUpdates:
             return self._recorder.warm_up(self._run, batch, weight)
         weight = self._copy_in(batch, weight)
         if kind in self._recordings:
-            repeat, update = self._recordings[kind]
-            repeat()
+            recording, update = self._recordings[kind]
+            recording.repeat()
         else:
-            repeat, update = self._recorder.record(self._run, self._batch, weight)
-            self._recordings[kind] = repeat, update
+            recording, update = self._record(weight)
+            self._recordings[kind] = recording, update
         return _copied(update)
 
+    def _record(self, weight: Tensor) -> tuple[_Recording, Update]:
+        """Make and record an update; return also what it reported, whose memory each repetition writes."""
+        group = self._state.group
+        recording = _Recording(self._recorder, group)
+        self._state.group = recording
+        try:
+            with recording.made():
+                update = self._run(self._batch, weight)
+        finally:
+            self._state.group = group
+        return recording, update
+
     def _can_record(self, batch: Mapping[str, Tensor], weight: Tensor) -> bool:
-        if self._state.group.size > 1:
-            if not self._warned:
-                _log.warning("agent.compile: cuda-graphs is for one learner; several make their updates without it")
-                self._warned = True
-            return False
         if self._weight is None:
             return True
         shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in self._batch.items()}

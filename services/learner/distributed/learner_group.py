@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from tidemill.errors import ConfigError, Unavailable
-from tidemill.rl.process_group import ProcessGroup, SingleProcess
+from tidemill.rl.process_group import ProcessGroup, SingleProcess, flat_mean
 from tidemill.services.learner.distributed.membership import GroupMembership
 
 _POLL_S = 0.1  # between two polls of the store
@@ -158,12 +158,12 @@ class TorchLearnerGroup:
 
     def mean(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Return the mean of each gradient over all ranks: one collective on one flat bucket."""
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        return flat_mean(gradients, self._rank.size, self.add_up)
+
+    def add_up(self, flat: Tensor) -> None:
+        """Replace every number by its sum over all ranks."""
         with self._translated():
             dist.all_reduce(flat)
-        flat.div_(self._rank.size)
-        parts = flat.split([gradient.numel() for gradient in gradients])
-        return [part.view(gradient.shape) for part, gradient in zip(parts, gradients, strict=True)]
 
     def all_agree(self, vote: StepVote) -> StepVote:
         """Return what is true of any rank, and the largest weight of all."""

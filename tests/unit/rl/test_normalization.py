@@ -44,6 +44,10 @@ class _OneOfTwo:
         """Return the mean of this rank's and the other's next tensors."""
         return [(mine + other) / 2 for mine, other in zip(gradients, self._others.pop(0), strict=True)]
 
+    def add_up(self, flat: Tensor) -> None:
+        """Add the other rank's next tensors."""
+        flat += torch.cat([other.reshape(-1) for other in self._others.pop(0)])
+
 
 @given(
     sizes=st.lists(st.integers(0, 7), min_size=1, max_size=4),

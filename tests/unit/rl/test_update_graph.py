@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.support.batches import CASES, CONTINUOUS, WithIdleRank, sampled_batch
 from tests.support.recorded_operations import OperationRecorder
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, Unavailable
 from tidemill.rl import train_state, update_graph
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent, Update
@@ -125,18 +125,37 @@ def test_batch_of_other_shapes_is_made_as_it_is(name: str, recorder: OperationRe
     assert_same(name, fast.state_dict(), eager.state_dict())
 
 
-def test_several_learners_make_their_updates_without(recorder: OperationRecorder) -> None:
-    """And say so, once."""
-    eager, fast = pair("td3")
-    with capture_logs() as logs:
-        for agent in (eager, fast):
-            agent.set_process_group(WithIdleRank())
-            updated(agent, "td3", range(6))
-    assert [log["event"] for log in logs] == [
-        "agent.compile: cuda-graphs is for one learner; several make their updates without it"
-    ]
-    assert recorder.recordings == 0
-    assert_same("td3", fast.state_dict(), eager.state_dict())
+@every_recordable
+def test_rank_repeats_its_parts_and_exchanges_gradients_between_them(name: str, recorder: OperationRecorder) -> None:
+    """Every gradient is averaged as often as in eager updates, none of it inside of a recording."""
+    eager, fast = pair(name)
+    groups = WithIdleRank(), WithIdleRank()
+    eager.set_process_group(groups[0])
+    fast.set_process_group(groups[1])
+    expected, found = updated(eager, name, range(UPDATES)), updated(fast, name, range(UPDATES))
+    assert_same(name, [tuple(each) for each in found], [tuple(each) for each in expected])
+    assert_same(name, fast.state_dict(), eager.state_dict())
+    assert groups[1].means == groups[0].means >= UPDATES
+    assert recorder.repeats >= 2 * (UPDATES // 3)
+
+
+def test_error_in_an_exchange_leaves_the_ranks_group_in_place(recorder: OperationRecorder) -> None:
+    """The error passes through, and the agent still averages with the other ranks."""
+
+    class Lost(WithIdleRank):
+        def add_up(self, flat: Tensor) -> None:
+            super().add_up(flat)
+            if self.means == 3:  # the first one of a recording
+                raise Unavailable("the others are gone")
+
+    _, fast = pair("dqn")
+    group = Lost()
+    fast.set_process_group(group)
+    updated(fast, "dqn", range(2))
+    with pytest.raises(Unavailable, match="the others are gone"):
+        updated(fast, "dqn", range(2, 3))
+    updated(fast, "dqn", range(3, 6))
+    assert group.means == 6
 
 
 def test_without_a_gpu_updates_are_made_as_they_are() -> None:

@@ -44,7 +44,7 @@ class D4PGConfig:
     batch_size: int = 256
     """Items of one update."""
     compile: Literal["none", "cuda-graphs"] = "none"
-    """Whether a GPU is given whole updates in one launch each, as CUDA graphs; several learners do without."""
+    """Whether a GPU is given whole updates in a few launches, as CUDA graphs."""
     gamma: float = 0.99
     """Discount of one environment step."""
     n_step: int = 5

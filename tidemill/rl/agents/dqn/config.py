@@ -96,7 +96,7 @@ class DQNConfig:
     compile: Literal["none", "default", "cuda-graphs"] = "none"
     """`default`: torch compiles passes and loss of an update, for which it needs a C++ compiler; not of noisy networks.
 
-    `cuda-graphs`: a GPU is given whole updates in one launch each; several learners do without. docs/performance.md
+    `cuda-graphs`: a GPU is given whole updates in a few launches. docs/performance.md
     says where either pays.
     """
     target_update_period: int = 2_500
