@@ -24,6 +24,7 @@ from tidemill.inference.wire import Opening
 from tidemill.params.version import Precision
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.process import keep_freed_memory, leave, run, stop_event
+from tidemill.replay.limits import fitting_chunk_length
 from tidemill.replay.shards.appender import ShardedAppender
 from tidemill.replay.writing.rollout_writer import RolloutWriter
 from tidemill.rl.agents.build import build_policy
@@ -83,13 +84,14 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
     with closing(make_env(config.env, num_envs, training=True)) as env:
         window = item_window(config.agent, config.table, env.spec.frame_stack)
         signature = stored_columns(config.agent, env.spec)
+        chunk_length = fitting_chunk_length(signature, config.table.chunk_length)
         with ExitStack() as stack:
             appender = stack.enter_context(connect_appender(config, actor_id, signature, stop))
             seed = training_seed(config.run.seed, index, earlier_epoch(appender, stop))
             policy, params, own_params = make_policy(config, env.spec, slot, seed, stop, stack)
             watch_appender(appender)
             initial_priority = first_priority(config.table, policy.initial_priority)
-            writer = RolloutWriter(appender, signature, window, num_envs, config.table.chunk_length, initial_priority)
+            writer = RolloutWriter(appender, signature, window, num_envs, chunk_length, initial_priority)
             throttle = make_throttle(settings.max_env_steps_per_s, num_envs, stop)
             curves = open_curves(config, actor_id, lambda: appender.env_steps, stack)
             metrics, own = ActorMetrics(settings.log_every_s, curves), extra_columns_of(config.agent, env.spec)
@@ -177,7 +179,7 @@ def connect_appender(
         num_envs,
         signature,
         [table.name],
-        table.chunk_length,
+        fitting_chunk_length(signature, table.chunk_length),
         max_in_flight_chunks=config.actor.max_in_flight_chunks * num_envs,
         stop=stop,
     )

@@ -95,7 +95,13 @@ async def _serve(config: ReplayConfig) -> None:
     log = ReplayLog(recovered, settings.storage, admission.changed) if recovered is not None else None
     EXPECTED.set(settings.shards)
     REGISTRY.register(ReplayCollector(replay, admission, log))
-    servicer = ReplayServicer(replay, admission, settings.server.max_message_bytes, log)
+    servicer = ReplayServicer(
+        replay,
+        admission,
+        settings.server.max_message_bytes,
+        log,
+        max_request_bytes=settings.server.request_limit_bytes,
+    )
     servicer.add_to(server)
     if settings.storage.folder:
         watch_disk(Path(settings.storage.folder))

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import FailedPrecondition, InvalidArgument
+from tidemill.replay.limits import lz4_bound
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.chunk import Chunk, ItemBatch, check_priorities
 from tidemill.services.replay.chunks.store import NONE, IncomingChunks
@@ -81,11 +82,6 @@ def check_chunk(chunk: Chunk, sizes: BlockSizes, env_count: int, chunk_length: i
     if chunk.decision_count > chunk.step_count:
         raise InvalidArgument(f"decision_count is {chunk.decision_count}, must be at most {chunk.step_count} steps")
     return sizes.check(chunk.blocks, chunk.step_count)
-
-
-def lz4_bound(size_bytes: int) -> int:
-    """Return the greatest size of an LZ4 block of so many bytes (LZ4_COMPRESSBOUND in lz4.h)."""
-    return size_bytes + size_bytes // 255 + 16
 
 
 def is_new(chunk: Chunk, next_step: int, ended: bool) -> bool:

@@ -11,14 +11,14 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from tidemill.errors import DataLoss, ResourceExhausted
+from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument
 from tidemill.replay.sampling.batch import Blocks, SampledBatch
 from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.chunks.blob_reader import BlobReader
 from tidemill.services.replay.chunks.logged_blocks import logged
 from tidemill.services.replay.chunks.mirror import ChunkMirror
 from tidemill.services.replay.memory import MemoryBudget
-from tidemill.services.replay.sample_queue import SampleDemand
+from tidemill.services.replay.sample_queue import MAX_BATCH_BYTES, OpenedSample, SampleDemand
 from tidemill.services.replay.state import ReplayState
 from tidemill.services.replay.tables.sampled_items import SampledItems
 from tidemill.services.replay.tables.table import Table
@@ -70,7 +70,6 @@ class BatchReader:
         replay: ReplayState,
         admission: AdmissionQueue,
         blobs: BlobReader | None,
-        max_batch_bytes: int = 2**62,
         corrupt_records: Callable[[], int] = lambda: 0,
     ) -> None:
         """Draw from a state.
@@ -79,55 +78,75 @@ class BatchReader:
             replay: The state.
             admission: Where draws wait.
             blobs: Reads what is not in memory; None if everything is in memory.
-            max_batch_bytes: Most bytes of a batch.
             corrupt_records: Returns how many records of the log were found corrupt or missing.
         """
-        self._replay, self._admission, self._blobs, self._max_batch_bytes = replay, admission, blobs, max_batch_bytes
+        self._replay, self._admission, self._blobs = replay, admission, blobs
         self._corrupt_records = corrupt_records
 
     async def read(
         self,
-        table: Table,
+        opened: OpenedSample,
         wanted: SampleDemand,
-        without_replacement: bool,
         room: BatchRoom,
-        mirror: ChunkMirror | None = None,
-    ) -> SampledBatch:
+    ) -> tuple[SampledBatch, int]:
         """Draw a batch once the table admits it and there is room, and return it with the blocks its caller lacks.
 
+        If it fails, or is cancelled, what was drawn comes back to the table. Otherwise the caller says by the table's
+        `arrived` or `came_back` what became of the batch.
+
         Args:
-            table: The table.
+            opened: What the call asked for.
             wanted: The batch.
-            without_replacement: Whether no item may come twice.
             room: Memory of the call.
-            mirror: The chunks that the caller already has; None if it keeps none.
+
+        Returns:
+            The batch, and how many samples the rate limiter has counted for it.
 
         Raises:
-            ResourceExhausted: the batch is too large.
+            InvalidArgument: The batch is too large.
+            FailedPrecondition: A chunk is too long for the caller's mirror.
             DataLoss: The batch has a seed, and the table has lost something (`check_intact`).
         """
+        table, mirror = opened.table, opened.mirror
         held: list[SampledItems] = []  # by the draw itself: a call that is cancelled just then must release it
+        counted = wanted.items
 
         def draw() -> SampledItems:
+            nonlocal counted
             if wanted.seed is not None:
                 self.check_intact(table)
-            drawn = table.draw(wanted.items, without_replacement, wanted.counted_by(table.limiter), wanted.seed)
+            limiter_counts = wanted.counted_by(table.limiter)
+            drawn = table.draw(wanted.items, opened.without_replacement, limiter_counts, wanted.seed)
             held.append(drawn)
+            counted = wanted.items if limiter_counts is None else limiter_counts
             size = drawn.size_bytes(table.store, mirror)
-            self._check_size(len(drawn.keys), size, room)
+            _check_size(len(drawn.keys), size, opened.most_bytes, room)
+            longest = int(drawn.step_counts.max(initial=0))
+            if mirror is not None and longest > opened.slot_steps:
+                raise FailedPrecondition(f"a chunk has {longest} steps, mirror.slot_steps is {opened.slot_steps}")
             room.take(size)
             return drawn
 
         try:
             drawn = await self._admission.sample(
-                table, wanted.items, without_replacement, draw, limited=wanted.counted is None, has_room=room.is_free
+                table,
+                wanted.items,
+                opened.without_replacement,
+                draw,
+                limited=wanted.counted is None,
+                has_room=room.is_free,
             )
             if self._blobs is not None:
-                return await self._complete(self._blobs, table, wanted, drawn, without_replacement, held, mirror)
+                return await self._complete(self._blobs, opened, wanted, drawn, held), counted
             lacked = _lacked(drawn, mirror)
-            return _placed(
-                drawn, lacked, table.store.blocks.read(drawn.chunks[lacked], drawn.step_counts[lacked]), mirror
-            )
+            blocks = table.store.blocks.read(drawn.chunks[lacked], drawn.step_counts[lacked])
+            return _placed(drawn, lacked, blocks, mirror), counted
+        except BaseException:
+            for part in held:
+                table.came_back(part.keys, part.ages, counted if part is held[0] else 0)
+            if held:
+                self._admission.changed()
+            raise
         finally:
             for part in held:
                 part.release(table.store)
@@ -152,24 +171,15 @@ class BatchReader:
                 "disk: a draw with a seed would not give what it gives in another run; start the run from scratch"
             )
 
-    def _check_size(self, items: int, size: int, room: BatchRoom) -> None:
-        for limit, what in (
-            (self._max_batch_bytes, "fit in a message: use a smaller batch_size or a greater max_message_bytes"),
-            (room.largest, "have room on their way: use a smaller batch_size or a greater max_memory_mib"),
-        ):
-            if limit and size > limit:
-                raise ResourceExhausted(f"a batch of {items} items has {size} bytes, at most {limit} {what}")
-
     async def _complete(
         self,
         reader: BlobReader,
-        table: Table,
+        opened: OpenedSample,
         wanted: SampleDemand,
         drawn: SampledItems,
-        without_replacement: bool,
         held: list[SampledItems],
-        mirror: ChunkMirror | None,
     ) -> SampledBatch:
+        table, mirror, without_replacement = opened.table, opened.mirror, opened.without_replacement
         blocks, count = logged(table.store), len(drawn.keys)
         while True:
             lacked = _lacked(drawn, mirror)
@@ -183,6 +193,7 @@ class BatchReader:
                 self.check_intact(table)
             redraw_all = without_replacement and not table.config.max_times_sampled  # or an item could come twice
             kept = drawn.without(drawn.chunks if redraw_all else corrupt)
+            table.arrived(drawn.keys[~np.isin(drawn.keys, kept.keys)])  # what was used up does not come back corrupt
             drawn = kept.concat(await self._draw_more(table, count - len(kept.keys), without_replacement, held))
 
     async def _draw_more(
@@ -201,6 +212,21 @@ class BatchReader:
         dropped = sum(self._replay.drop_chunk(table.store, chunk) for chunk in chunks)
         _log.error("corrupt chunks on disk, their items were dropped", chunks=len(chunks), items=dropped)
         self._admission.changed()
+
+
+def _check_size(items: int, size: int, most_bytes: int, room: BatchRoom) -> None:
+    whole = (
+        "are in a batch: use a smaller batch_size"
+        if most_bytes >= MAX_BATCH_BYTES
+        else "fit in a message: use a smaller batch_size, or a caller that takes batches in parts (max_message_bytes "
+        "of SampleOpen)"
+    )
+    for limit, what in (
+        (most_bytes, whole),
+        (room.largest, "have room on their way: use a smaller batch_size or a greater replay.max_memory_mib"),
+    ):
+        if limit and size > limit:
+            raise InvalidArgument(f"a batch of {items} items has {size} bytes, at most {limit} {what}")
 
 
 def _kept(held: list[SampledItems], drawn: SampledItems) -> SampledItems:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from tidemill.errors import ResourceExhausted
+from tidemill.errors import InvalidArgument, ResourceExhausted
 from tidemill.services.replay.append import AppendPlan, AppendSession
 from tidemill.services.replay.chunks.store import RECORD_BYTES, ChunkStore
 from tidemill.services.replay.streams import Epoch, StreamRegistry
@@ -186,11 +186,17 @@ class StoredMemory:
 
         Raises:
             ResourceExhausted: there is none, or the streams have more than their share.
+            InvalidArgument: there would be none in an empty server.
         """
         if not planned.chunks:
             return []
         size = 0 if self._durable else sum(planned.sizes)
         if size and self._budget.share_limit:
+            if size > self._budget.share_limit:
+                raise InvalidArgument(
+                    f"a message has {size} bytes of chunks, which this server could not keep if it were empty: at most "
+                    f"{self._budget.share_limit} bytes (a quarter of max_memory_mib) may be kept for items yet to come"
+                )
             self._check_tails(session.epoch, size)
         size += RECORD_BYTES * len(planned.chunks)
         if not self._excess(session, planned, size):
@@ -238,7 +244,7 @@ class StoredMemory:
     def _press(self, table: Table, session: AppendSession, planned: AppendPlan, size: int) -> bool:
         """Evict items of a table while there is no room for a message; return whether any were evicted."""
         evictions, least = self.evictions, 1
-        while (excess := self._excess(session, planned, size)) and table.size:
+        while (excess := self._excess(session, planned, size)) and table.held_count:
             asked = max(excess, least)
             self.evictions += table.give_up(asked)
             least = 2 * asked  # others may hold the same chunks: it must come to an end all the same

@@ -18,6 +18,7 @@ from tidemill.errors import InvalidArgument, TidemillError
 from tidemill.replay.limits import MAX_DRAWS, MAX_KEYS, MAX_MESSAGE_BLOCKS, MAX_MESSAGE_CHUNKS, MAX_MESSAGE_ITEMS
 from tidemill.replay.table_config import MAX_COLUMNS
 from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.services.replay.leases import Leases
 from tidemill.services.replay.sample_queue import SampleQueue
 
 
@@ -242,12 +243,16 @@ _KINDS: dict[tuple[bool, bool], Callable[..., Any]] = {
 }
 
 
-def grant(queue: SampleQueue, request: pb.SampleRequest) -> None:
-    """Add the batches that one message is ready to take.
+def grant(queue: SampleQueue, leases: Leases, request: pb.SampleRequest) -> None:
+    """Settle the batches that one message names, and add those that it is ready to take.
 
     Raises:
-        InvalidArgument: A batch is too large, or too many wait.
+        InvalidArgument: A batch is too large, or was not sent, or too many wait.
     """
+    for number in request.taken:
+        leases.settle(number, returned=False)
+    for number in request.returned:
+        leases.settle(number, returned=True)
     queue.grant(request.credit)
     for draw in request.draws:
         queue.draw(
@@ -258,13 +263,13 @@ def grant(queue: SampleQueue, request: pb.SampleRequest) -> None:
         )
 
 
-async def read_credit(requests: AsyncIterator[pb.SampleRequest], queue: SampleQueue) -> None:
+async def read_credit(requests: AsyncIterator[pb.SampleRequest], queue: SampleQueue, leases: Leases) -> None:
     """Add what the messages after the first one grant, until there are no more or one of them is wrong."""
     try:
         async for request in requests:
             if request.HasField("open"):
                 raise InvalidArgument("`open` is set again, must be set in the first message of Sample only")
-            grant(queue, request)
+            grant(queue, leases, request)
     except TidemillError as error:
         queue.close(error)
     else:

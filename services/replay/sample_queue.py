@@ -12,6 +12,9 @@ from tidemill.services.replay.chunks.mirror import ChunkMirror
 from tidemill.services.replay.tables.rate_limiter import RateLimiter
 from tidemill.services.replay.tables.table import Table
 
+MAX_BATCH_BYTES = 2**31 - 2**24
+"""Bytes of the largest batch: protobuf's messages end at 2 GiB."""
+
 
 @dataclass(frozen=True, slots=True)
 class SampleDemand:
@@ -48,14 +51,20 @@ class OpenedSample:
         mirror: The chunks that the caller keeps; None if it keeps none.
         slot_steps: Most steps of a chunk that it keeps.
         item_counts: Whether batches say how old items are and how often they were sampled.
+        most_bytes: Bytes of the largest batch that the caller can take.
+        part_bytes: Bytes of a batch that go in one message.
+        settles: Whether the caller says which batches it handed on.
     """
 
     table: Table
     batch_size: int
-    without_replacement: bool
-    mirror: ChunkMirror | None
-    slot_steps: int
-    item_counts: bool
+    without_replacement: bool = False
+    mirror: ChunkMirror | None = None
+    slot_steps: int = 0
+    item_counts: bool = False
+    most_bytes: int = MAX_BATCH_BYTES
+    part_bytes: int = MAX_BATCH_BYTES
+    settles: bool = False
 
 
 class SampleQueue:
@@ -91,6 +100,14 @@ class SampleQueue:
         self._draws += 1
         self._waiting.append((SampleDemand(items, counted, self._whole.items, seed, at_step_count), 1))
         self._changed.set()
+
+    async def closed(self) -> None:
+        """Wait until no more is granted; raises like `take`."""
+        while not self._closed:
+            self._changed.clear()
+            await self._changed.wait()
+        if self._error is not None:
+            raise self._error
 
     def close(self, error: BaseException | None = None) -> None:
         """Note that no more is granted, because the caller half-closed or, with `error`, sent something wrong."""

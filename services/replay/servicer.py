@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,13 +12,14 @@ import grpc.aio
 import numpy as np
 import structlog
 
-from tidemill.errors import FailedPrecondition, InvalidArgument, Unimplemented
+from tidemill.errors import InvalidArgument, Unimplemented
 from tidemill.replay.limits import MAX_KEYS, least_slots
 from tidemill.replay.sampling.batch import StoredSteps
 from tidemill.replay.table_config import check_signature
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import (
     pack_description,
+    pack_part,
     pack_sample,
     unpack_append,
     unpack_config,
@@ -33,11 +34,12 @@ from tidemill.services.replay.append import AppendSession, plan_append
 from tidemill.services.replay.batch_reader import BatchReader, BatchRoom
 from tidemill.services.replay.chunks.mirror import ChunkMirror
 from tidemill.services.replay.export import TableExport, exported_parts
+from tidemill.services.replay.leases import Leases
 from tidemill.services.replay.log.commits import acknowledge_in_order
 from tidemill.services.replay.log.log import ReplayLog
 from tidemill.services.replay.metrics import describe
 from tidemill.services.replay.requests import Outgoing, add_handlers, grant, read, read_credit, read_each, times_of
-from tidemill.services.replay.sample_queue import OpenedSample, SampleDemand, SampleQueue
+from tidemill.services.replay.sample_queue import MAX_BATCH_BYTES, OpenedSample, SampleDemand, SampleQueue
 from tidemill.services.replay.state import MAX_CHUNK_LENGTH, ReplayState
 from tidemill.services.replay.tables.table import Table
 
@@ -49,6 +51,8 @@ SERVICE = "tidemill.replay.v1.ReplayService"
 _MAX_BATCH_SIZE = 65_536
 _MAX_BATCH_STEPS = 2**22  # where a batch lies is looked up chunk by chunk before its size is known
 _MESSAGE_MARGIN = 0.9  # of a message may be blocks
+_PART_MARGIN = 64  # bytes of a message that has a part of a batch, beside the part
+_LEAST_PART_BYTES = 65_536
 _MAX_SLOTS = 2**21  # chunks that a caller of Sample may keep
 _MAX_HOLD = 2**16
 _KEYS_AT_ONCE = 2**13  # between two of them others get their turn
@@ -59,7 +63,13 @@ class ReplayServicer:
     """Serves one `ReplayState`; calls wait in its `AdmissionQueue`. Requests are bytes, see `requests`."""
 
     def __init__(
-        self, replay: ReplayState, admission: AdmissionQueue, max_message_bytes: int, log: ReplayLog | None = None
+        self,
+        replay: ReplayState,
+        admission: AdmissionQueue,
+        max_message_bytes: int,
+        log: ReplayLog | None = None,
+        *,
+        max_request_bytes: int = 0,
     ) -> None:
         """Serve a state.
 
@@ -68,14 +78,14 @@ class ReplayServicer:
             admission: Where inserts and samples wait.
             max_message_bytes: Largest message this server can send.
             log: Where changes are written before they are acknowledged; None keeps all in memory only.
+            max_request_bytes: Largest message that it takes; 0 means `max_message_bytes`.
         """
         self._replay = replay
         self._admission = admission
         self._log = log
         self._blobs = blobs = log.blobs if log is not None else None
-        self._batches = BatchReader(
-            replay, admission, blobs, int(max_message_bytes * _MESSAGE_MARGIN), self._corrupt_records
-        )
+        self._max_message_bytes, self._max_request_bytes = max_message_bytes, max_request_bytes or max_message_bytes
+        self._batches = BatchReader(replay, admission, blobs, self._corrupt_records)
         self._clock = StepClock(lambda: replay.streams.step_count)
         self._active_streams = ActiveStreams()
         self._told_of_evictions = False
@@ -201,16 +211,30 @@ class ReplayServicer:
                 return
             opened = self._open_sample(first)
             queue = SampleQueue(opened.batch_size)
-            grant(queue, first)
-            reading = asyncio.create_task(read_credit(requests, queue))
+            leases = Leases(opened.table, self._admission.changed, caller_settles=opened.settles)
+            grant(queue, leases, first)
+            reading = asyncio.create_task(read_credit(requests, queue, leases))
             room = BatchRoom(self._replay.budget, self._admission.changed)
             try:
                 while (wanted := await queue.take()) is not None:
-                    yield Outgoing(await self._draw(opened, wanted, room))
+                    drawing = self._draw(opened, wanted, room, leases)
+                    data = await (drawing if not opened.settles else _unless_closed(drawing, queue))
+                    if data is None:
+                        break
+                    if len(data) <= opened.part_bytes:
+                        message = Outgoing(data)
+                        del data
+                        yield message
+                    else:
+                        for start in range(0, len(data), opened.part_bytes):
+                            end = start + opened.part_bytes
+                            yield Outgoing(pack_part(data[start:end], more=end < len(data)))
+                        del data
                     room.release()
             finally:
                 reading.cancel()
                 room.release()
+                leases.close()
                 if opened.mirror is not None:
                     opened.mirror.close()
 
@@ -242,20 +266,17 @@ class ReplayServicer:
             async for answer in acknowledge_in_order(self._store(session, requests), self._log.commits.durable):
                 yield answer
 
-    async def _draw(self, opened: OpenedSample, wanted: SampleDemand, room: BatchRoom) -> bytes:
+    async def _draw(self, opened: OpenedSample, wanted: SampleDemand, room: BatchRoom, leases: Leases) -> bytes:
         table = opened.table
         if wanted.seed is not None:
             self._batches.check_intact(table)  # or it might wait for steps that are lost
         if wanted.at_step_count is not None:
             await self._clock.reach(wanted.at_step_count)
         if wanted.items:
-            sample = await self._batches.read(table, wanted, opened.without_replacement, room, opened.mirror)
-            if opened.mirror is not None and int(sample.step_counts.max(initial=0)) > opened.slot_steps:
-                raise FailedPrecondition(
-                    f"a chunk has {int(sample.step_counts.max())} steps, mirror.slot_steps is {opened.slot_steps}"
-                )
+            sample, counted = await self._batches.read(opened, wanted, room)
+            number = leases.sent(sample, counted)
             stored = StoredSteps(self._replay.store_id, self._env_steps)
-            return pack_sample(sample, stored, table.limiter.diff, item_counts=opened.item_counts)
+            return pack_sample(sample, stored, table.limiter.diff, item_counts=opened.item_counts, number=number)
         table.limiter.sampled(wanted.counted_by(table.limiter) or 0)
         self._admission.changed()
         return pb.SampleResponse(
@@ -337,6 +358,7 @@ class ReplayServicer:
             next_steps=epoch.next_steps(),
             env_steps=self._replay.env_steps,
             superseded_epoch=epoch.superseded,
+            max_request_bytes=self._max_request_bytes,
         )
 
     def _open_sample(self, request: pb.SampleRequest) -> OpenedSample:
@@ -354,9 +376,22 @@ class ReplayServicer:
             )
         table.check_batch_size(opening.batch_size, opening.without_replacement)
         mirror = _open_mirror(opening, table) if opening.HasField("mirror") else None
-        slot_steps = opening.mirror.slot_steps
+        takes_parts = bool(opening.max_message_bytes)
+        if takes_parts and opening.max_message_bytes < _LEAST_PART_BYTES:
+            raise InvalidArgument(
+                f"max_message_bytes is {opening.max_message_bytes}, must be 0 or at least {_LEAST_PART_BYTES}"
+            )
+        message_bytes = min(opening.max_message_bytes or self._max_message_bytes, self._max_message_bytes)
         return OpenedSample(
-            table, opening.batch_size, opening.without_replacement, mirror, slot_steps, opening.item_counts
+            table=table,
+            batch_size=opening.batch_size,
+            without_replacement=opening.without_replacement,
+            mirror=mirror,
+            slot_steps=opening.mirror.slot_steps,
+            item_counts=opening.item_counts,
+            most_bytes=MAX_BATCH_BYTES if takes_parts else int(message_bytes * _MESSAGE_MARGIN),
+            part_bytes=message_bytes - _PART_MARGIN if takes_parts else MAX_BATCH_BYTES,
+            settles=opening.settles and bool(table.config.max_times_sampled),
         )
 
 
@@ -375,6 +410,21 @@ def _open_mirror(opening: pb.SampleOpen, table: Table) -> ChunkMirror:
             f"of up to {table.config.max_item_steps} steps, mirror.slot_steps {asked.slot_steps} and hold {asked.hold}"
         )
     return ChunkMirror(table.store, asked.slots, asked.hold)
+
+
+async def _unless_closed(drawing: Coroutine[Any, Any, bytes], queue: SampleQueue) -> bytes | None:
+    """Return what is drawn; None, with nothing drawn, once the caller grants no more: it could not settle it."""
+    tasks = asyncio.ensure_future(drawing), asyncio.ensure_future(queue.closed())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[1].done():
+            return await tasks[0]
+        await tasks[1]
+        return None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _parts_of(keys: Sequence[int]) -> list[slice]:

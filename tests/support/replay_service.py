@@ -49,13 +49,14 @@ def local_server(
     max_message_bytes: int = 64 * MEBIBYTE,
     stored_limit: int = 0,
     *,
+    max_request_bytes: int = 0,
     max_streams: int = 64,
     max_tables: int = 4,
     clock: Callable[[], float] = time.monotonic,
     time_of_day: Callable[[], float] = time.time,
 ) -> Iterator[LocalServer]:
     """Serve an empty state on a free port, which stores so many bytes; 0 means no limit."""
-    settings = ServerSettings(grace_s=0.2, max_message_bytes=max_message_bytes)
+    settings = ServerSettings(grace_s=0.2, max_message_bytes=max_message_bytes, max_request_bytes=max_request_bytes)
     budget = MemoryBudget(stored_limit)
     replay = ReplayState(
         max_tables=max_tables,
@@ -67,7 +68,7 @@ def local_server(
     )
     admission = AdmissionQueue(clock)
     with BackgroundServer("replay", settings) as background:
-        servicer = ReplayServicer(replay, admission, max_message_bytes)
+        servicer = ReplayServicer(replay, admission, max_message_bytes, max_request_bytes=settings.request_limit_bytes)
         servicer.add_to(background.server)
         address = background.start()
         background.set_serving(True)

@@ -12,7 +12,7 @@ import grpc
 from tidemill.errors import NotFound, ResourceExhausted, TidemillError, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.replay.v1 import replay_pb2_grpc
-from tidemill.rpc.channel import Backoff, open_channel
+from tidemill.rpc.channel import MAX_MESSAGE_BYTES, Backoff, open_channel
 from tidemill.rpc.status import from_rpc_error
 
 Request = TypeVar("Request")
@@ -33,9 +33,10 @@ class ReconnectingCall(Generic[Request, Response]):
 
     Attributes:
         closed: Set by `stop` and `close`.
+        last_failure: What ended the call before; None since the server last answered.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one decision of the caller
         self,
         name: str,
         address: str,
@@ -46,6 +47,7 @@ class ReconnectingCall(Generic[Request, Response]):
         lost: Callable[[], None],
         failed: Callable[[BaseException], None],
         prepare: Callable[[], None] = lambda: None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         """Prepare; `start` starts the thread.
 
@@ -58,12 +60,14 @@ class ReconnectingCall(Generic[Request, Response]):
             lost: Called when the call is over, however it ended; what was not answered never will be.
             failed: Called at most once and last, with an error that another attempt does not cure.
             prepare: Called before each attempt; what it raises counts as if the call had.
+            max_message_bytes: Bytes of the largest message that is sent or taken.
         """
         self._address = address
         self._opened, self._answered, self._lost, self._failed = opened, answered, lost, failed
         self._prepare = prepare
         self.closed = threading.Event()
-        self._channel = open_channel(address)
+        self.last_failure: TidemillError | None = None
+        self._channel = open_channel(address, max_message_bytes=max_message_bytes)
         self._method = method(replay_pb2_grpc.ReplayServiceStub(self._channel))
         self._lock = threading.Lock()  # guards the two below
         self._call: grpc.Call | None = None
@@ -89,11 +93,21 @@ class ReconnectingCall(Generic[Request, Response]):
         self.closed.set()
         self.cut()
 
+    def half_close(self) -> None:
+        """Send what is queued and nothing more, and open no other call; the server ends this one when it has all."""
+        self.closed.set()
+        with self._lock:
+            self._requests.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait at most so many seconds for the thread to end."""
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
     def close(self) -> None:
         """End the call and the thread, within a bounded time. May be called twice."""
         self.stop()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(_JOIN_S)
+        self.join(_JOIN_S)
         self._channel.close()
 
     def _run(self) -> None:
@@ -129,6 +143,7 @@ class ReconnectingCall(Generic[Request, Response]):
             self._opened()
             for response in call:
                 backoff.reset()
+                self.last_failure = None
                 self._answered(response)
         finally:
             with self._lock:
@@ -138,10 +153,14 @@ class ReconnectingCall(Generic[Request, Response]):
             self._lost()
 
     def _report(self, failure: TidemillError) -> None:
+        self.last_failure = failure
         if not self.closed.is_set():
             _log.warning("replay stream lost, reconnecting", address=self._address, reason=str(failure))
 
 
 def _may_pass(failure: TidemillError) -> bool:
-    """Return whether a later attempt may succeed: the server is away, not ready or full, or the call broke."""
+    """Return whether a later attempt may succeed: the server is away, not ready or full, or the call broke.
+
+    A message that is too large is an `InvalidArgument` (`from_rpc_error`): it never passes.
+    """
     return isinstance(failure, Unavailable | NotFound | ResourceExhausted) or type(failure) is TidemillError

@@ -196,7 +196,19 @@ def unpack_append(message: pb.AppendData) -> tuple[list[Chunk], list[ItemBatch]]
     return chunks, items
 
 
-def pack_sample(batch: SampledBatch, stored: StoredSteps, limiter_diff: float, *, item_counts: bool = False) -> bytes:
+def pack_part(data: bytes, *, more: bool) -> bytes:
+    """Return the bytes of the `SampleResponse` that has a part of another one's bytes."""
+    return b"".join((*packed.field(_SAMPLE["part"], data), pb.SampleResponse(more=more).SerializeToString()))
+
+
+def pack_sample(
+    batch: SampledBatch,
+    stored: StoredSteps,
+    limiter_diff: float,
+    *,
+    item_counts: bool = False,
+    number: int = 0,
+) -> bytes:
     """Return the bytes of a batch's `SampleResponse`; arrays and blocks are copied into them as they are.
 
     Args:
@@ -204,6 +216,7 @@ def pack_sample(batch: SampledBatch, stored: StoredSteps, limiter_diff: float, *
         stored: What the server has stored.
         limiter_diff: How far inserts are ahead, in samples.
         item_counts: Whether to say how old each item is and how often it was sampled.
+        number: Of the batch in its call.
     """
     counts: tuple[bytes, ...] = ()
     if item_counts and batch.ages is not None and batch.times_sampled is not None:
@@ -227,6 +240,7 @@ def pack_sample(batch: SampledBatch, stored: StoredSteps, limiter_diff: float, *
         env_steps=stored.env_steps,
         limiter_diff=limiter_diff,
         store_id=stored.store_id,
+        number=number,
     )
     return b"".join(
         (
@@ -319,6 +333,7 @@ def unpack_sample(message: pb.SampleResponse, *, mirrored: bool = False) -> Samp
         sent=np.array(chunks.sent, dtype=np.int64) if mirrored else None,
         ages=np.array(message.ages, dtype=np.int64) if message.ages else None,
         times_sampled=np.array(message.times_sampled, dtype=np.int64) if message.times_sampled else None,
+        number=message.number,
     )
 
 

@@ -48,9 +48,15 @@ def to_status(error: TidemillError) -> grpc.StatusCode:
     return next((code for kind, code in _STATUS if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
 
+_TOO_LARGE = "larger than max"
+"""What gRPC says of a message beyond the limit of the side that names itself: the same message will never pass."""
+
+
 def from_rpc_error(error: grpc.RpcError) -> TidemillError:
     """Return the exception a client raises for a failed call, with the server's message."""
     code, details = error.code(), error.details()
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and details and _TOO_LARGE in details:
+        return InvalidArgument(f"a message has more bytes than one side takes: {details}")
     kind = _ERROR.get(code, TidemillError)
     if kind is Unavailable and details and (reason := tls_failure(details)):
         return Unavailable(f"{reason} ({details})")

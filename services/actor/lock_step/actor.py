@@ -21,6 +21,7 @@ from tidemill.envs.make import make_env
 from tidemill.errors import ConfigError
 from tidemill.params.version import Precision
 from tidemill.params.watcher import ParamsWatcher
+from tidemill.replay.limits import fitting_chunk_length
 from tidemill.replay.writing.appender import AppenderState, StreamAppender
 from tidemill.replay.writing.rollout_writer import RolloutWriter
 from tidemill.rl.agents.build import build_policy
@@ -104,7 +105,8 @@ def _loop(
     signature, own = stored_columns(config.agent, env.spec), extra_columns_of(config.agent, env.spec)
     window = item_window(config.agent, config.table, env.spec.frame_stack)
     priority = first_priority(config.table, policy.initial_priority)
-    writer = RolloutWriter(messages, signature, window, env.num_envs, config.table.chunk_length, priority)
+    chunk_length = fitting_chunk_length(signature, config.table.chunk_length)
+    writer = RolloutWriter(messages, signature, window, env.num_envs, chunk_length, priority)
     throttle = make_throttle(config.actor.max_env_steps_per_s, env.num_envs, stop)
     return ActingLoop(env, policy, params, writer, metrics, throttle, own, pacer)
 
@@ -135,7 +137,7 @@ def _connect(
         config.env.num_envs,
         signature,
         [config.table.name],
-        config.table.chunk_length,
+        fitting_chunk_length(signature, config.table.chunk_length),
         stop=stop,
         state=AppenderState(kept.epoch, ()) if kept is not None else None,
     )

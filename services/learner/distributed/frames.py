@@ -117,7 +117,8 @@ def unpack_batch(header: Header, body: bytes) -> SampledBatch:
     if len(body) != 8 * (key_count + sum(counts.values())) + sum(header["payloads"]):
         raise DataLoss(f"a batch of {items} items and {header['chunks']} chunks in {len(body)} bytes")
     keys: NDArray[np.uint64] = np.frombuffer(body, "<u8", key_count).reshape(header["keys"])
-    arrays, start = {}, keys.nbytes
+    arrays: dict[str, Any] = {}
+    start = keys.nbytes
     for name, kind in (_PER_ITEM | _PER_CHUNK).items():
         arrays[name] = np.frombuffer(body, f"<{kind}", counts[name], start)
         start += arrays[name].nbytes

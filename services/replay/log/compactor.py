@@ -68,7 +68,7 @@ def chunks_in(store: ChunkStore, segment: int) -> Ints:
 
 def items_in(table: Table, segment: int) -> Ints:
     """Return the slots of the items that the log has in a segment."""
-    slots = table.items.live()
+    slots = table.items.held()
     there: Ints = slots[table.items.segments[slots] == segment]
     return there
 

@@ -194,13 +194,13 @@ class Journal:
         number, removed = self._table_numbers[table.config.name], table.drain_removed()
         removed_so_far = self._position.removed.get(number, 0) + len(removed)
         self._position.removed[number] = removed_so_far
-        self._sizes[number] = table.size
+        self._sizes[number] = table.held_count
         return TableChanges(
             table=number,
             stats=table.stats.to_array(),
             removed=removed,
             inserted=_item_columns(table, slots),
-            size=table.size,
+            size=table.held_count,
             removed_so_far=removed_so_far,
         )
 

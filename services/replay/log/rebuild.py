@@ -289,7 +289,7 @@ def _restore_table(
     slots = columns["slot"].astype(np.int64)
     ends = columns["offset"].astype(np.int64) + columns["length"]
     first, whole = _first_chunks(columns, chunks)
-    whole &= trusted & (slots < table.config.max_items)
+    whole &= trusted & (slots < table.items.capacity)
     whole[whole] = table.store.reaches(first[whole], ends[whole])
     priorities, times = columns["priority"].copy(), columns["times_sampled"].copy()
     if snapshot is not None:

@@ -98,7 +98,7 @@ def item_states(items: Items, slots: NDArray[np.int64]) -> States:
     """Return what a snapshot keeps of items at slots [N]."""
     states = np.empty(len(slots), dtype=ITEM_STATE)
     states["slot"], states["number"] = slots, items.numbers(slots)
-    states["priority"], states["times_sampled"] = items.priorities[slots], items.times_sampled[slots]
+    states["priority"], states["times_sampled"] = items.priorities[slots], items.times_arrived(slots)
     return states
 
 

@@ -46,6 +46,12 @@ class InsertionOrder:
         self._append(slots)
         self._count += len(slots)
 
+    def refill(self, slots: NDArray[np.int64]) -> None:
+        """Hold these items and no others, the first of `slots` being the oldest."""
+        self._head = self._tail = 0
+        self._append(slots)
+        self._count = len(slots)
+
     def update(self, slots: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
         """Do nothing: priorities do not matter here."""
 

@@ -6,6 +6,7 @@ batch of slots; a slot comes at most once in a batch unless the method says othe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -106,6 +107,14 @@ class SelectorPair:
         """Add items [N] with priorities [N] to both."""
         for selector in self._distinct():
             selector.insert(slots, priorities)
+
+    def put_back(self, slots: Slots, priorities: NDArray[np.float64], oldest_first: Callable[[], Slots]) -> None:
+        """Add items [N] that were there before to both; `oldest_first` returns all items that are there then."""
+        for selector in self._distinct():
+            if isinstance(selector, InsertionOrder):
+                selector.refill(oldest_first())
+            else:
+                selector.insert(slots, priorities)
 
     def update(self, slots: Slots, priorities: NDArray[np.float64]) -> None:
         """Change the priorities [N] of items [N] in both."""

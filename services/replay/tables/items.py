@@ -18,6 +18,8 @@ _SLOT_MASK = np.uint64(2**32 - 1)
 _SLOT_BITS = np.uint64(32)
 _ITEM_BYTES = 64  # of the columns below and those of two selectors, rounded up
 _PAYLOAD_BYTES = 160  # of a payload's entry and object, beside its bytes
+_MOST_SLOTS = 2**31 - 1
+_MOST_LENT = 2**22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,8 +74,16 @@ class RestoredItems:
     segments: NDArray[np.int32]
 
 
+def slots_of(max_items: int, max_times_sampled: int) -> int:
+    """Return the slots of a table: where items may be used up, those on their way to a reader need room beside it."""
+    return min(max_items + min(max_items, _MOST_LENT), _MOST_SLOTS) if max_times_sampled else max_items
+
+
 class Items:
     """Columns of `capacity` slots. A slot is in use while its length is not 0.
+
+    An item that was sampled as often as it may is *lent* until its batch has arrived: it is no longer in the table, but
+    its slot is kept, so that it can come back as it was.
 
     An item's key is its insertion number (modulo 2^32) and its slot + 1, so that a key of a removed item is not
     mistaken for the slot's next one.
@@ -86,7 +96,8 @@ class Items:
             capacity: Number of slots.
             first_number: Insertion number of the first item.
         """
-        self.count = 0
+        self.count = 0  # those that are lent left out
+        self.lent_count = 0
         self.capacity = capacity
         self.first_chunks = np.zeros(capacity, dtype=np.int32)
         self.offsets = np.zeros(capacity, dtype=np.uint16)
@@ -101,6 +112,9 @@ class Items:
         self._free = np.zeros(capacity, dtype=np.int32)  # a stack of slots used before
         self._free_count = 0
         self._used = 0  # slots ever used
+        self._lent = np.zeros(capacity, dtype=np.bool_)
+        self._underway = np.zeros(capacity, dtype=np.uint32)  # samples of each item that have not arrived
+        self._has_underway = False  # whether any ever was: most tables need not look
 
     def add(self, new: NewItems) -> Ints:
         """Store items [N], for which there must be room; return their slots, int64 [N]."""
@@ -123,7 +137,13 @@ class Items:
         end = self._free_count + len(slots)
         self._free[self._free_count : end] = slots
         self._free_count = end
-        self.count -= len(slots)
+        lent = int(np.count_nonzero(self._lent[slots])) if self.lent_count else 0
+        if lent:
+            self._lent[slots] = False
+            self.lent_count -= lent
+        if self._has_underway:
+            self._underway[slots] = 0
+        self.count -= len(slots) - lent
         if self._payloads:
             for slot in slots.tolist():
                 self.payload_bytes -= len(self._payloads.pop(slot, b""))
@@ -132,8 +152,8 @@ class Items:
         """Return the keys of slots [N]."""
         return self._numbers[slots].astype(np.uint64) << _SLOT_BITS | (slots + 1).astype(np.uint64)
 
-    def find(self, keys: NDArray[np.uint64]) -> tuple[Ints, NDArray[np.bool_]]:
-        """Look keys [N] up.
+    def find(self, keys: NDArray[np.uint64], *, with_lent: bool = False) -> tuple[Ints, NDArray[np.bool_]]:
+        """Look keys [N] up; those of items that are lent are found only if asked for.
 
         Returns:
             The slots of those found, int64 [M], and which were found, [N].
@@ -142,7 +162,47 @@ class Items:
         found = (slots >= 0) & (slots < len(self.lengths))
         slots = np.where(found, slots, 0)
         found &= (self.lengths[slots] > 0) & (self._numbers[slots] == keys >> _SLOT_BITS)
+        if self.lent_count and not with_lent:
+            found &= ~self._lent[slots]
         return slots[found], found
+
+    def lend(self, slots: Ints) -> None:
+        """Take items [N] out of the table, whose slots stay theirs until they are removed or come back."""
+        self._lent[slots] = True
+        self.lent_count += len(slots)
+        self.count -= len(slots)
+
+    def take_back(self, slots: Ints) -> None:
+        """Put items [N] that were lent into the table again."""
+        self._lent[slots] = False
+        self.lent_count -= len(slots)
+        self.count += len(slots)
+
+    def lent(self) -> Ints:
+        """Return the slots of items that are lent, oldest first."""
+        slots = np.flatnonzero(self._lent[: self._used])
+        return slots[np.argsort(-self.ages(slots), kind="stable")]
+
+    def is_lent(self, slots: Ints) -> NDArray[np.bool_]:
+        """Return which of slots [N] hold an item that is lent."""
+        return self._lent[slots]
+
+    def begin_samples(self, slots: Ints) -> None:
+        """Count a sample of each of slots [N], which may repeat, as on its way."""
+        self._has_underway = True
+        np.add.at(self._underway, slots, _ONE)
+
+    def end_samples(self, slots: Ints) -> None:
+        """Count a sample of each of slots [N], which may repeat, as no longer on its way."""
+        np.subtract.at(self._underway, slots, _ONE)
+
+    def forget_underway(self) -> None:
+        """Count no sample as on its way any more."""
+        self._underway[: self._used] = 0
+
+    def underway(self, slots: Ints) -> NDArray[np.uint32]:
+        """Return how many samples of each of slots [N] have not arrived."""
+        return self._underway[slots]
 
     def ages(self, slots: Ints) -> Ints:
         """Return how many items were inserted after each of slots [N]."""
@@ -156,7 +216,12 @@ class Items:
         return payloads if any(payloads) else ()
 
     def live(self) -> Ints:
-        """Return the slots in use."""
+        """Return the slots of items in the table."""
+        slots = self.held()
+        return slots[~self._lent[slots]] if self.lent_count else slots
+
+    def held(self) -> Ints:
+        """Return the slots in use: of items in the table, and of those that are lent."""
         return np.flatnonzero(self.lengths[: self._used])
 
     def pick(self, places: Ints) -> Ints:
@@ -195,7 +260,12 @@ class Items:
             priorities=self.priorities[slots],
             payloads=self.payloads(slots),
         )
-        return RestoredItems(new, slots, self._numbers[slots], self.times_sampled[slots], self.segments[slots])
+        return RestoredItems(new, slots, self._numbers[slots], self.times_arrived(slots), self.segments[slots])
+
+    def times_arrived(self, slots: Ints) -> NDArray[np.uint32]:
+        """Return how often the items at slots [N] were sampled by batches that have arrived: all a restart may know."""
+        times: NDArray[np.uint32] = self.times_sampled[slots]
+        return times - self._underway[slots] if self._has_underway else times
 
     def restore(self, items: RestoredItems) -> None:
         """Put items into empty columns, at the slots they had."""
@@ -283,6 +353,19 @@ class ItemSampler:
             slots = selector.draw(count, rng)
         self._use(slots)
         return slots, selector.weights(slots) / selector.total_weight
+
+    def undo(self, slots: Ints) -> Ints:
+        """Take back a sample of each of slots [N], which may repeat; return the items that may be picked again.
+
+        Those are to be put into the selector once more.
+        """
+        distinct, limit = np.unique(slots), self._limit
+        used_up = distinct[self._items.is_lent(distinct)]
+        counted = np.setdiff1d(distinct, used_up)
+        self.discard(counted)
+        np.subtract.at(self._items.times_sampled, slots, _ONE)
+        self.add(counted)
+        return used_up[self._items.times_sampled[used_up] < limit] if limit else _NO_SLOTS
 
     def _pick_some(self, count: int, without_replacement: bool) -> Ints:
         selector, limit = self._selector, self._limit

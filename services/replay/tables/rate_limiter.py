@@ -87,3 +87,7 @@ class RateLimiter:
     def sampled(self, count: int) -> None:
         """Count `count` sampled items."""
         self._samples += count
+
+    def unsampled(self, count: int) -> None:
+        """Take back `count` sampled items, as far as they are still counted."""
+        self._samples -= min(count, self._samples)

@@ -14,7 +14,7 @@ from tidemill.replay.table_config import TableConfig
 from tidemill.services.replay.chunks.store import NONE, ChunkRefCounts, ChunkStore
 from tidemill.services.replay.selectors.selector import SelectorPair
 from tidemill.services.replay.tables.insertion_times import InsertionTimes
-from tidemill.services.replay.tables.items import Items, ItemSampler, NewItems, RestoredItems
+from tidemill.services.replay.tables.items import Items, ItemSampler, NewItems, RestoredItems, slots_of
 from tidemill.services.replay.tables.rate_limiter import RateLimiter
 from tidemill.services.replay.tables.sampled_items import SampledItems, locate
 from tidemill.services.replay.tables.stats import Counters, TableStats
@@ -64,6 +64,11 @@ class Table:
     def size(self) -> int:
         """Items in the table."""
         return self.items.count
+
+    @property
+    def held_count(self) -> int:
+        """Items in the table, and those that are on their way to a reader and would come back if that fails."""
+        return self.items.count + self.items.lent_count
 
     @property
     def held_bytes(self) -> int:
@@ -124,6 +129,7 @@ class Table:
     def sample(self, batch_size: int, without_replacement: bool = False, counted: int | None = None) -> SampledBatch:
         """Draw a batch and read its blocks, which must be in memory; see `draw`."""
         drawn = self.draw(batch_size, without_replacement, counted)
+        self.arrived(drawn.keys)
         try:
             return drawn.with_blocks(self.store.blocks.read(drawn.chunks, drawn.step_counts))
         finally:
@@ -139,7 +145,8 @@ class Table:
         """Draw a batch; `has_draws` must hold. Items sampled often enough leave the table.
 
         The rate limiter counts `counted` samples, or the batch's size if that is None. The chunks stay until the
-        caller releases them. With a seed, the same items at the same slots give the same batch.
+        caller releases them. With a seed, the same items at the same slots give the same batch. The caller says by
+        `arrived` or `came_back` what became of the batch.
 
         Raises:
             FailedPrecondition: There is a seed, but the table does not draw at random, or not without a limit.
@@ -154,13 +161,57 @@ class Table:
         self.limiter.sampled(batch_size if counted is None else counted)
         self.counters.samples += batch_size
         self.counters.sampled_age += int(drawn.ages.sum())
-        if len(exhausted):
+        if self.config.max_times_sampled:
+            self.items.begin_samples(slots)
             self._selectors.remove_from_remover(exhausted)
-            self._forget(exhausted)
+            self.items.lend(exhausted)
         return drawn
 
+    def arrived(self, keys: NDArray[np.uint64]) -> None:
+        """Note that samples of items by key [N] have arrived: those sampled often enough are gone for good."""
+        if not self.config.max_times_sampled:
+            return
+        slots, _ = self.items.find(keys, with_lent=True)
+        slots = slots[self.items.underway(slots) > 0]  # not of a table that was changed meanwhile
+        self.items.end_samples(slots)
+        distinct = np.unique(slots)
+        self._forget(distinct[self.items.is_lent(distinct) & (self.items.underway(distinct) == 0)])
+
+    def came_back(self, keys: NDArray[np.uint64], ages: Ints, counted: int | None = None) -> None:
+        """Take back a sample that did not arrive: the items are as if they had not been drawn.
+
+        Items that were sampled often enough are in the table again, in the place they had. What has left the table
+        since by itself stays away.
+
+        Args:
+            keys: Keys of the items, which may repeat, [N].
+            ages: How old they were, [N].
+            counted: Samples that the rate limiter counted; None for as many as there are keys.
+        """
+        slots, found = self.items.find(keys, with_lent=True)
+        if self.config.max_times_sampled:
+            underway = self.items.underway(slots) > 0
+            slots, ages = slots[underway], ages[found][underway]
+            self.items.end_samples(slots)
+        else:
+            ages = ages[found]
+        again = self._sampler.undo(slots)
+        if len(again):
+            self.items.take_back(again)
+            self._selectors.put_back(again, self.items.priorities[again], self.items.oldest_first)
+            self._sampler.add(again)
+        self.limiter.unsampled(len(slots) if counted is None else counted)
+        self.counters.samples -= len(slots)
+        self.counters.sampled_age -= int(ages.sum())
+
     def give_up(self, size_bytes: int) -> int:
-        """Evict, of a table that is not empty, about so many bytes of chunks and payloads; return how many items."""
+        """Evict, of a table that holds something, about so many bytes of chunks and payloads; return how many items.
+
+        What is on its way to readers goes first, as arrived.
+        """
+        if self.items.lent_count:
+            self._forget(self.items.lent())
+            return 0
         evicted = max(1, int(min(size_bytes / max(self.held_bytes, 1), 1.0) * self.size))
         self._evict(evicted)
         return evicted
@@ -204,7 +255,7 @@ class Table:
     def reset(self) -> int:
         """Remove every item and zero the counters; return how many items there were."""
         removed = self.size
-        leaving = [*self._removed, self.items.live()] if self.durable else []
+        leaving = [*self._removed, self.items.held()] if self.durable else []
         self.limiter.reset()
         self._ref_counts.clear()
         self._clear(self.items.inserted)  # numbering continues, so that no key ever names two items
@@ -293,14 +344,20 @@ class Table:
         return moved[self.items.lengths[moved] > 0]
 
     def _rebuild(self, config: TableConfig) -> Ints:
-        """Lay the items out anew; return the slots of those whose slot was beyond the capacity, [M]."""
-        items = Items(config.max_items, first_number=self.items.inserted)
-        selectors = SelectorPair.make(config.sampler, config.remover, config.max_items)
+        """Lay the items out anew; return the slots of those whose slot was beyond the capacity, [M].
+
+        What is on its way to readers counts as arrived.
+        """
+        capacity = slots_of(config.max_items, config.max_times_sampled)
+        items = Items(capacity, first_number=self.items.inserted)
+        selectors = SelectorPair.make(config.sampler, config.remover, capacity)
+        self._forget(self.items.lent())
+        self.items.forget_underway()
         self._evict(max(self.size - config.max_items, 0))
         kept = self.items.export(self.items.oldest_first())
-        slots, beyond = kept.slots.copy(), kept.slots >= config.max_items
+        slots, beyond = kept.slots.copy(), kept.slots >= capacity
         if beyond.any():
-            slots[beyond] = np.flatnonzero(self.items.lengths[: config.max_items] == 0)[: np.count_nonzero(beyond)]
+            slots[beyond] = np.flatnonzero(self.items.lengths[:capacity] == 0)[: np.count_nonzero(beyond)]
             self.note_removed(kept.slots[beyond])
         self._take(items, selectors, config)
         self._fill(replace(kept, slots=slots))
@@ -310,9 +367,10 @@ class Table:
         config = self.config
         self.counters = Counters()
         self._removed = []
+        capacity = slots_of(config.max_items, config.max_times_sampled)
         self._take(
-            Items(config.max_items, first_number=first_number),
-            SelectorPair.make(config.sampler, config.remover, config.max_items),
+            Items(capacity, first_number=first_number),
+            SelectorPair.make(config.sampler, config.remover, capacity),
             config,
         )
 
@@ -332,6 +390,9 @@ class Table:
             self._remove(slots[self.items.times_sampled[slots] >= limit])
 
     def _add(self, new: NewItems) -> Ints:
+        without_room = self.held_count + len(new.lengths) - self.items.capacity
+        if without_room > 0:  # more is on its way than there is room for: the oldest of it counts as arrived
+            self._forget(self.items.lent()[:without_room])
         slots = self.items.add(new)
         self._selectors.insert(slots, new.priorities)
         self._sampler.add(slots)
@@ -363,7 +424,7 @@ class Table:
 
     def _shrink_to_bytes(self) -> None:
         limit = self.config.max_bytes
-        while limit and self.held_bytes > limit and self.size:
+        while limit and self.held_bytes > limit and self.held_count:
             self.give_up(self.held_bytes - limit)
 
     def _spans(self, slots: Ints) -> Ints:

@@ -272,8 +272,9 @@ def test_batch_that_does_not_fit_a_message_is_refused(server: LocalServer) -> No
         list(stub.Append(iter(requests), timeout=WAIT_S))
         wide = pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=200, without_replacement=True), credit=1)
         status, details = refusal(stub.Sample, iter([wide]))
-        assert status == EXHAUSTED
+        assert status == INVALID
         assert "use a smaller batch_size" in details
+        assert small.replay.find("t").counters.samples == 0
 
 
 def test_checkpoint_is_not_implemented(stub: replay_pb2_grpc.ReplayServiceStub) -> None:

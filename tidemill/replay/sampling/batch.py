@@ -58,6 +58,7 @@ class SampledBatch:
         ages: If asked for, items inserted into the table after each item, until the batch was drawn, int64 [B].
         times_sampled: If asked for, how often each item was sampled, all of this batch included, int64 [B].
         limiter_diff: How far inserts were ahead of samples by the rate limiter's count, in samples; 0 without a ratio.
+        number: Of the batch in the call that brought it, from 1; 0 if it is not one call's.
     """
 
     keys: NDArray[np.uint64]
@@ -77,6 +78,7 @@ class SampledBatch:
     writes: NDArray[np.int64] | None = None
     ages: NDArray[np.int64] | None = None
     times_sampled: NDArray[np.int64] | None = None
+    number: int = 0
 
     def needing(self, chunks: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which items [B] have steps of some chunks [N]."""

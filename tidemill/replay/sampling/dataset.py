@@ -24,6 +24,7 @@ from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.steps import LENGTH, SEPARATOR, nest, ragged_columns
+from tidemill.rpc.channel import MAX_MESSAGE_BYTES
 from tidemill.rpc.fork import OwnerProcess
 
 Array = NDArray[Any]
@@ -125,6 +126,7 @@ class ReplayDataset(Iterator[ReplayBatch]):
         mirror_mib: int = 0,
         chunk_length: int = 16,
         item_counts: bool = False,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
         stop: threading.Event | None = None,
     ) -> None:
         """Start connecting in the background; tables are created where they do not exist.
@@ -137,12 +139,13 @@ class ReplayDataset(Iterator[ReplayBatch]):
             beta: Exponent of the importance weights (Schaul et al., 2016, section 3.4); 0 makes them all 1.
             prefetch: Samples of each table that may be under way or waiting, at least 1.
             batches_per_sample: Batches that come as one: small ones are then several times cheaper, and wait longer, so
-                that their priorities are older.
+                that their priorities are older. Tables with `max_times_sampled` give them one by one all the same.
             without_replacement: Whether no item may come twice in a sample.
             mirror_mib: Memory for steps of each table, uncompressed, in MiB: each step that has room crosses the wire
                 and is decoded once, not in every batch, which pays for images. 0: none.
             chunk_length: With a mirror, the greatest `chunk_length` of the writers.
             item_counts: Whether batches have `ages` and `times_sampled`.
+            max_message_bytes: Bytes of the largest message taken, at least 65,536; larger batches come in parts.
             stop: Ends every wait when set.
 
         Raises:
@@ -155,15 +158,23 @@ class ReplayDataset(Iterator[ReplayBatch]):
         self._tables, self._sizes = tuple(given), _split(batch_size, given)
         self._addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
         self._timeout_s, self._beta = timeout_s, beta
-        sizes = [size * batches_per_sample for size in self._sizes]
+        # a sample counts as handed out whole: of items that may be used up it is one batch
+        alone = any(table.max_times_sampled for table in self._tables)
+        ahead = prefetch * batches_per_sample if alone else prefetch
+        sizes = [size * (1 if alone else batches_per_sample) for size in self._sizes]
         self._ready: list[deque[ReplayBatch]] = [deque() for _ in sizes]
         self._stop, self._closed = stop or threading.Event(), threading.Event()
         self._mirrors = [
-            _mirror(table, size, mirror_mib, chunk_length, prefetch, len(self._addresses))
+            _mirror(table, size, mirror_mib, chunk_length, ahead, len(self._addresses))
             for table, size in zip(self._tables, sizes, strict=True)
         ]
         connect = partial(
-            ReplaySampler, self._addresses, max_in_flight_batches=prefetch, item_counts=item_counts, stop=self._stop
+            ReplaySampler,
+            self._addresses,
+            max_in_flight_batches=ahead,
+            item_counts=item_counts,
+            max_message_bytes=max_message_bytes,
+            stop=self._stop,
         )
         with ExitStack() as stack:
             self._samplers = [
@@ -182,7 +193,14 @@ class ReplayDataset(Iterator[ReplayBatch]):
             FailedPrecondition: This process was forked from the one that made the dataset.
         """
         self._owner.check()
-        parts = [self._next_of(i) for i in range(len(self._tables))]
+        parts: list[ReplayBatch] = []
+        try:
+            for i in range(len(self._tables)):
+                parts.append(self._next_of(i))
+        except BaseException:
+            for ready, part in zip(self._ready, parts, strict=False):
+                ready.appendleft(part)  # for the next attempt
+            raise
         return parts[0] if len(parts) == 1 else _joined(parts)
 
     def update_priorities(self, batch: ReplayBatch, priorities: ArrayLike) -> None:

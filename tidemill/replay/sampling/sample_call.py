@@ -9,7 +9,10 @@ from tidemill.replay.reconnecting_call import ReconnectingCall
 from tidemill.replay.sampling.mirror import MirrorSize
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
-from tidemill.rpc.channel import DEADLINE_S
+from tidemill.rpc.channel import DEADLINE_S, MAX_MESSAGE_BYTES
+
+_SETTLE_S = 0.5
+"""How long a server may take to hear which batches were handed on, when a call is closed."""
 
 
 class SampleCallOwner(Protocol):
@@ -50,6 +53,8 @@ class SampleCall:
         deadline_s: float = DEADLINE_S,
         *,
         item_counts: bool = False,
+        settles: bool = False,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         """Prepare; `start` starts the thread.
 
@@ -63,6 +68,9 @@ class SampleCall:
             mirror: What of the table the owner keeps; None if nothing.
             deadline_s: Of the client's calls, in seconds.
             item_counts: Whether batches say how old each item is and how often it was sampled.
+            settles: Whether the owner says which batches it has handed on, see `SampleOpen.settles`. The call is then
+                ended so that the server hears it.
+            max_message_bytes: Bytes of the largest message that is taken; a larger batch comes in parts.
         """
         self.name, self._table, self._owner = name, table, owner
         self._opening = pb.SampleOpen(
@@ -71,7 +79,10 @@ class SampleCall:
             without_replacement=without_replacement,
             mirror=mirror.to_message() if mirror is not None else None,
             item_counts=item_counts,
+            max_message_bytes=max_message_bytes,
+            settles=settles,
         )
+        self._parts: list[bytes] = []
         self._created = self._is_first = False
         self.client = ReplayClient(address, deadline_s=deadline_s)
         self._call = ReconnectingCall[pb.SampleRequest, pb.SampleResponse](
@@ -80,9 +91,10 @@ class SampleCall:
             lambda stub: stub.Sample,
             prepare=self._create_table,
             opened=self._opened,
-            answered=lambda answer: owner.answered(self, answer),
+            answered=self._answered,
             lost=lambda: owner.lost(self),
             failed=owner.failed,
+            max_message_bytes=max_message_bytes,
         )
 
     def start(self) -> None:
@@ -102,11 +114,17 @@ class SampleCall:
 
     def stop(self) -> None:
         """End the present call, with no other to follow; does not wait for the thread."""
-        self._call.stop()
+        if self._opening.settles:
+            self._call.half_close()
+        else:
+            self._call.stop()
 
     def close(self) -> None:
         """End the call, the thread and the client, within a bounded time. May be called twice."""
-        self._call.stop()
+        self.stop()
+        if self._opening.settles:
+            self._call.join(_SETTLE_S)
+            self._call.stop()
         self.client.close()  # ends the call that the thread may be waiting for
         self._call.close()
 
@@ -115,4 +133,15 @@ class SampleCall:
 
     def _opened(self) -> None:
         self._is_first = True
+        self._parts.clear()
         self._owner.opened(self, self._created)
+
+    def _answered(self, answer: pb.SampleResponse) -> None:
+        """Report a response, one that came in parts once all of it is there."""
+        if answer.part:
+            self._parts.append(answer.part)
+            if answer.more:
+                return
+            answer = pb.SampleResponse.FromString(b"".join(self._parts))
+            self._parts.clear()
+        self._owner.answered(self, answer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from tidemill.replay.shards.shard import ShardReport
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import unpack_sample
+from tidemill.rpc.channel import MAX_MESSAGE_BYTES
 
 
 class SampleStream:
@@ -22,7 +24,9 @@ class SampleStream:
 
     At most `max_in_flight_batches` are under way or ready: the server sends what it has credit for, and each one taken
     grants another. When the call breaks, batches under way are lost and count as sampled, and the table is created
-    again if the server lost it. Every method may be called from any thread; each batch goes to one of them.
+    again if the server lost it. With `max_times_sampled` the items of batches that were not taken are in the table
+    again when the call breaks or is closed, so what is ready then is dropped, and drawn again. Every method may be
+    called from any thread; each batch goes to one of them.
     """
 
     priorities_dropped = unknown_keys = 0  # its priorities are answered one by one, so nothing has to be counted
@@ -37,9 +41,11 @@ class SampleStream:
         without_replacement: bool = False,
         mirror: TableMirror | None = None,
         item_counts: bool = False,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         """Start connecting in the background; the arguments are those of `ReplaySampler`."""
         self._table, self._max_in_flight, self._mirror = table.name, max_in_flight_batches, mirror
+        self._settles = bool(table.max_times_sampled)
         self._changed = threading.Condition()  # guards everything below
         self._ready: deque[SampledBatch] = deque()
         self._is_connected = self._is_closed = False
@@ -47,7 +53,16 @@ class SampleStream:
         self._error: BaseException | None = None
         size = mirror.size if mirror is not None else None
         self._call = SampleCall(
-            table.name, address, table, batch_size, without_replacement, self, size, item_counts=item_counts
+            table.name,
+            address,
+            table,
+            batch_size,
+            without_replacement,
+            self,
+            size,
+            item_counts=item_counts,
+            settles=self._settles,
+            max_message_bytes=max_message_bytes,
         )
         self._call.start()
 
@@ -66,7 +81,7 @@ class SampleStream:
             if not self._ready:
                 return None
             batch = self._ready.popleft()
-            self._grant(1)
+            self._grant(1, taken=(batch.number,) if self._settles and batch.number else ())
         return batch
 
     def update_priorities(
@@ -115,6 +130,8 @@ class SampleStream:
         """Grant nothing before the next call (`SampleCallOwner`)."""
         with self._changed:
             self._is_connected = False
+            if self._settles:
+                self._ready = deque(batch for batch in self._ready if not batch.number)  # those are back in the table
 
     def failed(self, error: BaseException) -> None:
         """Keep what ended the calls for good; `take` raises it (`SampleCallOwner`)."""
@@ -122,6 +139,6 @@ class SampleStream:
             self._error = error
             self._changed.notify_all()
 
-    def _grant(self, credit: int) -> None:
+    def _grant(self, credit: int, taken: Sequence[int] = ()) -> None:
         if self._is_connected and credit:
-            self._call.send(pb.SampleRequest(credit=credit))
+            self._call.send(pb.SampleRequest(credit=credit, taken=taken))

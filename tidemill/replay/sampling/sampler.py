@@ -11,6 +11,8 @@ from typing import Self, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.errors import InvalidArgument
+from tidemill.replay.limits import LEAST_MESSAGE_BYTES
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sample_stream import SampleStream
@@ -18,6 +20,7 @@ from tidemill.replay.shards.directory import ShardDirectory, is_sharded
 from tidemill.replay.shards.sampler import ShardedSampleStream
 from tidemill.replay.shards.shard import ShardReport
 from tidemill.replay.table_config import TableConfig
+from tidemill.rpc.channel import MAX_MESSAGE_BYTES
 
 _POLL_S = 0.2
 """How soon an iterating thread notices that it shall stop."""
@@ -30,6 +33,7 @@ class _StreamOptions(TypedDict):
     without_replacement: bool
     mirror: TableMirror | None
     item_counts: bool
+    max_message_bytes: int
 
 
 class ReplaySampler(Iterator[SampledBatch]):
@@ -68,6 +72,7 @@ class ReplaySampler(Iterator[SampledBatch]):
         without_replacement: bool = False,
         mirror: TableMirror | None = None,
         item_counts: bool = False,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
         stop: threading.Event | None = None,
     ) -> None:
         """Start connecting in the background; the table is created where it does not exist.
@@ -82,11 +87,15 @@ class ReplaySampler(Iterator[SampledBatch]):
             without_replacement: Whether no item may come twice in a batch.
             mirror: Keeps the rows that come, so that each step crosses the wire once; batches are then without blocks.
             item_counts: Whether batches say how old each item is and how often it was sampled.
+            max_message_bytes: Bytes of the largest message taken, at least 65,536; larger batches come in parts.
             stop: Ends every wait when set.
 
         Raises:
-            InvalidArgument: `addresses` is empty, has one twice, or mixes a DNS name with others.
+            InvalidArgument: `addresses` is empty, has one twice, or mixes a DNS name with others, or
+                `max_message_bytes` is out of range.
         """
+        if max_message_bytes < LEAST_MESSAGE_BYTES:
+            raise InvalidArgument(f"max_message_bytes is {max_message_bytes}, must be at least {LEAST_MESSAGE_BYTES}")
         self._stop, self._closed = stop or threading.Event(), threading.Event()
         with ExitStack() as stack:
             if directory is None and is_sharded(addresses):
@@ -96,6 +105,7 @@ class ReplaySampler(Iterator[SampledBatch]):
                 "without_replacement": without_replacement,
                 "mirror": mirror,
                 "item_counts": item_counts,
+                "max_message_bytes": max_message_bytes,
             }
             self._stream: SampleStream | ShardedSampleStream
             if directory is None:

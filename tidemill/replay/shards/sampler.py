@@ -23,6 +23,7 @@ from tidemill.replay.shards.table import ShardedTable, ShardRequest, shard_confi
 from tidemill.replay.table_config import SelectorKind, TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import unpack_sample, unpack_stored
+from tidemill.rpc.channel import MAX_MESSAGE_BYTES
 
 SILENT_S = 8.0
 """A shard that answers nothing for so long is left out until it answers again, in seconds."""
@@ -43,8 +44,9 @@ class ShardedSampleStream:
     Items have the probability with which they were drawn from all shards together, and keys [B, 2]: the key, and the
     number of the shard it belongs to, for `client_of`. At most `max_in_flight_batches` are under way or ready. A shard
     whose connection breaks, or that is silent for `SILENT_S`, is left out at once; the others make up for what it was
-    to give. It is taken back with its first answer, and the table is created there if it is lost. Every method may be
-    called from any thread.
+    to give. With `max_times_sampled` batches that hold something of it are drawn again: its items are in its table
+    again, and what others gave for them is returned. It is taken back with its first answer, and the table is created
+    there if it is lost. Every method may be called from any thread.
     """
 
     def __init__(  # noqa: PLR0913 - each is one decision of the caller
@@ -59,6 +61,7 @@ class ShardedSampleStream:
         without_replacement: bool = False,
         mirror: TableMirror | None = None,
         item_counts: bool = False,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start connecting in the background.
@@ -73,6 +76,7 @@ class ShardedSampleStream:
             without_replacement: See `ReplaySampler`.
             mirror: See `ReplaySampler`; has a part for each shard.
             item_counts: See `ReplaySampler`.
+            max_message_bytes: See `ReplaySampler`.
             clock: Monotonic time in seconds.
         """
         self._directory, self._part = directory, shard_config(table, shard_count)
@@ -87,6 +91,7 @@ class ShardedSampleStream:
         self._table_state = ShardedTable(table, shard_count, rng, without_replacement=without_replacement)
         self._shards: dict[str, Shard] = {}
         self._mirror, self._item_counts = mirror, item_counts
+        self._max_message_bytes, self._settles = max_message_bytes, bool(table.max_times_sampled)
         self._free_parts = list(range(mirror.parts)) if mirror is not None else []
         self._incarnations: list[str] = []  # shard of each incarnation number
         self._underway: list[PendingBatch] = []
@@ -114,6 +119,9 @@ class ShardedSampleStream:
             if not self._ready:
                 return None
             pending = self._ready.popleft()
+            if self._settles:
+                for _, name, answer in pending.answers:
+                    self._shards[name].call.send(pb.SampleRequest(taken=[answer.number]))
             items, total_weight, rotation = (
                 self._table_state.items,
                 self._table_state.total_weight,
@@ -227,7 +235,12 @@ class ShardedSampleStream:
             if shard.live and not self._closed.is_set():
                 _log.warning("a replay shard is left out", shard=call.name, address=shard.address)
             self._table_state.leave(call.name)
-            for pending, draws in shard.end_call():
+            made_up = shard.end_call()
+            if self._settles:
+                for pending in [*self._underway, *self._ready]:
+                    if any(name == call.name for _, name, _ in pending.answers):
+                        self._give_up(pending)
+            for pending, draws in made_up:
                 self._make_up(pending, draws)
             self._advance()
 
@@ -252,6 +265,8 @@ class ShardedSampleStream:
 
     def _take_part(self, pending: PendingBatch, draw: ShardRequest, incarnation: int, batch: SampledBatch) -> None:
         pending.answer(draw, incarnation, batch)
+        if self._settles and draw.items and pending not in self._underway:
+            self._shards[draw.shard].call.send(pb.SampleRequest(returned=[batch.number]))
         if pending.is_complete and pending in self._underway:
             self._underway.remove(pending)
             self._ready.append(pending)
@@ -262,11 +277,22 @@ class ShardedSampleStream:
             return
         plan = self._table_state.replan(pending.plan, lost)
         if plan is None:
-            self._underway.remove(pending)  # nobody is left who could; the batch is drawn again from scratch
+            self._give_up(pending)  # nobody is left who could; the batch is drawn again from scratch
             return
         pending.replace(lost, plan)
         for draw in plan.draws:
             self._ask(draw, pending)
+
+    def _give_up(self, pending: PendingBatch) -> None:
+        """Forget a batch, and return what the shards that are connected gave for it."""
+        if pending in self._underway:
+            self._underway.remove(pending)
+        if pending in self._ready:
+            self._ready.remove(pending)
+        for _, name, answer in pending.answers if self._settles else ():
+            shard = self._shards.get(name)
+            if shard is not None and shard.connected:
+                shard.call.send(pb.SampleRequest(returned=[answer.number]))
 
     def _advance(self) -> None:
         """Ask for as many batches as the credit and the table allow."""
@@ -330,6 +356,8 @@ class ShardedSampleStream:
                     size,
                     _DEADLINE_S,
                     item_counts=self._item_counts,
+                    settles=self._settles,
+                    max_message_bytes=self._max_message_bytes,
                 )
                 part = self._free_parts.pop(0) if self._mirror is not None else 0  # none: until another shard has gone
                 self._shards[name] = Shard(address, call, self._new_incarnation(name), mirror_part=part)

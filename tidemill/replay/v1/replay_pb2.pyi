@@ -14,6 +14,11 @@ unless its comment says otherwise.
 
 A server counts what a message holds before it unpacks it. INVALID_ARGUMENT: a list is longer than its comment says, or
 lists of numbers come one by one instead of packed.
+
+Sizes. A request of more bytes than the server takes (`max_request_bytes`, 20 MiB by default, see AppendResponse) is
+refused by gRPC itself, before the server sees it: RESOURCE_EXHAUSTED with `larger than max` in its message. It will
+never pass. So is, on the client's side, an answer of more bytes than its channel takes, unless it takes answers in
+parts, see SampleOpen. Every other RESOURCE_EXHAUSTED says what is used up; the same call may succeed later.
 """
 
 from collections import abc as _abc
@@ -957,6 +962,7 @@ class AppendResponse(_message.Message):
     NEXT_STEPS_FIELD_NUMBER: _builtins.int
     ENV_STEPS_FIELD_NUMBER: _builtins.int
     SUPERSEDED_EPOCH_FIELD_NUMBER: _builtins.int
+    MAX_REQUEST_BYTES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch of this actor's streams; named again when it reconnects."""
     env_steps: _builtins.int
@@ -965,6 +971,8 @@ class AppendResponse(_message.Message):
     """The epoch of the same actor that this one superseded: the actor process was restarted. 0 if the server knew of
     none, or has itself been restarted since this one began.
     """
+    max_request_bytes: _builtins.int
+    """Bytes of the largest AppendRequest that this server takes; 0 if it does not say. A larger one never passes."""
     @_builtins.property
     def next_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """For each env_index the next step the server expects; all earlier steps are stored."""
@@ -976,10 +984,11 @@ class AppendResponse(_message.Message):
         next_steps: _abc.Iterable[_builtins.int] | None = ...,
         env_steps: _builtins.int = ...,
         superseded_epoch: _builtins.int = ...,
+        max_request_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_steps", b"env_steps", "epoch", b"epoch", "next_steps", b"next_steps", "superseded_epoch", b"superseded_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_steps", b"env_steps", "epoch", b"epoch", "max_request_bytes", b"max_request_bytes", "next_steps", b"next_steps", "superseded_epoch", b"superseded_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -994,6 +1003,8 @@ class SampleRequest(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
     DRAWS_FIELD_NUMBER: _builtins.int
+    TAKEN_FIELD_NUMBER: _builtins.int
+    RETURNED_FIELD_NUMBER: _builtins.int
     credit: _builtins.int
     """Further batches the caller is ready to take; 0 grants none."""
     @_builtins.property
@@ -1006,16 +1017,26 @@ class SampleRequest(_message.Message):
         be unanswered. For a caller that samples several servers as one table.
         """
 
+    @_builtins.property
+    def taken(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With `settles`: numbers of batches that the caller has handed to its program. Their items will not come back."""
+
+    @_builtins.property
+    def returned(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With `settles`: numbers of batches that it will not use. Their items are in the table again."""
+
     def __init__(
         self,
         *,
         open: Global___SampleOpen | None = ...,
         credit: _builtins.int = ...,
         draws: _abc.Iterable[Global___Draw] | None = ...,
+        taken: _abc.Iterable[_builtins.int] | None = ...,
+        returned: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "draws", b"draws", "open", b"open"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "draws", b"draws", "open", b"open", "returned", b"returned", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1083,6 +1104,8 @@ class SampleOpen(_message.Message):
     WITHOUT_REPLACEMENT_FIELD_NUMBER: _builtins.int
     MIRROR_FIELD_NUMBER: _builtins.int
     ITEM_COUNTS_FIELD_NUMBER: _builtins.int
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
+    SETTLES_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """Name of the table."""
     batch_size: _builtins.int
@@ -1091,6 +1114,16 @@ class SampleOpen(_message.Message):
     """Whether no item may come twice in a batch; the batch then waits until the table has as many items."""
     item_counts: _builtins.bool
     """Whether batches say how old each item is and how often it was sampled."""
+    max_message_bytes: _builtins.int
+    """Set by a caller that takes a batch in parts: the largest message that it takes, in bytes, at least 65,536. A batch that
+    is larger, or larger than the server sends, comes as several responses, see `part`. 0: every batch must fit in one.
+    """
+    settles: _builtins.bool
+    """Whether the caller says by `taken` which batches it has handed to its program. Of a table with `max_times_sampled` the
+    items of all others are in the table again, in the place they had, once the call has ended, however it ended. Unset,
+    they are gone with the batch. For other tables it means nothing. When the caller half-closes, the call ends at once:
+    what was granted and not sent is not drawn.
+    """
     @_builtins.property
     def mirror(self) -> Global___Mirror:
         """Set by a caller that keeps chunks: each is sent once for as long as the caller has it. Unset, every batch brings
@@ -1105,10 +1138,12 @@ class SampleOpen(_message.Message):
         without_replacement: _builtins.bool = ...,
         mirror: Global___Mirror | None = ...,
         item_counts: _builtins.bool = ...,
+        max_message_bytes: _builtins.int = ...,
+        settles: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["mirror", b"mirror"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "item_counts", b"item_counts", "mirror", b"mirror", "table", b"table", "without_replacement", b"without_replacement"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "item_counts", b"item_counts", "max_message_bytes", b"max_message_bytes", "mirror", b"mirror", "settles", b"settles", "table", b"table", "without_replacement", b"without_replacement"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1167,6 +1202,9 @@ class SampleResponse(_message.Message):
     STORE_ID_FIELD_NUMBER: _builtins.int
     AGES_FIELD_NUMBER: _builtins.int
     TIMES_SAMPLED_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     table_items: _builtins.int
     """Items in the table when the batch was drawn."""
     total_weight: _builtins.float
@@ -1181,6 +1219,14 @@ class SampleResponse(_message.Message):
     """Identifies the count of `env_steps`: a server that starts with nothing stored counts from 0 under a new number, a
     restored one continues under the same number.
     """
+    part: _builtins.bytes
+    """Of a batch in parts: the bytes of its SampleResponse from where the part before ended; joined, those of all its parts
+    are that message. A response with a part has no other field but `more`.
+    """
+    more: _builtins.bool
+    """Whether the next response has the next part of the same batch."""
+    number: _builtins.int
+    """Number of this response's batch in the call, counted from 1, empty batches left out; 0 for an empty batch."""
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Key of the item, for UpdatePriorities; never 0."""
@@ -1231,10 +1277,13 @@ class SampleResponse(_message.Message):
         store_id: _builtins.int = ...,
         ages: _abc.Iterable[_builtins.int] | None = ...,
         times_sampled: _abc.Iterable[_builtins.int] | None = ...,
+        part: _builtins.bytes = ...,
+        more: _builtins.bool = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ages", b"ages", "chunks", b"chunks", "env_steps", b"env_steps", "first_rows", b"first_rows", "keys", b"keys", "lengths", b"lengths", "limiter_diff", b"limiter_diff", "payloads", b"payloads", "probabilities", b"probabilities", "store_id", b"store_id", "table_items", b"table_items", "times_sampled", b"times_sampled", "total_weight", b"total_weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ages", b"ages", "chunks", b"chunks", "env_steps", b"env_steps", "first_rows", b"first_rows", "keys", b"keys", "lengths", b"lengths", "limiter_diff", b"limiter_diff", "more", b"more", "number", b"number", "part", b"part", "payloads", b"payloads", "probabilities", b"probabilities", "store_id", b"store_id", "table_items", b"table_items", "times_sampled", b"times_sampled", "total_weight", b"total_weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -167,7 +167,8 @@ class ReplayServiceServicer:
         is full. After a restart it knows every epoch with all that was acknowledged. Data not yet synced when the machine lost
         power is requested again; an actor that no longer has it gets FAILED_PRECONDITION.
 
-        INVALID_ARGUMENT: a malformed or oversized message; nothing of that message is stored.
+        INVALID_ARGUMENT: a malformed message, or one that the server's memory could not hold if it were empty; nothing of that
+        message is stored. A message of more bytes than the server takes: see Sizes above.
         NOT_FOUND: a named table does not exist (yet; retry later).
         FAILED_PRECONDITION: a chunk leaves a gap after the stream's last step, the signature is not the
         table's, or the epoch was superseded by a newer one of the same actor.
@@ -188,9 +189,10 @@ class ReplayServiceServicer:
         in place of credit, which wait for items only. It ends the stream with OK when the
         caller half-closes and all granted batches were sent.
 
-        INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table. RESOURCE_EXHAUSTED: a batch does not
-        fit in a message, or has no room in the server's memory; it is not assembled. FAILED_PRECONDITION, DATA_LOSS: see
-        `Draw`. A retry is a new call; batches sent but not received count as sampled.
+        INVALID_ARGUMENT: a field is out of range, or a batch is larger than a message that the caller takes, than 2 GiB or
+        than the server's memory for batches; it is not assembled, and none of its items counts as sampled. NOT_FOUND: no such
+        table. FAILED_PRECONDITION, DATA_LOSS: see `Draw`. A retry is a new call; batches
+        sent but not received count as sampled, unless the caller `settles`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

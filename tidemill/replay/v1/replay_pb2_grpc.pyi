@@ -14,6 +14,11 @@ unless its comment says otherwise.
 
 A server counts what a message holds before it unpacks it. INVALID_ARGUMENT: a list is longer than its comment says, or
 lists of numbers come one by one instead of packed.
+
+Sizes. A request of more bytes than the server takes (`max_request_bytes`, 20 MiB by default, see AppendResponse) is
+refused by gRPC itself, before the server sees it: RESOURCE_EXHAUSTED with `larger than max` in its message. It will
+never pass. So is, on the client's side, an answer of more bytes than its channel takes, unless it takes answers in
+parts, see SampleOpen. Every other RESOURCE_EXHAUSTED says what is used up; the same call may succeed later.
 """
 
 from collections import abc as _abc
@@ -90,7 +95,8 @@ class ReplayServiceStub:
     is full. After a restart it knows every epoch with all that was acknowledged. Data not yet synced when the machine lost
     power is requested again; an actor that no longer has it gets FAILED_PRECONDITION.
 
-    INVALID_ARGUMENT: a malformed or oversized message; nothing of that message is stored.
+    INVALID_ARGUMENT: a malformed message, or one that the server's memory could not hold if it were empty; nothing of that
+    message is stored. A message of more bytes than the server takes: see Sizes above.
     NOT_FOUND: a named table does not exist (yet; retry later).
     FAILED_PRECONDITION: a chunk leaves a gap after the stream's last step, the signature is not the
     table's, or the epoch was superseded by a newer one of the same actor.
@@ -107,9 +113,10 @@ class ReplayServiceStub:
     in place of credit, which wait for items only. It ends the stream with OK when the
     caller half-closes and all granted batches were sent.
 
-    INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table. RESOURCE_EXHAUSTED: a batch does not
-    fit in a message, or has no room in the server's memory; it is not assembled. FAILED_PRECONDITION, DATA_LOSS: see
-    `Draw`. A retry is a new call; batches sent but not received count as sampled.
+    INVALID_ARGUMENT: a field is out of range, or a batch is larger than a message that the caller takes, than 2 GiB or
+    than the server's memory for batches; it is not assembled, and none of its items counts as sampled. NOT_FOUND: no such
+    table. FAILED_PRECONDITION, DATA_LOSS: see `Draw`. A retry is a new call; batches
+    sent but not received count as sampled, unless the caller `settles`.
     """
     UpdatePriorities: _grpc.UnaryUnaryMultiCallable[_replay_pb2.UpdatePrioritiesRequest, _replay_pb2.UpdatePrioritiesResponse]
     """Sets the priorities of items. Unknown keys (already removed) are counted, not an error.
@@ -191,7 +198,8 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     is full. After a restart it knows every epoch with all that was acknowledged. Data not yet synced when the machine lost
     power is requested again; an actor that no longer has it gets FAILED_PRECONDITION.
 
-    INVALID_ARGUMENT: a malformed or oversized message; nothing of that message is stored.
+    INVALID_ARGUMENT: a malformed message, or one that the server's memory could not hold if it were empty; nothing of that
+    message is stored. A message of more bytes than the server takes: see Sizes above.
     NOT_FOUND: a named table does not exist (yet; retry later).
     FAILED_PRECONDITION: a chunk leaves a gap after the stream's last step, the signature is not the
     table's, or the epoch was superseded by a newer one of the same actor.
@@ -208,9 +216,10 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     in place of credit, which wait for items only. It ends the stream with OK when the
     caller half-closes and all granted batches were sent.
 
-    INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table. RESOURCE_EXHAUSTED: a batch does not
-    fit in a message, or has no room in the server's memory; it is not assembled. FAILED_PRECONDITION, DATA_LOSS: see
-    `Draw`. A retry is a new call; batches sent but not received count as sampled.
+    INVALID_ARGUMENT: a field is out of range, or a batch is larger than a message that the caller takes, than 2 GiB or
+    than the server's memory for batches; it is not assembled, and none of its items counts as sampled. NOT_FOUND: no such
+    table. FAILED_PRECONDITION, DATA_LOSS: see `Draw`. A retry is a new call; batches
+    sent but not received count as sampled, unless the caller `settles`.
     """
     UpdatePriorities: _aio.UnaryUnaryMultiCallable[_replay_pb2.UpdatePrioritiesRequest, _replay_pb2.UpdatePrioritiesResponse]  # type: ignore[assignment]
     """Sets the priorities of items. Unknown keys (already removed) are counted, not an error.
@@ -319,7 +328,8 @@ class ReplayServiceServicer:
         is full. After a restart it knows every epoch with all that was acknowledged. Data not yet synced when the machine lost
         power is requested again; an actor that no longer has it gets FAILED_PRECONDITION.
 
-        INVALID_ARGUMENT: a malformed or oversized message; nothing of that message is stored.
+        INVALID_ARGUMENT: a malformed message, or one that the server's memory could not hold if it were empty; nothing of that
+        message is stored. A message of more bytes than the server takes: see Sizes above.
         NOT_FOUND: a named table does not exist (yet; retry later).
         FAILED_PRECONDITION: a chunk leaves a gap after the stream's last step, the signature is not the
         table's, or the epoch was superseded by a newer one of the same actor.
@@ -341,9 +351,10 @@ class ReplayServiceServicer:
         in place of credit, which wait for items only. It ends the stream with OK when the
         caller half-closes and all granted batches were sent.
 
-        INVALID_ARGUMENT: a field is out of range. NOT_FOUND: no such table. RESOURCE_EXHAUSTED: a batch does not
-        fit in a message, or has no room in the server's memory; it is not assembled. FAILED_PRECONDITION, DATA_LOSS: see
-        `Draw`. A retry is a new call; batches sent but not received count as sampled.
+        INVALID_ARGUMENT: a field is out of range, or a batch is larger than a message that the caller takes, than 2 GiB or
+        than the server's memory for batches; it is not assembled, and none of its items counts as sampled. NOT_FOUND: no such
+        table. FAILED_PRECONDITION, DATA_LOSS: see `Draw`. A retry is a new call; batches
+        sent but not received count as sampled, unless the caller `settles`.
         """
 
     def UpdatePriorities(

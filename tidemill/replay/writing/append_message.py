@@ -24,18 +24,23 @@ class AppendMessage:
         request: What is sent.
         env_index: Stream of each chunk, [C].
         end_step: The step after each chunk's last, [C].
+        size_bytes: About how many bytes it has.
     """
 
     request: pb.AppendRequest
     env_index: NDArray[np.int64]
     end_step: NDArray[np.int64]
+    size_bytes: int
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk], items: Sequence[ItemBatch]) -> Self:
         """Pack chunks and the items that end in them, within `limits`, into one request."""
         env_index = np.array([chunk.env_index for chunk in chunks], dtype=np.int64)
         end_step = np.array([chunk.first_step + chunk.step_count for chunk in chunks], dtype=np.int64)
-        return cls(pb.AppendRequest(data=wire.pack_append(chunks, items)), env_index, end_step)
+        size_bytes = sum(map(_size_bytes, chunks)) + _CHUNK_BYTES * len(chunks)
+        for batch in items:
+            size_bytes += sum(map(len, batch.payloads)) + _ITEM_BYTES * len(batch.lengths)
+        return cls(pb.AppendRequest(data=wire.pack_append(chunks, items)), env_index, end_step, size_bytes)
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
@@ -44,7 +49,18 @@ class AppendMessage:
         chunks = request.data.chunks
         env_index = np.array([chunk.env_index for chunk in chunks], dtype=np.int64)
         end_step = np.array([chunk.first_step + chunk.step_count for chunk in chunks], dtype=np.int64)
-        return cls(request, env_index, end_step)
+        return cls(request, env_index, end_step, len(data))
+
+    def check_size(self, most_bytes: int) -> None:
+        """Raise InvalidArgument if a server that takes so many bytes would never take it; 0 means not known."""
+        if not most_bytes or self.size_bytes < _SURELY_FITS * most_bytes:
+            return
+        if (size := self.request.ByteSize()) > most_bytes:
+            raise InvalidArgument(
+                f"a message of {self.chunks} chunks and {self.steps} steps has {size} bytes, the server takes at most "
+                f"{most_bytes}: use a smaller chunk_length or max_message_bytes, fewer or smaller payloads, or a "
+                "greater server.max_request_bytes of the server"
+            )
 
     @property
     def steps(self) -> int:
@@ -61,29 +77,36 @@ class AppendMessage:
         return bool((next_steps[self.env_index] >= self.end_step).all())
 
 
-def messages_of(chunks: Sequence[Chunk], items: Sequence[ItemBatch]) -> list[AppendMessage]:
+def messages_of(
+    chunks: Sequence[Chunk], items: Sequence[ItemBatch], max_message_bytes: int = MAX_MESSAGE_BYTES
+) -> list[AppendMessage]:
     """Return the messages of a call in their order: one, or as many as keep each within `limits`.
+
+    `max_message_bytes` is for the chunks and payloads of one, unless it has one chunk only.
 
     Raises:
         InvalidArgument: it has to be divided, and an item names no chunk of it, or too many items end in one chunk.
     """
     blocks, size_bytes = sum(len(chunk.blocks) for chunk in chunks), sum(map(_size_bytes, chunks))
+    size_bytes += sum(len(payload) for batch in items for payload in batch.payloads)
     whole = np.array([len(chunks), blocks, sum(len(batch.lengths) for batch in items), size_bytes])
-    if (whole <= _MOST).all():
+    most = np.array([MAX_MESSAGE_CHUNKS, MAX_MESSAGE_BLOCKS, MAX_MESSAGE_ITEMS, max_message_bytes])
+    if (whole <= most).all():
         return [AppendMessage.of(chunks, items)]
     return [
         AppendMessage.of(chunks[part.start : part.stop], [_within(batch, part) for batch in items])
-        for part in _parts(chunks, items)
+        for part in _parts(chunks, items, most)
     ]
 
 
-def _parts(chunks: Sequence[Chunk], items: Sequence[ItemBatch]) -> list[range]:
+def _parts(chunks: Sequence[Chunk], items: Sequence[ItemBatch], most: NDArray[np.int64]) -> list[range]:
     """Return which chunks go together: as many as may."""
     ends = _items_by_chunk(len(chunks), items)
+    payload_bytes = _payload_bytes(len(chunks), items)
     parts, start, size = [], 0, np.zeros(4)
     for i, chunk in enumerate(chunks):
-        own = np.array([1, len(chunk.blocks), ends[i], _size_bytes(chunk)])
-        if i > start and (size + own > _MOST).any():
+        own = np.array([1, len(chunk.blocks), ends[i], _size_bytes(chunk) + payload_bytes[i]])
+        if i > start and (size + own > most).any():
             parts.append(range(start, i))
             start, size = i, np.zeros(4)
         size = size + own
@@ -105,6 +128,15 @@ def _size_bytes(chunk: Chunk) -> int:
     return sum(map(len, chunk.blocks))
 
 
+def _payload_bytes(chunks: int, items: Sequence[ItemBatch]) -> NDArray[np.int64]:
+    """Return the bytes of the payloads of the items that end in each chunk."""
+    sizes = np.zeros(chunks, dtype=np.int64)
+    for batch in items:
+        if batch.payloads:
+            np.add.at(sizes, batch.chunk_indices, list(map(len, batch.payloads)))
+    return sizes
+
+
 def _within(batch: ItemBatch, part: range) -> ItemBatch:
     """Return the items that end in some of the chunks."""
     places = np.flatnonzero((batch.chunk_indices >= part.start) & (batch.chunk_indices < part.stop))
@@ -119,4 +151,6 @@ def _within(batch: ItemBatch, part: range) -> ItemBatch:
     )
 
 
-_MOST = np.array([MAX_MESSAGE_CHUNKS, MAX_MESSAGE_BLOCKS, MAX_MESSAGE_ITEMS, MAX_MESSAGE_BYTES])
+_CHUNK_BYTES, _ITEM_BYTES = 64, 40  # of their numbers
+_SURELY_FITS = 0.75
+"""Part of a limit below which a message is within it: its bytes are counted exactly only beyond."""

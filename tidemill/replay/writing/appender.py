@@ -13,8 +13,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
+from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unavailable
 from tidemill.replay import wire
+from tidemill.replay.limits import MAX_MESSAGE_BYTES
 from tidemill.replay.reconnecting_call import ReconnectingCall
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.writing.append_message import AppendMessage, messages_of
@@ -66,6 +67,7 @@ class StreamAppender:
         chunk_length: int,
         *,
         max_in_flight_chunks: int = 256,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
         stop: threading.Event | None = None,
         prepare: Callable[[], None] = lambda: None,
         state: AppenderState | None = None,
@@ -80,6 +82,7 @@ class StreamAppender:
             tables: Names of the tables that items may go to.
             chunk_length: Steps of every chunk but a stream's last, 1 .. 1024.
             max_in_flight_chunks: Chunks that may be unacknowledged before `append` waits.
+            max_message_bytes: Bytes of the chunks and payloads of one message, unless it has one chunk only.
             stop: Ends every wait when set.
             prepare: Called before each attempt to connect, in the thread that does: creates the tables, for instance.
             state: Of an appender of the same streams that is gone: its epoch is resumed, and what was not acknowledged
@@ -92,6 +95,7 @@ class StreamAppender:
         self._open = pb.AppendRequest(open=opening)
         self._env_count = env_count
         self._limit, self._stop = max_in_flight_chunks, stop or threading.Event()
+        self._max_message_bytes, self._max_request_bytes = max_message_bytes, 0
         self._changed = threading.Condition()  # guards everything below
         self._connected = self._restarted = False  # connected: the present call is given all that is pending
         self._superseded_epoch = self._env_steps = self._restarts = self._dropped_chunks = 0
@@ -115,7 +119,7 @@ class StreamAppender:
         """Queue chunks and the items that end in them; wait while too much is unacknowledged.
 
         One call becomes one message, which is stored whole or not at all, unless it is beyond what a message may hold
-        (`limits`): then it becomes several.
+        (`limits`, `max_message_bytes`): then it becomes several.
 
         Args:
             chunks: New chunks, those of one stream in order.
@@ -128,16 +132,19 @@ class StreamAppender:
         Raises:
             StreamRestarted: the server lost the streams; nothing was taken, see the class.
             Unavailable: `timeout_s` passed; nothing was taken.
-            InvalidArgument: a chunk names a stream that this actor does not have.
+            InvalidArgument: a chunk names a stream that this actor does not have, or has more bytes with its items than
+                the server takes.
             TidemillError: the server refused the streams for good.
         """
         for chunk in chunks:
             if not 0 <= chunk.env_index < self._env_count:
                 raise InvalidArgument(f"env_index is {chunk.env_index}, must be 0 .. {self._env_count - 1}")
-        return self.append_messages(messages_of(chunks, items), timeout_s)
+        return self.append_messages(messages_of(chunks, items, self._max_message_bytes), timeout_s)
 
     def append_messages(self, messages: Sequence[AppendMessage], timeout_s: float | None = None) -> bool:
         """Queue messages that were packed before, as `append` does with those it packs; see there."""
+        for message in messages:
+            message.check_size(self._max_request_bytes)
         chunks = sum(message.chunks for message in messages)
         with self._changed:
             if not self._wait_for_room(chunks, timeout_s):
@@ -172,6 +179,16 @@ class StreamAppender:
         """The step of each stream that the server wants next, as it said last, int64 [N]; 0 before it answered."""
         found = self._next_steps
         return np.zeros(self._env_count, dtype=np.int64) if found is None else found
+
+    @property
+    def max_request_bytes(self) -> int:
+        """Bytes of the largest message that the server takes; 0 before it has said so."""
+        return self._max_request_bytes
+
+    @property
+    def last_failure(self) -> TidemillError | None:
+        """Why the connection was lost, while it is."""
+        return self._call.last_failure
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything is acknowledged; return False after `timeout_s` seconds, or if it is closed before."""
@@ -292,6 +309,7 @@ class StreamAppender:
             if self._epoch == 0:
                 self._superseded_epoch = response.superseded_epoch
             self._epoch, self._env_steps, self._next_steps = response.epoch, response.env_steps, next_steps
+            self._max_request_bytes = response.max_request_bytes
             while self._pending and self._pending[0].is_stored(next_steps):
                 self._pending_chunks -= self._pending.popleft().chunks
             if not self._connected:

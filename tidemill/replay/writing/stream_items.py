@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument
-from tidemill.replay.limits import MAX_MESSAGE_ITEMS
+from tidemill.replay.limits import MAX_MESSAGE_BYTES, MAX_MESSAGE_ITEMS, payload_room
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.chunk import ItemBatch, check_priorities
 from tidemill.replay.writing.stream_rows import StreamRows
@@ -58,7 +58,11 @@ class StreamItems:
     """
 
     def __init__(
-        self, tables: Sequence[TableConfig], rows: StreamRows, windows: ItemWindow | Mapping[str, ItemWindow] | None
+        self,
+        tables: Sequence[TableConfig],
+        rows: StreamRows,
+        windows: ItemWindow | Mapping[str, ItemWindow] | None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         """Watch rows.
 
@@ -66,12 +70,14 @@ class StreamItems:
             tables: The tables that items go to.
             rows: The rows that items end with.
             windows: Items that are made by themselves, of every table or by the table's name.
+            max_message_bytes: Bytes of a message; some of it is for payloads.
 
         Raises:
             InvalidArgument: A window is longer than items of its table may be, or its table has payloads.
         """
         self._tables, self._rows, self.dropped = tables, rows, 0
         self._windows = _checked(tables, windows)
+        self._payload_room = payload_room(max_message_bytes)
         self._pending: list[list[_Item]] = [[] for _ in rows.all]
         self._next_start = np.zeros((len(tables), len(rows.all)), np.int64)  # of windows, in steps of the episode
 
@@ -79,12 +85,20 @@ class StreamItems:
         """Make an item of the newest steps of each of some streams.
 
         Raises:
-            InvalidArgument: Too many items end in one chunk.
+            InvalidArgument: Too many items end in one chunk, or their payloads have too many bytes.
         """
         for env in envs.tolist():
             items = self._pending[env]
             if len(items) >= MAX_MESSAGE_ITEMS:
                 raise InvalidArgument(f"{len(items)} items end in one chunk, must be at most {MAX_MESSAGE_ITEMS}")
+            payload_bytes = len(payload) * (len(items) + 1)
+            if payload_bytes > self._payload_room:
+                payload_bytes = sum(len(item.payload) for item in items) + len(payload)
+            if payload_bytes > self._payload_room:
+                raise InvalidArgument(
+                    f"the payloads of {len(items) + 1} items that end in one chunk have {payload_bytes} bytes, must "
+                    f"have at most {self._payload_room} (a quarter of max_message_bytes): use a smaller chunk_length"
+                )
             items.append(_Item(table, int(self._rows.filled[env]) - 1, length, float(priority), payload))
 
     def added_rows(self, envs: Ints) -> None:

@@ -14,7 +14,14 @@ from tidemill.codec import encode
 from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.limits import MAX_ENV_COUNT
+from tidemill.replay.limits import (
+    LEAST_MESSAGE_BYTES,
+    MAX_ENV_COUNT,
+    MAX_MESSAGE_BYTES,
+    fitting_chunk_length,
+    most_chunk_bytes,
+    payload_room,
+)
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.appender import AppenderState, StreamAppender, StreamRestarted
 from tidemill.replay.writing.chunk import Chunk, check_priorities
@@ -22,6 +29,7 @@ from tidemill.replay.writing.state import WriterProgress, arguments_of, new_name
 from tidemill.replay.writing.steps import StepReader
 from tidemill.replay.writing.stream_items import ItemWindow, StreamItems
 from tidemill.replay.writing.stream_rows import StreamRows
+from tidemill.rpc.channel import MAX_MESSAGE_BYTES as CHANNEL_MESSAGE_BYTES
 from tidemill.rpc.fork import OwnerProcess
 
 _EXIT_FLUSH_S = 30.0
@@ -65,6 +73,7 @@ class ReplayWriter:
         name: str = "",
         chunk_length: int = 16,
         max_in_flight_chunks: int = 64,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
         timeout_s: float = 10.0,
         stop: threading.Event | None = None,
         state: bytes | None = None,
@@ -78,8 +87,11 @@ class ReplayWriter:
             num_envs: How many environments step together; None for one whose steps have no leading dimension.
             windows: Items that are made by themselves: of every table, or by the name of the table.
             name: Unique among those that write at the same time; empty takes one of this process and a random number.
-            chunk_length: Steps of a chunk, 1 .. 1024: more are cheaper, and wait longer to be sent.
+            chunk_length: Steps of a chunk, 1 .. 1024: more are cheaper, and wait longer to be sent. Where so many steps
+                may not fit in a message, such as those of large images, it is divided.
             max_in_flight_chunks: Chunks of each environment that may be unacknowledged before `append` waits.
+            max_message_bytes: Bytes of the largest message that is sent, at least 65,536, and at most what the server
+                takes (`server.max_request_bytes`, by default 20 MiB).
             timeout_s: How long to wait for the server now.
             stop: Ends every wait when set.
             state: What `state` of a writer that is gone returned: its streams are continued, with its name. All other
@@ -99,11 +111,16 @@ class ReplayWriter:
         self._names = {table.name: i for i, table in enumerate(self._tables)}
         self._batch = () if num_envs is None else (num_envs,)
         self._num_envs = envs = 1 if num_envs is None else num_envs
+        self._max_message_bytes = max_message_bytes
         self._check(chunk_length)
         self._signature = signature = self._tables[0].signature
+        has_payloads = any(table.payload_bytes for table in self._tables)
+        self._chunk_room = max_message_bytes - (payload_room(max_message_bytes) if has_payloads else 0)
+        chunk_length = fitting_chunk_length(signature, chunk_length, self._chunk_room)
+        self._is_step_checked = most_chunk_bytes(signature, chunk_length) > self._chunk_room
         self._reader, history = StepReader(signature), max(table.max_item_steps for table in self._tables) - 1
         self._rows = StreamRows(signature, envs, chunk_length, history)
-        self._items = StreamItems(self._tables, self._rows, windows)
+        self._items = StreamItems(self._tables, self._rows, windows, max_message_bytes)
         self._interrupted = np.zeros(envs, np.bool_)
         self._arguments = arguments_of(self._batch, chunk_length, self._tables, self._items.windows)
         before = WriterProgress(name or new_name())
@@ -136,11 +153,14 @@ class ReplayWriter:
 
         Raises:
             Unavailable: `timeout_s` passed, or `stop` was set while it waited; the step was not taken.
-            InvalidArgument: A column is missing, unknown, or has another shape or dtype; the step was not taken.
+            InvalidArgument: A column is missing, unknown, or has another shape or dtype, or the step is too large for a
+                message; the step was not taken.
         """
         self._owner.check()
         envs = self._envs_of(env)
         columns = self._reader.read(step, self._batch if env is None else ())
+        if self._is_step_checked:
+            self._check_step(columns, is_batch=env is None and bool(self._batch))
         full = envs[self._rows.filled[envs] == self._rows.chunk_length]
         if len(full):
             self._send(full, timeout_s)
@@ -212,9 +232,11 @@ class ReplayWriter:
         if len(waiting):
             self._flush_rows(waiting, timeout_s)
         if not self._appender.flush(timeout_s):
+            failure = self._appender.last_failure
+            why = failure or "it does not answer, its disk is full, or a rate limiter holds inserts back"
             raise Unavailable(
                 f"the replay server at {self._address} did not acknowledge {self.unacknowledged_chunks} chunks within "
-                f"{timeout_s:g} s: it is away, its disk is full, or a rate limiter holds inserts back"
+                f"{timeout_s:g} s: {why}"
             )
 
     def state(self) -> bytes:
@@ -286,15 +308,41 @@ class ReplayWriter:
     def _open(self, state: AppenderState | None, max_in_flight: int, stop: threading.Event | None) -> StreamAppender:
         streams = (self._address, self._name, self._num_envs, self._signature, tuple(self._names))
         options: dict[str, Any] = {"max_in_flight_chunks": max_in_flight, "stop": stop, "state": state}
+        options["max_message_bytes"] = self._max_message_bytes
         return StreamAppender(*streams, self._rows.chunk_length, prepare=self._create_tables, **options)
 
     def _connect(self, timeout_s: float) -> None:
         try:
             if not self._appender.opened(timeout_s):
                 raise Unavailable(f"no replay server answered at {self._address} within {timeout_s:g} s")
+            self._check_server()
         except BaseException:
             self.close()
             raise
+
+    def _check_server(self) -> None:
+        """Raise InvalidArgument if the server would refuse a chunk of these streams for its size."""
+        taken, chunk_bytes = (
+            self._appender.max_request_bytes,
+            most_chunk_bytes(self._signature, self._rows.chunk_length),
+        )
+        if taken and min(chunk_bytes, self._max_message_bytes) > taken:
+            raise InvalidArgument(
+                f"max_message_bytes is {self._max_message_bytes}, must be at most {taken}: the server at "
+                f"{self._address} takes no larger requests (its server.max_request_bytes), and a chunk may have "
+                f"{chunk_bytes} bytes"
+            )
+
+    def _check_step(self, columns: Mapping[str, NDArray[Any]], *, is_batch: bool) -> None:
+        """Raise InvalidArgument if a step is larger than a message may be, compressed as it is sent."""
+        for env in range(self._num_envs if is_batch else 1):
+            row = {name: values[env : env + 1] if is_batch else values[None] for name, values in columns.items()}
+            size = sum(map(len, encode(self._signature, row)))
+            if size > self._chunk_room:
+                raise InvalidArgument(
+                    f"a step has {size} bytes, must have at most {self._chunk_room} to fit in a message: use smaller "
+                    "columns, or a greater max_message_bytes (and server.max_request_bytes)"
+                )
 
     def _begin_behind(self) -> None:
         """Go on behind what the server has of each environment, if that is more than the state knew of."""
@@ -322,9 +370,13 @@ class ReplayWriter:
         for table in self._tables:
             if table.signature != first.signature:
                 raise InvalidArgument(f"tables {first.name!r} and {table.name!r} differ in signature, must be equal")
-        for name, value, high in (("num_envs", self._num_envs, MAX_ENV_COUNT), ("chunk_length", chunk_length, 1024)):
-            if not 1 <= value <= high:
-                raise InvalidArgument(f"{name} is {value}, must be 1 .. {high}")
+        for name, value, low, high in (
+            ("num_envs", self._num_envs, 1, MAX_ENV_COUNT),
+            ("chunk_length", chunk_length, 1, 1024),
+            ("max_message_bytes", self._max_message_bytes, LEAST_MESSAGE_BYTES, CHANNEL_MESSAGE_BYTES),
+        ):
+            if not low <= value <= high:
+                raise InvalidArgument(f"{name} is {value}, must be {low} .. {high}")
 
     def _table(self, name: str) -> int:
         if name not in self._names:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams, steps_of
 from tests.unit.replay.log.logs import Log, open_log
@@ -19,7 +20,7 @@ from tidemill.services.replay.batch_reader import BatchReader, BatchRoom
 from tidemill.services.replay.chunks.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.chunks.logged_blocks import LoggedBlocks
 from tidemill.services.replay.memory import MemoryBudget
-from tidemill.services.replay.sample_queue import SampleDemand
+from tidemill.services.replay.sample_queue import OpenedSample, SampleDemand
 
 MEMORY_BYTES = 1000
 CHUNKS = 40
@@ -47,7 +48,9 @@ def read(log: Log, count: int, distinct: bool, counted: int | None = None, seed:
         cold = BlobReader(BlobFiles(log.recovered.folder))
         try:
             batches = BatchReader(log.replay, AdmissionQueue(lambda: 0.0), cold)
-            return await batches.read(log.replay.find("t"), SampleDemand(count, counted, seed=seed), distinct, room())
+            opened = OpenedSample(log.replay.find("t"), count, without_replacement=distinct)
+            batch, _ = await batches.read(opened, SampleDemand(count, counted, seed=seed), room())
+            return batch
         finally:
             cold.close()
 
@@ -105,7 +108,8 @@ def test_nothing_is_held_after_a_call_was_cancelled_at_any_moment(log: Log) -> N
     async def cancelled_after(turns: int) -> None:
         cold = BlobReader(BlobFiles(log.recovered.folder))
         batches = BatchReader(log.replay, AdmissionQueue(lambda: 0.0), cold)
-        reading = asyncio.ensure_future(batches.read(log.replay.find("t"), SampleDemand(50), False, room()))
+        opened = OpenedSample(log.replay.find("t"), 50)
+        reading = asyncio.ensure_future(batches.read(opened, SampleDemand(50), room()))
         for _ in range(turns):
             await asyncio.sleep(0)
         reading.cancel()
@@ -118,16 +122,26 @@ def test_nothing_is_held_after_a_call_was_cancelled_at_any_moment(log: Log) -> N
     assert log.replay.chunks <= 2
 
 
-def test_draw_that_was_admitted_late_is_released_when_its_call_is_gone(log: Log) -> None:
-    """The table lets a waiting call draw in the very turn in which it is cancelled."""
+def test_draw_that_was_admitted_late_is_released_when_its_call_is_gone(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table lets a waiting call draw in the very turn in which it is cancelled: it was not sampled."""
     table = log.replay.find("t")
+    came_back = table.came_back
+    returned: list[int] = []
+
+    def note(keys: NDArray[np.uint64], ages: NDArray[np.int64], counted: int | None = None) -> None:
+        returned.append(len(keys))
+        came_back(keys, ages, counted)
+
+    monkeypatch.setattr(table, "came_back", note)
     removed = log.replay.delete(table, table.items.keys(table.items.live()))
     assert removed == 4 * CHUNKS
 
     async def cancel_at_the_draw() -> None:
         admission, cold = AdmissionQueue(lambda: 0.0), BlobReader(BlobFiles(log.recovered.folder))
         reading = asyncio.ensure_future(
-            BatchReader(log.replay, admission, cold).read(table, SampleDemand(3), False, room())
+            BatchReader(log.replay, admission, cold).read(OpenedSample(table, 3), SampleDemand(3), room())
         )
         await asyncio.sleep(0)
         session = open_streams(log.replay, epoch=1)
@@ -139,7 +153,8 @@ def test_draw_that_was_admitted_late_is_released_when_its_call_is_gone(log: Log)
         cold.close()
 
     asyncio.run(cancel_at_the_draw())
-    assert table.counters.samples == 3
+    assert returned == [3]
+    assert table.counters.samples == table.items.times_sampled.sum() == 0
     open_streams(log.replay)  # a new epoch lets go of the old one's newest chunks
     log.replay.reset(table)
     assert log.replay.chunks == 0

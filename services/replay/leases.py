@@ -1,0 +1,80 @@
+"""Batches of one sampling call that were sent and may still come back: those that their caller has not handed on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.errors import InvalidArgument
+from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.services.replay.tables.table import Table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lease:
+    """A batch that is not settled.
+
+    Attributes:
+        keys: Keys of its items, [B].
+        ages: Items inserted after each when it was drawn, [B].
+        counted: Samples that the rate limiter counted for it.
+    """
+
+    keys: NDArray[np.uint64]
+    ages: NDArray[np.int64]
+    counted: int
+
+
+class Leases:
+    """Settles the batches of one call: each has arrived, or its items go back to their table.
+
+    Only tables whose items may be sampled so often have anything to give back. With a caller that does not say which
+    batches it handed on, a batch has arrived once it is sent.
+    """
+
+    def __init__(self, table: Table, changed: Callable[[], None], *, caller_settles: bool) -> None:
+        """Start with nothing; `changed` is called when items are back in the table."""
+        self._table, self._changed = table, changed
+        self._caller_settles = caller_settles
+        self._open: dict[int, _Lease] = {}  # by the number of the batch
+        self._sent = 0
+
+    def sent(self, batch: SampledBatch, counted: int) -> int:
+        """Note a batch that is about to be sent; return its number in the call, from 1."""
+        self._sent += 1
+        if self._caller_settles and batch.ages is not None:
+            self._open[self._sent] = _Lease(batch.keys, batch.ages, counted)
+        else:
+            self._table.arrived(batch.keys)
+        return self._sent
+
+    def settle(self, number: int, *, returned: bool) -> None:
+        """Note that the caller has handed a batch on, or that it gives the batch back.
+
+        Raises:
+            InvalidArgument: No batch of that number was sent.
+        """
+        if not 0 < number <= self._sent:
+            raise InvalidArgument(f"a batch has number {number}, must be 1 .. {self._sent}: as many were sent")
+        lease = self._open.pop(number, None)
+        if lease is None:
+            return
+        if returned:
+            self._give_back(lease)
+            self._changed()
+        else:
+            self._table.arrived(lease.keys)
+
+    def close(self) -> None:
+        """Give back every batch that was not handed on."""
+        leases, self._open = self._open, {}
+        for lease in leases.values():
+            self._give_back(lease)
+        if leases:
+            self._changed()
+
+    def _give_back(self, lease: _Lease) -> None:
+        self._table.came_back(lease.keys, lease.ages, lease.counted)

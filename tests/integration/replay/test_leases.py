@@ -1,0 +1,246 @@
+"""Items of a queue whose batch did not reach a program: they are in the table again, in their place."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.support.numbered_steps import numbered_step, steps_table
+from tests.support.proxy import Proxy
+from tests.support.replay_service import LocalServer, items_of, local_server, server_process
+from tests.support.replay_shards import fill, local_shards, sampling, taken
+from tests.support.replay_streams import make_config
+from tests.support.waiting import WAIT_S, wait_until
+from tidemill.replay import (
+    ItemWindow,
+    RateLimiterConfig,
+    ReplayClient,
+    ReplayDataset,
+    ReplayWriter,
+    SelectorConfig,
+    SelectorKind,
+    TableConfig,
+)
+from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.replay.v1 import replay_pb2_grpc
+from tidemill.rpc.channel import open_channel
+
+
+def write(address: str, table: TableConfig, count: int) -> None:
+    """Store items of one step, numbered from 0."""
+    with ReplayWriter(address, table, windows=ItemWindow(1), chunk_length=4) as writer:
+        for number in range(count):
+            writer.append(numbered_step(number))
+        writer.flush(WAIT_S)
+
+
+def numbers(dataset: ReplayDataset, batches: int) -> list[int]:
+    """Return the numbers of the items of some batches, in order."""
+    return [number for _ in range(batches) for number in next(dataset)["number"][:, -1].tolist()]
+
+
+def rest(address: str, table: TableConfig) -> list[int]:
+    """Return the numbers of all items that are left, in order."""
+    with ReplayClient(address) as client:
+        left = client.describe_table("t").items
+    if not left:
+        return []
+    with ReplayDataset(address, table, left, timeout_s=WAIT_S, prefetch=1) as dataset:
+        return numbers(dataset, 1)
+
+
+def test_close_gives_back_what_was_not_handed_out() -> None:
+    """Batches that were fetched ahead are in the queue again, before what came later, and each item comes once."""
+    with local_server() as server:
+        table = steps_table()
+        write(server.address, table, 40)
+        seen = []
+        for _ in range(5):
+            with ReplayDataset(server.address, table, 2, timeout_s=WAIT_S, prefetch=6) as dataset:
+                seen += numbers(dataset, 2)
+        assert seen == list(range(20))
+        assert rest(server.address, table) == list(range(20, 40))
+        found = server.replay.find("t")
+        wait_until(lambda: found.held_count == 0, "everything to be handed out")
+        assert found.counters.samples == 40
+
+
+@pytest.mark.parametrize("batches_per_sample", [1, 3])
+def test_batches_of_one_sample_are_handed_out_one_by_one(batches_per_sample: int) -> None:
+    """With several batches to a sample, too, a reader that closes takes with it only those that the program got."""
+    with local_server() as server:
+        table = steps_table()
+        write(server.address, table, 30)
+        with ReplayDataset(
+            server.address, table, 2, timeout_s=WAIT_S, prefetch=2, batches_per_sample=batches_per_sample
+        ) as dataset:
+            assert numbers(dataset, 1) == [0, 1]
+        assert rest(server.address, table) == list(range(2, 30))
+
+
+def test_batch_of_several_queues_is_kept_until_it_is_whole() -> None:
+    """One queue is empty: the time-out costs the other nothing."""
+    with local_server() as server:
+        full, empty = steps_table("t"), steps_table("u")
+        with ReplayWriter(server.address, [full, empty], windows={"t": ItemWindow(1)}, chunk_length=4) as writer:
+            for number in range(8):
+                writer.append(numbered_step(number))
+            writer.flush(WAIT_S)
+            with ReplayDataset(server.address, {full: 0.5, empty: 0.5}, 4, timeout_s=0.3) as dataset:
+                for _ in range(2):
+                    with pytest.raises(Exception, match="no batch of table 'u'"):
+                        next(dataset)
+                for number in range(8, 10):
+                    writer.append(numbered_step(number))
+                    writer.create_item("u", last=1)
+                writer.flush(WAIT_S)
+                assert sorted(next(dataset)["number"][:, -1].tolist()) == [0, 1, 8, 9]
+        assert rest(server.address, full) == list(range(2, 10))
+
+
+def _read(address: str, table: TableConfig, batches: int, said: Connection) -> None:
+    with ReplayDataset(address, table, 4, timeout_s=WAIT_S, prefetch=5) as dataset:
+        for _ in range(batches):
+            said.send(numbers(dataset, 1))
+        said.send("waiting")
+        threading.Event().wait()
+
+
+@pytest.mark.parametrize("batches", [0, 1, 3])
+def test_killed_reader_takes_only_what_its_program_was_given(batches: int) -> None:
+    """SIGKILL with five batches fetched ahead: another reader gets all the others, in their order."""
+    with server_process() as server:
+        table = steps_table()
+        write(server.address, table, 60)
+        context = multiprocessing.get_context("spawn")
+        heard, said = context.Pipe(duplex=False)
+        reader = context.Process(target=_read, args=(server.address, table, batches, said))
+        reader.start()
+        handed: list[int] = []
+        while (message := heard.recv()) != "waiting":
+            handed += message
+        with ReplayClient(server.address) as client:
+            ahead = 60 - 4 * batches - 4 * 5
+            wait_until(lambda: client.describe_table("t").items == ahead, "five batches to be fetched ahead")
+            assert reader.pid is not None
+            os.kill(reader.pid, signal.SIGKILL)
+            reader.join(WAIT_S)
+            wait_until(lambda: client.describe_table("t").items >= 60 - 4 * batches, "the batches to come back")
+        left = rest(server.address, table)
+        assert handed == list(range(4 * batches))
+        assert left == list(range(60 - len(left), 60))
+        assert set(handed) | set(left) == set(range(60))
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+def test_restarted_server_loses_nothing_that_was_fetched_ahead(ending: signal.Signals, tmp_path: Path) -> None:
+    """A reader goes on after the restart: every item comes; once, in order, if the server was not killed."""
+    options = ("--folder", str(tmp_path), "--replay.storage.snapshot-every-s", "0.1")
+    table = steps_table()
+    with server_process("127.0.0.1:0", *options) as first:
+        address = first.address
+        write(address, table, 60)
+        dataset = ReplayDataset(address, table, 4, timeout_s=WAIT_S, prefetch=5)
+        handed = numbers(dataset, 3)
+        with ReplayClient(address) as client:
+            wait_until(lambda: client.describe_table("t").items == 28, "five batches to be fetched ahead")
+            client.checkpoint()
+        first.process.send_signal(ending)
+        first.process.wait(WAIT_S)
+    with server_process(address, *options), dataset:
+        if ending is signal.SIGTERM:
+            assert handed + numbers(dataset, 12) == list(range(60))
+        while set(handed) != set(range(60)) and ending is signal.SIGKILL:
+            handed += numbers(dataset, 1)
+
+
+def test_queue_never_overflows_through_what_is_fetched_ahead() -> None:
+    """A writer fills the queue while a reader holds batches: what comes back stands before it; none is evicted."""
+    with local_server() as server:
+        table = steps_table(max_items=8, rate_limiter=RateLimiterConfig(queue_size=8))
+        with ReplayWriter(server.address, table, windows=ItemWindow(1), chunk_length=1) as writer:
+            found = server.replay.find("t")
+            for number in range(8):
+                writer.append(numbered_step(number))
+            writer.flush(WAIT_S)
+            with ReplayDataset(server.address, table, 4, timeout_s=WAIT_S, prefetch=2):
+                wait_until(lambda: found.size == 0, "two batches to be fetched ahead")
+                for number in range(8, 16):
+                    writer.append(numbered_step(number))
+                writer.flush(WAIT_S)
+                assert (found.size, found.held_count) == (8, 16)
+            wait_until(lambda: found.size == 16, "the batches to come back")
+            with ReplayDataset(server.address, table, 4, timeout_s=WAIT_S, prefetch=1) as dataset:
+                assert numbers(dataset, 4) == list(range(16))
+            assert found.counters.evictions == 0
+
+
+def test_caller_that_returns_a_batch_by_name(server: LocalServer) -> None:
+    """On the wire: `taken` settles a batch, `returned` gives one back, and the rest goes back when the call ends."""
+    table = steps_table()
+    write(server.address, table, 12)
+    found = server.replay.find("t")
+    requests: list[pb.SampleRequest] = [
+        pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=4, settles=True), credit=3)
+    ]
+    asked, more = threading.Semaphore(1), iter(requests)
+
+    def sent() -> pb.SampleRequest:
+        asked.acquire()
+        return next(more)
+
+    with open_channel(server.address) as channel:
+        call = replay_pb2_grpc.ReplayServiceStub(channel).Sample(iter(sent, None), timeout=WAIT_S)
+        assert [next(call).number for _ in range(3)] == [1, 2, 3]
+        assert (found.size, found.held_count) == (0, 12)
+        requests.append(pb.SampleRequest(taken=[2], returned=[1]))
+        asked.release()
+        wait_until(lambda: (found.size, found.held_count) == (4, 8), "one to be settled and one to be back")
+        requests.append(pb.SampleRequest(taken=[4]))
+        asked.release()
+        with pytest.raises(grpc.RpcError, match=r"a batch has number 4, must be 1 \.\. 3"):
+            next(call)
+    wait_until(lambda: (found.size, found.held_count) == (8, 8), "the third to be back")
+    assert rest(server.address, table) == [0, 1, 2, 3, 8, 9, 10, 11]
+
+
+def test_caller_that_does_not_settle_takes_what_it_is_sent(server: LocalServer) -> None:
+    """As before `settles` was there: a batch that was sent is gone."""
+    write(server.address, steps_table(), 12)
+    found = server.replay.find("t")
+    opened = pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=4), credit=2)
+    with open_channel(server.address) as channel:
+        call = replay_pb2_grpc.ReplayServiceStub(channel).Sample(iter([opened]), timeout=WAIT_S)
+        assert len(list(call)) == 2
+    assert (found.size, found.held_count, found.counters.samples) == (4, 4, 8)
+
+
+def test_shards_get_back_what_was_not_handed_out() -> None:
+    """A queue over three servers, one of which is cut off for a moment: after close each item is there or was seen."""
+    table = make_config(sampler=SelectorConfig(SelectorKind.FIFO), max_items=300, max_times_sampled=1)
+    everything = {(shard, step) for shard in range(3) for step in range(40)}
+    with local_shards(3, table) as servers, Proxy(servers[0].address) as proxy:
+        for shard, server in enumerate(servers):
+            fill(server.address, shard, [1.0] * 40)
+        addresses = [proxy.address, *(server.address for server in servers[1:])]
+        seen: list[tuple[int, int]] = []
+        with sampling(addresses, table, 9, credit=3) as stream:
+            for _ in range(4):
+                seen += items_of(taken(stream))
+            found = [server.replay.find("t") for server in servers]
+            wait_until(lambda: sum(t.held_count for t in found) == 120 - len(seen), "the servers to hear of it")
+            proxy.cut()
+            wait_until(lambda: stream.reconnects == 1, "the shard to be connected again")
+            for _ in range(3):
+                seen += items_of(taken(stream))
+        wait_until(lambda: sum(t.size for t in found) == sum(t.held_count for t in found), "the rest to come back")
+        with sampling(addresses, table, len(everything) - len(seen), credit=1) as stream:
+            seen += items_of(taken(stream))
+        assert sorted(seen) == sorted(everything)
