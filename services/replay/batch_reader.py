@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument
+from tidemill.logger import LateLogger
 from tidemill.replay.sampling.batch import Blocks, SampledBatch
 from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.chunks.blob_reader import BlobReader
@@ -59,7 +59,7 @@ class BatchRoom:
             self._freed()
 
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 class BatchReader:

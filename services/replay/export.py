@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument, ResourceExhausted
+from tidemill.logger import LateLogger
 from tidemill.replay.sampling.batch import Blocks
 from tidemill.replay.wire import pack_export_chunks, pack_export_items, pack_export_start
 from tidemill.services.replay.chunks.blob_reader import BlobReader
@@ -28,7 +28,7 @@ _PART_DECODED_BYTES = 32 * 2**20
 _PART_CHUNKS = 4096
 _PART_ITEMS = 8192
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

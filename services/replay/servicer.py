@@ -10,9 +10,9 @@ from typing import Any
 
 import grpc.aio
 import numpy as np
-import structlog
 
 from tidemill.errors import InvalidArgument, Unimplemented
+from tidemill.logger import LateLogger
 from tidemill.replay.limits import MAX_KEYS, least_slots
 from tidemill.replay.sampling.batch import StoredSteps
 from tidemill.replay.table_config import check_signature
@@ -43,7 +43,7 @@ from tidemill.services.replay.sample_queue import MAX_BATCH_BYTES, OpenedSample,
 from tidemill.services.replay.state import MAX_CHUNK_LENGTH, ReplayState
 from tidemill.services.replay.tables.table import Table
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

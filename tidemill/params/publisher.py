@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-import structlog
-
 from tidemill.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -18,6 +16,7 @@ from tidemill.errors import (
     Unauthenticated,
     Unimplemented,
 )
+from tidemill.logger import LateLogger
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import ParamsMetadata, Precision
 from tidemill.rpc.channel import Backoff
@@ -27,7 +26,7 @@ _JOIN_S = 10.0
 _FATAL = (InvalidArgument, FailedPrecondition, Unimplemented, PermissionDenied, Unauthenticated)
 """Errors that a retry would repeat; all others, including a full disk, may be temporary."""
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 class StalePublisher(FailedPrecondition):

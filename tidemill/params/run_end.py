@@ -7,15 +7,14 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-import structlog
-
 from tidemill.errors import NotFound, TidemillError
+from tidemill.logger import LateLogger
 from tidemill.params.client import ParamsClient
 from tidemill.rpc.channel import Backoff
 
 _JOIN_S = 10.0
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 class RunEnd:

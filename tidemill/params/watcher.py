@@ -6,8 +6,6 @@ import threading
 from types import TracebackType
 from typing import Self
 
-import structlog
-
 from tidemill.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -18,6 +16,7 @@ from tidemill.errors import (
     Unauthenticated,
     Unimplemented,
 )
+from tidemill.logger import LateLogger
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import LATEST, Params, Precision, check_tag
 from tidemill.rpc.channel import Backoff
@@ -30,7 +29,7 @@ _JOIN_S = 10.0
 _FATAL = (InvalidArgument, FailedPrecondition, ResourceExhausted, Unimplemented, PermissionDenied, Unauthenticated)
 """Errors that a retry would repeat; everything else may be temporary."""
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 class ParamsWatcher:

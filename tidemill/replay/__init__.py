@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tidemill.replay.writing.steps import signature_like
     from tidemill.replay.writing.stream_items import ItemWindow
     from tidemill.replay.writing.writer import ReplayWriter
+    from tidemill.services.replay.embedded import Server
     from tidemill.types import Codec, ColumnSpec, Signature
 
 _HOME = {
@@ -61,6 +62,7 @@ _HOME = {
     "tidemill.replay.transfer.importing": ("import_table",),
     "tidemill.replay.transfer.minari": ("MinariReport", "export_minari", "import_minari"),
     "tidemill.replay.writing.writer": ("ReplayWriter",),
+    "tidemill.services.replay.embedded": ("Server",),  # a service: imported for who asks for it, and by nothing here
     "tidemill.types": ("Codec", "ColumnSpec", "Signature"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
@@ -85,6 +87,7 @@ __all__ = [
     "SampledBatch",
     "SelectorConfig",
     "SelectorKind",
+    "Server",
     "Signature",
     "TableConfig",
     "TableDescription",

@@ -11,11 +11,11 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import structlog
 from google.protobuf.message import DecodeError
 from prometheus_client import Counter, Histogram
 
 from tidemill.errors import InvalidArgument, TidemillError
+from tidemill.logger import LateLogger
 from tidemill.rpc.access import Refusal
 from tidemill.rpc.status import shortened, to_status
 
@@ -38,7 +38,7 @@ _UNDECODABLE = Counter(
     "grpc_server_undecodable_total", "Requests that are no message of their type.", ("grpc_service", "grpc_method")
 )
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 class Requests:

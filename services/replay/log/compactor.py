@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
+from tidemill.logger import LateLogger
 from tidemill.services.replay.change_sink import NewChunks
 from tidemill.services.replay.chunks.blob_reader import BlobReader
 from tidemill.services.replay.chunks.logged_blocks import logged
@@ -76,7 +76,7 @@ def items_in(table: Table, segment: int) -> Ints:
 _MOVED_BYTES = 4 * 2**20
 _MOVED_ITEMS = 65_536
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 class Writing(Protocol):

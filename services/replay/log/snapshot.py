@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from tidemill.atomic_files import TEMPORARY, replacing
+from tidemill.logger import LateLogger
 from tidemill.replay.wire import config_to_json
 from tidemill.services.replay.log.frame import (
     CRC_BYTES,
@@ -218,7 +218,7 @@ def _names(slots: NDArray[np.generic], numbers: NDArray[np.generic]) -> NDArray[
 
 _SLICE = 32_768
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 class Snapshotter:

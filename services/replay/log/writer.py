@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-import structlog
-
 from tidemill.atomic_files import is_disk_full
+from tidemill.logger import LateLogger
 from tidemill.services.replay.log.frame import Chain, Record
 from tidemill.services.replay.log.segments import LogFolder, NewestSegment, SegmentFile, SegmentPair
 
@@ -95,7 +94,7 @@ class Syncer:
 _MAX_GROUP_BYTES = 8 * 2**20
 _RETRY_S = 0.5
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,91 @@
+"""`tidemill.replay.Server`: a replay server in a thread of the program that uses it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.support.documented import run_example
+from tests.support.numbered_steps import numbered_step, steps_table
+from tests.support.waiting import WAIT_S
+from tidemill.errors import FatalError, Unavailable
+from tidemill.replay import ItemWindow, ReplayClient, ReplayWriter, Server
+
+
+def _write(address: str, count: int) -> None:
+    with ReplayWriter(address, steps_table(), windows=ItemWindow(1)) as writer:
+        for number in range(count):
+            writer.append(numbered_step(number))
+
+
+def _items(address: str) -> list[int]:
+    with ReplayClient(address) as client:
+        return [table.items for table in client.list_tables()]
+
+
+def test_example_of_its_docstring() -> None:
+    """Every statement runs, and prints what is written below it."""
+    count, differences = run_example(inspect.getdoc(Server) or "", "Server", {})
+    assert differences == ""
+    assert count >= 5
+
+
+def test_it_serves_for_as_long_as_its_block(tmp_path: Path) -> None:
+    """Each is empty without a folder and has a port of its own; afterwards nothing listens and no thread is left."""
+    with Server() as one, Server() as another:
+        _write(one.address, 3)
+        assert (_items(one.address), _items(another.address)) == ([3], [])
+    one.close()  # a second time
+    with ReplayClient(one.address, deadline_s=1.0) as client, pytest.raises(Unavailable):
+        client.list_tables()
+    assert [thread.name for thread in threading.enumerate() if thread.name == "replay-server"] == []
+
+
+def test_a_folder_keeps_the_tables(tmp_path: Path) -> None:
+    """Over one server after the other on a port of the caller's; two at once cannot have it, nor the port."""
+    with Server(tmp_path / "data") as first:
+        port = int(first.address.rpartition(":")[2])
+        _write(first.address, 3)
+        with pytest.raises(FatalError, match="another replay service uses the log"):
+            Server(tmp_path / "data")
+        with pytest.raises(FatalError, match=f"cannot listen on 127.0.0.1:{port}"):
+            Server(port=port)
+    with Server(tmp_path / "data", port) as second:
+        assert second.address == first.address
+        assert _items(second.address) == [3]
+
+
+def test_a_program_that_ends_without_close_loses_nothing(tmp_path: Path) -> None:
+    """It ends by itself, has written to neither of its outputs, and even the newest priorities are on disk."""
+    code = """
+import sys
+from tests.integration.replay.test_embedded import _write
+from tidemill.replay import ReplayClient, Server
+server = Server(sys.argv[1])
+_write(server.address, 3)
+client = ReplayClient(server.address)
+assert client.describe_table("t").items == 3
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "data")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert list((tmp_path / "data").glob("*.snapshot"))  # taken at the end
+    with Server(tmp_path / "data") as again:
+        assert _items(again.address) == [3]
+
+
+def test_a_forked_child_leaves_the_server_alone() -> None:
+    """The child has neither the thread nor the log: its `close` does nothing, and the parent's server goes on."""
+    with Server() as server:
+        if (child := os.fork()) == 0:
+            server.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        _write(server.address, 2)
+        assert _items(server.address) == [2]
