@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from tidemill.services.launcher.doctor import machine, software
+from tidemill.services.launcher.doctor import gpu, machine, software
 
 _ABOUT = "Check what a run needs from this machine, and print what to do about anything missing."
 
@@ -24,9 +24,10 @@ def doctor(argv: Sequence[str]) -> int:
         *software.command(),
         *software.packages(),
         *software.compiled_kernel(),
-        *software.gpu(),
+        *gpu.gpus(),
         *software.roms(),
         *software.docker(),
+        *gpu.containers(),
         *machine.memory(),
         *machine.open_files(),
         *machine.clock(),

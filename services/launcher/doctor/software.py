@@ -88,26 +88,6 @@ def compiled_kernel() -> list[Finding]:
     return [Finding("note", f"the compiled kernel is not in use: {kernel.reason}", advice)]
 
 
-def gpu() -> list[Finding]:
-    """Return what torch sees of GPUs, and what the driver sees that torch does not."""
-    code = "import torch; print([torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())])"
-    answer = python_says(code)
-    if answer is None:
-        return [Finding("FAIL", "torch cannot be imported", how_to_install("learn"))]
-    driver = says("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
-    if answer != "[]":
-        return [Finding("ok", f"GPU: {answer}, driver {(driver or 'unknown').rpartition(', ')[2]}")]
-    if driver:
-        seen = driver.replace("\n", "; ")
-        advice = (
-            "torch is a build for CPUs, or too new for this driver: install the CUDA build that the driver supports"
-        )
-        return [Finding("note", f"the driver sees a GPU ({seen}), torch does not", advice)]
-    return [
-        Finding("note", "no GPU: learning runs on the CPU", "fast enough for vector observations; Atari takes long")
-    ]
-
-
 def roms() -> list[Finding]:
     """Return how many Atari games there are; nothing without the emulator."""
     if importlib.util.find_spec("ale_py") is None:

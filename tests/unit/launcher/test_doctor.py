@@ -35,15 +35,6 @@ def test_program_that_is_missing_or_fails_says_nothing(programs: Path) -> None:
     assert (says("no-such-program"), says("fails"), says("works")) == (None, None, "something")
 
 
-def test_gpu_that_torch_does_not_see_is_named(programs: Path) -> None:
-    """A build of torch for CPUs on a machine with a GPU is the usual reason for slow training."""
-    _program(programs, "nvidia-smi", "echo 'NVIDIA H100, 570.86'")
-    if (seen := software.gpu()[0]).mark == "ok":
-        pytest.skip("torch sees a GPU here")
-    assert seen.text == "the driver sees a GPU (NVIDIA H100, 570.86), torch does not"
-    assert "install the CUDA build" in seen.advice
-
-
 @pytest.mark.parametrize(
     "requirement, is_met",
     [
