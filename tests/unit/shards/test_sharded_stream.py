@@ -41,8 +41,12 @@ class _Link:
         deadline_s: float,
         *,
         item_counts: bool,
+        settles: bool,
+        max_message_bytes: int,
     ) -> None:
         assert not item_counts
+        assert not settles
+        assert max_message_bytes > 0
         self.name, self.owner, self.cuts = name, owner, 0
         self.asked: deque[pb.Draw] = deque()
         self.is_stopped = False
@@ -115,7 +119,8 @@ def stream(monkeypatch: pytest.MonkeyPatch, clock: _Clock) -> Iterator[ShardedSa
             ShardedSampleStream(directory, make_config(), 3, 12, rng=rng, max_in_flight_batches=1, clock=clock)
         ) as opened,
     ):
-        wait_until(lambda: len(_Link.links) == 3, "the three links")
+        # `take` raises what the stream's thread ended with, such as a link that cannot be made
+        wait_until(lambda: opened.take(0.0) is None and len(_Link.links) == 3, "the three links")
         yield opened
 
 
