@@ -11,6 +11,7 @@ import structlog
 from prometheus_client import Counter, Gauge, Histogram
 
 from tidemill.config.sections import EvaluatorConfig
+from tidemill.params.run_end import read_divergence
 from tidemill.params.version import BEST, EVALUATED, VERDICT, Params, ParamsMetadata
 from tidemill.scores import Score
 from tidemill.services.evaluator.episode_runner import EpisodeRunner
@@ -141,7 +142,11 @@ class Evaluator:
         if params is None:
             return RunVerdict(False, f"{reason}; no parameters could be evaluated", None)
         wall_s = self._logs.clock.wall_s()
-        reason = limit_reached(self._config.run, params.version.metadata, wall_s) or reason
+        reason = (
+            read_divergence(self._config.run.folder)
+            or limit_reached(self._config.run, params.version.metadata, wall_s)
+            or reason
+        )
         score = self._logs.scores.of_version(params.number)
         if score is None:
             score = self._measure(params, self._stop.is_set)

@@ -21,7 +21,7 @@ from tidemill.envs.goals import goal_rewards
 from tidemill.envs.make import spec_of
 from tidemill.params.client import ParamsClient
 from tidemill.params.publisher import ParamsPublisher
-from tidemill.params.run_end import RunEnd
+from tidemill.params.run_end import RunEnd, clear_divergence, note_divergence
 from tidemill.params.version import ParamsMetadata
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded
 from tidemill.rl.agents.build import build_agent
@@ -40,6 +40,7 @@ from tidemill.services.learner.curves import learner_callbacks
 from tidemill.services.learner.data.device import resolve_device
 from tidemill.services.learner.data.table import create_tables
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, joined_group
+from tidemill.services.learner.divergence import Diverged
 from tidemill.services.learner.fence import Fence
 from tidemill.services.learner.lock_step.pace import LockStepPace
 from tidemill.services.learner.metrics import watch_gpu
@@ -96,7 +97,7 @@ class Learner:
         Raises:
             Unavailable: A service the learner needs did not answer in time.
             StalePublisher: A newer learner took over.
-            FatalError: The checkpoint is of another run, or training has diverged.
+            FatalError: The checkpoint is of another run.
         """
         learning = self._build()
         try:
@@ -180,12 +181,17 @@ class Learner:
         )
         self._progress.restart()
         set_serving(True)
-        self._control.stop(trainer.run())
-        self._progress.finish()
-        set_serving(False)
-        feed.close()
-        rolled_back = publisher is not None and rollback is not None and rollback.roll_back(publisher)
-        self._finish(publisher, checkpointer, PUBLISH_S if rolled_back else _LAST_PUBLISH_S)
+        try:
+            self._control.stop(trainer.run())
+            self._progress.finish()
+            self._progress.check()
+            set_serving(False)
+            feed.close()
+            rolled_back = publisher is not None and rollback is not None and rollback.roll_back(publisher)
+            self._finish(publisher, checkpointer, PUBLISH_S if rolled_back else _LAST_PUBLISH_S)
+        except Diverged as error:
+            set_serving(False)
+            self._end_as_diverged(error)
         if publisher is not None and publisher.version != self._counters.version:
             callbacks.on_publish(publisher.version)
 
@@ -221,6 +227,23 @@ class Learner:
             self._end.mark(self._config.cluster.connect_timeout_s)
         _log.info("stopped", reason=self._control.stop_reason, learner_steps=self._counters.learner_steps)
 
+    def _end_as_diverged(self, error: Diverged) -> None:
+        """End the run with the last finite parameters and checkpoint; other ranks than the first just end."""
+        self._progress.finish()
+        loss = self._progress.metrics.get("loss", math.nan)
+        told = "" if str(error).startswith("loss ") else f", loss {loss:g}"
+        what = f"training has diverged at gradient step {self._counters.learner_steps:,}: {error}{told}"
+        self._control.stop(what)
+        _log.error(what, advice="the last finite checkpoint is kept; resume with a smaller learning rate")
+        if not self._rank.is_first:
+            return
+        try:
+            note_divergence(self._config.run.folder, what)
+        except OSError as failure:
+            _log.warning("the end cannot be noted in the run's folder", reason=failure.strerror)
+        if self._end is not None:
+            self._end.mark(self._config.cluster.connect_timeout_s)
+
     def _resumable_state(self, agent: Agent) -> ResumableState:
         algorithm, ranks = self._config.agent.algorithm, str(self._rank.size)
         written_by = {"tidemill": version("tidemill"), "torch": torch.__version__, "learners": ranks}
@@ -235,6 +258,7 @@ class Learner:
 
     def _restored(self, state: ResumableState, table_items: int) -> CheckpointStore:
         """Continue from the newest checkpoint, if there is one."""
+        clear_divergence(self._config.run.folder)
         folder, keep = self._config.run.folder / "checkpoints", self._config.learner.keep_checkpoints
         store = CheckpointStore(folder, keep=keep, sync=self._pace.syncs_checkpoints)
         if restored := state.restore(store):

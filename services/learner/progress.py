@@ -16,6 +16,7 @@ from tidemill.replay.shards.shard import ShardReport
 from tidemill.services.learner import metrics
 from tidemill.services.learner.control import Control
 from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.divergence import Diverged, lost
 
 _WINDOW_S = 5.0  # rates are over this many newest seconds
 _TICK_S = 1.0  # how often the device's metrics are read, which waits for the device
@@ -97,6 +98,11 @@ class Progress:
             self._next_log = now + self._log_every_s
             self._write_log()
 
+    def check(self) -> None:
+        """Raise Diverged if a loss was not finite when the metrics were last read."""
+        if said := lost(self.metrics):
+            raise Diverged(said)
+
     def finish(self) -> None:
         """Read the metrics of the last updates, when there will be no more."""
         now = self._clock()
@@ -134,7 +140,7 @@ class Progress:
     def _write_log(self) -> None:
         numbers = {name: float(f"{value:.4g}") for name, value in self.metrics.items()}
         if broken := [name for name, value in numbers.items() if not math.isfinite(value)]:
-            _log.warning("metrics are not finite: training has diverged", names=broken)
+            _log.warning("metrics are not finite", names=broken)
         _log.info(
             self.state.name.lower(),
             learner_steps=self._counters.learner_steps,

@@ -13,6 +13,7 @@ from torch import Tensor
 from tidemill.params.blob import half, pack
 from tidemill.params.publisher import ParamsPublisher
 from tidemill.params.version import ParamsMetadata, Precision
+from tidemill.services.learner.divergence import check_finite
 
 _log = structlog.get_logger()
 
@@ -54,6 +55,7 @@ class PolicyPublisher:
         """Take the parameters as they are now; never blocks.
 
         Raises:
+            Diverged: Earlier parameters were not finite; none were sent since.
             StalePublisher: A newer learner publishes now.
         """
         self.check()
@@ -75,8 +77,13 @@ class PolicyPublisher:
 
 
 def _encode(state: Mapping[str, Tensor], metadata: ParamsMetadata, *, with_half: bool) -> dict[Precision, bytes]:
-    """Return the parameters as safetensors by precision; full precision alone where a value does not fit float16."""
+    """Return the parameters as safetensors by precision; full precision alone where a value does not fit float16.
+
+    Raises:
+        Diverged: A value is not finite.
+    """
     arrays: dict[str, NDArray[Any]] = {name: tensor.cpu().numpy() for name, tensor in state.items()}
+    check_finite(arrays.values(), "parameters")
     blobs = {Precision.FULL: pack(arrays, metadata)}
     if with_half:
         rounded = half(arrays)

@@ -18,6 +18,7 @@ from tidemill.services.learner.control import Control
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.decoder import Batch
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, SingleLearner, StepVote
+from tidemill.services.learner.divergence import Diverged
 from tidemill.services.learner.progress import Progress
 
 _POLL_S = 0.2  # how soon the thread notices a request while there is no batch
@@ -123,8 +124,16 @@ class Trainer:
         an update for one that makes none.
 
         Raises:
+            Diverged: Numbers are not finite; the other ranks stop, too.
             TidemillError: A part can no longer do its work; the message says which and why.
         """
+        try:
+            return self._run()
+        except Diverged:
+            self._vote(must_stop=True)
+            raise
+
+    def _run(self) -> str:
         while True:
             reason = self._control.stop_reason or self._limits.reached(self._counters)
             if reason is None:
@@ -141,6 +150,7 @@ class Trainer:
         if self._publisher is not None and (version := self._publisher.version) not in (0, self._counters.version):
             self._counters.version = version
             self._on_publish(version)
+        self._progress.check()
         if self._checkpointer is not None:
             self._checkpointer.poll(self._control, self._counters.learner_steps)
 

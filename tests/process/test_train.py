@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 
 from tests.support.launched import ROOT, Launched, launched, learner_of, services_of, tidemill
 from tests.support.ranks import workers
 from tests.support.status_page import press, shown, states
 from tests.support.waiting import wait_until
 from tidemill.errors import Unavailable
+from tidemill.params.blob import unpack
 from tidemill.params.stored import read_params
 from tidemill.scores import read_scores
 
@@ -198,3 +202,25 @@ def test_killed_launcher_leaves_no_rank_of_the_learner(config_file: Path) -> Non
             for rank in ranks:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(rank, signal.SIGKILL)
+
+
+def test_run_that_diverges_says_so_and_is_resumed(config_file: Path, tmp_path: Path) -> None:
+    """Nothing that is not finite is saved, published or resumed from: SAC whose parameters become infinite at once."""
+    sac = ("--env.id", "Pendulum-v1", "--agent.algorithm", "sac", "--agent.hidden-sizes", "16")
+    config = {"env": {"num_envs": 4}, "agent": {"algorithm": "sac", "network": "mlp", "batch_size": 16}}
+    document = yaml.safe_load(config_file.read_text()) | config
+    config_file.write_text(yaml.safe_dump(document))
+    limits = ("--run.max-learner-steps", "300", "--evaluator.video", "false")
+    with launched("train", "--config", str(config_file), *sac, *limits, "--agent.learning-rate", "1e30") as cluster:
+        assert cluster.wait() == 1
+        assert re.search(r"small: training has diverged at gradient step \d+: .*loss ", cluster.output)
+        assert "restarting" not in cluster.output
+    folder = tmp_path / "runs" / "small"
+    assert "has diverged at gradient step" in json.loads((folder / "result.json").read_text())["reason"]
+    newest = read_params(folder / "params")
+    assert newest is not None
+    assert all(np.isfinite(array).all() for array in unpack(newest.blob).values())
+    with launched("resume", str(folder), "--agent.learning-rate", "1e-3") as cluster:
+        assert cluster.wait() == 0
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["reason"], result["learner_steps"]) == ("run.max_learner_steps (300) reached", 300)

@@ -1,20 +1,44 @@
-"""The end of a run, marked by a tag at the parameter server: set by one process, watched by the others."""
+"""The end of a run, marked by a tag at the parameter server: set by one process, watched by the others.
+
+A learner that has diverged says so in the run's folder.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tidemill.atomic_files import write_atomically
 from tidemill.errors import NotFound, TidemillError
 from tidemill.logger import LateLogger
 from tidemill.params.client import ParamsClient
 from tidemill.rpc.channel import Backoff
 
 _JOIN_S = 10.0
+_DIVERGED = "diverged.txt"
 
 _log = LateLogger()
+
+
+def note_divergence(folder: Path, what: str) -> None:
+    """Write in a run's folder that training has diverged, and how; raises OSError."""
+    write_atomically(folder / _DIVERGED, what + "\n")
+
+
+def read_divergence(folder: Path) -> str:
+    """Return what `note_divergence` wrote; empty if the run has not diverged since it was started or resumed."""
+    try:
+        return (folder / _DIVERGED).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def clear_divergence(folder: Path) -> None:
+    """Forget that a run has diverged, as it is resumed."""
+    (folder / _DIVERGED).unlink(missing_ok=True)
 
 
 class RunEnd:

@@ -15,6 +15,7 @@ from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.learner.status import LearnerStatus
 from tidemill.loggers.interface import check_logger
+from tidemill.params.run_end import read_divergence
 from tidemill.programs.fork_client import ForkClient
 from tidemill.services.launcher.commands.summary import describe_restored, read_json, summarise
 from tidemill.services.launcher.page.run_document import with_status_page
@@ -142,6 +143,9 @@ def _run_cluster(
         closing(ClusterCurves(folder.path, config.table.name, every_s)) as curves,
     ):
         outcome = asyncio.run(run_with_view(runner, poller, view, curves, folder, config.launcher.view_every_s))
+        solved = read_json(folder.path / "result.json").get("solved")  # decided before it diverged
+        if (said := read_divergence(folder.path)) and not outcome.exit_code and not solved:
+            outcome = Outcome(1, said)
         return outcome, poller.learner
 
 

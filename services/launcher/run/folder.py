@@ -14,6 +14,7 @@ from tidemill.config.load import read_document, write_document
 from tidemill.config.run import RESTORED
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition
+from tidemill.params.run_end import clear_divergence
 from tidemill.services.launcher.installation import command_name, versions
 
 _LOCK = ".lock"
@@ -116,6 +117,7 @@ class RunFolder:
     def set_result_aside(self) -> None:
         """Keep the previous result as result-1.json (or the next free number): the run continues."""
         self._restored_file.unlink(missing_ok=True)
+        clear_divergence(self.path)
         result = self.path / "result.json"
         if result.exists():
             number = 1 + len(list(self.path.glob("result-*.json")))

@@ -15,10 +15,13 @@ from tidemill.learner.status import SavedCheckpoint
 from tidemill.params.publisher import StalePublisher
 from tidemill.services.learner import metrics
 from tidemill.services.learner.checkpoint.format import Checkpoint
+from tidemill.services.learner.checkpoint.state_tree import flatten
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.control import Control
+from tidemill.services.learner.divergence import Diverged, check_finite
 
 _CLOSE_S = 10.0
+_ENDS = (Diverged, StalePublisher)
 
 _log = structlog.get_logger()
 _Job = tuple[Checkpoint, Future[SavedCheckpoint]]
@@ -27,7 +30,8 @@ _Job = tuple[Checkpoint, Future[SavedCheckpoint]]
 class Checkpointer:
     """Copies the learner's state in the training thread and writes it in another, one at a time.
 
-    A checkpoint that cannot be written is a warning and training continues, unless a newer learner took over.
+    A checkpoint that cannot be written is a warning and training continues, unless a newer learner took over or the
+    state is not finite: that is not written.
     """
 
     def __init__(
@@ -74,11 +78,12 @@ class Checkpointer:
         """Start a checkpoint if one is due or requested; call it between two gradient steps only.
 
         Raises:
+            Diverged: The previous state was not finite.
             StalePublisher: The previous checkpoint was refused: a newer learner took over.
         """
         if self._writing is not None and not self._writing.done():
             return
-        if self._writing is not None and isinstance(error := self._writing.exception(), StalePublisher):
+        if self._writing is not None and isinstance(error := self._writing.exception(), _ENDS):
             raise error
         if (request := control.take_checkpoint_request()) is not None:
             if request.set_running_or_notify_cancel():
@@ -92,6 +97,7 @@ class Checkpointer:
         """Write a checkpoint and wait until it is written.
 
         Raises:
+            Diverged: The state is not finite.
             FatalError: It could not be written.
             StalePublisher: It was refused: a newer learner took over.
         """
@@ -100,7 +106,7 @@ class Checkpointer:
         written: Future[SavedCheckpoint] = Future()
         self._start(written)
         error = written.exception()
-        if isinstance(error, StalePublisher):
+        if isinstance(error, _ENDS):
             raise error
         if error is not None:
             raise FatalError(f"checkpoint not written: {error}") from error
@@ -109,6 +115,7 @@ class Checkpointer:
         """Write a last checkpoint and end the thread, both within a bounded time.
 
         Raises:
+            Diverged: The state is not finite.
             StalePublisher: The checkpoint was refused: a newer learner took over.
         """
         last: Future[SavedCheckpoint] = Future()
@@ -121,7 +128,7 @@ class Checkpointer:
         except TimeoutError:
             _log.error("last checkpoint not written in time, a resume starts from an earlier one", timeout_s=_CLOSE_S)
         self.close()
-        if isinstance(error, StalePublisher):
+        if isinstance(error, _ENDS):
             raise error
 
     def close(self) -> None:
@@ -152,6 +159,7 @@ class Checkpointer:
 
     def _write(self, checkpoint: Checkpoint) -> SavedCheckpoint:
         self._fence()
+        check_finite(flatten(checkpoint.agent)[1].values(), "parameters")
         with metrics.CHECKPOINT_SECONDS.time():
             path = self._store.write(checkpoint)
         self._steps, self._error = checkpoint.counters["learner_steps"], ""

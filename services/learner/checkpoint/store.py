@@ -20,6 +20,8 @@ from tidemill.config.run import RESTORED
 from tidemill.errors import DataLoss, FatalError, ResourceExhausted, TidemillError
 from tidemill.params.publisher import StalePublisher
 from tidemill.services.learner.checkpoint.format import Checkpoint, decode, encode
+from tidemill.services.learner.checkpoint.state_tree import flatten
+from tidemill.services.learner.divergence import Diverged, check_finite
 
 _NAME = re.compile(r"checkpoint-(?:(\d{6,})-)?(\d{8})\.safetensors")
 
@@ -79,16 +81,18 @@ class CheckpointStore:
         return max((fencing_token for fencing_token, _, _ in self._found()), default=0)
 
     def newest(self) -> tuple[Path, Checkpoint] | None:
-        """Return the newest checkpoint that is whole; corrupt ones are skipped and logged.
+        """Return the newest checkpoint that is whole and finite; others are skipped and logged.
 
         Raises:
             FatalError: The newest whole one is of a format this version does not know.
         """
         for _, _, path in reversed(self._found()):
             try:
-                return path, decode(_checked(path), path)
-            except DataLoss as error:
-                _log.warning("checkpoint corrupt, trying the previous one", path=str(path), reason=str(error))
+                found = decode(_checked(path), path)
+                check_finite(flatten(found.agent)[1].values(), "its parameters")
+                return path, found
+            except (DataLoss, Diverged) as error:
+                _log.warning("checkpoint unusable, trying the previous one", path=str(path), reason=str(error))
         return None
 
     def note_restored(self, what: str) -> None:

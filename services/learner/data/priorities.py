@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -13,10 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.errors import FailedPrecondition, FatalError, NotFound, Unavailable
+from tidemill.errors import FailedPrecondition, NotFound, TidemillError, Unavailable
 from tidemill.params.publisher import StalePublisher
 from tidemill.replay.writing.chunk import SMALLEST_PRIORITY
 from tidemill.services.learner import metrics
+from tidemill.services.learner.divergence import check_finite
 
 Keys = NDArray[np.uint64]
 Send = Callable[[Keys, NDArray[np.float64]], object]
@@ -57,7 +59,7 @@ class PriorityWriter:
             priority: Their new priorities, float32 [B] on any device; not written to afterwards.
 
         Raises:
-            FatalError: Earlier priorities were not finite: training has diverged.
+            Diverged: Earlier priorities were not finite.
             StalePublisher: A newer learner took over.
         """
         self._collected.append((keys, priority))
@@ -79,7 +81,8 @@ class PriorityWriter:
     def close(self) -> None:
         """Send what is waiting, for a bounded time, and end the thread. May be called twice."""
         if self._thread.is_alive():
-            self.flush()
+            with contextlib.suppress(TidemillError):  # what stopped the thread; the owner's last call was to raise it
+                self.flush()
             try:
                 self._queue.put(None, timeout=_STOP_S)
             except queue.Full:
@@ -96,8 +99,7 @@ class PriorityWriter:
     def _deliver(self, message: _Message) -> None:
         keys = np.concatenate([keys for keys, _ in message])
         priorities = torch.cat([priority for _, priority in message]).cpu().numpy().astype(np.float64)
-        if not np.isfinite(priorities).all():
-            raise FatalError("priorities are not finite: training has diverged; try a smaller learning rate")
+        check_finite([priorities], "priorities")
         try:
             self._send(keys, priorities + SMALLEST_PRIORITY)
         except FailedPrecondition as error:

@@ -12,12 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.errors import FailedPrecondition, FatalError, Unavailable, Unimplemented
+from tidemill.errors import FailedPrecondition, Unavailable, Unimplemented
 from tidemill.params.publisher import StalePublisher
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import MAX_KEYS
 from tidemill.replay.writing.chunk import SMALLEST_PRIORITY
 from tidemill.rpc.channel import Backoff
+from tidemill.services.learner.divergence import check_finite
 
 Keys = NDArray[np.uint64]
 _Round = tuple[Keys, NDArray[np.float64]]
@@ -60,11 +61,10 @@ class RoundPriorities:
         """Keep the priorities of the round that ends; a checkpoint from now on has them.
 
         Raises:
-            FatalError: They are not finite: training has diverged.
+            Diverged: They are not finite.
         """
         keys, priorities = _joined(self._round)
-        if not np.isfinite(priorities).all():
-            raise FatalError("priorities are not finite: training has diverged; try a smaller learning rate")
+        check_finite([priorities], "priorities")
         self._round = []
         with self._sending:
             self._kept.append((keys, priorities + SMALLEST_PRIORITY))

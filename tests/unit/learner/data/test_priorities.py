@@ -10,10 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from tests.support.waiting import wait_until
-from tidemill.errors import FailedPrecondition, FatalError, InvalidArgument, Unavailable
+from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tidemill.params.publisher import StalePublisher
 from tidemill.replay.writing.chunk import SMALLEST_PRIORITY
 from tidemill.services.learner.data.priorities import PriorityWriter
+from tidemill.services.learner.divergence import Diverged
 
 _WAIT_S = 120.0
 
@@ -94,7 +95,7 @@ def test_priority_that_is_not_finite_ends_training(value: float) -> None:
     """A diverged loss is raised in the training thread, in one line."""
     writer = PriorityWriter(_Table())
     writer.offer(_keys(1), torch.tensor([value]))
-    with pytest.raises(FatalError, match="training has diverged"):
+    with pytest.raises(Diverged, match="priorities"):
         wait_until(writer.flush, "the reason")
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from tidemill.config.lock_step import LockStep
-from tidemill.errors import FatalError, Unavailable, Unimplemented
+from tidemill.errors import Unavailable, Unimplemented
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.seeded_stream import SeededDraw
 from tidemill.replay.writing.chunk import SMALLEST_PRIORITY
+from tidemill.services.learner.divergence import Diverged
 from tidemill.services.learner.lock_step.priorities import RoundPriorities
 from tidemill.services.learner.lock_step.rounds import DrawSchedule, RoundPublisher, batches_per_draw
 from tidemill.services.learner.trainer import TrainerOutputs
@@ -112,7 +113,7 @@ def test_priorities_that_are_no_numbers_end_the_run() -> None:
     """Training has diverged."""
     priorities = _priorities()
     priorities.offer(np.array([1], np.uint64), torch.tensor([float("nan")]))
-    with pytest.raises(FatalError, match="diverged"):
+    with pytest.raises(Diverged, match="priorities"):
         priorities.end_round()
 
 
