@@ -15,14 +15,16 @@ from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.replay.wire import pack_config, pack_update, unpack_description
 from tidemill.rpc.channel import DEADLINE_S, open_channel
+from tidemill.rpc.reopened import Reopened
 from tidemill.rpc.status import translated
 
 
-class ReplayClient:
+class ReplayClient(Reopened):
     """Tables of one replay service: create, describe, change, reset, set priorities, delete.
 
     Every method raises `Unavailable` when the service cannot be reached or does not answer within `deadline_s`,
-    and otherwise the `TidemillError` that the service answered. Safe to call from several threads.
+    and otherwise the `TidemillError` that the service answered. Safe to call from several threads. In a process forked
+    from the one that made it every call raises `FailedPrecondition`; pickled, it is opened again where it arrives.
 
     Example:
         >>> import tidemill

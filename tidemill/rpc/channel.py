@@ -12,6 +12,7 @@ import grpc.aio
 
 from tidemill.logger import LateLogger
 from tidemill.rpc.client_security import channel_credentials, name_options, token_interceptors
+from tidemill.rpc.fork import OwnerProcess
 from tidemill.rpc.options import client_options
 from tidemill.rpc.settings import MEBIBYTE
 
@@ -72,6 +73,9 @@ def open_aio_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES
 class BoundedChannel(grpc.Channel):
     """A channel whose `close` takes a bounded time, and which may be closed while other threads begin calls.
 
+    In a process forked from the one that made it every call raises FailedPrecondition and `close` does nothing: gRPC's
+    own call would hang there past its deadline, or end the process by a segmentation fault.
+
     gRPC's own `close` was seen to hang beside a frozen peer on a Unix socket while a full flow-control window was
     pending. It is then left to a thread that ends with the process, or when the peer's connection does.
 
@@ -88,11 +92,14 @@ class BoundedChannel(grpc.Channel):
             close_s: Longest wait for it to close, in seconds.
         """
         self._channel, self._address, self._close_s = channel, address, close_s
+        self._owner = OwnerProcess(f"connection to {address}")
         self._closing: threading.Thread | None = None
         self._lock = threading.Lock()  # guards it while calls are prepared
 
     def close(self) -> None:
         """End every call and close the connection, or leave that to a thread. May be called twice."""
+        if not self._owner.is_here:
+            return
         with self._lock:
             if self._closing is not None:
                 return
@@ -105,6 +112,7 @@ class BoundedChannel(grpc.Channel):
 
     def subscribe(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401 - as in grpc.Channel, here and below
         """Report the state of the connection to a callback."""
+        self._owner.check()
         self._channel.subscribe(*arguments, **named)
 
     def unsubscribe(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401
@@ -128,10 +136,11 @@ class BoundedChannel(grpc.Channel):
         return self._prepared(self._channel.stream_stream, *arguments, **named)
 
     def _prepared(self, prepare: Callable[..., Any], *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+        self._owner.check()
         with self._lock:
             if self._closing is not None:
                 raise ValueError(f"a call on the closed channel to {self._address}")
-            return prepare(*arguments, **named)
+            return _OwnCalls(prepare(*arguments, **named), self._owner)
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -143,3 +152,22 @@ class BoundedChannel(grpc.Channel):
         """Close."""
         self.close()
         return None
+
+
+class _OwnCalls:
+    """Calls of one method, for the process that the channel belongs to."""
+
+    def __init__(self, calls: Any, owner: OwnerProcess) -> None:  # noqa: ANN401
+        self._calls, self._owner = calls, owner
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+        self._owner.check()
+        return self._calls(*arguments, **named)
+
+    def with_call(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+        self._owner.check()
+        return self._calls.with_call(*arguments, **named)
+
+    def future(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+        self._owner.check()
+        return self._calls.future(*arguments, **named)

@@ -7,9 +7,13 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.numbered_steps import STEP, numbered_step, steps_table
@@ -20,6 +24,7 @@ from tidemill.replay import (
     ItemWindow,
     ReplayClient,
     ReplayDataset,
+    ReplaySampler,
     ReplayWriter,
 )
 
@@ -91,34 +96,53 @@ def test_close_ends_within_two_seconds_whatever_the_server_does() -> None:
             os.kill(server.pid, signal.SIGCONT)
 
 
-def _use_forked(writer: ReplayWriter, dataset: ReplayDataset, said: SimpleQueue[str]) -> None:
-    for call in (lambda: writer.append(STEP), lambda: writer.flush(1.0), lambda: next(dataset)):
+def _use_forked(calls: Sequence[Callable[[], object]], said: SimpleQueue[str]) -> None:
+    for call in calls:
         try:
             call()
             said.put("no error")
         except FailedPrecondition as error:
             said.put(str(error))
-    writer.close()
-    dataset.close()
-    said.put("closed")
 
 
 def test_forked_child_is_told(server: LocalServer) -> None:
-    """Every call says that it was made in another process; closing there does nothing, the parent's works on."""
+    """Every call says that it was made in another process; closing there does nothing, the parent's works on.
+
+    So it is where other threads of the parent are in a call as it forks.
+    """
     context = multiprocessing.get_context("fork")
-    table = steps_table()
+    table = steps_table(max_times_sampled=0)
     with (
         ReplayWriter(server.address, table) as writer,
         ReplayDataset(server.address, table, 1, timeout_s=WAIT_S) as dataset,
+        ReplaySampler([server.address], table, 1) as sampler,
+        ReplayClient(server.address) as client,
+        ThreadPoolExecutor() as threads,
+        ExitStack() as stack,
     ):
-        said: SimpleQueue[str] = context.SimpleQueue()
-        child = context.Process(target=_use_forked, args=(writer, dataset, said))
-        child.start()
-        child.join(WAIT_S)
-        assert child.exitcode == 0
-        heard = [said.get() for _ in range(4)]
-        assert all("make it in the process that uses it" in line for line in heard[:3]), heard
-        assert heard[3] == "closed"
+        done, no_keys = threading.Event(), np.zeros(0, np.uint64)
+        stack.callback(done.set)
+        asking = [threads.submit(lambda: [client.list_tables() for _ in iter(done.is_set, True)]) for _ in range(2)]
+        refused = (
+            *(lambda: writer.append(STEP), lambda: writer.flush(1.0)),
+            *(lambda: next(dataset), lambda: next(sampler), lambda: sampler.take(1.0)),
+            *(lambda: sampler.update_priorities(no_keys, np.zeros(0)), lambda: sampler.delete_items(no_keys)),
+            *(client.list_tables, lambda: client.update_priorities("t", [], []), lambda: client.wait_for_ready(1.0)),
+            lambda: client.begin_update_priorities("t", no_keys, np.zeros(0)),
+        )
+        done_there = (writer.close, dataset.close, sampler.close, client.close)
+        for _ in range(3):
+            said: SimpleQueue[str] = context.SimpleQueue()
+            child = context.Process(target=_use_forked, args=(refused + done_there, said), daemon=True)
+            child.start()
+            stack.callback(child.kill)
+            child.join(30.0)
+            assert child.exitcode == 0
+            heard = [said.get() for _ in refused + done_there]
+            assert [line for line in heard[: len(refused)] if "make it in the process that uses it" not in line] == []
+            assert heard[len(refused) :] == ["no error"] * 4
+        done.set()
+        assert all(call.result(WAIT_S) for call in asking)
         writer.append(numbered_step(5))
         writer.create_item("t", last=1)
         writer.flush(WAIT_S)

@@ -6,6 +6,8 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -79,12 +81,43 @@ def test_tensors_on_a_gpu() -> None:
     assert tensors["tokens"].cpu().numpy().tolist() == batch["tokens"].tolist()
 
 
-def test_data_loader_iterates_over_batches() -> None:
-    """With `batch_size=None`, each of its batches is one of the table's."""
-    with _filled() as address:
-        batches = iter(DataLoader(torch_dataset(lambda: _open(address)), batch_size=None))
-        assert [next(batches)["number"][:, 0].tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+@pytest.mark.parametrize("workers", [0, 1])
+def test_data_loader_iterates_over_batches(workers: int) -> None:
+    """With `batch_size=None`, each of its batches is one of the table's; here, and in a worker that is spawned."""
+    table = replace(_TABLE, name="again", max_times_sampled=0)
+    context = "spawn" if workers else None
+    with local_server() as server:
+        with ReplayWriter(server.address, table, windows=ItemWindow(2)) as writer:
+            for number in range(5):
+                writer.append({"number": number, "tokens": [0.5]})
+        data = torch_dataset(partial(ReplayDataset, server.address, table, 4, timeout_s=WAIT_S, prefetch=1))
+        batches = iter(
+            DataLoader(data, None, num_workers=workers, multiprocessing_context=context, timeout=workers * 30)
+        )
+        assert [next(batches)["number"][:, 0].tolist() for _ in range(2)] == [[0] * 4] * 2
         del batches
+
+
+def test_data_loader_is_given_what_opens_a_dataset() -> None:
+    """A dataset that is open already would take batches that no worker gets: the error says what to give instead."""
+    with _filled() as address, _open(address) as dataset, pytest.raises(TypeError, match="functools"):
+        torch_dataset(dataset)  # type: ignore[arg-type]
+
+
+def test_column_of_the_name_weights_is_kept() -> None:
+    """The importance weights then have another name, which no column can have."""
+    step = {"weights": 7.0, "number": 1}
+    table = TableConfig("w", signature_like(step), SelectorConfig(SelectorKind.UNIFORM), 10, 1)
+    with local_server() as server:
+        with ReplayWriter(server.address, table, windows=ItemWindow(1)) as writer:
+            writer.append(step)
+        with ReplayDataset(server.address, table, 2, timeout_s=WAIT_S) as dataset:
+            tensors = to_torch(next(dataset))
+    assert {name: tensor.tolist() for name, tensor in tensors.items()} == {
+        "weights": [[7.0]] * 2,
+        "number": [[1]] * 2,
+        "_weights": [1.0] * 2,
+    }
 
 
 def test_library_that_is_not_installed() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tidemill.errors import ConfigError
@@ -22,7 +22,8 @@ def to_torch(batch: ReplayBatch, device: str | torch.device = "cpu") -> dict[str
         device: Where the tensors shall be.
 
     Returns:
-        Each column [B, L, ...], the lengths of a column of varying length as `NAME__len` [B, L], and `weights` [B].
+        Each column [B, L, ...], the lengths of a column of varying length as `NAME__len` [B, L], and the importance
+        weights as `weights` [B], or as `_weights` where a column has that name.
 
     Raises:
         ConfigError: PyTorch is not installed.
@@ -40,30 +41,32 @@ def torch_dataset(
     """Return an `IterableDataset` of whole batches, for a `DataLoader(..., batch_size=None)`.
 
     Args:
-        open_dataset: Opens the dataset; called in the process that iterates, so that it works in the workers of a
-            `DataLoader` too, if these are started with `multiprocessing_context="spawn"`.
+        open_dataset: Opens the dataset, such as `functools.partial(ReplayDataset, address, table, 32)`. It is called in
+            the process that iterates: workers of a `DataLoader` open one each. Start them with
+            `multiprocessing_context="spawn"`, for which it must be picklable: a lambda is not.
         pin_memory: Whether tensors come in pinned memory, from which copies to a GPU run beside the host.
 
     Raises:
         ConfigError: PyTorch is not installed.
+        TypeError: `open_dataset` is a dataset already.
     """
-    base = _imported("torch.utils.data").IterableDataset
+    if not callable(open_dataset):
+        raise TypeError(
+            f"open_dataset is a {type(open_dataset).__name__}, must be a function that opens a ReplayDataset, such as "
+            "functools.partial(ReplayDataset, address, table, 32)"
+        )
+    _imported("torch")
+    from tidemill.replay.sampling.torch_batches import TorchBatches
 
-    class Batches(base):  # type: ignore[misc, valid-type]
-        def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-            with open_dataset() as dataset:
-                for batch in dataset:
-                    tensors = to_torch(batch)
-                    yield {name: tensor.pin_memory() for name, tensor in tensors.items()} if pin_memory else tensors
-
-    return Batches()
+    return TorchBatches(open_dataset, pin_memory)
 
 
 def to_jax(batch: ReplayBatch) -> dict[str, Any]:
     """Return the columns and the weights as arrays of JAX, by DLPack: on a CPU without a copy where JAX allows it.
 
     Returns:
-        Each column [B, L, ...], the lengths of a column of varying length as `NAME__len` [B, L], and `weights` [B].
+        Each column [B, L, ...], the lengths of a column of varying length as `NAME__len` [B, L], and the importance
+        weights as `weights` [B], or as `_weights` where a column has that name.
 
     Raises:
         ConfigError: JAX is not installed.
@@ -74,7 +77,8 @@ def to_jax(batch: ReplayBatch) -> dict[str, Any]:
 
 def _arrays(batch: ReplayBatch) -> dict[str, Any]:
     lengths = {f"{name}__len": sizes for name, sizes in batch.sizes.items()}
-    return batch.columns | lengths | {"weights": batch.weights}
+    weights = "_weights" if "weights" in batch.columns else "weights"  # no column's name begins with an underscore
+    return batch.columns | lengths | {weights: batch.weights}
 
 
 def _imported(name: str) -> Any:  # noqa: ANN401 - a module

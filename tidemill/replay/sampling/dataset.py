@@ -26,6 +26,7 @@ from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.steps import LENGTH, SEPARATOR, nest, ragged_columns
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES
 from tidemill.rpc.fork import OwnerProcess
+from tidemill.rpc.reopened import Reopened
 
 Array = NDArray[Any]
 
@@ -93,11 +94,12 @@ class ReplayBatch:
         return [[values[i, j, : sizes[i, j]] for j in range(values.shape[1]) if own[i, j]] for i in range(len(self))]
 
 
-class ReplayDataset(Iterator[ReplayBatch]):
+class ReplayDataset(Reopened, Iterator[ReplayBatch]):
     """Iterates over decoded batches, received ahead of their use.
 
     With several tables each batch has fixed fractions of them, as for learning from demonstrations and from experience
-    of one's own. Use it as a context manager, or call `close`. Batches may be taken by several threads.
+    of one's own. Use it as a context manager, or call `close`. Batches may be taken by several threads. Pickled, as for
+    a process that is started with `spawn`, it is opened again where it arrives, with the same arguments.
 
     Example:
         The table is the one that the example of `ReplayWriter` fills.

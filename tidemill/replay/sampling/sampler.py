@@ -21,6 +21,8 @@ from tidemill.replay.shards.sampler import ShardedSampleStream
 from tidemill.replay.shards.shard import ShardReport
 from tidemill.replay.table_config import TableConfig
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES
+from tidemill.rpc.fork import OwnerProcess
+from tidemill.rpc.reopened import Reopened
 
 _POLL_S = 0.2
 """How soon an iterating thread notices that it shall stop."""
@@ -36,14 +38,15 @@ class _StreamOptions(TypedDict):
     max_message_bytes: int
 
 
-class ReplaySampler(Iterator[SampledBatch]):
+class ReplaySampler(Reopened, Iterator[SampledBatch]):
     """Iterates over sampled batches of one table, received ahead of their use.
 
     With one address the server's own rate limiter holds samples back. With several, or a DNS name, the table is spread
     over shards that are sampled as one, and the ratio is held over all of them (ADR 0020). Keys belong to the sampler
     that gave them: hand them back to its `update_priorities`. Use it as a context manager, or call `close`.
 
-    Batches may be taken by several threads, each batch goes to one of them.
+    Batches may be taken by several threads, each batch goes to one of them. In a process forked from the one that made
+    the sampler every method raises `FailedPrecondition`, but `close`, which does nothing; pickled, it is opened again.
 
     Example:
         The table is the one that the example of `RolloutWriter` fills.
@@ -96,6 +99,7 @@ class ReplaySampler(Iterator[SampledBatch]):
         """
         if max_message_bytes < LEAST_MESSAGE_BYTES:
             raise InvalidArgument(f"max_message_bytes is {max_message_bytes}, must be at least {LEAST_MESSAGE_BYTES}")
+        self._owner = OwnerProcess("ReplaySampler")
         self._stop, self._closed = stop or threading.Event(), threading.Event()
         with ExitStack() as stack:
             if directory is None and is_sharded(addresses):
@@ -123,6 +127,7 @@ class ReplaySampler(Iterator[SampledBatch]):
         Raises:
             TidemillError: A server refused for good, such as one that has the table with another configuration.
         """
+        self._owner.check()
         return None if self._is_over() else self._stream.take(timeout_s)
 
     def __next__(self) -> SampledBatch:
@@ -158,6 +163,7 @@ class ReplaySampler(Iterator[SampledBatch]):
             Unavailable: The only server cannot be reached.
             NotFound: The only server has no such table.
         """
+        self._owner.check()
         self._stream.update_priorities(keys, priorities, fencing_token)
 
     def delete_items(self, keys: NDArray[np.uint64]) -> None:
@@ -170,6 +176,7 @@ class ReplaySampler(Iterator[SampledBatch]):
             Unavailable: A server did not answer.
             NotFound: A server has no such table.
         """
+        self._owner.check()
         self._stream.delete_items(keys)
 
     def shards(self) -> tuple[ShardReport, ...]:
@@ -194,7 +201,8 @@ class ReplaySampler(Iterator[SampledBatch]):
     def close(self) -> None:
         """End every call and thread within a bounded time; waiting threads get StopIteration. May be called twice."""
         self._closed.set()
-        self._resources.close()
+        if self._owner.is_here:
+            self._resources.close()
 
     def _is_over(self) -> bool:
         return self._closed.is_set() or self._stop.is_set()

@@ -31,13 +31,14 @@ from tidemill.replay.writing.stream_items import ItemWindow, StreamItems
 from tidemill.replay.writing.stream_rows import StreamRows
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES as CHANNEL_MESSAGE_BYTES
 from tidemill.rpc.fork import OwnerProcess
+from tidemill.rpc.reopened import Reopened
 
 _EXIT_FLUSH_S = 30.0
 
 _log = LateLogger()
 
 
-class ReplayWriter:
+class ReplayWriter(Reopened):
     """Appends the steps of one environment or of a batch of them, and makes items of the newest ones.
 
     Steps travel in chunks of `chunk_length`, with the items that end in them: a full chunk goes with the next `append`,
@@ -46,7 +47,8 @@ class ReplayWriter:
 
     Every method raises `InvalidArgument` for a value that does not fit, naming it, and changes nothing then; the
     `TidemillError` of a server that refused for good, such as one that has another table of that name; and
-    `FailedPrecondition` in a process forked from the one that made the writer.
+    `FailedPrecondition` in a process forked from the one that made the writer. Pickled, it is another writer with the
+    same arguments where it arrives: it has streams of its own, and none of the steps that this one has not sent.
 
     Example:
         >>> import tidemill
