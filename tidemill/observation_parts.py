@@ -39,6 +39,39 @@ def leaves(observation: Any, path: str = "") -> Iterator[tuple[str, Any]]:  # no
         yield from leaves(value, f"{path}__{name}" if path else name)
 
 
+_EXACT = 2**24  # float32 has every whole number up to here
+
+
+def stored(value: Any, dtype: Any, name: str = "observation") -> Array:  # noqa: ANN401 - what NumPy takes
+    """Return an array in the dtype of stored observations: fractions may be rounded, but nothing else changes.
+
+    Args:
+        value: An observation, or several.
+        dtype: `uint8` or `float32`.
+        name: What it is called in messages.
+
+    Raises:
+        InvalidArgument: Its numbers are of another kind than the dtype, or it has whole numbers that the dtype lacks.
+    """
+    array, wanted = np.asarray(value), np.dtype(dtype)
+    if array.dtype == wanted:
+        return array
+    kind = array.dtype.kind
+    if kind == "b" or (kind == wanted.kind == "f"):
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, which the check of finite numbers names
+            return array.astype(wanted)
+    low, high = (0, 255) if wanted.kind == "u" else (-_EXACT, _EXACT)
+    fits = kind in "iu" and (not array.size or (low <= array.min() and array.max() <= high))
+    if not fits:
+        found = f" from {array.min()} to {array.max()}" if kind in "iuf" and array.size else ""
+        remedy = "scale them, or give the space another dtype" if wanted.kind == "u" else "subtract a start, or divide"
+        raise InvalidArgument(
+            f"{name} of {array.dtype} numbers{found}, which is stored as {wanted}, allowed: whole numbers from {low} "
+            f"to {high}{'' if wanted.kind == 'u' else ', and floats'}: {remedy}"
+        )
+    return array.astype(wanted)
+
+
 def packed_dtype(parts: Sequence[ObservationPart]) -> np.dtype[np.void]:
     """Return the structure of one packed observation, without padding."""
     return np.dtype([(part.name, part.dtype, part.shape) for part in parts])
@@ -63,7 +96,7 @@ def pack(parts: Sequence[ObservationPart], values: Mapping[str, Any], batch: tup
         if value.shape != (*batch, *part.shape):
             allowed = (*batch, *part.shape)
             raise InvalidArgument(f"part {part.name!r} of the observation has shape {value.shape}, allowed: {allowed}")
-        packed[part.name] = value
+        packed[part.name] = stored(value, part.dtype, f"part {part.name!r} of the observation")
     return packed.reshape((*batch, 1)).view(np.uint8)
 
 

@@ -191,6 +191,18 @@ def test_wrong_observations_are_explained(tmp_path: Path) -> None:
         policy.act(np.zeros((3, 3)))
 
 
+@pytest.mark.parametrize(
+    "value, message",
+    [(np.nan, "NaN"), (1e39, "infinite"), (2**24 + 1, "int64 numbers from 16777217"), ("x", "stored as float32")],
+)
+def test_policy_does_not_act_on_what_is_no_observation(tmp_path: Path, value: object, message: str) -> None:
+    """It would choose an action all the same."""
+    _bundle(tmp_path)
+    policy = tidemill.load_policy(tmp_path / "bundle")
+    with pytest.raises(InvalidArgument, match=message):
+        policy.act(np.array([value] * 3))
+
+
 def test_policy_of_masked_actions_wants_the_masks(tmp_path: Path) -> None:
     """It acts legally, for one environment and for several, and says what is missing or wrong."""
     settings = {**_SETTINGS, "agent": {"algorithm": "dqn", "network": "mlp", "hidden_sizes": [8]}}

@@ -13,7 +13,7 @@ from tidemill.bundle.files import CONFIG, check_trusted, is_bundle, read_bundle,
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import ConfigError, FatalError, InvalidArgument
-from tidemill.observation_parts import packed
+from tidemill.observation_parts import packed, stored
 from tidemill.params.blob import unpack
 from tidemill.params.version import Version
 from tidemill.rl.agents.build import build_policy
@@ -138,7 +138,8 @@ class TrainedPolicy:
             floats in [-1, 1], as `make_env` takes them.
 
         Raises:
-            InvalidArgument: The observation or the mask has another shape, or N changed without a `reset`.
+            InvalidArgument: The observation or the mask has another shape, the observation numbers of another kind or
+                range than those that were trained with, or N changed without a `reset`.
         """
         parts = self.env_spec.observation_parts
         seen = packed(parts, observation) if parts else np.asarray(observation)
@@ -151,7 +152,9 @@ class TrainedPolicy:
         first = self._is_first(is_first, len(rows))
         builder = self._builder_for(len(rows))
         gained = None if reward is None else np.full(len(rows), reward, np.float32)
-        seen_rows = rows.astype(self.env_spec.observation_dtype, copy=False)
+        seen_rows = stored(rows, self.env_spec.observation_dtype)
+        if not np.isfinite(seen_rows).all():
+            raise InvalidArgument("observation has numbers that are NaN or infinite, allowed: finite numbers")
         policy_input = builder.build(seen_rows, first, gained, self._mask(action_mask, len(rows)))
         output = self._policy.act(policy_input, 2**62, evaluation=not explore)  # long after every schedule's end
         builder.record(output)

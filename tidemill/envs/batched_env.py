@@ -29,6 +29,7 @@ from tidemill.envs.interface import VectorEnv, VectorStep
 from tidemill.envs.observations import observation_format
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError, FatalError, InvalidArgument
+from tidemill.observation_parts import stored
 from tidemill.types import EnvSpec
 
 GymnasiumVectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]
@@ -198,17 +199,21 @@ class BatchedEnv:
             raise FatalError(f"{self._name} ended an episode and reset it in the same step without infos['final_obs']")
         for index in np.flatnonzero(ended):
             final = infos["final_obs"][index]
-            observation[index] = self._format.pack(final) if self._format.parts else final
+            try:
+                row = self._format.pack(final) if self._format.parts else stored(final, self._format.dtype)
+            except InvalidArgument as error:
+                raise FatalError(f"{self._name} returned a last {error}") from error
+            observation[index] = row
             self._infos[index] = {}  # what the infos hold is the mask of the next episode
 
     def _observations(self, observation: Any) -> NDArray[Any]:  # noqa: ANN401 - the user's
         """Return a copy of observations in the format of the stream."""
-        if self._format.parts:
-            try:
+        try:
+            if self._format.parts:
                 return self._format.pack_batch(observation, self.num_envs)
-            except InvalidArgument as error:
-                raise FatalError(f"{self._name} returned observations of which one is wrong: {error}") from error
-        copy: NDArray[Any] = np.array(observation, self._format.dtype)
+            copy = np.array(stored(observation, self._format.dtype))
+        except InvalidArgument as error:
+            raise FatalError(f"{self._name} returned observations of which one is wrong: {error}") from error
         allowed = (self.num_envs, *self._format.shape)
         if copy.shape != allowed:
             raise FatalError(f"{self._name} returned observations of shape {copy.shape}, must be {allowed}")

@@ -20,6 +20,7 @@ from tidemill.envs.episode_counter import EpisodeCounter
 from tidemill.envs.interface import VectorStep
 from tidemill.envs.observations import observation_format
 from tidemill.errors import FatalError, InvalidArgument
+from tidemill.observation_parts import stored
 from tidemill.types import EnvSpec
 
 GymnasiumEnv = gymnasium.Env[Any, Any]
@@ -55,6 +56,7 @@ class GymnasiumVectorEnv:
         self._envs = [make_one() for _ in range(num_envs)]
         space = self._envs[0].observation_space
         self._format = observation_format(space)
+        self._dtype = np.dtype(self._format.dtype)
         self._actions = action_adapter(self._envs[0].action_space, joint=joint_actions)
         self._spec = EnvSpec(
             self._format.shape,
@@ -153,27 +155,29 @@ class GymnasiumVectorEnv:
         return np.empty((self.num_envs, *self._format.shape), self._format.dtype)
 
     def _first_observation(self, index: int, seed: int) -> NDArray[Any]:
-        """Reset one environment and check the shape, because numpy would broadcast a wrong one."""
+        """Reset one environment; return its observation as it is stored."""
         try:
             observation, self._infos[index] = self._envs[index].reset(seed=seed)
         except Exception as error:
             raise FatalError(f"{place(index, 0)} raised {type(error).__name__}: {error}") from error
         try:
-            if self._format.parts:
-                return self._format.pack(observation)
-            self._check_shape(np.shape(observation))
+            return self._row(observation)
         except InvalidArgument as error:
             raise FatalError(f"{place(index, 0)} returned an {error}") from error
-        return np.asarray(observation)
 
-    def _check_shape(self, shape: tuple[int, ...]) -> None:
-        if shape != self._format.shape:
+    def _row(self, observation: Any) -> NDArray[Any]:  # noqa: ANN401 - the user's
+        """Return an observation as it is stored; raises InvalidArgument if it is not as its space says."""
+        if self._format.parts:
+            return self._format.pack(observation)
+        row = np.asarray(observation)
+        if row.shape != self._format.shape:  # NumPy would repeat a smaller one
             allowed = f"allowed by its observation space: {self._format.shape}"
-            raise InvalidArgument(f"observation of shape {shape}, {allowed}")
+            raise InvalidArgument(f"observation of shape {row.shape}, {allowed}")
+        return stored(row, self._dtype)
 
     def _step_all(self, commands: Sequence[Any], is_reset_step: NDArray[np.bool_]) -> _Outcome:
         """Step or reset each environment; plain lists, because writing single elements of arrays is slow."""
-        observation, pack = self._new_observation(), self._format.pack if self._format.parts else None
+        observation = self._new_observation()
         reward = [0.0] * self.num_envs
         terminated, truncated = [False] * self.num_envs, [False] * self.num_envs
         index = 0
@@ -186,9 +190,7 @@ class GymnasiumVectorEnv:
                     reward[index], self._infos[index] = float(gain), info
                     if terminated[index] and info.get("TimeLimit.truncated"):
                         terminated[index], truncated[index] = False, True  # how older environments report a limit
-                if pack is None:
-                    self._check_shape(np.shape(row))  # NumPy would repeat a smaller one
-                observation[index] = row if pack is None else pack(row)
+                observation[index] = self._row(row)
         except Exception as error:
             at = place(index, self._counter.lengths[index] + (not is_reset_step[index]))
             if isinstance(error, InvalidArgument):

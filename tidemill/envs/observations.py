@@ -13,8 +13,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from tidemill.envs.checks import check_finite
-from tidemill.errors import ConfigError
-from tidemill.observation_parts import in_order, leaves, pack, unpack
+from tidemill.errors import ConfigError, InvalidArgument
+from tidemill.observation_parts import in_order, leaves, pack, stored, unpack
 from tidemill.types import OBSERVATION, ObservationPart
 
 
@@ -60,9 +60,13 @@ class ObservationFormat:
         space = self.spaces.get(name)
         if space is None or _is_image(space):
             return value
+        what = f"part {name!r} of the observation"
         if isinstance(space, spaces.Box):
-            return np.asarray(value, np.float32).reshape(-1)
-        return np.asarray(spaces.flatten(space, value), np.float32)
+            return stored(value, np.float32, what).reshape(-1)
+        number = np.asarray(value, space.dtype)
+        if not space.contains(number if space.shape else number.reshape(())[()]):  # flatten would count from the end
+            raise InvalidArgument(f"{what} with the value {value!r}, allowed: {space}")
+        return np.asarray(spaces.flatten(space, number), np.float32)
 
     def check_finite(
         self, observation: NDArray[Any], reward: NDArray[np.floating[Any]], lengths: NDArray[np.int64]

@@ -1,0 +1,122 @@
+"""Observations that their space does not announce are refused where they come in, never converted in silence."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from tidemill.envs.batched_env import BatchedEnv
+from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
+from tidemill.errors import FatalError, InvalidArgument
+from tidemill.observation_parts import stored
+
+_BYTES, _CLOCK, _CHOICE = spaces.Box(0, 255, (2, 2), np.uint8), spaces.Box(0, 2**40, (1,), np.int64), spaces.Discrete(4)
+
+_WRONG: list[tuple[gymnasium.Space[Any], Any, str]] = [
+    (_BYTES, np.full((2, 2), 0.7, np.float32), "float32 numbers from 0.69.* is stored as uint8.*0 to 255"),
+    (_BYTES, np.full((2, 2), np.nan), "float64 numbers from nan"),
+    (_BYTES, np.full((2, 2), -1), "int64 numbers from -1 to -1"),
+    (_BYTES, np.full((2, 2), 300), "int64 numbers from 300 to 300"),
+    (_BYTES, np.full((2, 2), 1j), "complex128 numbers"),
+    (_CLOCK, np.array([2**24 + 1]), "int64 numbers from 16777217.*is stored as float32"),
+    (_CLOCK, np.array(["noon"]), "stored as float32"),
+]
+_WRONG_CHOICES = [-1, 4, 7]
+
+
+class _Says(gymnasium.Env[Any, Any]):
+    """Observes what its space has at the reset, and something else at a step."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space: gymnasium.Space[Any], value: object, *, at_reset: bool = False) -> None:
+        self.observation_space, self._value, self._at_reset = space, value, at_reset
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        sample = {"a": np.zeros(1, np.float32), "b": 0}
+        good = sample if isinstance(self.observation_space, spaces.Dict) else np.zeros_like(self._value, np.uint8)
+        return self._value if self._at_reset else good, {}
+
+    def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self._value, 0.0, False, False, {}
+
+
+def _play(env: GymnasiumVectorEnv) -> None:
+    env.reset(0)
+    env.step(np.zeros(env.num_envs, np.int64))
+
+
+@pytest.mark.parametrize("space, value, message", _WRONG)
+@pytest.mark.parametrize("at_reset", [False, True])
+def test_number_of_another_kind_ends_the_actor(
+    space: gymnasium.Space[Any], value: object, message: str, *, at_reset: bool
+) -> None:
+    """The line says which environment, at which step, what came and what is allowed."""
+    env = GymnasiumVectorEnv(lambda: _Says(space, value, at_reset=at_reset), 2)
+    with pytest.raises(FatalError, match=f"environment 0 at step {int(not at_reset)} .*{message}"):
+        _play(env)
+
+
+@pytest.mark.parametrize("value", _WRONG_CHOICES)
+@pytest.mark.parametrize("at_reset", [False, True])
+def test_choice_that_its_space_lacks_ends_the_actor(value: int, *, at_reset: bool) -> None:
+    """A part's discrete value out of range would be another one, or an IndexError."""
+    space = spaces.Dict({"a": spaces.Box(0, 1, (1,)), "b": _CHOICE})
+    wrong = {"a": np.zeros(1, np.float32), "b": value}
+    env = GymnasiumVectorEnv(lambda: _Says(space, wrong, at_reset=at_reset), 1)
+    with pytest.raises(FatalError, match=f"part 'b' of the observation with the value {value}, allowed: Discrete"):
+        _play(env)
+
+
+@pytest.mark.parametrize("space, value, message", _WRONG[:5])
+def test_batch_of_another_kind_ends_the_actor(space: gymnasium.Space[Any], value: object, message: str) -> None:
+    """What a vector environment returns is looked at as closely."""
+
+    class _Batch(gymnasium.vector.VectorEnv[Any, Any, Any]):
+        num_envs = 2
+        metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 - as gymnasium has it
+        single_observation_space, single_action_space = space, spaces.Discrete(2)
+
+        def reset(self, *, seed: object = None, options: object = None) -> tuple[Any, dict[str, Any]]:
+            return np.array([value, value]), {}
+
+    with pytest.raises(FatalError, match=message):
+        BatchedEnv(_Batch(), "a_test:make").reset(0)
+
+
+@pytest.mark.parametrize(
+    "value, dtype",
+    [
+        (np.array([0, 255], np.int64), "uint8"),
+        (np.array([True, False]), "uint8"),
+        (np.array([7, 2**24], np.int64), "float32"),
+        (np.array([0.1], np.float64), "float32"),
+        (np.array([0.5], np.float16), "float32"),
+        (np.array([], np.int64), "float32"),
+        ([1, 2], "float32"),
+    ],
+)
+def test_number_that_fits_is_stored(value: object, dtype: str) -> None:
+    """Whole numbers in range, flags and floats of other widths are what they were."""
+    np.testing.assert_allclose(stored(value, dtype), np.asarray(value, np.float64), rtol=1e-6)
+
+
+def test_float_too_large_becomes_infinite() -> None:
+    """Which the check of finite numbers then names; no warning on the way."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isinf(stored(np.array([1e39]), "float32")).all()
+
+
+def test_array_of_the_right_dtype_is_not_copied() -> None:
+    """The usual case costs a comparison."""
+    row = np.zeros(3, np.float32)
+    assert stored(row, "float32") is row
+    with pytest.raises(InvalidArgument, match="speed of float64"):
+        stored(np.array([0.5]), "uint8", "speed")
