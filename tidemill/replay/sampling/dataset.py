@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,10 +22,10 @@ from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import least_slots
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
-from tidemill.replay.sampling.sampler import ReplaySampler
+from tidemill.replay.sampling.sampler import EndOfBatches, ReplaySampler
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.steps import LENGTH, SEPARATOR, nest, ragged_columns
-from tidemill.rpc.channel import MAX_MESSAGE_BYTES
+from tidemill.rpc.channel import MAX_MESSAGE_BYTES, Backoff
 from tidemill.rpc.fork import OwnerProcess
 from tidemill.rpc.reopened import Reopened
 
@@ -94,8 +95,8 @@ class ReplayBatch:
         return [[values[i, j, : sizes[i, j]] for j in range(values.shape[1]) if own[i, j]] for i in range(len(self))]
 
 
-class ReplayDataset(Reopened, Iterator[ReplayBatch]):
-    """Iterates over decoded batches, received ahead of their use.
+class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch]):
+    """Iterates over decoded batches, received ahead of their use: `for`, `next`, and in asyncio `async for`, `anext`.
 
     With several tables each batch has fixed fractions of them, as for learning from demonstrations and from experience
     of one's own. Use it as a context manager, or call `close`. Batches may be taken by several threads. Pickled, as for
@@ -194,16 +195,24 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch]):
             TidemillError: A server refused for good, such as one that has the table with another configuration.
             FailedPrecondition: This process was forked from the one that made the dataset.
         """
-        self._owner.check()
-        parts: list[ReplayBatch] = []
+        began_s = time.monotonic()
+        while (batch := self._batch_within(_POLL_S, began_s)) is None:
+            pass
+        return batch
+
+    async def __anext__(self) -> ReplayBatch:
+        """Return the next batch as `__next__` does, without holding up the event loop, but for decoding it there.
+
+        A call that is cancelled has taken none. After the last one it raises StopAsyncIteration.
+        """
+        began_s, pause = time.monotonic(), Backoff(first_s=0.001, limit_s=0.05)
+        await asyncio.sleep(0)  # or a loop whose batches are always ready would let no other task run
         try:
-            for i in range(len(self._tables)):
-                parts.append(self._next_of(i))
-        except BaseException:
-            for ready, part in zip(self._ready, parts, strict=False):
-                ready.appendleft(part)  # for the next attempt
-            raise
-        return parts[0] if len(parts) == 1 else _joined(parts)
+            while (batch := self._batch_within(0.0, began_s)) is None:
+                await asyncio.sleep(pause.next_s())
+        except StopIteration:
+            raise StopAsyncIteration from None
+        return batch
 
     def update_priorities(self, batch: ReplayBatch, priorities: ArrayLike) -> None:
         """Set new priorities of a batch's items; one that has left its table is skipped, never its successor changed.
@@ -231,29 +240,40 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch]):
         if self._owner.is_here:
             self._resources.close()
 
-    def _next_of(self, table: int) -> ReplayBatch:
+    def _batch_within(self, wait_s: float, began_s: float) -> ReplayBatch | None:
+        """Return the next batch, or None if a table has none within `wait_s` seconds; raises as `__next__`."""
+        self._owner.check()
+        parts: list[ReplayBatch] = []
+        try:
+            for table in range(len(self._tables)):
+                left_s = wait_s if self._timeout_s is None else began_s + self._timeout_s - time.monotonic()
+                part = self._part_within(table, min(wait_s, max(left_s, 0.0)))
+                if part is None and left_s <= 0 and self._timeout_s is not None:
+                    name, why = self._tables[table].name, self._why(self._tables[table])
+                    raise Unavailable(f"no batch of table {name!r} within {self._timeout_s:g} s{why}")
+                if part is None:
+                    return None
+                parts.append(part)
+            whole, parts = parts, []
+        finally:
+            for ready, part in zip(self._ready, parts, strict=False):
+                ready.appendleft(part)  # for the next attempt
+        return whole[0] if len(whole) == 1 else _joined(whole)
+
+    def _part_within(self, table: int, wait_s: float) -> ReplayBatch | None:
         """Return the next batch of one table; a sample with bytes that do not decode is skipped."""
         ready, size = self._ready[table], self._sizes[table]
-        while True:
+        while not (self._closed.is_set() or self._stop.is_set()):
             with suppress(IndexError):  # nothing is ready, or another thread was faster
                 return ready.popleft()
+            if (sample := self._samplers[table].take(wait_s)) is None:
+                return None
             with suppress(CorruptBlocks):
-                sample = self._take(self._tables[table], self._samplers[table])
                 columns = self._columns(table, sample)
                 if columns is not None:
                     starts = range(0, len(sample.keys), size)
                     ready.extend(self._made(table, sample, columns, slice(start, start + size)) for start in starts)
-
-    def _take(self, table: TableConfig, sampler: ReplaySampler) -> SampledBatch:
-        began_s = time.monotonic()
-        while not (self._closed.is_set() or self._stop.is_set()):
-            left_s = _POLL_S if self._timeout_s is None else began_s + self._timeout_s - time.monotonic()
-            batch = sampler.take(min(max(left_s, 0.0), _POLL_S))
-            if batch is not None:
-                return batch
-            if self._timeout_s is not None and left_s <= 0:
-                raise Unavailable(f"no batch of table {table.name!r} within {self._timeout_s:g} s{self._why(table)}")
-        raise StopIteration
+        raise EndOfBatches
 
     def _why(self, table: TableConfig) -> str:
         """Return what is known of why no batch comes."""

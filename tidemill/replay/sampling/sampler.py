@@ -28,6 +28,13 @@ _POLL_S = 0.2
 """How soon an iterating thread notices that it shall stop."""
 
 
+class EndOfBatches(StopIteration):
+    """A kind of its own, since Python 3.11 waits for ever for a future that StopIteration itself was to end.
+
+    `await asyncio.to_thread(next, dataset)` did so once the dataset was closed; with this it returns None.
+    """
+
+
 class _StreamOptions(TypedDict):
     """What a stream of samples from one server or several takes."""
 
@@ -141,7 +148,7 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
             batch = self.take(_POLL_S)
             if batch is not None:
                 return batch
-        raise StopIteration
+        raise EndOfBatches
 
     def update_priorities(
         self, keys: NDArray[np.uint64], priorities: NDArray[np.float64], fencing_token: int = 0

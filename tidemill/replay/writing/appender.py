@@ -155,6 +155,12 @@ class StreamAppender:
                 self._send(messages)
         return True
 
+    def has_room(self, chunks: int) -> bool:
+        """Return whether `append` would return or raise at once with so many chunks."""
+        with self._changed:
+            is_over = self._error or self._restarted or self._stop.is_set() or self._call.closed.is_set()
+            return bool(is_over) or self._fits(chunks)
+
     def opened(self, timeout_s: float) -> bool:
         """Wait until the server has named the epoch; return False if it has not after `timeout_s` seconds.
 
@@ -264,8 +270,7 @@ class StreamAppender:
                 if self._restarted:
                     self._restarted = False
                     raise StreamRestarted("the replay service no longer knows this actor's streams")
-                # a call larger than the limit goes alone: it could never be sent otherwise
-                if not self._pending or self._pending_chunks + chunks <= self._limit:
+                if self._fits(chunks):
                     return True
                 if self._stop.is_set() or self._call.closed.is_set():
                     return False
@@ -277,6 +282,10 @@ class StreamAppender:
                 self._changed.wait(_POLL_S if timeout_s is None else min(_POLL_S, timeout_s - waited_s))
         finally:
             self._blocked_s, self._blocked_since = self._blocked_s + time.monotonic() - started, float("inf")
+
+    def _fits(self, chunks: int) -> bool:
+        """Return whether so many chunks may be queued; more than the limit go alone, or they could never be sent."""
+        return not self._pending or self._pending_chunks + chunks <= self._limit
 
     def _raise(self) -> None:
         if self._error is not None:

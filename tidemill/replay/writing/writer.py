@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,6 +32,7 @@ from tidemill.replay.writing.steps import StepReader
 from tidemill.replay.writing.stream_items import ItemWindow, StreamItems
 from tidemill.replay.writing.stream_rows import StreamRows
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES as CHANNEL_MESSAGE_BYTES
+from tidemill.rpc.channel import Backoff
 from tidemill.rpc.fork import OwnerProcess
 from tidemill.rpc.reopened import Reopened
 
@@ -42,7 +45,8 @@ class ReplayWriter(Reopened):
     """Appends the steps of one environment or of a batch of them, and makes items of the newest ones.
 
     Steps travel in chunks of `chunk_length`, with the items that end in them: a full chunk goes with the next `append`,
-    and `flush` sends what there is and waits until the server has it. All methods are for one thread. What the server
+    and `flush` sends what there is and waits until the server has it. All methods are for one thread; in asyncio
+    `append_async` and `flush_async` wait without holding up the event loop. What the server
     has acknowledged survives what its `ack` setting promises; what it has not is kept and sent again when it is back.
 
     Every method raises `InvalidArgument` for a value that does not fit, naming it, and changes nothing then; the
@@ -124,6 +128,7 @@ class ReplayWriter(Reopened):
         self._rows = StreamRows(signature, envs, chunk_length, history)
         self._items = StreamItems(self._tables, self._rows, windows, max_message_bytes)
         self._interrupted = np.zeros(envs, np.bool_)
+        self._awaited_s = 0.0
         self._arguments = arguments_of(self._batch, chunk_length, self._tables, self._items.windows)
         before = WriterProgress(name or new_name())
         if state is not None:
@@ -169,6 +174,24 @@ class ReplayWriter(Reopened):
         self._rows.add(columns, envs, alone=env is not None or not self._batch)
         self._params_version = params_version
         self._items.added_rows(envs)
+
+    async def append_async(
+        self,
+        step: Any,  # noqa: ANN401 - see `append`
+        *,
+        env: int | None = None,
+        params_version: int = 0,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Take a step as `append` does, with its arguments and errors. A call that is cancelled has taken none."""
+        self._owner.check()
+        full = int((self._rows.filled[self._envs_of(env)] == self._rows.chunk_length).sum())
+        began_s = time.monotonic()
+        try:
+            await self._until(lambda: not full or self._appender.has_room(full), timeout_s, began_s)
+        finally:
+            self._awaited_s += time.monotonic() - began_s
+        self.append(step, env=env, params_version=params_version, timeout_s=0.0)
 
     def create_item(
         self,
@@ -228,18 +251,20 @@ class ReplayWriter(Reopened):
             Unavailable: The server has not acknowledged everything within `timeout_s` seconds; nothing is lost by that.
         """
         self._owner.check()
-        waiting = np.array(
-            [env for env in range(self._num_envs) if self._rows.fresh[env] or self._items.pending_in(env)], np.int64
-        )
-        if len(waiting):
-            self._flush_rows(waiting, timeout_s)
-        if not self._appender.flush(timeout_s):
-            failure = self._appender.last_failure
-            why = failure or "it does not answer, its disk is full, or a rate limiter holds inserts back"
-            raise Unavailable(
-                f"the replay server at {self._address} did not acknowledge {self.unacknowledged_chunks} chunks within "
-                f"{timeout_s:g} s: {why}"
-            )
+        began_s = time.monotonic()
+        for envs, continues in self._flushed_parts():
+            self._send(envs, timeout_s, continues=continues)
+        if not self._appender.flush(max(0.0, began_s + timeout_s - time.monotonic())):
+            raise self._overdue(timeout_s)
+
+    async def flush_async(self, timeout_s: float) -> None:
+        """Do as `flush` does, with its errors; what a call that is cancelled has sent stays sent."""
+        self._owner.check()
+        began_s = time.monotonic()
+        for envs, continues in self._flushed_parts():
+            await self._until(lambda: self._appender.has_room(len(envs)), timeout_s, began_s)  # noqa: B023 - called here
+            self._send(envs, 0.0, continues=continues)
+        await self._until(lambda: self._appender.flush(0.0), timeout_s, began_s)
 
     def state(self) -> bytes:
         """Return all that another writer needs to go on here: steps and items that are not stored, and the place.
@@ -275,7 +300,7 @@ class ReplayWriter(Reopened):
     @property
     def blocked_s(self) -> float:
         """Seconds that `append` has waited so far, for the server or its rate limiter."""
-        return self._appender.blocked_s
+        return self._appender.blocked_s + self._awaited_s
 
     @property
     def restarts(self) -> int:
@@ -392,13 +417,35 @@ class ReplayWriter(Reopened):
             raise InvalidArgument(f"env is {env}, must be 0 .. {self._num_envs - 1}")
         return np.array([env])
 
-    def _flush_rows(self, envs: NDArray[np.int64], timeout_s: float) -> None:
-        """Send the chunks of some environments as they are, and begin the next ones with what items may need."""
-        repeated = {env: self._rows.tail(env) for env in envs.tolist()}
-        self._send(envs, timeout_s, continues=False)
+    def _flushed_parts(self) -> Iterator[tuple[NDArray[np.int64], bool]]:
+        """Yield the environments whose chunks are to be sent as they are, and whether their streams continue behind.
+
+        The next chunks begin with the steps that items may need, which may be more than one. Send each before the next.
+        """
+        waiting = [env for env in range(self._num_envs) if self._rows.fresh[env] or self._items.pending_in(env)]
+        if not waiting:
+            return
+        repeated = {env: self._rows.tail(env) for env in waiting}
+        yield np.array(waiting, np.int64), False
         for env, rows in repeated.items():
             while len(rows := self._rows.repeat(env, rows)):
-                self._send(np.array([env]), timeout_s)
+                yield np.array([env]), True
+
+    async def _until(self, condition: Callable[[], bool], timeout_s: float | None, began_s: float) -> None:
+        """Wait in the event loop for a condition. Unavailable: it did not hold in time."""
+        pause = Backoff(first_s=0.001, limit_s=0.05)
+        while not condition():
+            if timeout_s is not None and time.monotonic() - began_s >= timeout_s:
+                raise self._overdue(timeout_s)
+            await asyncio.sleep(pause.next_s())
+
+    def _overdue(self, timeout_s: float) -> Unavailable:
+        failure = self._appender.last_failure
+        why = failure or "it does not answer, its disk is full, or a rate limiter holds inserts back"
+        return Unavailable(
+            f"the replay server at {self._address} did not acknowledge {self.unacknowledged_chunks} chunks within "
+            f"{timeout_s:g} s: {why}"
+        )
 
     def _send(self, envs: NDArray[np.int64], timeout_s: float | None, *, continues: bool = True) -> None:
         """Append the present chunks of some environments and begin their next ones.

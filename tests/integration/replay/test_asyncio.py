@@ -1,0 +1,113 @@
+"""Writing and reading in an event loop, which goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from tests.support.numbered_steps import numbered_step, steps_table
+from tests.support.replay_service import LocalServer
+from tests.support.waiting import WAIT_S
+from tidemill.errors import Unavailable
+from tidemill.replay import ItemWindow, RateLimiterConfig, ReplayDataset, ReplayWriter, Server
+
+_QUEUE = steps_table(rate_limiter=RateLimiterConfig(queue_size=2))
+
+
+async def _is_blocked(task: asyncio.Task[object]) -> bool:
+    """Return whether a task still waits after the loop went round some times."""
+    for _ in range(50):
+        await asyncio.sleep(0.001)
+    return not task.done()
+
+
+async def test_writer_and_reader_of_a_queue_take_turns(server: LocalServer) -> None:
+    """A queue of two items holds the writer back, in one loop with the reader: every step comes through, in order."""
+    with (
+        ReplayWriter(server.address, _QUEUE, windows=ItemWindow(1), chunk_length=1, max_in_flight_chunks=1) as writer,
+        ReplayDataset(server.address, _QUEUE, 1, timeout_s=WAIT_S, prefetch=1) as dataset,
+    ):
+
+        async def write() -> None:
+            for number in range(20):
+                await writer.append_async(numbered_step(number), timeout_s=WAIT_S)
+            await writer.flush_async(WAIT_S)
+
+        writing = asyncio.create_task(write())
+        assert [int((await anext(dataset))["number"][0, -1]) for _ in range(20)] == list(range(20))
+        await writing
+        assert writer.blocked_s > 0
+
+
+async def test_cancelled_calls_take_nothing(server: LocalServer) -> None:
+    """Neither a step nor a batch: both wait where they are for the next call."""
+    with (
+        ReplayWriter(server.address, _QUEUE, windows=ItemWindow(1), chunk_length=1, max_in_flight_chunks=1) as writer,
+        ReplayDataset(server.address, _QUEUE, 1, timeout_s=WAIT_S, prefetch=1) as dataset,
+    ):
+        reading = asyncio.ensure_future(anext(dataset))
+        assert await _is_blocked(reading)
+        reading.cancel()
+        with suppress(asyncio.CancelledError):
+            await reading
+        number = 0
+        with pytest.raises(Unavailable, match=r"did not acknowledge 1 chunks within 0\.1 s"):
+            for number in range(10):  # noqa: B007 - where it stopped is looked at
+                await writer.append_async(numbered_step(number), timeout_s=0.1)
+        appending = asyncio.ensure_future(writer.append_async(numbered_step(99)))
+        assert await _is_blocked(appending)
+        appending.cancel()
+        with suppress(asyncio.CancelledError):
+            await appending
+        read = [int((await anext(dataset))["number"][0, -1]) for _ in range(number - 1)]
+        await writer.flush_async(WAIT_S)
+        assert [*read, int((await anext(dataset))["number"][0, -1])] == list(range(number))
+    with (
+        ReplayDataset(server.address, _QUEUE, 1, timeout_s=0.05) as dataset,
+        pytest.raises(Unavailable, match=r"no batch of table 't' within 0\.05 s"),
+    ):
+        await anext(dataset)
+
+
+async def test_batches_of_a_dataset_that_is_closed_end(server: LocalServer) -> None:
+    """`async for` ends, whatever else waits for the dataset; so does a thread that was waiting in `next`."""
+    dataset = ReplayDataset(server.address, steps_table(), 1)
+    in_thread = asyncio.create_task(asyncio.to_thread(next, dataset))
+    iterating = asyncio.create_task(_batches(dataset))
+    assert await _is_blocked(iterating)
+    dataset.close()
+    async with asyncio.timeout(30.0):
+        assert await iterating == 0
+        assert await in_thread is None
+        assert await asyncio.to_thread(next, dataset) is None
+        assert await asyncio.to_thread(next, dataset, "over") == "over"
+
+
+async def _batches(dataset: ReplayDataset) -> int:
+    return len([batch async for batch in dataset])
+
+
+async def test_ready_batches_leave_the_loop_to_others() -> None:
+    """A loop over batches that are always there does not keep another task from running."""
+    table = steps_table(max_times_sampled=0)
+    with Server() as server:
+        with ReplayWriter(server.address, table, windows=ItemWindow(1)) as writer:
+            await writer.append_async(numbered_step(0))
+            await writer.flush_async(WAIT_S)
+        with ReplayDataset(server.address, table, 1, timeout_s=WAIT_S) as dataset:
+            turns, done = 0, asyncio.Event()
+
+            async def count() -> None:
+                nonlocal turns
+                while not done.is_set():
+                    turns += 1
+                    await asyncio.sleep(0)
+
+            counting = asyncio.create_task(count())
+            for _ in range(10):
+                await anext(dataset)
+            done.set()
+            await counting
+            assert turns >= 10
