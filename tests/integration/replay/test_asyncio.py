@@ -52,18 +52,23 @@ async def test_cancelled_calls_take_nothing(server: LocalServer) -> None:
         reading.cancel()
         with suppress(asyncio.CancelledError):
             await reading
-        number = 0
-        with pytest.raises(Unavailable, match=r"did not acknowledge 1 chunks within 0\.1 s"):
-            for number in range(10):  # noqa: B007 - where it stopped is looked at
+        appended: list[int] = []
+
+        async def append_all() -> None:
+            for number in range(10):
                 await writer.append_async(numbered_step(number), timeout_s=0.1)
+                appended.append(number)
+
+        with pytest.raises(Unavailable, match=r"did not acknowledge 1 chunks within 0\.1 s"):
+            await append_all()
         appending = asyncio.ensure_future(writer.append_async(numbered_step(99)))
         assert await _is_blocked(appending)
         appending.cancel()
         with suppress(asyncio.CancelledError):
             await appending
-        read = [int((await anext(dataset))["number"][0, -1]) for _ in range(number - 1)]
+        read = [int((await anext(dataset))["number"][0, -1]) for _ in appended[1:]]
         await writer.flush_async(WAIT_S)
-        assert [*read, int((await anext(dataset))["number"][0, -1])] == list(range(number))
+        assert [*read, int((await anext(dataset))["number"][0, -1])] == appended
     with (
         ReplayDataset(server.address, _QUEUE, 1, timeout_s=0.05) as dataset,
         pytest.raises(Unavailable, match=r"no batch of table 't' within 0\.05 s"),
