@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
+from tidemill.replay.argument_types import check_type
 from tidemill.replay.table_config import TableConfig, TableDescription, TableUpdate
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
@@ -44,6 +45,7 @@ class ReplayClient(Reopened):
 
     def __init__(self, address: str, *, deadline_s: float = DEADLINE_S) -> None:
         """Open a channel; it connects on first use."""
+        check_type("address", address, str, "'HOST:PORT' or 'unix:///path', as Server.address")
         self._address = address
         self._deadline_s = deadline_s
         self._channel = open_channel(address)
@@ -51,6 +53,7 @@ class ReplayClient(Reopened):
 
     def create_table(self, config: TableConfig) -> bool:
         """Create a table; return False when an equal one existed. AlreadyExists: the name has another configuration."""
+        check_type("config", config, TableConfig, "a TableConfig")
         request = pb.CreateTableRequest(config=pack_config(config))
         with translated():
             return self._stub.CreateTable(request, timeout=self._deadline_s).created
@@ -64,7 +67,7 @@ class ReplayClient(Reopened):
     def describe_table(self, name: str) -> TableDescription:
         """Return one table. NotFound: no such table."""
         with translated():
-            response = self._stub.DescribeTable(pb.DescribeTableRequest(name=name), timeout=self._deadline_s)
+            response = self._stub.DescribeTable(pb.DescribeTableRequest(name=_named(name)), timeout=self._deadline_s)
         return unpack_description(response.table)
 
     def update_table(self, name: str, update: TableUpdate) -> TableDescription:
@@ -74,14 +77,15 @@ class ReplayClient(Reopened):
             InvalidArgument: a value is out of range, by itself or beside the others; nothing was changed.
             NotFound: no such table.
         """
+        check_type("update", update, TableUpdate, "a TableUpdate, such as TableUpdate(max_items=1000)")
         with translated():
-            response = self._stub.UpdateTable(pack_update(name, update), timeout=self._deadline_s)
+            response = self._stub.UpdateTable(pack_update(_named(name), update), timeout=self._deadline_s)
         return unpack_description(response.table)
 
     def reset_table(self, name: str) -> int:
         """Remove every item; return how many there were. NotFound: no such table."""
         with translated():
-            return self._stub.ResetTable(pb.ResetTableRequest(name=name), timeout=self._deadline_s).removed
+            return self._stub.ResetTable(pb.ResetTableRequest(name=_named(name)), timeout=self._deadline_s).removed
 
     def update_priorities(self, table: str, keys: ArrayLike, priorities: ArrayLike, fencing_token: int = 0) -> int:
         """Set priorities [N] of items by key [N]; return how many keys were in the table.
@@ -98,7 +102,7 @@ class ReplayClient(Reopened):
             NotFound: no such table.
         """
         request = pb.UpdatePrioritiesRequest(
-            table=table,
+            table=_named(table),
             keys=_checked(keys).tolist(),
             priorities=np.asarray(priorities, dtype=np.float64).tolist(),
             fencing_token=fencing_token,
@@ -117,7 +121,7 @@ class ReplayClient(Reopened):
 
     def delete_items(self, table: str, keys: ArrayLike) -> int:
         """Remove items by key [N]; return how many were in the table. NotFound: no such table."""
-        request = pb.DeleteItemsRequest(table=table, keys=_checked(keys).tolist())
+        request = pb.DeleteItemsRequest(table=_named(table), keys=_checked(keys).tolist())
         with translated():
             return self._stub.DeleteItems(request, timeout=self._deadline_s).deleted
 
@@ -151,7 +155,12 @@ class ReplayClient(Reopened):
                 raise InvalidArgument(f"{field} is {value}, must be 0 .. {most}")
         self.check_times(table, since_s, until_s)
         request = pb.DeleteMatchingItemsRequest(
-            table=table, actor_id=actor_id, env_index=env_index, min_age=min_age, since_s=since_s, until_s=until_s
+            table=_named(table),
+            actor_id=actor_id,
+            env_index=env_index,
+            min_age=min_age,
+            since_s=since_s,
+            until_s=until_s,
         )
         with translated():
             return self._stub.DeleteMatchingItems(request, timeout=self._deadline_s).deleted
@@ -194,6 +203,12 @@ class ReplayClient(Reopened):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Close."""
         self.close()
+
+
+def _named(table: str) -> str:
+    """Return the name of a table. TypeError: it is something else."""
+    check_type("table", table, str, "the name of a table, as TableConfig.name")
+    return table
 
 
 def _checked(keys: ArrayLike) -> NDArray[np.uint64]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tidemill.errors import InvalidArgument
+from tidemill.replay.argument_types import check_integer, check_type
 from tidemill.types import ColumnSpec, Signature
 
 DTYPES = frozenset(
@@ -25,6 +26,7 @@ MAX_COLUMNS = 64
 MAX_DIMENSIONS = 8
 MAX_PAYLOAD_BYTES = 64 * 1024
 _MAX_UINT32 = 2**32 - 1
+_EXPONENT = 0.6  # of prioritized replay (Schaul et al., 2016, table 3: the proportional variant)
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 
@@ -51,14 +53,19 @@ class SelectorConfig:
 
     Attributes:
         kind: The rule.
-        priority_exponent: Exponent on the priority, for PRIORITIZED only and 0 otherwise.
+        priority_exponent: Exponent on the priority: of PRIORITIZED by default 0.6 (ibid.), and 0 of all others.
     """
 
     kind: SelectorKind
-    priority_exponent: float = 0.0
+    priority_exponent: float = None  # type: ignore[assignment]  # a number once it is made
 
     def __post_init__(self) -> None:
-        exponent = self.priority_exponent
+        check_type("kind", self.kind, SelectorKind, "a SelectorKind, such as SelectorKind.UNIFORM")
+        exponent: Any = self.priority_exponent
+        if exponent is None:
+            exponent = _EXPONENT if self.kind is SelectorKind.PRIORITIZED else 0.0
+            object.__setattr__(self, "priority_exponent", exponent)
+        check_type("priority_exponent", exponent, (int, float, np.number), "a number")
         if not (math.isfinite(exponent) and exponent >= 0):
             raise InvalidArgument(f"priority_exponent is {exponent}, must be finite and at least 0")
         if exponent and self.kind is not SelectorKind.PRIORITIZED:
@@ -84,6 +91,10 @@ class RateLimiterConfig:
 
     def __post_init__(self) -> None:
         ratio, buffer = self.samples_per_insert, self.error_buffer
+        check_integer("min_size", self.min_size)
+        check_integer("queue_size", self.queue_size)
+        for name in ("samples_per_insert", "error_buffer"):
+            check_type(name, getattr(self, name), (int, float, np.number), "a number")
         if self.min_size < 1:
             raise InvalidArgument(f"min_size is {self.min_size}, must be at least 1")
         if not (math.isfinite(ratio) and ratio >= 0):
@@ -142,6 +153,10 @@ class TableConfig:
     def __post_init__(self) -> None:
         check_table_name(self.name)
         check_signature(self.signature)
+        for name in ("sampler", "remover"):
+            instead = "a SelectorConfig, such as SelectorConfig(SelectorKind.UNIFORM)"
+            check_type(name, getattr(self, name), SelectorConfig, instead)
+        check_type("rate_limiter", self.rate_limiter, RateLimiterConfig, "a RateLimiterConfig")
         _check_range("max_items", self.max_items, 1, MAX_ITEMS)
         _check_range("max_item_steps", self.max_item_steps, 1, MAX_ITEM_STEPS)
         _check_range("max_times_sampled", self.max_times_sampled, 0, _MAX_UINT32)
@@ -295,15 +310,19 @@ class TableDescription:
 
 
 def check_table_name(name: str) -> None:
-    """Raise InvalidArgument unless `name` may name a table."""
+    """Raise InvalidArgument unless `name` may name a table, TypeError unless it is a string."""
+    check_type("table name", name, str, "a string")
     if not _NAME.fullmatch(name):
         raise InvalidArgument(f"table name is {name!r}, must match [a-z][a-z0-9_]{{0,62}}")
 
 
 def check_signature(signature: Signature) -> None:
-    """Raise InvalidArgument unless `signature` may be a table's."""
+    """Raise InvalidArgument unless `signature` may be a table's, TypeError unless it has columns."""
+    instead = "a tuple of ColumnSpec, such as signature_like(step) of an example"
+    check_type("signature", signature, (tuple, list), instead)
     _check_range("number of columns", len(signature), 1, MAX_COLUMNS)
     for column in signature:
+        check_type("a column of the signature", column, ColumnSpec, instead)
         _check_column(column)
     names = [column.name for column in signature]
     if len(set(names)) != len(names):
@@ -325,5 +344,6 @@ def _check_column(column: ColumnSpec) -> None:
 
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:
+    check_integer(name, value)
     if not low <= value <= high:
         raise InvalidArgument(f"{name} is {value}, must be {low} .. {high}")

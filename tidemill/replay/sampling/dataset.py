@@ -18,11 +18,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from tidemill.codec import CorruptBlocks, decode
 from tidemill.errors import InvalidArgument, TidemillError, Unavailable
+from tidemill.replay.argument_types import check_integer, check_type
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import least_slots
+from tidemill.replay.named_table import addresses_of, whole_table
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
 from tidemill.replay.sampling.sampler import EndOfBatches, ReplaySampler
+from tidemill.replay.shards.directory import check_addresses
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.steps import LENGTH, SEPARATOR, nest, ragged_columns
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES, Backoff
@@ -118,7 +121,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
     def __init__(  # noqa: PLR0913 - each is one decision of the caller
         self,
         addresses: str | Sequence[str],
-        tables: TableConfig | Mapping[TableConfig, float],
+        tables: TableConfig | str | Mapping[TableConfig, float] | Mapping[str, float],
         batch_size: int,
         *,
         timeout_s: float | None = None,
@@ -136,7 +139,8 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
 
         Args:
             addresses: `host:port` or `unix:///path` of the replay server, or of each of several.
-            tables: The table, or several with the fraction of a batch that comes from each; fractions add up to 1.
+            tables: The table, or the name of one that is there already; or several, with the fraction of a batch that
+                comes from each. Fractions add up to 1.
             batch_size: Items of a batch.
             timeout_s: Longest wait for a batch; None waits until `close` or `stop`.
             beta: Exponent of the importance weights (Schaul et al., 2016, section 3.4); 0 makes them all 1.
@@ -154,12 +158,20 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         Raises:
             InvalidArgument: An argument is out of range, the mirror is too small for a batch, or tables differ in
                 signature or longest item.
+            TypeError: An argument is of another type.
+            NotFound: The server has no table of the name.
+            Unavailable: A table was named, and the server cannot be reached.
         """
         _check(prefetch, batches_per_sample, beta)
         self._owner = OwnerProcess("ReplayDataset")
-        given = {tables: 1.0} if isinstance(tables, TableConfig) else dict(tables)
+        self._addresses = addresses_of(addresses)
+        check_addresses(self._addresses)
+        check_integer("batch_size", batch_size)
+        instead = "a TableConfig, the name of a table, or a dict with several and their fractions"
+        check_type("tables", tables, (TableConfig, str, Mapping), instead)
+        fractions: Mapping[Any, float] = tables if isinstance(tables, Mapping) else {tables: 1.0}
+        given = {whole_table(self._addresses, table): fraction for table, fraction in fractions.items()}
         self._tables, self._sizes = tuple(given), _split(batch_size, given)
-        self._addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
         self._timeout_s, self._beta = timeout_s, beta
         # a sample counts as handed out whole: of items that may be used up it is one batch
         alone = any(table.max_times_sampled for table in self._tables)
@@ -226,6 +238,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             Unavailable: The server cannot be reached.
         """
         self._owner.check()
+        check_type("batch", batch, ReplayBatch, "a ReplayBatch, as `next` returned it")
         values = np.asarray(priorities, np.float64).reshape(-1)
         if len(values) != len(batch):
             raise InvalidArgument(f"priorities has {len(values)} entries, must have {len(batch)} like the batch")

@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument
+from tidemill.replay.argument_types import check_integer
 from tidemill.replay.limits import LEAST_MESSAGE_BYTES
+from tidemill.replay.named_table import addresses_of, whole_table
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sample_stream import SampleStream
-from tidemill.replay.shards.directory import ShardDirectory, is_sharded
+from tidemill.replay.shards.directory import ShardDirectory, check_addresses, is_sharded
 from tidemill.replay.shards.sampler import ShardedSampleStream
 from tidemill.replay.shards.shard import ShardReport
 from tidemill.replay.table_config import TableConfig
@@ -72,8 +74,8 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
 
     def __init__(  # noqa: PLR0913 - each is one decision of the caller
         self,
-        addresses: Sequence[str],
-        table: TableConfig,
+        addresses: str | Sequence[str],
+        table: TableConfig | str,
         batch_size: int,
         *,
         shard_count: int = 0,
@@ -89,7 +91,7 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
 
         Args:
             addresses: `host:port` or `unix:///path` of each replay server, or a single `dns:///name:port`.
-            table: The whole table.
+            table: The whole table, or the name of one that is there already.
             batch_size: Items in each batch, 1 .. 65536.
             shard_count: Over how many servers the table is divided; 0 takes the number of addresses.
             directory: The shards behind `addresses`, if the caller has them already; stays the caller's to close.
@@ -103,10 +105,17 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
         Raises:
             InvalidArgument: `addresses` is empty, has one twice, or mixes a DNS name with others, or
                 `max_message_bytes` is out of range.
+            TypeError: An argument is of another type.
+            NotFound: The server has no table of the name.
+            Unavailable: A table was named, and the server cannot be reached.
         """
         if max_message_bytes < LEAST_MESSAGE_BYTES:
             raise InvalidArgument(f"max_message_bytes is {max_message_bytes}, must be at least {LEAST_MESSAGE_BYTES}")
         self._owner = OwnerProcess("ReplaySampler")
+        addresses = addresses_of(addresses)
+        check_addresses(addresses)
+        check_integer("batch_size", batch_size)
+        table = whole_table(addresses, table)
         self._stop, self._closed = stop or threading.Event(), threading.Event()
         with ExitStack() as stack:
             if directory is None and is_sharded(addresses):

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument
+from tidemill.replay.argument_types import check_integer, check_type
 from tidemill.replay.limits import MAX_MESSAGE_BYTES, MAX_MESSAGE_ITEMS, payload_room
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.chunk import ItemBatch, check_priorities
@@ -34,6 +35,8 @@ class ItemWindow:
     partial: bool = False
 
     def __post_init__(self) -> None:
+        check_integer("length", self.length)
+        check_integer("stride", self.stride)
         if self.length < 1 or self.stride < 1:
             raise InvalidArgument(f"length is {self.length} and stride is {self.stride}, must be at least 1")
         check_priorities(np.array([self.priority], np.float64))
@@ -195,8 +198,11 @@ def _checked(
 ) -> dict[int, ItemWindow]:
     """Return the window of each table that has one, by the table's place."""
     names = [table.name for table in tables]
+    instead = "an ItemWindow, such as ItemWindow(length=2), or a dict of them by the name of their table"
+    check_type("windows", windows, (ItemWindow, Mapping, type(None)), instead)
     named = dict.fromkeys(names, windows) if isinstance(windows, ItemWindow) else dict(windows or {})
     for name, window in named.items():
+        check_type(f"the window of table {name!r}", window, ItemWindow, "an ItemWindow, such as ItemWindow(length=2)")
         if name not in names:
             raise InvalidArgument(f"windows names table {name!r}, must be one of {names}")
         config = tables[names.index(name)]

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from tidemill.codec import encode
 from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tidemill.logger import LateLogger
+from tidemill.replay.argument_types import check_integer, check_type
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import (
     LEAST_MESSAGE_BYTES,
@@ -24,6 +25,7 @@ from tidemill.replay.limits import (
     most_chunk_bytes,
     payload_room,
 )
+from tidemill.replay.named_table import stored_table
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.appender import AppenderState, StreamAppender, StreamRestarted
 from tidemill.replay.writing.chunk import Chunk, check_priorities
@@ -72,7 +74,7 @@ class ReplayWriter(Reopened):
     def __init__(  # noqa: PLR0913 - each is one decision of the caller
         self,
         address: str,
-        tables: TableConfig | Sequence[TableConfig],
+        tables: TableConfig | str | Sequence[TableConfig | str],
         *,
         num_envs: int | None = None,
         windows: ItemWindow | Mapping[str, ItemWindow] | None = None,
@@ -89,7 +91,7 @@ class ReplayWriter(Reopened):
 
         Args:
             address: `host:port` or `unix:///path` of the replay server.
-            tables: The tables that items may go to, all with the same signature.
+            tables: The tables that items may go to, all with the same signature; a name stands for one that is there.
             num_envs: How many environments step together; None for one whose steps have no leading dimension.
             windows: Items that are made by themselves: of every table, or by the name of the table.
             name: Unique among those that write at the same time; empty takes one of this process and a random number.
@@ -108,12 +110,17 @@ class ReplayWriter(Reopened):
         Raises:
             InvalidArgument: An argument is out of range, the tables differ in signature, a window is too long, or
                 `state` is of a writer with other arguments.
+            TypeError: An argument is of another type.
             DataLoss: `state` is damaged.
+            NotFound: The server has no table of the name.
             AlreadyExists: The server has a table of that name with another configuration.
             Unavailable: No server answered within `timeout_s`.
         """
         self._owner = OwnerProcess("ReplayWriter")
-        self._tables = (tables,) if isinstance(tables, TableConfig) else tuple(tables)
+        check_type("address", address, str, "'HOST:PORT' or 'unix:///path', as Server.address")
+        check_type("tables", tables, (TableConfig, str, list, tuple), "a TableConfig, the name of a table, or a list")
+        given = (tables,) if isinstance(tables, TableConfig | str) else tuple(tables)
+        self._tables = tuple(stored_table((address,), table, timeout_s) for table in given)
         self._names = {table.name: i for i, table in enumerate(self._tables)}
         self._batch = () if num_envs is None else (num_envs,)
         self._num_envs = envs = 1 if num_envs is None else num_envs
@@ -217,12 +224,14 @@ class ReplayWriter(Reopened):
         steps = self._rows.available(envs)
         if not steps:
             raise FailedPrecondition("an item needs a step: the episode has none yet, or `flush` has sent its last one")
+        check_integer("last", last)
         most = min(steps, config.max_item_steps)
         if not 1 <= last <= most:
             raise InvalidArgument(
                 f"last is {last}, must be 1 .. {most}: the steps of this episode so far, "
                 f"at most max_item_steps ({config.max_item_steps}) of table {table!r}"
             )
+        check_type("payload", payload, bytes, "bytes")
         check_priorities(np.array([priority], np.float64))
         if len(payload) != config.payload_bytes:
             raise InvalidArgument(
@@ -402,10 +411,12 @@ class ReplayWriter(Reopened):
             ("chunk_length", chunk_length, 1, 1024),
             ("max_message_bytes", self._max_message_bytes, LEAST_MESSAGE_BYTES, CHANNEL_MESSAGE_BYTES),
         ):
+            check_integer(name, value)
             if not low <= value <= high:
                 raise InvalidArgument(f"{name} is {value}, must be {low} .. {high}")
 
     def _table(self, name: str) -> int:
+        check_type("table", name, str, "the name of one of the writer's tables")
         if name not in self._names:
             raise InvalidArgument(f"table is {name!r}, must be one of {sorted(self._names)}")
         return self._names[name]

@@ -1,0 +1,148 @@
+"""The first lines of a program: tables by name, and what is said of a wrong argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.numbered_steps import SIGNATURE, STEP, numbered_step, steps_table
+from tests.support.replay_service import LocalServer
+from tests.support.waiting import WAIT_S
+from tidemill.errors import InvalidArgument, NotFound, Unavailable
+from tidemill.replay import (
+    ItemWindow,
+    RateLimiterConfig,
+    ReplayClient,
+    ReplayDataset,
+    ReplaySampler,
+    ReplayWriter,
+    SelectorConfig,
+    SelectorKind,
+    Server,
+    TableConfig,
+    TableUpdate,
+)
+from tidemill.replay.sampling.adapters import torch_dataset
+
+_UNIFORM = SelectorConfig(SelectorKind.UNIFORM)
+
+
+def test_table_that_is_there_is_named(server: LocalServer) -> None:
+    """A writer, a dataset of one table or of several, and a sampler need no configuration of it."""
+    with ReplayClient(server.address) as client:
+        client.create_table(steps_table())
+        client.create_table(steps_table("u"))
+    with ReplayWriter(server.address, ["t", "u"], windows={"t": ItemWindow(1), "u": ItemWindow(2)}) as writer:
+        for number in range(12):
+            writer.append(numbered_step(number))
+    with ReplayDataset(server.address, "t", 4, timeout_s=WAIT_S, prefetch=1) as dataset:
+        assert next(dataset)["number"][:, -1].tolist() == [0, 1, 2, 3]
+    with ReplayDataset(server.address, {"t": 0.5, "u": 0.5}, 4, timeout_s=WAIT_S, prefetch=1) as dataset:
+        assert next(dataset).lengths.tolist() == [1, 1, 2, 2]
+    with ReplaySampler(server.address, "u", 1) as sampler:
+        assert len(next(sampler).keys) == 1
+
+
+def test_table_that_is_not_there_is_not_made(server: LocalServer) -> None:
+    """A misspelt name is an error that says which there are, at once, for who writes and who reads."""
+    with ReplayClient(server.address) as client:
+        client.create_table(steps_table())
+        makes: tuple[Callable[[], object], ...] = (
+            lambda: ReplayWriter(server.address, "tt"),
+            lambda: ReplayDataset(server.address, "tt", 1),
+            lambda: ReplaySampler([server.address], "tt", 1),
+        )
+        for make in makes:
+            with pytest.raises(NotFound, match=r"no table 'tt', it has \['t'\]"):
+                make()
+        assert [table.config.name for table in client.list_tables()] == ["t"]
+    with pytest.raises(Unavailable, match=r"no replay server at 127\.0\.0\.1:9 answered within 0\.1 s"):
+        ReplayWriter("127.0.0.1:9", "t", timeout_s=0.1)
+
+
+def test_prioritized_has_the_exponent_of_its_paper() -> None:
+    """It was 0 unless given, so that priorities were ignored; 0 can still be given, and is that of all others."""
+    assert SelectorConfig(SelectorKind.PRIORITIZED).priority_exponent == 0.6
+    assert SelectorConfig(SelectorKind.PRIORITIZED, 0.0).priority_exponent == 0.0
+    assert _UNIFORM.priority_exponent == 0.0
+
+
+def _table(**settings: Any) -> Callable[[], object]:  # noqa: ANN401
+    given: dict[str, Any] = {"sampler": _UNIFORM, "max_items": 1, "max_item_steps": 1} | settings
+    return lambda: TableConfig("t", given.pop("signature", SIGNATURE), **given)
+
+
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (_table(signature=STEP), r"signature is a dict, must be a tuple of ColumnSpec, such as signature_like\(step\)"),
+        (_table(signature=("number",)), "a column of the signature is 'number', must be"),
+        (_table(sampler="uniform"), "sampler is 'uniform', must be a SelectorConfig, such as"),
+        (_table(sampler=SelectorKind.UNIFORM), "sampler is a SelectorKind, must be a SelectorConfig"),
+        (_table(remover="fifo"), "remover is 'fifo', must be a SelectorConfig"),
+        (_table(rate_limiter=8), "rate_limiter is 8, must be a RateLimiterConfig"),
+        (_table(max_items=1e5), r"max_items is 100000\.0, must be an integer"),
+        (lambda: TableConfig(SIGNATURE, "t", _UNIFORM, 1, 1), "table name is a tuple, must be a string"),  # type: ignore[arg-type]
+        (lambda: SelectorConfig("uniform"), "kind is 'uniform', must be a SelectorKind, such as"),  # type: ignore[arg-type]
+        (lambda: SelectorConfig(SelectorKind.PRIORITIZED, "0.6"), "priority_exponent is '0.6', must be"),  # type: ignore[arg-type]
+        (lambda: RateLimiterConfig(2.5), r"min_size is 2\.5, must be an integer"),  # type: ignore[arg-type]
+        (lambda: RateLimiterConfig(1, "4", 1.0), "samples_per_insert is '4', must be a number"),  # type: ignore[arg-type]
+        (lambda: ItemWindow(2.0), r"length is 2\.0, must be an integer"),  # type: ignore[arg-type]
+    ],
+)
+def test_mistake_in_a_table_is_a_type_error(call: Callable[[], object], says: str) -> None:
+    """It names the argument, what was given, and what to give instead."""
+    with pytest.raises(TypeError, match=says):
+        call()
+
+
+def test_mistake_of_a_client_is_a_type_error(server: LocalServer) -> None:
+    """As above, for the objects that talk to a server; numbers of NumPy are none."""
+    table, address = steps_table(max_items=np.int64(9)), server.address
+    with (
+        ReplayWriter(address, table) as writer,
+        ReplayClient(address) as client,
+        ReplayDataset(address, table, np.int64(1)) as dataset,  # type: ignore[arg-type]
+        Server() as embedded,
+    ):
+        any_writer: Any = writer  # a type checker would find these mistakes
+        any_client: Any = client
+        any_dataset: Any = dataset
+        any_server: Any = embedded
+        makes_writer: Any = ReplayWriter
+        makes_dataset: Any = ReplayDataset
+        writer.append(STEP)
+        calls: tuple[tuple[Callable[[], object], str], ...] = (
+            (lambda: makes_writer(any_server, table), "address is a Server, must be 'HOST:PORT'"),
+            (lambda: makes_writer(table, address), "address is a TableConfig, must be 'HOST:PORT'"),
+            (lambda: makes_writer(7401, table), "address is 7401, must be 'HOST:PORT'"),
+            (lambda: makes_writer(address, {"t": table}), "tables is a dict, must be a TableConfig, the name"),
+            (lambda: makes_writer(address, [STEP]), "table is a dict, must be a TableConfig, or the name"),
+            (lambda: makes_writer(address, table, windows=2), r"windows is 2, must be an ItemWindow, such as"),
+            (lambda: makes_writer(address, table, windows={"t": 2}), "the window of table 't' is 2, must be"),
+            (lambda: makes_writer(address, table, num_envs=2.0), r"num_envs is 2\.0, must be an integer"),
+            (lambda: makes_dataset(any_server, table, 1), "address is a Server, must be 'HOST:PORT'"),
+            (lambda: makes_dataset(table, address, 1), "address is a TableConfig, must be"),
+            (lambda: makes_dataset(address, [table], 1), "tables is a list, must be a TableConfig, the name"),
+            (lambda: makes_dataset(address, table, "32"), "batch_size is '32', must be an integer"),
+            (lambda: makes_dataset([any_server], table, 1), "address is a Server, must be"),
+            (lambda: ReplayClient(any_server), "address is a Server, must be 'HOST:PORT'"),
+            (lambda: any_client.describe_table(table), "table is a TableConfig, must be the name of a table"),
+            (lambda: any_client.reset_table(table), "table is a TableConfig, must be the name"),
+            (lambda: any_client.create_table("t"), "config is 't', must be a TableConfig"),
+            (lambda: any_client.update_table("t", {"max_items": 4}), "update is a dict, must be a TableUpdate"),
+            (lambda: any_client.update_table(table, TableUpdate(max_items=4)), "table is a TableConfig, must be"),
+            (lambda: any_writer.create_item(table, last=1), "table is a TableConfig, must be the name of one"),
+            (lambda: any_writer.create_item("t", last=1.0), r"last is 1\.0, must be an integer"),
+            (lambda: any_writer.create_item("t", last=1, payload="x"), "payload is 'x', must be bytes"),
+            (lambda: any_dataset.update_priorities(np.zeros(1), [1.0]), "batch is a ndarray, must be a ReplayBatch"),
+            (lambda: torch_dataset(any_dataset), "open_dataset is a ReplayDataset, must be a function"),
+        )
+        for call, says in calls:
+            with pytest.raises(TypeError, match=says):
+                call()
+        with pytest.raises(InvalidArgument, match="a step is a list, must be a dict or tuple"):
+            any_writer.append([0, 1])
