@@ -15,18 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from tidemill.config.overlay import to_document
 from tidemill.config.run import RunSettings
 from tidemill.config.user_code import user_object
 from tidemill.errors import ConfigError
+from tidemill.logger import LateLogger
 from tidemill.scores import Score
 
 _MAX_WAITING = 256
 _CLOSE_S = 10.0
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 @dataclass(frozen=True)

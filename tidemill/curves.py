@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
+from tidemill.logger import LateLogger
 
 if TYPE_CHECKING:
     from tidemill.tensorboard_writer import TensorboardWriter
@@ -20,7 +20,7 @@ CURVES = "curves"
 CLUSTER = "cluster"
 """Name of the writer of what actors and replay service do together."""
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 class MetricsFile:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import structlog
 import torch
 
 from tidemill import gpus
 from tidemill.errors import ConfigError
+from tidemill.logger import LateLogger
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 def named_device(setting: str, name: str, *, gpu: int = 0) -> torch.device:

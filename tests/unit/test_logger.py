@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import structlog
 from structlog.testing import capture_logs
 
+import tidemill
 from tests.support.waiting import WAIT_S
 from tidemill.logger import LateLogger
 
@@ -59,3 +61,15 @@ def test_lines_go_to_structlog_where_it_is_set_up() -> None:
         assert structlog.is_configured()
         LateLogger().warning("stream lost", address="127.0.0.1:1")
     assert lines == [{"event": "stream lost", "address": "127.0.0.1:1", "log_level": "warning"}]
+
+
+def test_library_logs_in_no_other_way() -> None:
+    """What a program may import asks structlog for nothing: unconfigured, it prints to standard output."""
+    own = {"logger.py", "telemetry.py", "programs/idle.py"}  # the two that decide, and a process
+    library = Path(tidemill.__file__).parent
+    asking = [
+        str(file.relative_to(library))
+        for file in library.rglob("*.py")
+        if not file.is_relative_to(library / "services") and "structlog.get_logger" in file.read_text()
+    ]
+    assert set(asking) - own == set()

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-import structlog
 import torch
 from torch import Tensor
 
 from tidemill.errors import InvalidArgument
+from tidemill.logger import LateLogger
 from tidemill.rl.exploration import linear
 from tidemill.rl.process_group import SINGLE_PROCESS, ProcessGroup
 
 _DECAY_SETTING = "agent.learning_rate_decay_updates"
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 def global_norm(gradients: tuple[Tensor, ...] | list[Tensor]) -> Tensor:

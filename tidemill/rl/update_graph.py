@@ -19,10 +19,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Protocol
 
-import structlog
 import torch
 from torch import Tensor
 
+from tidemill.logger import LateLogger
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.process_group import ProcessGroup, flat_mean
 from tidemill.rl.train_state import TrainState
@@ -36,7 +36,7 @@ RunKind = Callable[[Mapping[str, Tensor], Tensor, Hashable], Update]
 _EAGER_FIRST = 2
 """Updates of a kind before it is recorded: kernels are loaded and chosen, and work memory allocated, at their first."""
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 class Recorder(Protocol):
