@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from tidemill.rl.agents.ppo.config import PPOConfig
 from tidemill.rl.agents.ppo.loss import clipped_policy_loss, masked_mean, normalized, value_loss
 from tidemill.rl.exploration import linear
 from tidemill.rl.losses import generalized_advantage
+from tidemill.rl.minibatches import Shuffle
 from tidemill.rl.networks.actor_critic import build_actor_critic
 from tidemill.rl.networks.lstm import Recurrence
 from tidemill.rl.optimizers import Adam, LearningRateDecay, clip_
@@ -70,16 +71,16 @@ class PPOAgent:
     observation_columns = ("observation",)
 
     def __init__(self, config: PPOConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
-        self._config, self._frame_stack, self._device = config, env_spec.frame_stack, device
+        self._config, self._frame_stack = config, env_spec.frame_stack
         self.window = config.window(env_spec.frame_stack)
         self.recurrent_state_size = 2 * config.lstm_size
         self.network = build_actor_critic(config, env_spec, seed).to(device)
         self._optimizer = Adam(self.network.parameters(), config.learning_rate, epsilon=config.optimizer_epsilon)
         self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates)
-        order = torch.Generator().manual_seed(seed)  # of the minibatches; on the CPU, so that devices agree
+        self._shuffle = Shuffle(config.minibatches, seed, device)
         self._normalizer = RolloutNormalizer(config, self.network).to(device)
         networks = {"network": self.network, **self._normalizer.modules_by_name}
-        self._state = TrainState(networks, {"optimizer": self._optimizer}, order)
+        self._state = TrainState(networks, {"optimizer": self._optimizer}, self._shuffle.rng)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return rollouts; see `tidemill.rl.agents.on_policy.rollouts`."""
@@ -101,7 +102,7 @@ class PPOAgent:
         samples = self.samples(batch, weight)
         metrics: dict[str, Tensor] = {}
         for _ in range(self._config.epochs):
-            for index in self._minibatches(samples.choices):
+            for index in self._shuffle.positions(samples.choices):
                 loss, metrics = self.loss(samples.at(index))
                 gradients = self._state.group.mean(torch.autograd.grad(loss, self._optimizer.parameters))
                 metrics["grad_norm"] = clip_(gradients, self._config.max_grad_norm)
@@ -163,12 +164,6 @@ class PPOAgent:
         if not config.clip_decay_updates:
             return config.clip
         return linear(self._state.updates, config.clip, 0.0, config.clip_decay_updates)
-
-    def _minibatches(self, count: int) -> Iterator[Tensor]:
-        """Yield the positions of each minibatch of one pass, in a fresh order."""
-        assert self._state.noise is not None
-        order = torch.randperm(count, generator=self._state.noise).to(self._device)
-        yield from order.tensor_split(min(self._config.minibatches, count))
 
     def _has_moved(self, kl: Tensor) -> bool:
         """Return whether the policy is too far from the one that acted; all ranks find the same."""

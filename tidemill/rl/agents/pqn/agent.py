@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from tidemill.rl.agents.on_policy import rollouts
 from tidemill.rl.agents.pqn.config import PQNConfig
 from tidemill.rl.agents.pqn.loss import lambda_target, q_loss
 from tidemill.rl.agents.pqn.networks import build_network
+from tidemill.rl.minibatches import Shuffle
 from tidemill.rl.optimizers import Adam, LearningRateDecay, clip_
 from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.train_state import TrainState
@@ -28,13 +29,13 @@ class PQNAgent:
     observation_columns = ("observation",)
 
     def __init__(self, config: PQNConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
-        self._config, self._frame_stack, self._device = config, env_spec.frame_stack, device
+        self._config, self._frame_stack = config, env_spec.frame_stack
         self.window = config.window(env_spec.frame_stack)
         self.network = build_network(config, env_spec, seed).to(device)
         self._optimizer = Adam(self.network.parameters(), config.learning_rate, epsilon=config.optimizer_epsilon)
         self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates)
-        order = torch.Generator().manual_seed(seed)  # of the minibatches; on the CPU, so that devices agree
-        self._state = TrainState({"network": self.network}, {"optimizer": self._optimizer}, order)
+        self._shuffle = Shuffle(config.minibatches, seed, device)
+        self._state = TrainState({"network": self.network}, {"optimizer": self._optimizer}, self._shuffle.rng)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return rollouts; see `tidemill.rl.agents.on_policy.rollouts`."""
@@ -57,7 +58,7 @@ class PQNAgent:
         flat = {name: column.flatten(0, 1) for name, column in steps.items()}
         metrics = {"q": q}
         for _ in range(self._config.epochs):
-            for index in self._minibatches(len(flat["weight"])):
+            for index in self._shuffle.positions(len(flat["weight"])):
                 metrics |= self._step({name: column[index] for name, column in flat.items()})
         self._state.updates += 1
         return Update(torch.ones_like(weight), metrics)
@@ -82,12 +83,6 @@ class PQNAgent:
         grad_norm = clip_(gradients, self._config.max_grad_norm)
         self._optimizer.step(gradients)
         return {"loss": loss.detach(), "grad_norm": grad_norm}
-
-    def _minibatches(self, count: int) -> Iterator[Tensor]:
-        """Yield the positions of each minibatch of one pass, in a fresh order."""
-        assert self._state.noise is not None
-        order = torch.randperm(count, generator=self._state.noise).to(self._device)
-        yield from order.tensor_split(min(self._config.minibatches, count))
 
     def policy_state(self) -> dict[str, Tensor]:
         """Return copies of the network's parameters."""

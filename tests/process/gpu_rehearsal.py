@@ -1,0 +1,166 @@
+"""Rehearses GPUs in a process of its own, and writes what it saw, a line of JSON for each case.
+
+python -m tests.process.gpu_rehearsal PART [PART ...]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from unittest import mock
+
+from tidemill.rehearsal import library
+
+library.load()
+warnings.simplefilter("ignore")  # torch warns of a CPU build that is asked about CUDA
+
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from tests.support.batches import CASES  # noqa: E402
+from tidemill.config.load import from_document  # noqa: E402
+from tidemill.config.sections import InferenceConfig, LearnerConfig  # noqa: E402
+from tidemill.devices import named_device  # noqa: E402
+from tidemill.envs.make import spec_of  # noqa: E402
+from tidemill.errors import TidemillError  # noqa: E402
+from tidemill.rehearsal.pretended_cuda import PretendedCuda  # noqa: E402
+from tidemill.rehearsal.sizes import launches, sizes  # noqa: E402
+from tidemill.rehearsal.updates import can_record, lines, recorded, rehearse_updates  # noqa: E402
+from tidemill.rl import optimizers  # noqa: E402
+from tidemill.rl.agents.dqn import agent as dqn  # noqa: E402
+from tidemill.rl.agents.dqn.loss import gather_action  # noqa: E402
+from tidemill.rl.agents.sac import agent as sac  # noqa: E402
+from tidemill.rl.process_group import draw_normal  # noqa: E402
+from tidemill.services.inference.__main__ import make_policy  # noqa: E402
+from tidemill.services.learner import learner as learner_module  # noqa: E402
+from tidemill.services.learner.distributed.learner_group import RankInfo  # noqa: E402
+
+ITEMS = 6
+"""Of a small batch."""
+GPUS = 8
+
+Case = tuple[str, object]
+CUDA = PretendedCuda(GPUS)
+
+
+def updates() -> Iterator[Case]:
+    """Yield what is to be said of each case's updates, eager and recorded, and their launches."""
+    for name, (config, env_spec) in CASES.items():
+        ways = {"eager": config} | ({"graphs": recorded(config)} if can_record(config) else {})
+        for way, settings in ways.items():
+            seen = rehearse_updates(CUDA, settings, env_spec, items=ITEMS)
+            yield f"{name}, {way}", {"said": lines(name, seen), "launches": seen.launches}
+
+
+def budget() -> Iterator[Case]:
+    """Yield the launches of updates of the sizes that are trained."""
+    for name, (config, env_spec) in sizes().items():
+        yield name, launches(CUDA, config, env_spec)
+
+
+def starts() -> Iterator[Case]:
+    """Yield the device that a learner's rank, or an inference service, takes, by how many GPUs and ranks there are."""
+    for gpus, ranks in ((1, 1), (8, 1), (8, 8)):
+        for name in ("auto", "cuda", "cuda:0", f"cuda:{gpus - 1}", "cpu"):
+            for rank in {0, ranks - 1}:
+                place = RankInfo(rank, ranks, rank)
+                yield f"learner {rank} of {ranks} on {gpus}, {name}", _device_of(gpus, partial(_learner, name, place))
+            if ranks == 1:
+                yield f"inference on {gpus}, {name}", _device_of(gpus, partial(_inference, name))
+
+
+def _device_of(gpus: int, start: Callable[[], str]) -> str:
+    CUDA.gpus = gpus
+    CUDA.contexts.clear()
+    try:
+        with CUDA.rehearsing():
+            device = start()
+    except TidemillError as error:
+        return type(error).__name__
+    finally:
+        CUDA.gpus = GPUS
+    opened = sorted({index for indices in CUDA.contexts.values() for index in indices})
+    return f"{device}, opened {opened}" if opened else device
+
+
+def _learner(device: str, rank: RankInfo) -> str:
+    document = {"env": {"id": "CartPole-v1"}, "learner": {"device": device}, "agent": {"algorithm": "dqn"}}
+    config = from_document(LearnerConfig, document | {"agent": {"algorithm": "dqn", "network": "mlp"}})
+    with mock.patch.object(learner_module, "watch_gpu"):  # registers metrics once a process
+        return str(learner_module.Learner(config, threading.Event(), rank)._build().device)
+
+
+def _inference(device: str) -> str:
+    document = {"env": {"id": "CartPole-v1"}, "agent": {"algorithm": "dqn", "network": "mlp"}}
+    config = from_document(InferenceConfig, document | {"inference": {"device": device}})
+    found = named_device("inference.device", config.inference.device)
+    make_policy(config, spec_of(config.env), found)
+    return str(found)
+
+
+def regressions() -> Iterator[Case]:
+    """Yield what is said of updates with a fault that was put in."""
+    clip, step = optimizers.clip_, optimizers.Adam.step
+    contiguous = Tensor.contiguous
+
+    def of_other_strides(self: optimizers.Adam, gradients: list[Tensor]) -> None:
+        turned = [contiguous(each.mT).mT if each.ndim > 1 else each for each in gradients]
+        with mock.patch.object(Tensor, "contiguous", lambda tensor: tensor):
+            step(self, turned)
+
+    def waits(gradients: list[Tensor], most: float) -> Tensor:
+        return clip(gradients, most) if float(optimizers.global_norm(gradients)) > 0 else torch.zeros(())
+
+    faults: dict[str, tuple[str, object, str, object]] = {
+        "item() in clipping": ("dqn", dqn, "clip_", waits),
+        "a literal on the device": (
+            "dqn",
+            dqn,
+            "clip_",
+            lambda g, m: clip(g, m) + torch.tensor(0.0, device=g[0].device),
+        ),
+        "a scalar of the host": ("dqn", dqn, "clip_", lambda g, m: clip(g, m) + torch.zeros(())),
+        "an index of the host": ("dqn", dqn, "gather_action", lambda o, a: o[torch.arange(len(o)), a]),
+        "a list as index": ("dqn", dqn, "gather_action", lambda o, a: o[list(range(len(o))), a]),
+        "a mask as index": ("dqn", dqn, "gather_action", lambda o, a: gather_action(o, a)[a >= 0]),
+        "noise of the host": ("sac", sac, "draw_normal", lambda s, g, rng, device, dim=0: torch.randn(s).to(device)),
+        "a generator that is not registered": (
+            "sac",
+            sac,
+            "draw_normal",
+            lambda s, g, rng, device, dim=0: draw_normal(s, g, torch.Generator(device), device, dim),
+        ),
+        "gradients of other strides": ("dqn", optimizers.Adam, "step", of_other_strides),
+    }
+    for what, (name, owner, attribute, fault) in faults.items():
+        config, env_spec = CASES[name]
+        with mock.patch.object(owner, attribute, fault):
+            yield what, lines(name, rehearse_updates(CUDA, recorded(config), env_spec, items=ITEMS))
+
+
+PARTS: dict[str, Callable[[], Iterator[Case]]] = {
+    "updates": updates,
+    "budget": budget,
+    "starts": starts,
+    "regressions": regressions,
+}
+
+
+def main() -> None:
+    """Write the cases of the parts asked for; one that raises is a case as well."""
+    torch.set_num_threads(1)
+    for part in sys.argv[1:]:
+        try:
+            for name, seen in PARTS[part]():
+                print(json.dumps([part, name, seen]), flush=True)
+        except Exception:
+            print(json.dumps([part, "raised", traceback.format_exc()]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Builds the library that makes a CPU build of torch accept CUDA tensors, and loads it; imports no torch."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tidemill.errors import FailedPrecondition
+
+_SOURCE = Path(__file__).with_name("pretended_cuda.cpp")
+_BUILD_S = 300.0
+_SHOWN_LINES = 5
+
+
+def compiler() -> str | None:
+    """Return the path of the C++ compiler that builds it; None if there is none."""
+    return shutil.which("g++") or shutil.which("c++")
+
+
+def load() -> None:
+    """Build the library, which takes a core two seconds, and load it into this process, which then imports torch.
+
+    Raises:
+        FailedPrecondition: torch is imported already, is not installed, or there is no C++ compiler that can build it.
+    """
+    if "torch" in sys.modules:
+        raise FailedPrecondition("a rehearsal must begin before torch is imported; start a process of its own")
+    found = importlib.util.find_spec("torch")
+    if found is None or not found.submodule_search_locations:
+        raise FailedPrecondition("a rehearsal needs torch, which is not installed")
+    if (compile_ := compiler()) is None:
+        raise FailedPrecondition("a rehearsal needs a C++ compiler; install g++")
+    torch = Path(found.submodule_search_locations[0])
+    with tempfile.TemporaryDirectory(prefix="tidemill-rehearsal-") as folder:
+        library = Path(folder) / "pretended_cuda.so"
+        options = ["-std=c++20", "-O0", "-fPIC", "-shared", f"-I{torch / 'include'}", str(_SOURCE), "-o", str(library)]
+        options += [f"-L{torch / 'lib'}", f"-Wl,-rpath,{torch / 'lib'}", "-ltorch_cpu", "-lc10"]
+        built = subprocess.run([compile_, *options], capture_output=True, text=True, timeout=_BUILD_S, check=False)
+        if built.returncode:
+            said = "\n".join(built.stderr.strip().splitlines()[:_SHOWN_LINES])
+            raise FailedPrecondition(f"a rehearsal needs torch's headers, and a compiler for C++20:\n{said}")
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # stays mapped when the file is gone

@@ -1,0 +1,102 @@
+"""An agent's updates on a pretended GPU: what they would have the host wait for, and how many kernels they launch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from tidemill.rehearsal.pretended_cuda import PretendedCuda
+from tidemill.rehearsal.watch import Note
+from tidemill.rl.agents.build import build_agent
+from tidemill.rl.agents.registry import AgentConfig
+from tidemill.rl.blank_batch import blank_batch
+from tidemill.rl.process_group import ProcessGroup
+from tidemill.types import EnvSpec
+
+GRAPHS = "cuda-graphs"
+UPDATES = 2
+"""That an eager agent makes: the first is measured, as is every fiftieth, and the second is as most are."""
+RECORDED_UPDATES = 14
+"""Of an agent whose updates are recorded: two of each kind as they are, a third that is recorded, a fourth
+repeated, and of some algorithms every other update is of another kind."""
+
+
+@dataclass
+class Rehearsed:
+    """What was seen of an agent's updates.
+
+    Attributes:
+        launches: Kernels and copies of each update, in their order.
+        notes: What an update should not do on a GPU, and how often all of them did it; the first one may wait.
+        error: What ended them; empty if nothing did.
+    """
+
+    launches: list[int] = field(default_factory=list)
+    notes: Counter[Note] = field(default_factory=Counter)
+    error: str = ""
+
+
+def can_record(config: AgentConfig) -> bool:
+    """Return whether updates of these settings can be recorded as CUDA graphs."""
+    return hasattr(config, "compile")
+
+
+def recorded(config: AgentConfig) -> AgentConfig:
+    """Return settings whose updates are recorded as CUDA graphs."""
+    changed: AgentConfig = dataclasses.replace(config, compile=GRAPHS)  # type: ignore[type-var]
+    return changed
+
+
+def rehearse_updates(
+    cuda: PretendedCuda,
+    config: AgentConfig,
+    env_spec: EnvSpec,
+    *,
+    updates: int = 0,
+    items: int = 0,
+    device: str = "cuda:0",
+    group: ProcessGroup | None = None,
+) -> Rehearsed:
+    """Make updates of an agent on a pretended GPU.
+
+    Args:
+        cuda: The GPUs.
+        config: The agent's settings.
+        env_spec: Shapes of the environment.
+        updates: How many; 0: enough to see each kind that comes at once.
+        items: Of a batch; 0: as many as the settings say.
+        device: Which GPU.
+        group: The ranks that update together; none if not given.
+    """
+    found = Rehearsed()
+    items = items or config.batch_size
+    updates = updates or (RECORDED_UPDATES if getattr(config, "compile", "") == GRAPHS else UPDATES)
+    with cuda.rehearsing() as watch:
+        agent = build_agent(config, env_spec, device, 1)
+        if group is not None:
+            agent.set_process_group(group)
+        host = blank_batch(agent, config, env_spec, items)
+        batch = {name: tensor.to(device) for name, tensor in host.items()}
+        weight = torch.ones(items).to(device)
+        try:
+            for number in range(updates):
+                watch.reset()
+                agent.update(batch, weight)
+                found.launches.append(watch.launches)
+                if number:  # the first may fetch what the others find there
+                    found.notes += watch.notes
+            agent.policy_state()
+        except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+            found.notes += watch.notes
+            found.error = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return found
+
+
+def lines(name: str, found: Rehearsed, *, allowed: Sequence[Note] = ()) -> list[str]:
+    """Return what is to be said of a rehearsal, a line each; none if all is well."""
+    said = [f"{name}: {note}" for note in found.notes if note not in allowed]
+    return said + ([f"{name}: {found.error}"] if found.error else [])
