@@ -22,21 +22,25 @@ from tidemill.services.replay.server import ReplayServer
 from tidemill.telemetry import configure_logging, serve_metrics, watch_disk
 
 _SERVICE = "replay"
-_SHORT = {  # for replay on its own
-    "--folder": "--replay.storage.folder",
-    "--listen": "--replay.server.address",
-    "--ack": "--replay.storage.ack",
+_SHORT = {  # for replay on its own: what each stands for, its value, and what it does
+    "--folder": ("storage.folder", "FOLDER", "keep the tables on disk here; default: in memory only"),
+    "--listen": ("server.address", "ADDRESS", "HOST:PORT or unix:///path; default 127.0.0.1:7401"),
+    "--ack": ("storage.ack", "write|fsync", "acknowledge steps once the system or the disk has them"),
+    "--max-memory-mib": ("max_memory_mib", "MIB", "most memory to take; default: half of the machine's"),
+    "--tls-cert": ("server.tls_cert", "FILE", "certificate of the server, a PEM file"),
+    "--tls-key": ("server.tls_key", "FILE", "its private key, a PEM file"),
+    "--tokens": ("server.tokens", "FILE", "lines `ROLE TOKEN`: the tokens that are accepted"),
 }
 _COMMANDS = {  # by module and function: a server needs none of them, nor what they import
-    "inspect": ("tidemill.services.replay.log.inspect", "main"),
-    "tables": ("tidemill.services.replay.commands.administration", "tables"),
-    "update": ("tidemill.services.replay.commands.administration", "update"),
-    "delete": ("tidemill.services.replay.commands.administration", "delete"),
-    "export": ("tidemill.services.replay.commands.transfer", "export"),
-    "import": ("tidemill.services.replay.commands.transfer", "import_"),
-    "copy": ("tidemill.services.replay.commands.transfer", "copy"),
-    "to-minari": ("tidemill.services.replay.commands.transfer", "to_minari"),
-    "from-minari": ("tidemill.services.replay.commands.transfer", "from_minari"),
+    "tables": ("commands.administration", "tables", "list the tables of a server"),
+    "update": ("commands.administration", "update", "change a table in use"),
+    "delete": ("commands.administration", "delete", "delete items by who wrote them, age or time"),
+    "export": ("commands.transfer", "export", "write a table to files"),
+    "import": ("commands.transfer", "import_", "read a table from files"),
+    "copy": ("commands.transfer", "copy", "copy tables to another server"),
+    "to-minari": ("commands.transfer", "to_minari", "write a table as a Minari dataset"),
+    "from-minari": ("commands.transfer", "from_minari", "read a table from a Minari dataset"),
+    "inspect": ("log.inspect", "main", "report on the folder of a server that is stopped"),
 }
 _logger = structlog.get_logger()
 
@@ -45,22 +49,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the replay server until it is asked to stop, inspect its log, or change its tables; return the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     if (name := "".join(arguments[:1])) in _COMMANDS:
-        module, function = _COMMANDS[name]
-        command = getattr(importlib.import_module(module), function)
+        module, function, _ = _COMMANDS[name]
+        command = getattr(importlib.import_module(f"tidemill.services.replay.{module}"), function)
         return process.run(f"tidemill replay {name}", partial(command, arguments[1:]))
+    if list(arguments) in (["-h"], ["--help"]):
+        print(_help())  # noqa: T201 - what was asked for
+        return 0
     return process.run(_SERVICE, partial(_start, arguments))
 
 
+def _help() -> str:
+    """Return what belongs to a server on its own, on a screen."""
+    options = [(f"{name} {value}", text) for name, (_, value, text) in _SHORT.items()]
+    commands = [(name, text) for name, (_, _, text) in _COMMANDS.items()]
+    lines = [
+        "usage: tidemill replay [OPTIONS]",
+        "       tidemill replay COMMAND --help",
+        "",
+        "Run a replay server until Ctrl-C or SIGTERM. Programs write steps to it and",
+        "sample from it (docs/replay.md).",
+        "",
+        "options:",
+        *(f"  {name:<22} {text}" for name, text in options),
+        "",
+        "commands:",
+        *(f"  {name:<22} {text}" for name, text in commands),
+        "",
+        "All settings, given as options or by --config FILE.yaml:",
+        "tidemill replay --help replay",
+    ]
+    return "\n".join(lines)
+
+
 def _start(arguments: Sequence[str]) -> int:
-    description = (
-        "Stores the streams of actors and hands samples of them to learners. For replay on its own, `tidemill replay "
-        "--folder data --listen 127.0.0.1:7401 --ack fsync` is short for --replay.storage.folder, "
-        "--replay.server.address and --replay.storage.ack (docs/replay.md). "
-        "`tidemill replay inspect FOLDER` says what is in the log of one that is stopped; of one that runs, "
-        "`tidemill replay tables ADDRESS` lists the tables, `update` changes one, `delete` deletes items, "
-        "`export` and `import` move tables to and from files, `to-minari` and `from-minari` to and from Minari, "
-        "and `copy` to another server."
-    )
+    description = "Stores steps and hands samples of them to learners. `tidemill replay --help` has what is used most."
     config = load(ReplayConfig, _long(arguments), prog=f"tidemill {_SERVICE}", description=description)
     configure_logging(_SERVICE, level=config.log.level, json=config.log.json)
     asyncio.run(_serve(config))
@@ -70,7 +92,8 @@ def _start(arguments: Sequence[str]) -> int:
 def _long(arguments: Sequence[str]) -> list[str]:
     """Return the command line with its short options in full."""
     words = (word.partition("=") for word in arguments)
-    return [_SHORT.get(name, name) + equals + value for name, equals, value in words]
+    long = {name: f"--replay.{setting.replace('_', '-')}" for name, (setting, _, _) in _SHORT.items()}
+    return [long.get(name, name) + equals + value for name, equals, value in words]
 
 
 async def _serve(config: ReplayConfig) -> None:

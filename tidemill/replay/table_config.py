@@ -28,6 +28,7 @@ MAX_PAYLOAD_BYTES = 64 * 1024
 _MAX_UINT32 = 2**32 - 1
 _EXPONENT = 0.6  # of prioritized replay (Schaul et al., 2016, table 3: the proportional variant)
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_COLUMN_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,62}")  # a step that is a tuple has the columns 0, 1 and so on
 
 
 class SelectorKind(enum.Enum):
@@ -330,8 +331,8 @@ def check_signature(signature: Signature) -> None:
 
 
 def _check_column(column: ColumnSpec) -> None:
-    if not _NAME.fullmatch(column.name):
-        raise InvalidArgument(f"column name is {column.name!r}, must match [a-z][a-z0-9_]{{0,62}}")
+    if not _COLUMN_NAME.fullmatch(column.name):
+        raise InvalidArgument(f"column name is {column.name!r}, must match [a-z0-9][a-z0-9_]{{0,62}}")
     if column.dtype not in DTYPES:
         raise InvalidArgument(f"dtype of column {column.name!r} is {column.dtype!r}, must be one of {sorted(DTYPES)}")
     if len(column.shape) > MAX_DIMENSIONS or any(size < 1 for size in column.shape):

@@ -19,6 +19,7 @@ from tidemill.replay import (
     SelectorConfig,
     SelectorKind,
     TableConfig,
+    signature_like,
 )
 
 
@@ -81,6 +82,36 @@ def test_environments_step_together_and_alone(server: LocalServer) -> None:
         with pytest.raises(FailedPrecondition, match="an item needs a step"):
             writer.create_item("t", last=1, env=1)
     assert sorted(_numbers(server.address, table, 4)) == [[0], [10], [10, 11], [20]]
+
+
+def test_step_may_be_a_tuple(server: LocalServer) -> None:
+    """Its columns are numbered, and come back by those numbers."""
+    step = (np.array([0.5, 1.5], np.float32), 3, {"inner": (True,)})
+    table = TableConfig("pairs", signature_like(step), SelectorConfig(SelectorKind.UNIFORM), 10, 1)
+    assert [column.name for column in table.signature] == ["0", "1", "2__inner__0"]
+    with ReplayWriter(server.address, table, windows=ItemWindow(1)) as writer:
+        writer.append(step)
+    with ReplayDataset(server.address, "pairs", 1, timeout_s=WAIT_S) as dataset:
+        batch = next(dataset)
+    assert (batch["0"].tolist(), batch["1"].tolist()) == ([[[0.5, 1.5]]], [[3]])
+    assert batch.nested()["2"]["inner"]["0"].tolist() == [[True]]
+
+
+def _fail_after(address: str, table: TableConfig, count: int) -> None:
+    with ReplayWriter(address, table, windows=ItemWindow(1), chunk_length=1) as writer:
+        for number in range(count):
+            writer.append(numbered_step(number))
+        raise ZeroDivisionError
+
+
+def test_block_that_an_error_ends_keeps_its_steps(server: LocalServer) -> None:
+    """What was appended before is stored, and the error is the block's own, also where that was not possible."""
+    with pytest.raises(ZeroDivisionError):
+        _fail_after(server.address, steps_table(), 3)
+    assert _numbers(server.address, steps_table(), 3) == [[0], [1], [2]]
+    full = steps_table("u", rate_limiter=RateLimiterConfig(queue_size=1))
+    with pytest.raises(ZeroDivisionError):
+        _fail_after(server.address, full, 3)  # the third waits behind the limiter for as long as nobody reads
 
 
 def test_several_tables_take_items_of_one_stream(server: LocalServer) -> None:

@@ -9,7 +9,7 @@ by column. An *item* is a window of a stream that a *table* can sample.
 
 Errors are gRPC status codes whose message names the field, the value and what is allowed. Every call may
 also end with UNAVAILABLE (the server is stopping or cannot be reached) or DEADLINE_EXCEEDED. Names match
-`[a-z][a-z0-9_]{0,62}`. Every number that counts is cumulative since the table was created or reset,
+`[a-z][a-z0-9_]{0,62}`; that of a column may begin with a digit. Every number that counts is cumulative since the table was created or reset,
 unless its comment says otherwise.
 
 A server counts what a message holds before it unpacks it. INVALID_ARGUMENT: a list is longer than its comment says, or

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tidemill.codec import encode
-from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
+from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.replay.argument_types import check_integer, check_type
 from tidemill.replay.client import ReplayClient
@@ -39,6 +39,8 @@ from tidemill.rpc.fork import OwnerProcess
 from tidemill.rpc.reopened import Reopened
 
 _EXIT_FLUSH_S = 30.0
+_FAILED_FLUSH_S = 2.0
+"""Longest flush of a block that an error ends: its user waits for the message."""
 
 _log = LateLogger()
 
@@ -494,9 +496,13 @@ class ReplayWriter(Reopened):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Flush, if the block ended as it should, and close."""
+        """Flush and close; where an error ended the block, that one is raised and a failure to flush is logged."""
         try:
-            if kind is None and self._owner.is_here:
-                self.flush(_EXIT_FLUSH_S)
+            if self._owner.is_here:
+                self.flush(_EXIT_FLUSH_S if kind is None else _FAILED_FLUSH_S)
+        except TidemillError as failure:
+            if kind is None:
+                raise
+            _log.warning("not all steps of a block that failed are stored", reason=str(failure))
         finally:
             self.close()

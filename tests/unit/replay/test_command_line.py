@@ -1,0 +1,35 @@
+"""The command line of a replay server on its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemill.config.load import load
+from tidemill.config.sections import ReplayConfig
+from tidemill.services.replay.__main__ import _COMMANDS, _SHORT, _long, main
+
+
+def test_help_is_a_screen_of_what_belongs_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every short option and command, and nothing of runs, within 80 columns and 32 lines."""
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 32
+    assert max(map(len, lines)) <= 80
+    shown = {line.split()[0] for line in lines if line.startswith("  ")}
+    assert {*_SHORT, *_COMMANDS} <= shown
+    assert not any("--run." in line for line in lines)
+
+
+def test_short_options_are_settings() -> None:
+    """Each with its value beside it or behind `=`."""
+    words = ["--folder", "data", "--listen=127.0.0.1:0", "--ack", "fsync", "--max-memory-mib", "100"]
+    files = ["--tls-cert", "c.pem", "--tls-key=k.pem", "--tokens", "tokens"]
+    replay = load(ReplayConfig, _long(words + files), prog="tidemill replay", description="").replay
+    assert (replay.storage.folder, replay.storage.ack, replay.max_memory_mib) == ("data", "fsync", 100)
+    server = replay.server
+    assert (server.address, server.tls_cert, server.tls_key, server.tokens) == (
+        "127.0.0.1:0",
+        "c.pem",
+        "k.pem",
+        "tokens",
+    )
