@@ -4,7 +4,7 @@
     tidemill replay --folder data
     python sb3_dqn.py
 
-The buffer works with any off-policy algorithm of Stable-Baselines3 whose observations are one array.
+The buffer works with any off-policy algorithm of Stable-Baselines3 whose observations are one array or one number.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 from stable_baselines3 import DQN
-from stable_baselines3.common.buffers import BaseBuffer
+from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
 from tidemill import replay
 
 
-class ServedReplayBuffer(BaseBuffer):  # type: ignore[misc] # it has no types
-    """Transitions in a table of a replay server; one of the same settings continues with what is there."""
+class ServedReplayBuffer(ReplayBuffer):  # type: ignore[misc] # it has no types
+    """Transitions in a table of a replay server; one of the same settings continues with what is there.
+
+    `model.save_replay_buffer` saves where the table is, and the transitions stay there.
+    """
 
     def __init__(
         self,
@@ -35,14 +38,14 @@ class ServedReplayBuffer(BaseBuffer):  # type: ignore[misc] # it has no types
         **named: Any,  # noqa: ANN401
     ) -> None:
         """Open a writer; the dataset follows when the size of a batch is known."""
-        super().__init__(buffer_size, *arguments, n_envs=n_envs, **named)
+        BaseBuffer.__init__(self, buffer_size, *arguments, n_envs=n_envs, **named)  # without arrays of its own
         if optimize_memory_usage:
             raise ValueError("optimize_memory_usage is True, must be False: the server stores each step as it comes")
         observation = np.zeros(self.obs_shape, self.observation_space.dtype)
         example = {
             "observations": observation,
             "next_observations": observation,
-            "actions": np.zeros(self.action_dim, self.action_space.dtype),
+            "actions": np.zeros(self.action_dim, self._maybe_cast_dtype(self.action_space.dtype)),
             "rewards": 0.0,
             "dones": 0.0,
         }
@@ -63,8 +66,14 @@ class ServedReplayBuffer(BaseBuffer):  # type: ignore[misc] # it has no types
     ) -> None:
         """Write a transition of every environment, each [N, ...]; one that was cut off by time does not end."""
         timeouts = np.array([info.get("TimeLimit.truncated", False) for info in infos])
-        step = {"observations": obs, "next_observations": next_obs, "rewards": reward, "dones": done * ~timeouts}
-        self._writer.append(step | {"actions": np.asarray(action).reshape(self.n_envs, self.action_dim)})
+        step = {
+            "observations": np.reshape(obs, (self.n_envs, *self.obs_shape)),
+            "next_observations": np.reshape(next_obs, (self.n_envs, *self.obs_shape)),
+            "actions": np.reshape(action, (self.n_envs, self.action_dim)),
+            "rewards": reward,
+            "dones": done * ~timeouts,
+        }
+        self._writer.append(step)
 
     def sample(self, batch_size: int, env: Any = None) -> ReplayBufferSamples:  # noqa: ANN401
         """Return transitions that the server draws, normalised if the environment does so."""
@@ -86,6 +95,17 @@ class ServedReplayBuffer(BaseBuffer):  # type: ignore[misc] # it has no types
             dones=self.to_torch(batch["dones"][:, None]),
             rewards=self.to_torch(self._normalize_reward(batch["rewards"][:, None], env)),
         )
+
+    def size(self) -> int:
+        """Return how many steps of every environment the table holds."""
+        self._writer.flush(timeout_s=60.0)
+        with replay.ReplayClient(self._address) as client:
+            return client.describe_table(self._table.name).items // self.n_envs
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is saved: where the table is. Both clients are opened again when it is loaded."""
+        self._writer.flush(timeout_s=60.0)
+        return self.__dict__
 
     def close(self) -> None:
         """Flush, and close both clients."""

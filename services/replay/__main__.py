@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = getattr(importlib.import_module(f"tidemill.services.replay.{module}"), function)
         return process.run(f"tidemill replay {name}", partial(command, arguments[1:]))
     if list(arguments) in (["-h"], ["--help"]):
-        print(_help())  # noqa: T201 - what was asked for
+        print(_help())
         return 0
     return process.run(_SERVICE, partial(_start, arguments))
 

@@ -146,13 +146,70 @@ def test_two_learners_share_one_table(server: ServerProcess) -> None:
     assert "the best of 1000 items was sampled" in done.stdout
 
 
+def _with_stable_baselines(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with Stable-Baselines3, and the folder of the examples, on its path."""
+    subprocess.run(["make", "--silent", ".venv-sb3/.installed"], cwd=ROOT, check=True, timeout=BOUND_S)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT / ".venv-sb3"), str(EXAMPLES)))}
+    words = [sys.executable, *command]
+    return subprocess.run(words, capture_output=True, text=True, timeout=BOUND_S, check=False, env=environment)
+
+
 def test_stable_baselines_trains_from_the_server(server: ServerProcess) -> None:
     """Its DQN with `replay_buffer_class` replaced: every transition is in the table, every update came from there."""
-    subprocess.run(["make", "--silent", ".venv-sb3/.installed"], cwd=ROOT, check=True, timeout=BOUND_S)
-    command = [sys.executable, str(EXAMPLES / "sb3_dqn.py"), "--replay", server.address, "--steps", "1200"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / ".venv-sb3")}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False, env=environment)
+    done = _with_stable_baselines(str(EXAMPLES / "sb3_dqn.py"), "--replay", server.address, "--steps", "1200")
     assert done.returncode == 0, done.stderr
     assert "1200 steps, 250 updates" in done.stdout
     with ReplayClient(server.address) as client:
         assert client.describe_table("sb3").items == 1200
+
+
+_BUFFERS = """
+import sys
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3 import DQN, TD3
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.save_util import load_from_pkl, save_to_pkl
+from sb3_dqn import ServedReplayBuffer
+
+rng, folder = np.random.default_rng(0), sys.argv[2]
+pairs = {
+    "discrete": (spaces.Discrete(5), spaces.Discrete(3)),
+    "float64": (spaces.Box(-1, 1, (2,), np.float64), spaces.Box(-1, 1, (2,), np.float64)),
+    "multi": (spaces.MultiDiscrete([3, 4]), spaces.MultiBinary(3)),
+}
+
+def transitions(buffer):
+    samples = buffer.sample(64)
+    arrays = samples.observations, samples.actions, samples.next_observations, samples.dones, samples.rewards
+    rows = {tuple(value for array in arrays for value in array[i].flatten().tolist()) for i in range(64)}
+    return [(array.dtype, tuple(array.shape)) for array in arrays], rows
+
+for name, (observations, actions) in pairs.items():
+    usual = ReplayBuffer(100, observations, actions, "cpu", n_envs=2)
+    served = ServedReplayBuffer(100, observations, actions, "cpu", n_envs=2, address=sys.argv[1], table=name)
+    for number in range(3):
+        seen, then = (np.stack([observations.sample() for _ in range(2)]) for _ in range(2))
+        ends, infos = np.array([False, number == 2]), [{}, {"TimeLimit.truncated": True}]
+        step = seen, then, np.stack([actions.sample() for _ in range(2)]), rng.normal(size=2), ends, infos
+        usual.add(*step)
+        served.add(*step)
+    assert served.size() == usual.size() == 3, served.size()
+    assert transitions(served) == transitions(usual), (transitions(served), transitions(usual))
+    save_to_pkl(f"{folder}/{name}", served)
+    served.close()
+    loaded = load_from_pkl(f"{folder}/{name}")
+    assert isinstance(loaded, ReplayBuffer) and loaded.size() == 3
+    loaded.add(*step)
+    assert loaded.size() == 4
+    assert transitions(loaded)[0] == transitions(usual)[0]
+    loaded.close()
+print("equal")
+"""
+
+
+def test_buffer_of_stable_baselines_does_what_its_own_does(server: ServerProcess, tmp_path: Path) -> None:
+    """Discrete spaces, float64 actions, `size`, saved and loaded: the same transitions, dtypes and shapes."""
+    done = _with_stable_baselines("-c", _BUFFERS, server.address, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "equal\n"
