@@ -100,7 +100,7 @@ class ServedReplayBuffer(ReplayBuffer):  # type: ignore[misc] # it has no types
         """Return how many steps of every environment the table holds."""
         self._writer.flush(timeout_s=60.0)
         with replay.ReplayClient(self._address) as client:
-            return client.describe_table(self._table.name).items // self.n_envs
+            return client.describe_table(self._table.name).items // int(self.n_envs)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is saved: where the table is. Both clients are opened again when it is loaded."""
