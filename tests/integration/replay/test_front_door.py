@@ -155,6 +155,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(server: LocalServer) -
         ((table, table), {}, "each must be there once"),
         ((table, TableConfig("u", SIGNATURE[:1], table.sampler, 1, 1)), {}, "'t' and 'u' differ in signature"),
         (table, {"num_envs": 0}, "num_envs is 0, must be 1 .. 16384"),
+        (table, {"name": "my writer"}, "name is 'my writer', must be at most 128 letters"),
         (table, {"windows": ItemWindow(5)}, r"is 5, must be at most its max_item_steps \(4\)"),
     ):
         with pytest.raises(InvalidArgument, match=message):

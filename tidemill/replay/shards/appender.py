@@ -9,8 +9,9 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from tidemill.errors import Unavailable
+from tidemill.errors import TidemillError, Unavailable
 from tidemill.logger import LateLogger
+from tidemill.replay.limits import MAX_MESSAGE_BYTES
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.placement import ShardPlacement
 from tidemill.replay.shards.probe import ShardProbe
@@ -38,7 +39,7 @@ class ShardedAppender:
     The owner calls every method from one thread; another one probes the shards.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one decision of the caller
         self,
         directory: ShardDirectory,
         actor_id: str,
@@ -48,7 +49,9 @@ class ShardedAppender:
         chunk_length: int,
         *,
         max_in_flight_chunks: int = 256,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
         stop: threading.Event | None = None,
+        prepare: Callable[[str], None] = lambda _address: None,
     ) -> None:
         """Choose a shard and start connecting in the background.
 
@@ -60,23 +63,31 @@ class ShardedAppender:
             tables: Names of the tables that items may go to.
             chunk_length: Steps of every chunk but a stream's last, 1 .. 1024.
             max_in_flight_chunks: Chunks that may be unacknowledged before `append` waits.
+            max_message_bytes: See `StreamAppender`.
             stop: Ends every wait when set.
+            prepare: Called with the address of a shard before each attempt to connect to it, in the thread that does.
         """
         self._directory, self._stop = directory, stop or threading.Event()
         self._own_directory: ShardDirectory | None = None
         self._lock = threading.Lock()  # guards the placement and the probe
         self._placement, self._probe = ShardPlacement(actor_id), ShardProbe()
         self._error: BaseException | None = None
-        self._open: Callable[[str], StreamAppender] = partial(
-            StreamAppender,
-            actor_id=actor_id,
-            env_count=env_count,
-            signature=signature,
-            tables=tables,
-            chunk_length=chunk_length,
-            max_in_flight_chunks=max_in_flight_chunks,
-            stop=self._stop,
-        )
+
+        def open_appender(address: str) -> StreamAppender:
+            return StreamAppender(
+                address,
+                actor_id,
+                env_count,
+                signature,
+                tables,
+                chunk_length,
+                max_in_flight_chunks=max_in_flight_chunks,
+                max_message_bytes=max_message_bytes,
+                stop=self._stop,
+                prepare=partial(prepare, address),
+            )
+
+        self._open = open_appender
         self._present: tuple[str, str] | None = None  # name and address of the shard written to
         self._appender: StreamAppender | None = None
         self._closing: list[threading.Thread] = []
@@ -90,7 +101,7 @@ class ShardedAppender:
         self._thread.start()
 
     @classmethod
-    def connect(
+    def connect(  # noqa: PLR0913 - those of the constructor
         cls,
         addresses: Sequence[str],
         actor_id: str,
@@ -100,7 +111,9 @@ class ShardedAppender:
         chunk_length: int,
         *,
         max_in_flight_chunks: int = 256,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
         stop: threading.Event | None = None,
+        prepare: Callable[[str], None] = lambda _address: None,
     ) -> Self:
         """Return an appender to the servers at these addresses: one, several, or all behind a DNS name.
 
@@ -114,7 +127,9 @@ class ShardedAppender:
             tables,
             chunk_length,
             max_in_flight_chunks=max_in_flight_chunks,
+            max_message_bytes=max_message_bytes,
             stop=stop,
+            prepare=prepare,
         )
         appender._own_directory = directory
         return appender
@@ -147,6 +162,11 @@ class ShardedAppender:
                 raise Unavailable(f"no replay shard is known after {timeout_s:g} s")
         return False
 
+    def has_room(self, chunks: int) -> bool:
+        """Return whether `append` would return or raise at once with so many chunks; may move to another first."""
+        self._steer()
+        return self._has_moved or self._closed.is_set() or bool(self._appender and self._appender.has_room(chunks))
+
     def opened(self, timeout_s: float) -> bool:
         """Wait until a shard has named the epoch, as `StreamAppender.opened` does; may move to another shard first."""
         self._steer()
@@ -158,6 +178,12 @@ class ShardedAppender:
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything is acknowledged; return False if that took longer than `timeout_s` seconds."""
         return self._appender is None or self._appender.flush(timeout_s)
+
+    def stop(self) -> None:
+        """End the call and every wait, but do not wait for the threads."""
+        self._closed.set()
+        if self._appender is not None:
+            self._appender.stop()
 
     def close(self) -> None:
         """End the call and the threads without waiting for acknowledgements. May be called twice."""
@@ -171,6 +197,16 @@ class ShardedAppender:
             self._probe.close()
         if self._own_directory is not None:
             self._own_directory.close()
+
+    @property
+    def max_request_bytes(self) -> int:
+        """Bytes of the largest message that the shard takes; 0 before it has said so."""
+        return self._appender.max_request_bytes if self._appender else 0
+
+    @property
+    def last_failure(self) -> TidemillError | None:
+        """Why the connection to the shard was lost, while it is."""
+        return self._appender.last_failure if self._appender else None
 
     @property
     def shard(self) -> str | None:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tidemill.codec import encode
+from tidemill.config.check import is_safe_name
 from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.replay.argument_types import check_integer, check_type
@@ -25,7 +27,10 @@ from tidemill.replay.limits import (
     most_chunk_bytes,
     payload_room,
 )
-from tidemill.replay.named_table import stored_table
+from tidemill.replay.named_table import addresses_of, stored_table
+from tidemill.replay.shards.appender import ShardedAppender
+from tidemill.replay.shards.directory import check_addresses, is_sharded
+from tidemill.replay.shards.table import shard_config
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.appender import AppenderState, StreamAppender, StreamRestarted
 from tidemill.replay.writing.chunk import Chunk, check_priorities
@@ -38,6 +43,7 @@ from tidemill.rpc.channel import Backoff
 from tidemill.rpc.fork import OwnerProcess
 from tidemill.rpc.reopened import Reopened
 
+_STEER_S = 0.5  # how soon another of several servers is tried while none has answered
 _EXIT_FLUSH_S = 30.0
 _FAILED_FLUSH_S = 2.0
 """Longest flush of a block that an error ends: its user waits for the message."""
@@ -75,7 +81,7 @@ class ReplayWriter(Reopened):
 
     def __init__(  # noqa: PLR0913 - each is one decision of the caller
         self,
-        address: str,
+        addresses: str | Sequence[str],
         tables: TableConfig | str | Sequence[TableConfig | str],
         *,
         num_envs: int | None = None,
@@ -92,7 +98,9 @@ class ReplayWriter(Reopened):
         """Create the tables that are not there, and open the streams.
 
         Args:
-            address: `host:port` or `unix:///path` of the replay server.
+            addresses: `host:port` or `unix:///path` of the replay server, or of each of several that the tables are
+                divided over: the writer's name decides which of them has its streams, and another takes them over when
+                that one is lost.
             tables: The tables that items may go to, all with the same signature; a name stands for one that is there.
             num_envs: How many environments step together; None for one whose steps have no leading dimension.
             windows: Items that are made by themselves: of every table, or by the name of the table.
@@ -119,14 +127,22 @@ class ReplayWriter(Reopened):
             Unavailable: No server answered within `timeout_s`.
         """
         self._owner = OwnerProcess("ReplayWriter")
-        check_type("address", address, str, "'HOST:PORT' or 'unix:///path', as Server.address")
+        self._addresses = addresses_of(addresses)
+        check_addresses(self._addresses)
         check_type("tables", tables, (TableConfig, str, list, tuple), "a TableConfig, the name of a table, or a list")
         given = (tables,) if isinstance(tables, TableConfig | str) else tuple(tables)
-        self._tables = tuple(stored_table((address,), table, timeout_s) for table in given)
+        self._tables = tuple(stored_table(self._addresses, table, timeout_s) for table in given)
+        self._parts = tuple(
+            stored if isinstance(table, str) else shard_config(stored, len(self._addresses))
+            for table, stored in zip(given, self._tables, strict=True)
+        )
         self._names = {table.name: i for i, table in enumerate(self._tables)}
         self._batch = () if num_envs is None else (num_envs,)
         self._num_envs = envs = 1 if num_envs is None else num_envs
         self._max_message_bytes = max_message_bytes
+        check_type("name", name, str, "a string")
+        if name and not is_safe_name(name):
+            raise InvalidArgument(f"name is {name!r}, must be at most 128 letters, digits, `_`, `.` and `-`")
         self._check(chunk_length)
         self._signature = signature = self._tables[0].signature
         has_payloads = any(table.payload_bytes for table in self._tables)
@@ -143,8 +159,9 @@ class ReplayWriter(Reopened):
         if state is not None:
             before = unpack_writer(state, self._arguments, name, self._rows, self._items)
         self._name, self._params_version = before.name, before.params_version
-        self._address, self._client = address, ReplayClient(address)
-        self._prepare(timeout_s)
+        self._clients: dict[str, ReplayClient] = {}
+        if not is_sharded(self._addresses):
+            self._prepare(self._addresses[0], timeout_s)
         self._appender = self._open(before.appender, max_in_flight_chunks * envs, stop)
         self._connect(timeout_s)
         if before.appender is not None and not replays:
@@ -286,6 +303,10 @@ class ReplayWriter(Reopened):
         before to make it small.
         """
         self._owner.check()
+        if not isinstance(self._appender, StreamAppender):
+            raise FailedPrecondition(
+                "a writer to several servers has no state: what one of them has, no other knows of"
+            )
         progress = WriterProgress(self._name, self._params_version, self._appender.state())
         return pack_writer(self._arguments, progress, self._rows, self._items)
 
@@ -332,27 +353,43 @@ class ReplayWriter(Reopened):
         """End the call and its thread within 2 s; what was not flushed is dropped. May be called twice."""
         if self._owner.is_here:
             self._appender.stop()
-            self._client.close()  # ends the call that the appender's thread may be waiting for
+            self._close_clients()  # ends the call that the appender's thread may be waiting for
             self._appender.close()
 
-    def _prepare(self, timeout_s: float) -> None:
+    def _close_clients(self) -> None:
+        for client in list(self._clients.values()):
+            client.close()
+
+    def _prepare(self, address: str, timeout_s: float) -> None:
+        self._clients[address] = client = ReplayClient(address)
         try:
-            self._client.wait_for_ready(timeout_s)
-            self._create_tables()
+            client.wait_for_ready(timeout_s)
+            self._create_tables(address)
         except BaseException:
-            self._client.close()
+            client.close()
             raise
 
-    def _open(self, state: AppenderState | None, max_in_flight: int, stop: threading.Event | None) -> StreamAppender:
-        streams = (self._address, self._name, self._num_envs, self._signature, tuple(self._names))
-        options: dict[str, Any] = {"max_in_flight_chunks": max_in_flight, "stop": stop, "state": state}
+    def _open(
+        self, state: AppenderState | None, max_in_flight: int, stop: threading.Event | None
+    ) -> StreamAppender | ShardedAppender:
+        streams = (self._name, self._num_envs, self._signature, tuple(self._names), self._rows.chunk_length)
+        options: dict[str, Any] = {"max_in_flight_chunks": max_in_flight, "stop": stop}
         options["max_message_bytes"] = self._max_message_bytes
-        return StreamAppender(*streams, self._rows.chunk_length, prepare=self._create_tables, **options)
+        if is_sharded(self._addresses):
+            if state is not None:
+                raise InvalidArgument("state is given, must be None with several servers")
+            return ShardedAppender.connect(self._addresses, *streams, prepare=self._create_tables, **options)
+        address = self._addresses[0]
+        prepare = partial(self._create_tables, address)
+        return StreamAppender(address, *streams, prepare=prepare, state=state, **options)
 
     def _connect(self, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
         try:
-            if not self._appender.opened(timeout_s):
-                raise Unavailable(f"no replay server answered at {self._address} within {timeout_s:g} s")
+            while not self._appender.opened(min(max(deadline_s - time.monotonic(), 0.0), _STEER_S)):
+                if time.monotonic() >= deadline_s:
+                    where = " or ".join(self._addresses)
+                    raise Unavailable(f"no replay server answered at {where} within {timeout_s:g} s")
             self._check_server()
         except BaseException:
             self.close()
@@ -366,9 +403,8 @@ class ReplayWriter(Reopened):
         )
         if taken and min(chunk_bytes, self._max_message_bytes) > taken:
             raise InvalidArgument(
-                f"max_message_bytes is {self._max_message_bytes}, must be at most {taken}: the server at "
-                f"{self._address} takes no larger requests (its server.max_request_bytes), and a chunk may have "
-                f"{chunk_bytes} bytes"
+                f"max_message_bytes is {self._max_message_bytes}, must be at most {taken}: the server takes no larger "
+                f"requests (its server.max_request_bytes), and a chunk may have {chunk_bytes} bytes"
             )
 
     def _check_step(self, columns: Mapping[str, NDArray[Any]], *, is_batch: bool) -> None:
@@ -384,7 +420,7 @@ class ReplayWriter(Reopened):
 
     def _begin_behind(self) -> None:
         """Go on behind what the server has of each environment, if that is more than the state knew of."""
-        if self._appender.restarts:
+        if not isinstance(self._appender, StreamAppender) or self._appender.restarts:
             return  # it has lost the streams, which begin again
         next_steps = self._appender.next_steps
         self._interrupted = next_steps > self._rows.first_step
@@ -394,10 +430,12 @@ class ReplayWriter(Reopened):
             self._rows.begin_behind(envs, next_steps[envs])
             self._items.forget(envs)
 
-    def _create_tables(self) -> None:
-        """Make the tables, again where a server lost them: called before each connection."""
-        for table in self._tables:
-            self._client.create_table(table)
+    def _create_tables(self, address: str) -> None:
+        """Make a server's part of the tables, again where it lost them: called before each connection."""
+        if address not in self._clients:
+            self._clients[address] = ReplayClient(address)
+        for table in self._parts:
+            self._clients[address].create_table(table)
 
     def _check(self, chunk_length: int) -> None:
         if not self._tables:
@@ -456,8 +494,8 @@ class ReplayWriter(Reopened):
         failure = self._appender.last_failure
         why = failure or "it does not answer, its disk is full, or a rate limiter holds inserts back"
         return Unavailable(
-            f"the replay server at {self._address} did not acknowledge {self.unacknowledged_chunks} chunks within "
-            f"{timeout_s:g} s: {why}"
+            f"the replay server at {' or '.join(self._addresses)} did not acknowledge {self.unacknowledged_chunks} "
+            f"chunks within {timeout_s:g} s: {why}"
         )
 
     def _send(self, envs: NDArray[np.int64], timeout_s: float | None, *, continues: bool = True) -> None:
