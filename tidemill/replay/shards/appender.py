@@ -51,7 +51,7 @@ class ShardedAppender:
         max_in_flight_chunks: int = 256,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         stop: threading.Event | None = None,
-        prepare: Callable[[str], None] = lambda _address: None,
+        prepare: Callable[[str], None] | None = None,
     ) -> None:
         """Choose a shard and start connecting in the background.
 
@@ -84,7 +84,7 @@ class ShardedAppender:
                 max_in_flight_chunks=max_in_flight_chunks,
                 max_message_bytes=max_message_bytes,
                 stop=self._stop,
-                prepare=partial(prepare, address),
+                prepare=partial(prepare, address) if prepare is not None else lambda: None,
             )
 
         self._open = open_appender
@@ -113,7 +113,7 @@ class ShardedAppender:
         max_in_flight_chunks: int = 256,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         stop: threading.Event | None = None,
-        prepare: Callable[[str], None] = lambda _address: None,
+        prepare: Callable[[str], None] | None = None,
     ) -> Self:
         """Return an appender to the servers at these addresses: one, several, or all behind a DNS name.
 
