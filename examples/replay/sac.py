@@ -1,10 +1,10 @@
 """Soft actor-critic for Pendulum in one file, with its experience in a replay server.
 
-    tidemill replay --folder data
     python sac.py
 
 Twin critics and a learned temperature, by Haarnoja et al., "Soft Actor-Critic Algorithms and Applications" (2018).
-Kill the server with SIGKILL and start it again: the program waits for it and continues with all that was acknowledged.
+The server is in this process, or one of its own: `tidemill replay --folder data`, then `--replay 127.0.0.1:7401`. Kill
+that one with SIGKILL and start it again: the program waits for it and continues with all that was acknowledged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     """Train, and print the mean return of the newest ten episodes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20_000, help="agent decisions")
-    parser.add_argument("--replay", default="127.0.0.1:7401", help="address of the replay server")
+    parser.add_argument("--replay", help="address of a replay server; without it there is one in this process")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     torch.manual_seed(options.seed)
@@ -60,8 +60,9 @@ def main() -> None:
     example = {"observation": zeros, "action": no_action, "reward": 0.0, "next_observation": zeros, "terminated": False}
     uniform = replay.SelectorConfig(replay.SelectorKind.UNIFORM)
     table = replay.TableConfig("pendulum", replay.signature_like(example), uniform, max_items=50_000, max_item_steps=1)
-    writer = replay.ReplayWriter(options.replay, table, windows=replay.ItemWindow(length=1))
-    dataset = replay.ReplayDataset(options.replay, table, BATCH_SIZE, timeout_s=120.0, batches_per_sample=8)
+    address = options.replay or replay.Server().address
+    writer = replay.ReplayWriter(address, table, windows=replay.ItemWindow(length=1))
+    dataset = replay.ReplayDataset(address, table, BATCH_SIZE, timeout_s=120.0, batches_per_sample=8)
     returns, episode_return, began_s = [0.0], 0.0, time.monotonic()
     observation, _ = env.reset(seed=options.seed)
     for step in range(1, options.steps + 1):
