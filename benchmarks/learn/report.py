@@ -81,7 +81,7 @@ def _document(name: str, config: RunConfig, references: References, runs: Sequen
         "name": name,
         "env_id": config.env.id,
         "algorithm": config.agent.algorithm,
-        "network": network_of(config.agent),
+        "network": network_of(config.agent, "nature" if config.env.is_atari else "mlp"),
         "budget": budget_of(config.run),
         "command": "",
         "declared_seeds": False,
@@ -101,9 +101,16 @@ def _document(name: str, config: RunConfig, references: References, runs: Sequen
     }
 
 
-def network_of(agent: AgentConfig) -> str:
-    """Return the network of an agent in words: `128, 128` is two hidden layers of 128 on numbers."""
-    if (torso := str(getattr(agent, "network", "mlp"))) != "mlp":
+def network_of(agent: AgentConfig, auto: str) -> str:
+    """Return the network of an agent in words: `128, 128` is two hidden layers of 128 on numbers.
+
+    Args:
+        agent: Its settings.
+        auto: The torso that `auto` stands for.
+    """
+    torso = str(getattr(agent, "network", "mlp"))
+    torso = auto if torso == "auto" else torso
+    if torso != "mlp":
         return torso
     found = (getattr(agent, name, None) for name in ("hidden_sizes", "actor_sizes", "critic_sizes"))
     layers = dict.fromkeys(", ".join(map(str, sizes)) for sizes in found if sizes)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from tidemill.errors import ConfigError
 
@@ -15,6 +16,21 @@ def check(is_valid: bool, field: str, value: object, allowed: str) -> None:
     """Raise a `ConfigError` that names the field, its value and what is allowed, unless `is_valid`."""
     if not is_valid:
         raise ConfigError(f"{field} is {value!r}, allowed: {allowed}")
+
+
+@contextmanager
+def collecting(problems: list[str]) -> Iterator[None]:
+    """Add the lines of a ConfigError raised in the block to a list, so that all are told at once."""
+    try:
+        yield
+    except ConfigError as error:
+        problems += str(error).splitlines()
+
+
+def refuse(problems: Iterable[str]) -> None:
+    """Raise a ConfigError with a line for each problem, unless there is none."""
+    if lines := list(dict.fromkeys(problems)):
+        raise ConfigError("\n".join(lines))
 
 
 def is_safe_name(name: str) -> bool:

@@ -5,29 +5,27 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
-from tidemill.config.check import nearest
-from tidemill.config.command_line import with_options
+from tidemill.config.algorithm_defaults import DEFAULT_ALGORITHM, adapted, merged, with_defaults
+from tidemill.config.check import collecting, nearest, refuse
+from tidemill.config.command_line import document_of, overview
 from tidemill.config.hindsight import check_hindsight
 from tidemill.config.lock_step import check_lock_step
 from tidemill.config.on_policy import check_on_policy
-from tidemill.config.overlay import check_option_names, overlay, to_document
-from tidemill.config.presets import find_config
+from tidemill.config.overlay import overlay, to_document
+from tidemill.config.presets import FOLDER, find_config
 from tidemill.config.section_help import describe_section
 from tidemill.config.sections import RunConfig
+from tidemill.config.yaml_text import Dumper, parse
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.registry import config_class
 
 _T = TypeVar("_T")
-
-# A tenth of the time of those in Python; not in every build of PyYAML.
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 _SECTIONS = {field.name for field in dataclasses.fields(RunConfig)}
 
@@ -43,21 +41,25 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
         description: First paragraph of `--help`.
 
     Raises:
-        ConfigError: the file cannot be read, or a setting is unknown or out of range.
-        SystemExit: `--help` was asked for, of all or of a section (0), or the command line is wrong (2).
+        ConfigError: the file cannot be read, or settings are unknown or out of range; a line for each.
+        SystemExit: `--help` was asked for, of all or of a section.
     """
-    check_option_names(arguments)
     path, rest = _take_option(list(arguments), "--config")
-    document = read_document(find_config(path)) if path else {}
+    file = find_config(path) if path else None
+    document = read_document(file) if file else {}
     algorithm, rest = _take_option(rest, "--agent.algorithm")
-    settings = from_document(config, document, algorithm)
-    if asked := _take_help(rest, config):
-        sys.stdout.write(f"{describe_section(prog, asked, settings)}\n")
+    asked = _take_help(rest, config)
+    if asked is not None:
+        settings = from_document(config, document, algorithm)
+        text = describe_section(prog, asked, settings) if asked else overview(settings, prog, description)
+        sys.stdout.write(f"{text}\n")
         raise SystemExit(0)
-    settings = with_options(settings, rest, prog=prog, description=description)
-    check_on_policy(settings)
-    check_lock_step(settings)
-    check_hindsight(settings)
+    options = document_of(rest, _skeleton(config, algorithm or _algorithm_of(document)))
+    document, notes = adapted(document, options, algorithm, is_preset=file is not None and file.parent == FOLDER)
+    settings = from_document(config, merged(document, options), algorithm)
+    check_together(settings)
+    for note in notes:
+        sys.stderr.write(f"note: {note}\n")
     return settings
 
 
@@ -73,9 +75,7 @@ def load_config(settings: Mapping[str, Any] | str | Path) -> RunConfig:
     """
     document = settings if isinstance(settings, Mapping) else read_document(Path(settings))
     config = from_document(RunConfig, document)
-    check_on_policy(config)
-    check_lock_step(config)
-    check_hindsight(config)
+    check_together(config)
     return config
 
 
@@ -85,18 +85,41 @@ def from_document(config: type[_T], document: Mapping[str, Any], algorithm: str 
     Raises:
         ConfigError: a section or setting is unknown, or a value is wrong.
     """
-    for section in document:
-        if section not in _SECTIONS:
-            raise ConfigError(f"unknown section {section!r}{nearest(str(section), _SECTIONS)}")
+    unknown = [section for section in document if section not in _SECTIONS]
+    refuse(f"unknown section {name!r}{nearest(str(name), _SECTIONS)}" for name in unknown)
+    document = {name: {} if value is None else value for name, value in document.items()}
+    algorithm = algorithm or _algorithm_of(document)
+    if isinstance(agent := document.get("agent", {}), Mapping):
+        document["agent"] = {**agent, "algorithm": algorithm}
+    settings = _skeleton(config, algorithm)
     sections = {field.name for field in dataclasses.fields(config)}  # type: ignore[arg-type]
-    document = {name: value or {} for name, value in document.items() if name in sections}
+    document = with_defaults(document, algorithm)
+    return overlay(settings, {name: value for name, value in document.items() if name in sections})
+
+
+def _algorithm_of(document: Mapping[str, Any]) -> str:
+    """Return the algorithm that a document names, or the one that is trained if none is named."""
+    agent = document.get("agent") or {}
+    if not isinstance(agent, Mapping):
+        raise ConfigError(f"agent is {agent!r}, must be a mapping of settings, such as {{algorithm: {agent}}}")
+    return str(agent.get("algorithm", DEFAULT_ALGORITHM))
+
+
+def _skeleton(config: type[_T], algorithm: str) -> _T:
+    """Return a process's default settings, those of the agent of an algorithm."""
     settings = config()
-    if "agent" in sections:
-        agent = dict(document.get("agent", {}))
-        named = algorithm or agent.get("algorithm", "sac")
-        document["agent"] = agent | {"algorithm": named}
-        settings = dataclasses.replace(settings, agent=config_class(named)())  # type: ignore[type-var]
-    return overlay(settings, document)
+    if not hasattr(settings, "agent"):
+        return settings
+    return dataclasses.replace(settings, agent=config_class(algorithm)())  # type: ignore[type-var]
+
+
+def check_together(settings: object) -> None:
+    """Raise ConfigError, with a line for each, for settings of several sections that exclude each other."""
+    problems: list[str] = []
+    for check in (check_on_policy, check_lock_step, check_hindsight):
+        with collecting(problems):
+            check(settings)
+    refuse(problems)
 
 
 def read_document(path: Path, name: str = "--config") -> dict[str, Any]:
@@ -110,7 +133,7 @@ def read_document(path: Path, name: str = "--config") -> dict[str, Any]:
         ConfigError: the file is missing or is not a YAML mapping.
     """
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        document = parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         hint = _nearest_config(path) if name == "--config" else ""
         raise ConfigError(f"cannot read {name} {str(path)!r}: {error.strerror}{hint}") from error
@@ -123,16 +146,16 @@ def read_document(path: Path, name: str = "--config") -> dict[str, Any]:
 
 def write_document(settings: object, path: Path) -> None:
     """Write settings as YAML that `load` reads back."""
-    path.write_text(yaml.dump(to_document(settings), Dumper=_Dumper, sort_keys=False), encoding="utf-8")
+    path.write_text(yaml.dump(to_document(settings), Dumper=Dumper, sort_keys=False), encoding="utf-8")
 
 
-def _take_help(arguments: list[str], config: type[Any]) -> str:
-    """Return the section, or the beginning of settings' names, that help is asked for; none if it is all."""
+def _take_help(arguments: list[str], config: type[Any]) -> str | None:
+    """Return the section, or the beginning of settings' names, that help is asked for; empty for all, None for none."""
     names = {field.name for field in dataclasses.fields(config)}
-    for first, second in pairwise(arguments):
-        if first in ("--help", "-h") and second.partition(".")[0] in names:
-            return second
-    return ""
+    for first, second in zip_longest(arguments, arguments[1:], fillvalue=""):
+        if first in ("--help", "-h"):
+            return second if second.partition(".")[0] in names else ""
+    return None
 
 
 def _nearest_config(path: Path) -> str:

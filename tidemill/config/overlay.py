@@ -1,51 +1,16 @@
-"""Settings dataclasses from and to plain documents (what YAML holds), strictly typed; those renamed name the new."""
+"""Settings dataclasses from and to plain documents (what YAML holds), strictly typed."""
 
 from __future__ import annotations
 
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from tidemill.config.check import nearest
+from tidemill.config.check import collecting, refuse
+from tidemill.config.other_names import meant
 from tidemill.errors import ConfigError
-
-RENAMED = {
-    "actor.max_unacknowledged_chunks": "actor.max_in_flight_chunks",
-    "agent.actor_every": "agent.policy_delay",
-    "agent.greedy_share": "agent.greedy_fraction",
-    "agent.max_td_error": "agent.huber_delta",
-    "agent.noise.greedy_share": "agent.noise.greedy_fraction",
-    "agent.policy_average": "agent.actor_ema_decay",
-    "agent.random_steps": "agent.start_steps",
-    "agent.target_every": "agent.target_update_period",
-    "agent.target_noise_limit": "agent.noise_clip",
-    "env.observed": "env.observation_indices",
-    "launcher.learner_reserve": "launcher.fork_services",
-    "launcher.learner_standby": "launcher.fork_services",
-    "table.importance_exponent": "table.importance_sampling_exponent",
-    "table.importance_exponent_final": "table.importance_sampling_exponent_final",
-    "table.importance_steps": "table.importance_sampling_steps",
-}
-"""Former name to present name, both with their section."""
-
-
-def check_setting_name(name: str) -> None:
-    """Raise ConfigError that gives the present name of a setting, e.g. `agent.target_every`, if it was renamed."""
-    if name in RENAMED:
-        raise ConfigError(f"setting {name!r} is called {RENAMED[name]!r} now")
-
-
-def check_option_names(arguments: Sequence[str]) -> None:
-    """Raise ConfigError that gives the present name of a renamed setting among command-line options."""
-    for argument in arguments:
-        option, _, _ = argument.partition("=")
-        former = option.removeprefix("--").replace("-", "_")
-        if option.startswith("--") and former in RENAMED:
-            present = RENAMED[former].replace("_", "-")
-            raise ConfigError(f"option {option} is called --{present} now")
-
 
 _T = TypeVar("_T")
 
@@ -65,16 +30,39 @@ def overlay(settings: _T, document: object, path: str = "") -> _T:
         raise ConfigError(f"{path or 'the config'} must be a mapping of settings, got {document!r}")
     names = {field.name for field in dataclasses.fields(typing.cast(Any, settings))}
     kinds = typing.get_type_hints(type(settings))
-    values = {}
+    values, problems = {}, list[str]()
     for key, value in document.items():
         here = f"{path}.{key}" if path else str(key)
         if key not in names:
-            check_setting_name(here)
-            hint = nearest(str(key), names, f"{path}." if path else "") or f"; known: {', '.join(sorted(names))}"
-            raise ConfigError(f"unknown setting {here!r}{hint}")
-        values[key] = _convert(value, kinds[key], getattr(settings, key), here)
-    result: _T = dataclasses.replace(typing.cast(Any, settings), **values)
+            hint = (
+                meant(here.split("."), settings, option=False, section=path) or f"; known: {', '.join(sorted(names))}"
+            )
+            problems.append(f"unknown setting {here!r}{hint}")
+            continue
+        with collecting(problems):
+            values[key] = _convert(value, kinds[key], getattr(settings, key), here)
+    result = _replaced(settings, values, problems)
+    refuse(problems)
     return result
+
+
+def _replaced(settings: _T, values: Mapping[str, Any], problems: list[str]) -> _T:
+    """Return settings with other values; what they refuse is added to the problems, one after the other is left out."""
+
+    def attempt(left: Mapping[str, Any]) -> _T | str:
+        try:
+            result: _T = dataclasses.replace(typing.cast(Any, settings), **left)
+        except ConfigError as error:
+            return str(error)
+        return result
+
+    while isinstance(refusal := attempt(values), str):
+        problems.append(refusal)
+        others = ({name: each for name, each in values.items() if name != left_out} for left_out in values)
+        values = next((each for each in others if attempt(each) != refusal), {})
+        if not values:
+            return settings
+    return refusal
 
 
 def to_document(settings: object) -> Any:  # noqa: ANN401 - a tree of YAML's own types
@@ -86,6 +74,9 @@ def to_document(settings: object) -> Any:  # noqa: ANN401 - a tree of YAML's own
     if isinstance(settings, tuple | list):
         return [to_document(value) for value in settings]
     return settings
+
+
+_KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 def _convert(value: Any, kind: Any, default: Any, path: str) -> Any:  # noqa: ANN401
@@ -110,13 +101,16 @@ def _convert(value: Any, kind: Any, default: Any, path: str) -> Any:  # noqa: AN
 def _convert_union(value: Any, kinds: tuple[Any, ...], path: str) -> Any:  # noqa: ANN401
     if value is None and type(None) in kinds:
         return None
+    if type(value) in kinds:
+        return value
     for kind in kinds:
         if kind is not type(None):
             try:
                 return _convert(value, kind, None, path)
             except ConfigError:
                 continue
-    return _expect(False, value, path, " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds))
+    names = (_KINDS.get(kind, "none" if kind is type(None) else str(kind)) for kind in kinds)
+    return _expect(False, value, path, " or ".join(names))
 
 
 def _convert_scalar(value: Any, kind: Any, path: str) -> Any:  # noqa: ANN401
@@ -127,8 +121,21 @@ def _convert_scalar(value: Any, kind: Any, path: str) -> Any:  # noqa: ANN401
             return float(value)  # YAML reads 1e-4 as text
         except ValueError:
             pass
+    if kind is int:
+        value = _whole(value)
     exact = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    return _expect(exact, value, path, f"a value of type {kind.__name__}")
+    return _expect(exact, value, path, _KINDS.get(kind, f"a value of type {kind.__name__}"))
+
+
+def _whole(value: Any) -> Any:  # noqa: ANN401
+    """Return the whole number that a text or a float stands for, as 1e5 does; anything else as it is."""
+    if isinstance(value, str | float):
+        try:
+            number = float(value)
+        except ValueError:
+            return value
+        return int(number) if number.is_integer() else value
+    return value
 
 
 def _expect(is_valid: bool, value: Any, path: str, allowed: str) -> Any:  # noqa: ANN401

@@ -135,8 +135,9 @@ class LearnerSettings:
     """`cpu`, `cuda`, `cuda:N`, or `auto`: the first GPU if there is one."""
     threads: int = 1
     """Threads torch computes with on a CPU, at least 1; 0 leaves the choice to torch."""
-    updates_per_env_step: float = 0.25
-    """Gradient steps per agent decision, enforced by the table's rate limiter; 0: as many as possible."""
+    updates_per_env_step: float = 1.0
+    """Gradient steps per agent decision, enforced by the table's rate limiter; 0: as many as possible. The default
+    depends on the algorithm: 0.25 for `dqn`, `d4pg`, `r2d2` and `sac_discrete`, 0 for those of rollouts."""
     batches_per_sample: int = 0
     """Batches drawn in one sample call: more makes small ones cheaper, with older priorities; 0: by their size."""
     prefetch_batches: int = 4

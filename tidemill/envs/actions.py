@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tidemill.errors import ConfigError, InvalidArgument
 
 _MAX_JOINT_ACTIONS = 65_536
+_LARGEST_BOUND = 1e9  # beyond it a bound stands for none: the largest number of its type, for one
 
 
 def check_shape(action: NDArray[Any], shape: tuple[int, ...]) -> None:
@@ -121,9 +122,11 @@ class _Continuous:
     """Values in [-1, 1], scaled linearly to the bounds of a Box."""
 
     def __init__(self, space: spaces.Box) -> None:
-        if not space.is_bounded("both"):
+        largest = np.maximum(np.abs(space.low), np.abs(space.high)).max(initial=0)
+        if not space.is_bounded("both") or largest > _LARGEST_BOUND:
             raise ConfigError(
-                f"actions of {space} have no bounds to scale [-1, 1] to; give the action space finite bounds"
+                f"actions of {space} have no bounds to scale [-1, 1] to; give the action space finite bounds "
+                f"between {-_LARGEST_BOUND:g} and {_LARGEST_BOUND:g}"
             )
         self._low, self._high = space.low, space.high
         self._dtype = space.dtype

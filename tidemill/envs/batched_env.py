@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tidemill.config.user_code import user_object
 from tidemill.envs.action_mask import ActionMasks, info_key
 from tidemill.envs.actions import action_adapter, check_shape
-from tidemill.envs.checks import as_float32
+from tidemill.envs.checks import as_float32, fault
 from tidemill.envs.episode_counter import EpisodeCounter
 from tidemill.envs.interface import VectorEnv, VectorStep
 from tidemill.envs.observations import observation_format
@@ -226,12 +226,15 @@ class BatchedEnv:
         return copy
 
     def _call(self, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the user's
+        at = f"{self._name}, at step {self._counter.lengths.max()} of its longest episode,"
+        is_reset = method == self._env.reset
         try:
-            return method(*arguments, **named)
+            returned = method(*arguments, **named)
         except Exception as error:
-            step = int(self._counter.lengths.max())
-            reason = f"{type(error).__name__}: {error}"
-            raise FatalError(f"{self._name} raised at step {step} of its longest episode: {reason}") from error
+            raise FatalError(f"{at} {fault(None, reset=is_reset, error=error)}") from error
+        if method != self._env.render and (wrong := fault(returned, reset=is_reset, batched=True)):
+            raise FatalError(f"{at} {wrong}")
+        return returned
 
 
 def make_batched(settings: EnvSettings, num_envs: int, *, training: bool, render: bool) -> VectorEnv:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +35,68 @@ def as_float32(reward: NDArray[np.float64]) -> NDArray[np.float32]:
     """Return rewards in the dtype that is stored; one that is too large for it becomes infinite, without a warning."""
     with np.errstate(over="ignore"):
         return reward.astype(np.float32)
+
+
+_STEP, _RESET = "observation, reward, terminated, truncated, info", "observation, info"
+
+
+def fault(
+    returned: Any,  # noqa: ANN401 - the user's
+    *,
+    reset: bool,
+    error: Exception | None = None,
+    batched: bool = False,
+) -> str:
+    """Return what is wrong with what an environment's `step` or `reset` returned or raised; empty for nothing.
+
+    Args:
+        returned: What it returned; None if it raised.
+        reset: Whether it was asked to reset.
+        error: What it raised, or what reading its answer did.
+        batched: Whether it is a vector environment, with an array of rewards.
+    """
+    method, wanted = ("reset", _RESET) if reset else ("step", _STEP)
+    if returned is None and error is not None:
+        return _raised(error, reset=reset)
+    allowed = f"allowed since Gym 0.26 and in gymnasium: {wanted}"
+    if not isinstance(returned, tuple) or len(returned) != wanted.count(",") + 1:
+        found = f"{len(returned)} values" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
+        return f"returned {found} from {method}, {allowed}"
+    if not isinstance(returned[-1], Mapping):
+        return f"returned {returned[-1]!r} as the info of {method}, allowed: a dict"
+    if not (reset or batched or _is_number(returned[1])):
+        return f"returned the reward {_shown(returned[1])}, allowed: a number"
+    return "" if error is None else _raised(error, reset=reset)
+
+
+def _is_number(value: Any) -> bool:  # noqa: ANN401
+    if getattr(value, "shape", ()) != ():
+        return False
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(value, str)
+
+
+def _shown(value: Any) -> str:  # noqa: ANN401
+    shape = getattr(value, "shape", None)
+    return f"of shape {tuple(shape)}" if shape else repr(value)
+
+
+def _raised(error: Exception, *, reset: bool) -> str:
+    """Return what was raised, and where."""
+    said = f"raised {type(error).__name__}: {error}"
+    if reset and isinstance(error, TypeError) and "'seed'" in str(error):
+        return f"{said}; its reset must take the arguments seed and options (Gym before 0.26 had none)"
+    frames = traceback.extract_tb(error.__traceback__)
+    place = next(
+        (f for f in reversed(frames) if "site-packages" not in f.filename and f.filename.endswith(".py")), None
+    )
+    ours = Path(__file__).parent
+    if place is None or ours in Path(place.filename).parents:
+        return said
+    return f"{said} ({Path(place.filename).name}, line {place.lineno})"
 
 
 def place(index: int, step: int) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tidemill.envs.action_mask import ActionMasks
 from tidemill.envs.actions import action_adapter, check_shape
-from tidemill.envs.checks import as_float32, place
+from tidemill.envs.checks import as_float32, fault, place
 from tidemill.envs.episode_counter import EpisodeCounter
 from tidemill.envs.interface import VectorStep
 from tidemill.envs.observations import observation_format
@@ -157,9 +157,12 @@ class GymnasiumVectorEnv:
     def _first_observation(self, index: int, seed: int) -> NDArray[Any]:
         """Reset one environment; return its observation as it is stored."""
         try:
-            observation, self._infos[index] = self._envs[index].reset(seed=seed)
+            returned = self._envs[index].reset(seed=seed)
         except Exception as error:
-            raise FatalError(f"{place(index, 0)} raised {type(error).__name__}: {error}") from error
+            raise FatalError(f"{place(index, 0)} {fault(None, reset=True, error=error)}") from error
+        if wrong := fault(returned, reset=True):
+            raise FatalError(f"{place(index, 0)} {wrong}")
+        observation, self._infos[index] = returned
         try:
             return self._row(observation)
         except InvalidArgument as error:
@@ -181,12 +184,18 @@ class GymnasiumVectorEnv:
         reward = [0.0] * self.num_envs
         terminated, truncated = [False] * self.num_envs, [False] * self.num_envs
         index = 0
+        returned: Any = None
         try:
             for index, (env, reset) in enumerate(zip(self._envs, is_reset_step.tolist(), strict=True)):
+                returned = None
                 if reset:
-                    row, self._infos[index] = env.reset()
+                    returned = env.reset()
+                    row, self._infos[index] = returned
                 else:
-                    row, gain, terminated[index], truncated[index], info = env.step(commands[index])
+                    returned = env.step(commands[index])
+                    row, gain, terminated[index], truncated[index], info = returned
+                    if isinstance(gain, np.ndarray) and gain.ndim:
+                        raise TypeError  # NumPy would take one of a single number
                     reward[index], self._infos[index] = float(gain), info
                     if terminated[index] and info.get("TimeLimit.truncated"):
                         terminated[index], truncated[index] = False, True  # how older environments report a limit
@@ -195,6 +204,7 @@ class GymnasiumVectorEnv:
             at = place(index, self._counter.lengths[index] + (not is_reset_step[index]))
             if isinstance(error, InvalidArgument):
                 raise FatalError(f"{at} returned an {error}") from error
-            raise FatalError(f"{at} raised {type(error).__name__}: {error}") from error
+            wrong = fault(returned, reset=bool(is_reset_step[index]), error=error)
+            raise FatalError(f"{at} {wrong}") from error
         flags = np.array((terminated, truncated), np.bool_)
         return observation, np.array(reward, np.float64), flags[0], flags[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from tidemill.errors import ConfigError
 from tidemill.installation import how_to_install
 from tidemill.types import EnvSpec
 
+_ATARI_VERSION = re.compile(r"(-ram)?(NoFrameskip|Deterministic)?-v\d+$|^ALE/")
 _EXTRAS = ("mujoco", "box2d")  # of gymnasium's own environments, as its errors name what is missing
 
 
@@ -136,8 +138,20 @@ def _call(function: Callable[..., Any], env_id: str, arguments: dict[str, Any]) 
     return env
 
 
+def _refuse_raw_atari(env_id: str) -> None:
+    """Raise ConfigError for an id by which gymnasium plays a game's raw frames, without the Atari settings."""
+    name = env_id.rpartition(":")[2]
+    spec = gymnasium.registry.get(name)
+    if spec is not None and str(spec.entry_point).startswith("ale_py"):
+        raise ConfigError(
+            f"env.id is {env_id!r}, whose frames are raw (210x160x3), without the preprocessing of the Atari settings; "
+            f"use 'ALE/{_ATARI_VERSION.sub('', name)}-v5', which has it"
+        )
+
+
 def _make_registered(env_id: str, limit: int | None, arguments: dict[str, Any]) -> GymnasiumEnv:
     """Make an environment of gymnasium's registry, without the checker that would slow each of its steps."""
+    _refuse_raw_atari(env_id)
     try:
         return gymnasium.make(env_id, max_episode_steps=limit, disable_env_checker=True, **arguments)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
@@ -147,7 +161,9 @@ def _make_registered(env_id: str, limit: int | None, arguments: dict[str, Any]) 
     except gymnasium.error.Error as error:
         if env_id in gymnasium.registry:
             raise ConfigError(f"env.id is {env_id!r}, which cannot be made: {error}") from error
-        hint = nearest(env_id, _known_ids())
+        known = _known_ids()
+        _refuse_raw_atari(env_id)  # now that its names are registered
+        hint = nearest(env_id, known)
         raise ConfigError(f"env.id is {env_id!r}, which is not a known environment{hint}") from error
     except TypeError as error:
         raise ConfigError(f"env.kwargs are {arguments}, which {env_id} refuses: {error}") from error

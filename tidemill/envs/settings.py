@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tidemill.errors import ConfigError
 
 INFO, OBSERVATION = "info", "observation"
 """Where `env.action_mask` finds the masks."""
 
-EnvArgument = bool | int | float | str
-"""Values that an environment's constructor may get from a config file or the command line."""
+EnvArgument = Any
+"""Values that an environment's constructor may get from a config file or the command line: what YAML has,
+with lists and mappings."""
+
+_ATARI = (
+    "frame_stack",
+    "frame_skip",
+    "noop_max",
+    "fire_reset",
+    "episodic_life",
+    "sticky_actions",
+    "clip_rewards",
+    "full_action_space",
+    "max_frames",
+)
 
 
 @dataclass(frozen=True)
@@ -19,7 +33,7 @@ class EnvSettings:
     """Which environment is played, how many at once, and how an Atari game is preprocessed.
 
     The defaults of the Atari fields are those of Mnih et al. (2015), "Human-level control through
-    deep reinforcement learning", Methods. They have no effect on other environments.
+    deep reinforcement learning", Methods. Other environments refuse other values.
 
     Raises:
         ConfigError: A value is out of range; the message names the field, the value and the range.
@@ -105,6 +119,7 @@ class EnvSettings:
         _check(not (is_ours and self.kwargs), "kwargs", dict(self.kwargs), "nothing for an ALE/ game")
         _check(not self.vector or ":" in self.vector, "vector", self.vector, "module:name, or nothing")
         self._check_action_mask()
+        self._check_atari()
         for name in ("flatten", "observation_indices"):
             value = getattr(self, name)
             _check(not (self.vector and value), name, value, "nothing beside env.vector, which must do it itself")
@@ -117,6 +132,16 @@ class EnvSettings:
         _check(is_valid, "action_mask", self.action_mask, allowed + (" beside env.vector" if self.vector else ""))
         is_ours = self.is_atari and not self.vector
         _check(not (is_ours and self.action_mask), "action_mask", self.action_mask, "nothing for an ALE/ game")
+
+    def _check_atari(self) -> None:
+        """Refuse what has no effect: only an `ALE/` game of Tidemill's own is preprocessed."""
+        if self.is_atari and not self.vector:
+            return
+        for name in _ATARI:
+            value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
+            other = "; env.observation_stack shows several observations at once" if name == "frame_stack" else ""
+            what = "env.vector" if self.vector else f"env.id {self.id!r}"
+            _check(value == default, name, value, f"{default!r} with {what}, as it is for ALE/ games alone{other}")
 
     def max_steps(self, *, training: bool) -> int:
         """Return the agent decisions after which an episode is truncated; 0 keeps the environment's own limit."""

@@ -19,22 +19,7 @@ _SEVERAL_CHOICES = ("ppo", "impala")
 def require(condition: bool, field: str, value: object, allowed: str) -> None:
     """Raise ConfigError that names the field, its value and what is allowed, unless `condition` holds."""
     if not condition:
-        raise ConfigError(f"{field} is {value!r}, but must be {allowed}")
-
-
-def require_continuous(algorithm: str, env_spec: EnvSpec, network: str) -> None:
-    """Raise ConfigError unless actions are continuous, and observations are vectors if the network is `mlp`.
-
-    It has no convolutions: of an image it would learn next to nothing, slowly.
-    """
-    require_actions(algorithm, env_spec, discrete=False)
-    shapes = [part.shape for part in env_spec.observation_parts if part.is_image]
-    shapes += [env_spec.observation_shape] if env_spec.is_image and len(env_spec.observation_shape) > 1 else []
-    if network == "mlp" and shapes:
-        raise ConfigError(
-            f"agent.network is 'mlp', which takes vectors, but the environment observes images {shapes[0]}: "
-            "set it to nature, impala or your own (module:name), or encode them in the environment"
-        )
+        raise ConfigError(f"agent.{field} is {value!r}, but must be {allowed}")
 
 
 def require_actions(algorithm: str, env_spec: EnvSpec, *, discrete: bool) -> None:

@@ -56,8 +56,6 @@ RUN is its folder, e.g. runs/quickstart. Its config.yaml is read; the options be
 def train(argv: Sequence[str]) -> int:
     """Start a new run; return the exit code."""
     arguments = list(argv)
-    if "--again" in arguments:
-        raise ConfigError("option --again is called --fresh now")
     fresh = "--fresh" in arguments
     if fresh:
         arguments.remove("--fresh")

@@ -1,4 +1,4 @@
-"""Makes one environment in a separate process before anything of a run is started.
+"""Makes one environment and plays some steps of it in a separate process before anything of a run is started.
 
 The launcher imports neither gymnasium nor torch, and an environment may hang, or take its process down with it.
 """
@@ -33,7 +33,7 @@ _ENDLESS = (
 
 
 def check_environment(config: RunConfig, forks: ForkClient | None = None) -> str:
-    """Make one environment of the run and close it again; takes about a second.
+    """Make one environment of the run, play 32 random steps and close it again; takes about a second.
 
     Args:
         config: Of the run.
@@ -43,8 +43,8 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None) -> str
         What its user should know, on one line; empty if there is nothing.
 
     Raises:
-        ConfigError: There is no such environment, the algorithm does not fit it, or making it failed or took longer
-            than `launcher.start_timeout_s`.
+        ConfigError: There is no such environment, the algorithm does not fit it, it returns what cannot be stored, or
+            making or playing it failed or took longer than `launcher.start_timeout_s`.
     """
     env_id, timeout_s = config.env.id, config.launcher.start_timeout_s
     with tempfile.TemporaryDirectory(prefix="tidemill-env-check-") as name:
@@ -56,7 +56,7 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None) -> str
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
             raise ConfigError(
-                f"making one environment of env.id {env_id!r} took over {timeout_s:g} s (launcher.start_timeout_s)"
+                f"trying env.id {env_id!r} took over {timeout_s:g} s (launcher.start_timeout_s)"
             ) from error
         finally:
             process.kill()
@@ -67,9 +67,7 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None) -> str
         said = notice.read_text(encoding="utf-8") if notice.exists() else ""
         last_lines = (folder / _OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     if code:
-        raise ConfigError(
-            "\n".join([f"making one environment of env.id {env_id!r} failed:", *last_lines[-_SHOWN_LINES:]])
-        )
+        raise ConfigError("\n".join([f"trying env.id {env_id!r} failed:", *last_lines[-_SHOWN_LINES:]]))
     return said
 
 
@@ -94,14 +92,16 @@ def _try_here(folder: Path) -> int:
     from tidemill.envs.make import make_env
     from tidemill.replay.table_config import check_signature
     from tidemill.rl.agents.registry import stored_columns
+    from tidemill.services.launcher.run.random_play import play_random_steps
 
     config = from_document(RunConfig, read_document(folder / _SETTINGS))
     try:
         _check_callbacks(config)
         with closing(make_env(config.env, 1, training=False)) as env:
             spec, may_go_on = env.spec, isinstance(env, GymnasiumVectorEnv) and not env.has_step_limit
-        config.agent.validate_env(spec)
-        check_signature(stored_columns(config.agent, spec))
+            config.agent.validate_env(spec)
+            check_signature(stored_columns(config.agent, spec))
+            play_random_steps(env, config.env, config.run.seed)
         if config.table.hindsight:
             goal_rewards(config.env)
         if _names_own_code(config.agent):

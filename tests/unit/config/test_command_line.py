@@ -1,15 +1,15 @@
-"""A command line read without tyro says the same as with it."""
+"""A command line says the same as a file, or what is wrong with it."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import tyro
 
-from tidemill.config.command_line import document_of_words, read_by_tyro, with_options
+from tidemill.config.command_line import document_of
 from tidemill.config.load import from_document, load
 from tidemill.config.overlay import overlay
 from tidemill.config.sections import (
@@ -76,50 +76,66 @@ def _changed(settings: Any) -> tuple[Any, list[str]]:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("config,algorithm", _CASES, ids=lambda value: getattr(value, "__name__", value))
-def test_options_say_the_same_as_to_tyro(config: type[Any], algorithm: str | None) -> None:
+def test_options_say_the_same_as_a_file(config: type[Any], algorithm: str | None) -> None:
     """Every setting that is a number, a name, a choice, a switch or none of them."""
     settings = from_document(config, {}, algorithm)
     expected, words = _changed(settings)
     assert len(words) > 10
-    document = document_of_words(words, settings)
-    assert document is not None
-    assert overlay(settings, document) == expected
-    assert read_by_tyro(settings, words, "test", "") == expected
+    assert overlay(settings, document_of(words, settings)) == expected
+
+
+def _read(*words: str) -> RunConfig:
+    return load(RunConfig, words, prog="test", description="")
 
 
 @pytest.mark.parametrize(
-    "words",
+    "words, line",
     [
-        ["--help"],
-        ["-h"],
-        ["word"],
-        ["--nothing.like-this", "1"],
-        ["--run.nothing-like-this", "1"],
-        ["--run.seed"],
-        ["--run.seed", "one"],
-        ["--run.seed", "1", "--run.seed", "2"],
-        ["--run.name", ""],
-        ["--run.name", "--run.seed"],
-        ["--evaluator.video=true"],
-        ["--evaluator.no-episodes"],
-        ["--table.sampler", "alphabetical"],
-        ["--cluster.replay", "a:1", "b:1"],
+        (["word"], "'word' belongs to no option"),
+        (["--nothing.like-this", "1"], "unknown option --nothing.like-this; sections are log, run"),
+        (["--run.nothing-like-this", "1"], "unknown option --run.nothing-like-this"),
+        (["--run.seed"], "option --run.seed needs a value"),
+        (["--run.name", "--run.seed", "1"], "option --run.name needs a value"),
+        (["--run.seed", "one"], "run.seed is 'one', allowed: a whole number"),
+        (["--run.name="], "run.name is '', allowed"),
+        (["--evaluator.video=maybe"], "option --evaluator.video has the value 'maybe', allowed: true or false"),
+        (["--evaluator.no-episodes"], "unknown option --evaluator.no-episodes"),
+        (["--table.sampler", "alphabetical"], "table.sampler is 'alphabetical', allowed: one of 'uniform'"),
+        (["--env.kwargs", "size"], "option --env.kwargs needs names and values in turn"),
+        (["--env.kwargs", "size", "[1"], "option --env.kwargs has a value that is no YAML"),
+        (["--run", "3"], "unknown option --run"),
     ],
 )
-def test_what_is_wrong_or_takes_several_words_is_left_to_tyro(words: list[str]) -> None:
-    """Which knows how to say what is wrong, and what helps."""
-    assert document_of_words(words, RunConfig()) is None
+def test_wrong_option_is_answered_in_one_line(words: list[str], line: str) -> None:
+    """With what it was and what is allowed."""
+    with pytest.raises(ConfigError, match=re.escape(line)) as refused:
+        _read(*words)
+    assert len(str(refused.value).splitlines()) == 1
 
 
-def test_process_is_started_without_tyro(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what a launcher gives an actor."""
-    monkeypatch.setattr(tyro, "cli", None)
-    words = ["--config", "cartpole_dqn", "--actor.id", "actor-1", "--actor.index", "1", "--actor.count", "2"]
-    actor = load(ActorConfig, words, prog="test", description="").actor
-    assert (actor.id, actor.index, actor.count) == ("actor-1", 1, 2)
+def test_everything_that_is_wrong_is_told_at_once() -> None:
+    """Options, values, ranges and what does not go together: nobody wants to hear of them one by one."""
+    with pytest.raises(ConfigError) as refused:
+        _read("word", "--run.sed", "1", "--agent.lr", "2")
+    assert len(str(refused.value).splitlines()) == 3
+    with pytest.raises(ConfigError) as refused:
+        _read("--run.seed", "-1", "--run.round-steps", "0", "--agent.tau", "7", "--env.num-envs", "x")
+    names = [line.split()[0] for line in str(refused.value).splitlines()]
+    assert names == ["run.seed", "run.round_steps", "agent.tau", "env.num_envs"]
+
+
+def test_lists_and_mappings_take_several_words() -> None:
+    """Lists also with commas, and values of mappings as YAML has them."""
+    for words in (["64", "32"], ["64,32"], ["[64, 32]"]):
+        assert _read("--agent.hidden-sizes", *words).agent.hidden_sizes == (64, 32)  # type: ignore[attr-defined]
+    assert _read("--cluster.replay", "a:1", "b:1", "--run.seed", "3").cluster.replay == ("a:1", "b:1")
+    kwargs = ["--env.kwargs", "range", "[0.5, 2.0]", "size", "3", "flag", "true", "small", "1e-3"]
+    assert _read(*kwargs).env.kwargs == {"range": [0.5, 2.0], "size": 3, "flag": True, "small": 0.001}
+    assert _read("--env.kwargs", "{a: {b: 1}}").env.kwargs == {"a": {"b": 1}}
+    assert _read("--run.max-env-steps", "1e5", "--run.seed", "1", "--run.seed", "2").run.seed == 2
 
 
 def test_value_that_no_setting_may_have_is_refused_by_name() -> None:
     """As by a file."""
     with pytest.raises(ConfigError, match=r"actor\.count is 0, allowed: at least 1"):
-        with_options(ActorConfig(), ["--actor.count", "0"], prog="test", description="")
+        load(ActorConfig, ["--actor.count", "0"], prog="test", description="")

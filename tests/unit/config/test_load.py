@@ -80,9 +80,9 @@ def test_load_refuses_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_load_documents_every_option(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--help` lists the options with their explanation and exits with 0."""
+    """`--help SECTION` lists the options with their explanation and exits with 0."""
     with pytest.raises(SystemExit) as caught:
-        _load(ReplayConfig, "--help")
+        _load(ReplayConfig, "--help", "replay.")
     assert caught.value.code == 0
     assert "Most tables it keeps" in capsys.readouterr().out
 

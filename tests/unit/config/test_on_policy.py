@@ -43,8 +43,14 @@ def test_settings_that_fit_are_taken(algorithm: str) -> None:
         ({"table": {"max_items": 15}}, r"max_items is 15, .* four batches \(16\)"),
         ({"learner": {"decode_threads": 2}}, "decode_threads is 2, but must be 1"),
         ({"learner": {"batches_per_sample": 2}}, "batches_per_sample is 2, but must be 1"),
-        ({"env": {"num_envs": 3}}, "is 4 items per version, must be a multiple of the 3 environments"),
-        ({"launcher": {"actors": 2}}, "must be a multiple of the 8 environments of all actors"),
+        (
+            {"env": {"num_envs": 3}, "agent": {"batch_size": 4}},
+            "is 4 items per version, must be a multiple of the 3 environments",
+        ),
+        (
+            {"launcher": {"actors": 2}, "agent": {"batch_size": 4}},
+            "must be a multiple of the 8 environments of all actors",
+        ),
         ({"agent": {"algorithm": "dqn", "unroll": None}}, "max_policy_lag is 0, but agent.algorithm 'dqn' learns from"),
         ({"learner": {"max_policy_lag": -2}}, "max_policy_lag is -2, allowed: -1 or more"),
     ],

@@ -21,15 +21,14 @@ def _load(*arguments: str) -> RunConfig:
 
 def test_option_of_another_algorithm_names_whose_it_is() -> None:
     """The default algorithm is SAC, which has no distribution."""
-    with pytest.raises(ConfigError, match=r"--agent\.distribution belongs to dqn, and agent\.algorithm is 'sac'"):
+    with pytest.raises(ConfigError, match=r"--agent\.distribution: it belongs to dqn, and agent\.algorithm is 'sac'"):
         _load("--agent.distribution", "c51")
 
 
-def test_unknown_option_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_option_names_the_nearest() -> None:
     """Whatever else is on the command line."""
-    with pytest.raises(SystemExit, match="2"):
+    with pytest.raises(ConfigError, match=r"unknown option --run\.sed; did you mean '--run\.seed'\?"):
         _load("--run.name", "x", "--run.sed", "3")
-    assert "--run.seed" in capsys.readouterr().err
 
 
 def test_options_that_exist_pass() -> None:
@@ -71,7 +70,9 @@ def test_help_of_a_section_is_its_options_alone(capsys: pytest.CaptureFixture[st
     assert "--agent.dueling" in _shown(capsys, "--agent.algorithm", "dqn", "--help", "agent")
     whole = _shown(capsys, "--help")
     assert "--help SECTION" in whole
-    assert "--agent.learning-rate" in whole
+    assert len(whole.splitlines()) <= 50
+    for name in (*(field.name for field in dataclasses.fields(RunConfig)), *algorithms()):
+        assert name in whole
 
 
 @pytest.mark.parametrize("columns", [80, 100, 160])

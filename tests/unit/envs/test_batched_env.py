@@ -224,7 +224,7 @@ def _odd(how: str = "", mode: str | None = "NextStep") -> VectorEnv:
 @pytest.mark.parametrize(
     "how,message",
     [
-        ("raise", r"_Odd raised at step 0 of its longest episode: RuntimeError: the simulator broke"),
+        ("raise", r"_Odd, at step 0 of its longest episode, raised RuntimeError: the simulator broke"),
         ("nan", "environment 1 at step 1 of its episode returned a non-finite reward"),
         ("shape", r"_Odd returned observations of shape \(3,\), must be \(3, 1\)"),
         ("flags", r"_Odd returned terminated of shape \(1,\), must be \(3,\)"),

@@ -75,16 +75,13 @@ def test_output_whose_reader_has_left_ends_without_a_traceback(arguments: list[s
 
 
 def test_help_of_train_lists_every_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each has a line on what it is; the option shows them all, and how to see the settings of another one."""
+    """Each has a line on what it is, and how to see its settings."""
     assert cli.main(["train", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert len(algorithms()) == 10
     for name in algorithms():
-        assert f" {name} {str(config_class(name).__doc__).splitlines()[0]}" in shown
-    unbroken = shown.replace("│", "").replace(" ", "")  # the line is longer than its box
-    assert f"--agent.algorithm{{{','.join(algorithms())}}}|PACKAGE" in unbroken
-    assert "tidemill train --agent.algorithm dqn --help" in shown
-    assert "--agent.temperature {learned,fixed}" in shown
+        assert f" {name} {str(config_class(name).__doc__).splitlines()[0][:40]}" in shown
+    assert "tidemill train --agent.algorithm dqn --help agent" in shown
 
 
 @pytest.mark.parametrize("algorithm, option", [("dqn", "--agent.dueling"), ("r2d2", "--agent.burn-in")])
@@ -92,7 +89,7 @@ def test_help_of_train_shows_the_settings_of_the_algorithm_named(
     algorithm: str, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The agent options are those of the algorithm on the command line, not those of the default one."""
-    assert cli.main(["train", "--agent.algorithm", algorithm, "--help"]) == 0
+    assert cli.main(["train", "--agent.algorithm", algorithm, "--help", "agent"]) == 0
     shown = capsys.readouterr().out
     assert option in shown
     assert "--agent.temperature" not in shown

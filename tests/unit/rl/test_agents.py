@@ -281,12 +281,12 @@ def test_initial_priority_is_one_positive_number_an_environment(config: AgentCon
         (TD3Config(), VECTOR, "'td3', but the environment's actions are discrete"),
         (DQNConfig(), CONTINUOUS, "'dqn', but the environment's actions are continuous"),
         (SACConfig(), VECTOR, "'sac', but the environment's actions are discrete"),
-        (SACConfig(), CONTINUOUS_PIXELS, r"'mlp', which takes vectors, but .* images \(84, 84\)"),
-        (TD3Config(), CONTINUOUS_PIXELS, "agent.network is 'mlp', which takes vectors"),
-        (DDPGConfig(), CONTINUOUS_PIXELS, "agent.network is 'mlp', which takes vectors"),
-        (D4PGConfig(), CONTINUOUS_PIXELS, "agent.network is 'mlp', which takes vectors"),
-        (DQNConfig(), VECTOR, r"'nature', which takes images .* \(3,\); use 'mlp'"),
-        (DQNConfig(), EnvSpec((20, 84), "uint8", 4, 3), "at least 36x36"),
+        (SACConfig(network="mlp"), CONTINUOUS_PIXELS, r"'mlp', which takes vectors, but .* images \(84, 84\)"),
+        (TD3Config(network="mlp"), CONTINUOUS_PIXELS, "agent.network is 'mlp', which takes vectors"),
+        (DDPGConfig(network="mlp"), CONTINUOUS_PIXELS, "agent.network is 'mlp', which takes vectors"),
+        (D4PGConfig(network="mlp"), CONTINUOUS_PIXELS, "agent.network is 'mlp', which takes vectors"),
+        (DQNConfig(network="nature"), VECTOR, r"'nature', which takes images .* shape \(3,\).* mlp"),
+        (DQNConfig(network="nature"), EnvSpec((20, 84), "uint8", 4, 3), "at least 36x36"),
     ],
 )
 def test_algorithm_that_does_not_fit_the_environment_is_refused(

@@ -120,7 +120,9 @@ def test_colours_and_frames_become_channels_frame_by_frame() -> None:
 
 def test_unknown_torso_is_refused_with_the_nearest_name() -> None:
     """The message names what there is."""
-    with pytest.raises(ConfigError, match=r"network is 'impla', but must be one of impala, .*did you mean 'impala'"):
+    with pytest.raises(
+        ConfigError, match=r"network is 'impla', but must be auto, one of impala, .*did you mean 'impala'"
+    ):
         check_torso("impla")
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tidemill.rl.networks.linear import flat, linear
 from tidemill.rl.networks.torso import build_torso
-from tidemill.rl.networks.torsos import NetworkSetting
+from tidemill.rl.networks.torsos import MLP, NetworkSetting, chosen_torso
 from tidemill.types import EnvSpec
 
 
@@ -47,7 +47,7 @@ def behind_torso(
 
     The torso `mlp` only lays an observation's numbers side by side, which networks of vectors do themselves.
     """
-    if settings.network == "mlp" and not env_spec.observation_parts:
+    if chosen_torso(settings.network, env_spec) == MLP and not env_spec.observation_parts:
         return build(env_spec.observation_size)
     torso = build_torso(settings.network, env_spec, rng, settings.network_settings)
     return BehindTorso(torso, build(int(torso.outputs)))  # type: ignore[arg-type]  # every torso has it

@@ -5,23 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tidemill.errors import ConfigError
 from tidemill.rl.networks.linear import initialise_linear
+from tidemill.rl.networks.torsos import check_observations
 from tidemill.types import EnvSpec
 
 
-def image_channels(network: str, env_spec: EnvSpec, min_size: int) -> tuple[int, int, int]:
+def image_channels(network: str, env_spec: EnvSpec) -> tuple[int, int, int]:
     """Return channels, height and width of what the network sees: a stack's frames and colours are channels.
 
     Raises:
-        ConfigError: Observations are no images [H, W] or [H, W, C], or their smaller side has less than `min_size`.
+        ConfigError: Observations are no images [H, W] or [H, W, C], or too small.
     """
+    check_observations(network, env_spec)
     shape = env_spec.observation_shape
-    if len(shape) not in (2, 3) or min(shape[:2]) < min_size:
-        raise ConfigError(
-            f"network is {network!r}, which takes images [H, W] or [H, W, C] of at least "
-            f"{min_size}x{min_size}, but observations have shape {shape}; use 'mlp'"
-        )
     colours = shape[2] if len(shape) == 3 else 1
     return env_spec.frame_stack * colours, shape[0], shape[1]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tidemill.config.user_code import import_user_module, user_object
 from tidemill.errors import ConfigError
 from tidemill.rl.networks import torsos
-from tidemill.rl.networks.torsos import NetworkSetting, is_ours
+from tidemill.rl.networks.torsos import NetworkSetting, chosen_torso, is_ours
 from tidemill.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def build_torso(
         from tidemill.rl.networks.parts import PartsTorso
 
         return PartsTorso(env_spec, rng, lambda part: build_torso(name, part, rng, settings))
+    name = chosen_torso(name, env_spec)
     if is_ours(name):
         build = import_user_module(f"{torsos.__name__}.{name}").build
         _check_settings(name, build, (env_spec, rng), settings)

@@ -9,7 +9,7 @@ from typing import Literal
 from tidemill.config.user_code import user_module_exists
 from tidemill.rl.checks import require, require_actions
 from tidemill.rl.exploration import check_epsilons
-from tidemill.rl.networks.torsos import NetworkSetting, check_torso
+from tidemill.rl.networks.torsos import NetworkSetting, check_observations, check_torso
 from tidemill.types import EnvSpec, WindowSpec
 
 
@@ -19,8 +19,9 @@ class DQNConfig:
 
     algorithm: Literal["dqn"] = "dqn"
     """Algorithm; decides which other `agent` settings there are."""
-    network: str = "nature"
-    """Torso: `nature`, `nature_group_norm` or `impala` for images, `mlp` for vectors, or your own by `module:name`."""
+    network: str = "auto"
+    """Torso: `mlp` (none) for vectors; `nature`, `nature_group_norm` or `impala` for
+    images; or your own by `module:name`. `auto`: `mlp` for vectors, `nature` for images if they are large enough."""
     network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
     """Settings of the torso, by name: a user-defined one's own, and `width`, `spectral_norm` and `pool` of `impala`."""
     hidden_sizes: tuple[int, ...] = (512,)
@@ -177,5 +178,6 @@ class DQNConfig:
         return WindowSpec(history=frame_stack - 1, steps=self.n_step)
 
     def validate_env(self, env_spec: EnvSpec) -> None:
-        """Raise ConfigError if the environment's actions are not discrete; the torso checks the observations."""
+        """Raise ConfigError if actions are not discrete, or the network does not take the observations."""
         require_actions(self.algorithm, env_spec, discrete=True)
+        check_observations(self.network, env_spec)

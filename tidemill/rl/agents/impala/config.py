@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tidemill.rl.checks import require
-from tidemill.rl.networks.torsos import NetworkSetting, check_torso
+from tidemill.rl.networks.torsos import NetworkSetting, check_observations, check_torso, chosen_torso
 from tidemill.types import ColumnSpec, EnvSpec, Signature, WindowSpec
 
 
@@ -17,9 +17,9 @@ class IMPALAConfig:
 
     algorithm: Literal["impala"] = "impala"
     """Algorithm; decides which other `agent` settings there are."""
-    network: str = "mlp"
-    """Torso of policy and value: `nature`, `nature_group_norm` or `impala` for images, `mlp` (none) for vectors,
-    or your own by `module:name`."""
+    network: str = "auto"
+    """Torso of policy and value: `mlp` (none) for vectors; `nature`, `nature_group_norm` or `impala` for
+    images; or your own by `module:name`. `auto`: `mlp` for vectors, `nature` for images if they are large enough."""
     network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
     """Settings of the torso, by name: a user-defined one's own, and `width`, `spectral_norm` and `pool` of `impala`."""
     encoder_sizes: tuple[int, ...] = ()
@@ -66,12 +66,11 @@ class IMPALAConfig:
 
     def __post_init__(self) -> None:
         check_torso(self.network)
+        self._check_counted(self.network)
         require(min(self.hidden_sizes, default=1) > 0, "hidden_sizes", self.hidden_sizes, "positive sizes")
         require(min(self.encoder_sizes, default=1) > 0, "encoder_sizes", self.encoder_sizes, "positive sizes")
         require(self.lstm_size >= 0, "lstm_size", self.lstm_size, "0 or more")
         require(self.activation in ("tanh", "relu"), "activation", self.activation, "'tanh' or 'relu'")
-        counted = "mlp, where normalize_observations is on: it counts numbers of vectors"
-        require(not self.normalize_observations or self.network == "mlp", "network", self.network, counted)
         kinds = ("shared", "observation")
         require(self.gaussian_std in kinds, "gaussian_std", self.gaussian_std, "'shared' or 'observation'")
         for name in ("unroll", "batch_size"):
@@ -84,6 +83,10 @@ class IMPALAConfig:
             require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "between 0 and 1")
         require(self.max_c <= self.max_rho, "max_c", self.max_c, f"at most max_rho ({self.max_rho:g})")
 
+    def _check_counted(self, network: str) -> None:
+        counted = "mlp, where normalize_observations is on: it counts numbers of vectors"
+        require(not self.normalize_observations or network in ("auto", "mlp"), "network", network, counted)
+
     def window(self, frame_stack: int) -> WindowSpec:
         """Return which steps of a stream an item covers, given how many frames the network sees."""
         # the row before the first tells whether that is a final observation step
@@ -95,7 +98,9 @@ class IMPALAConfig:
         return self.unroll + 1
 
     def validate_env(self, env_spec: EnvSpec) -> None:
-        """Accept discrete and continuous actions; the torso checks the observations."""
+        """Raise ConfigError if the network does not take the observations; actions of all kinds are accepted."""
+        check_observations(self.network, env_spec)
+        self._check_counted(chosen_torso(self.network, env_spec))
 
     def extra_columns(self, env_spec: EnvSpec) -> Signature:  # noqa: ARG002 - the same for every environment
         """Return what is stored of each step besides: the log-probability of its action, float32."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tidemill.rl.action_noise import NoiseConfig
-from tidemill.rl.checks import require, require_continuous
-from tidemill.rl.networks.torsos import NetworkSetting, check_torso
+from tidemill.rl.checks import require, require_actions
+from tidemill.rl.networks.torsos import NetworkSetting, check_observations, check_torso
 from tidemill.types import EnvSpec, WindowSpec
 
 
@@ -18,9 +18,9 @@ class TD3Config:
 
     algorithm: Literal["td3"] = "td3"
     """Algorithm; decides which other `agent` settings there are."""
-    network: str = "mlp"
-    """Torso of actor and critic, each its own: `mlp` for vectors, `nature`, `nature_group_norm` or `impala` for images,
-    or your own by `module:name`."""
+    network: str = "auto"
+    """Torso of actor and critic, each its own: `mlp` (none) for vectors; `nature`, `nature_group_norm` or `impala` for
+    images; or your own by `module:name`. `auto`: `mlp` for vectors, `nature` for images if they are large enough."""
     network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
     """Settings of the torso, by name: a user-defined one's own, and `width`, `spectral_norm` and `pool` of `impala`."""
     hidden_sizes: tuple[int, ...] = (256, 256)
@@ -81,5 +81,6 @@ class TD3Config:
         return WindowSpec(history=frame_stack - 1, steps=self.n_step)
 
     def validate_env(self, env_spec: EnvSpec) -> None:
-        """Raise ConfigError if actions are not continuous, or `mlp` would see images; other torsos check themselves."""
-        require_continuous(self.algorithm, env_spec, self.network)
+        """Raise ConfigError if actions are not continuous, or the network does not take the observations."""
+        require_actions(self.algorithm, env_spec, discrete=False)
+        check_observations(self.network, env_spec)

@@ -7,6 +7,12 @@ import pkgutil
 from tidemill.config.check import nearest
 from tidemill.config.user_code import user_module_exists
 from tidemill.errors import ConfigError
+from tidemill.types import EnvSpec
+
+AUTO, MLP = "auto", "mlp"
+
+MIN_SIZES = {"nature": 36, "nature_group_norm": 36, "impala": 8}
+"""Pixels of the smallest side of an image that a torso takes."""
 
 NetworkSetting = bool | int | float | str | tuple[int, ...]
 """Values that a user-defined network may get from a config file or, except lists, from the command line."""
@@ -20,12 +26,47 @@ def torso_names() -> tuple[str, ...]:
 def check_torso(name: str) -> None:
     """Raise ConfigError unless there is such a torso; a user's module must exist."""
     if is_ours(name):
-        if name not in torso_names():
-            allowed = f"one of {', '.join(torso_names())}, or module:name"
-            raise ConfigError(f"network is {name!r}, but must be {allowed}{nearest(name, torso_names())}")
+        if name not in (AUTO, *torso_names()):
+            allowed = f"auto, one of {', '.join(torso_names())}, or module:name"
+            raise ConfigError(f"agent.network is {name!r}, but must be {allowed}{nearest(name, torso_names())}")
         return
     if not user_module_exists(name.partition(":")[0]):
-        raise ConfigError(f"network is {name!r}, but must be a module that can be imported")
+        raise ConfigError(f"agent.network is {name!r}, but must be a module that can be imported")
+
+
+def chosen_torso(name: str, env_spec: EnvSpec) -> str:
+    """Return the torso of observations of one part: `auto` is the largest of the usual ones that takes them."""
+    if name != AUTO:
+        return name
+    if not env_spec.is_image or len(env_spec.observation_shape) == 1:
+        return MLP
+    sides = env_spec.observation_shape[:2]
+    return next((each for each in ("nature", "impala") if min(sides) >= MIN_SIZES[each]), MLP)
+
+
+def check_observations(name: str, env_spec: EnvSpec) -> None:
+    """Raise ConfigError unless a torso of ours takes the observations of an environment.
+
+    `mlp` has no convolutions: of an image it would learn next to nothing, slowly.
+    """
+    parts = [(part.shape, part.is_image) for part in env_spec.observation_parts]
+    parts = parts or [(env_spec.observation_shape, env_spec.is_image)]
+    images = [shape for shape, is_image in parts if is_image and len(shape) > 1]
+    if name == MLP and images and min(images[0][:2]) >= MIN_SIZES["impala"]:
+        raise ConfigError(
+            f"agent.network is 'mlp', which takes vectors, but the environment observes images {images[0]}: "
+            "leave it at auto, set it to nature, impala or your own (module:name), or encode them in the environment"
+        )
+    if name not in MIN_SIZES:
+        return
+    size, shaped = MIN_SIZES[name], [shape for shape, _ in parts if len(shape) in (2, 3)]
+    too_small = [shape for shape in shaped if min(shape[:2]) < size]
+    if not shaped or too_small:
+        found = f"images {too_small[0]}" if too_small else f"numbers of shape {parts[0][0]}"
+        raise ConfigError(
+            f"agent.network is {name!r}, which takes images [H, W] or [H, W, C] of at least {size}x{size}, but the "
+            f"environment observes {found}: leave it at auto, or set it to mlp"
+        )
 
 
 def is_ours(name: str) -> bool:

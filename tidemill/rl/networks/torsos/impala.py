@@ -32,9 +32,6 @@ def normalise_spectrally(network: nn.Module, rng: torch.Generator) -> None:
 CHANNELS = (16, 32, 32)
 """Channels of each section at width 1; a section halves the image's sides."""
 
-MIN_SIZE = 8
-"""Pixels of the smallest side: three halvings leave one."""
-
 
 class ResidualBlock(nn.Module):
     """ReLU, convolution, ReLU, convolution, and what came in added: [B, C, H, W] -> the same."""
@@ -69,7 +66,7 @@ class ImpalaResNet(nn.Module):
         """
         super().__init__()
         self._env_spec = env_spec
-        channels, rows, columns = image_channels("impala", env_spec, MIN_SIZE)
+        channels, rows, columns = image_channels("impala", env_spec)
         layers: list[nn.Module] = []
         scale = pixel_scale(env_spec)
         for outputs in (width * section for section in CHANNELS):

@@ -11,9 +11,6 @@ from tidemill.types import EnvSpec
 LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """Channels, kernel and stride of each convolution."""
 
-MIN_SIZE = 36
-"""Pixels of the smallest side that the three of them can take."""
-
 
 class NatureCNN(nn.Module):
     """Images [B, ...] -> features [B, outputs]; with `groups` each convolution has a group norm instead of a bias."""
@@ -21,7 +18,7 @@ class NatureCNN(nn.Module):
     def __init__(self, name: str, env_spec: EnvSpec, rng: torch.Generator, groups: int = 0) -> None:
         super().__init__()
         self._env_spec = env_spec
-        channels, height, width = image_channels(name, env_spec, MIN_SIZE)
+        channels, height, width = image_channels(name, env_spec)
         layers: list[nn.Module] = []
         scale = pixel_scale(env_spec)
         for outputs, kernel, stride in LAYERS:

@@ -1,0 +1,135 @@
+"""Defaults that depend on the algorithm, and what a preset's settings become for another algorithm or environment.
+
+A setting that neither file nor command line names has the default of its section, unless this page has another for the
+algorithm: those of its paper, or of RL Baselines3 Zoo and CleanRL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tidemill.config.overlay import overlay
+from tidemill.envs.settings import EnvSettings
+from tidemill.errors import ConfigError
+from tidemill.rl.agents.registry import config_class
+
+DEFAULT_ALGORITHM = "sac"
+
+Document = dict[str, Any]
+
+_EVERY_FOURTH: Document = {"learner": {"updates_per_env_step": 0.25}}
+"""A gradient step for every fourth decision, as in the papers of DQN and of SAC for discrete actions."""
+
+_ROLLOUTS: Document = {
+    "env": {"num_envs": 4},
+    "table": {"sampler": "fifo"},
+    "learner": {"updates_per_env_step": 0.0, "publish_every": 1, "publish_half": False, "max_policy_lag": 0},
+}
+"""On-policy: each rollout is played by the newest parameters, in full precision, and learned from once."""
+
+ALGORITHM_DEFAULTS: Mapping[str, Document] = {
+    "dqn": _EVERY_FOURTH,
+    "d4pg": _EVERY_FOURTH,
+    "r2d2": _EVERY_FOURTH,
+    "sac_discrete": _EVERY_FOURTH,
+    "ppo": _ROLLOUTS,
+    "pqn": _ROLLOUTS,
+    "impala": {**_ROLLOUTS, "env": {"num_envs": 8}, "learner": {**_ROLLOUTS["learner"], "max_policy_lag": 2}},
+}
+"""By algorithm and section. What follows from other settings `with_defaults` adds."""
+
+_FEW_ITEMS = 512
+_LARGEST_CHUNK = 1024
+_OF_THE_ALGORITHM = {
+    "table": ("sampler", "min_size", "max_items", "chunk_length"),
+    "learner": ("updates_per_env_step", "publish_every", "publish_half", "max_policy_lag"),
+}
+"""Settings of a preset that are meant for its algorithm, besides those of `agent`."""
+
+
+def merged(document: Mapping[str, Any], over: Mapping[str, Any]) -> Document:
+    """Return a document with the values of another one put over it, mapping by mapping."""
+    result = dict(document)
+    for key, value in over.items():
+        below = result.get(key)
+        is_nested = isinstance(value, Mapping) and isinstance(below, Mapping)
+        result[key] = merged(below, value) if is_nested else value  # type: ignore[arg-type]
+    return result
+
+
+def with_defaults(document: Mapping[str, Any], algorithm: str) -> Document:
+    """Return a run's document with the defaults of its algorithm below it.
+
+    An algorithm that learns from rollouts has as many items in a batch as there are environments of all actors, a table
+    that starts with one batch, and chunks that end where items do.
+
+    Args:
+        document: Sections of settings, as files and command lines have them, those of all processes.
+        algorithm: Its name.
+    """
+    own_class = config_class(algorithm)
+    is_on_policy = hasattr(own_class, "rollout_rows")
+    result = merged(ALGORITHM_DEFAULTS.get(algorithm, _ROLLOUTS if is_on_policy else {}), document)
+    if not is_on_policy or not all(isinstance(section, Mapping) for section in result.values()):
+        return result  # what is no mapping is refused by name later
+    try:
+        envs = _total_envs(result)
+        agent = {"batch_size": envs} | result.get("agent", {})
+        settings: Any = overlay(own_class(), agent)
+    except (ConfigError, TypeError, ValueError):
+        return result  # so is a value that is wrong
+    rows, batch = settings.rollout_rows, settings.batch_size
+    chunk = max(length for length in range(1, min(rows, _LARGEST_CHUNK) + 1) if rows % length == 0)
+    table = {"min_size": batch, "max_items": max(_FEW_ITEMS, 4 * batch), "chunk_length": chunk}
+    return merged({"agent": {"batch_size": batch}, "table": table}, result)
+
+
+def _total_envs(document: Mapping[str, Any]) -> int:
+    """Return the environments of all actors, at least 1."""
+    count = int(document.get("actor", {}).get("count", 1))
+    actors = max(count, int(document.get("launcher", {}).get("actors", 1)))
+    return max(int(document.get("env", {}).get("num_envs", EnvSettings.num_envs)) * actors, 1)
+
+
+def adapted(
+    document: Document, options: Mapping[str, Any], algorithm: str | None, *, is_preset: bool
+) -> tuple[Document, list[str]]:
+    """Return what is left of a file's settings if the command line names another algorithm or environment.
+
+    Those of its algorithm say nothing about another one, nor does a preset's target about another environment.
+
+    Args:
+        document: The file's settings.
+        options: The command line's.
+        algorithm: That of the command line; None if it names none.
+        is_preset: Whether the file is one of those that come with Tidemill.
+
+    Returns:
+        The settings that stay, and a line for each kind of those that were left out.
+    """
+    notes: list[str] = []
+    agent = document.get("agent") or {}
+    if algorithm is not None and isinstance(agent, Mapping) and agent.get("algorithm", DEFAULT_ALGORITHM) != algorithm:
+        before = agent.get("algorithm", DEFAULT_ALGORITHM)
+        left_out = {"agent": tuple(agent), **_OF_THE_ALGORITHM}
+        document, dropped = _without(document, left_out)
+        dropped = [name for name in dropped if name != "agent.algorithm"]
+        notes += [f"settings of {before} are left out for {algorithm}: {', '.join(dropped)}"] if dropped else []
+    env, wanted = document.get("env") or {}, options.get("env", {}).get("id", "")
+    if is_preset and wanted and env.get("id", wanted) != wanted:
+        others = tuple(name for name in env if name not in ("id", "num_envs"))
+        left_out = {"env": others, "run": ("target_return",), "evaluator": ("start_env_steps",)}
+        document, dropped = _without(document, left_out)
+        notes += [f"settings for {env['id']} are left out for {wanted}: {', '.join(dropped)}"] if dropped else []
+    return document, notes
+
+
+def _without(document: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> tuple[Document, list[str]]:
+    """Return a document without some settings, and the dotted names of those it had."""
+    result, dropped = {}, []
+    for section, values in document.items():
+        out = names.get(section, ()) if isinstance(values, Mapping) else ()
+        dropped += [f"{section}.{name}" for name in values or () if name in out]
+        result[section] = {name: value for name, value in values.items() if name not in out} if out else values
+    return result, dropped

@@ -1,0 +1,143 @@
+"""What was probably meant by the name of a setting that there is not: a near one, or what other tools call it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+
+_CUTOFF = 0.6
+
+_LEARNING_RATE = ("agent.learning_rate", "agent.critic_learning_rate")
+
+OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
+    "algo": ("agent.algorithm",),
+    "algorithm": ("agent.algorithm",),
+    "batchsize": ("agent.batch_size",),
+    "mini_batch_size": ("agent.batch_size",),
+    "buffer_size": ("table.max_items",),
+    "capacity": ("table.max_items",),
+    "capture_video": ("evaluator.video",),
+    "checkpoint_freq": ("learner.checkpoint_every_s",),
+    "clip_coef": ("agent.clip",),
+    "clip_range": ("agent.clip",),
+    "cuda": ("learner.device",),
+    "device": ("learner.device",),
+    "discount": ("agent.gamma",),
+    "ent_coef": ("agent.entropy_coefficient", "agent.initial_temperature"),
+    "env": ("env.id",),
+    "env_id": ("env.id",),
+    "env_kwargs": ("env.kwargs",),
+    "env_name": ("env.id",),
+    "environment": ("env.id",),
+    "episodes": ("evaluator.episodes",),
+    "eval_episodes": ("evaluator.episodes",),
+    "eval_freq": ("evaluator.min_interval_s",),
+    "exp_name": ("run.name",),
+    "experiment_name": ("run.name",),
+    "exploration_final_eps": ("agent.epsilon_final",),
+    "exploration_fraction": ("agent.epsilon_decay_steps",),
+    "gpu": ("learner.device",),
+    "gradient_steps": ("learner.updates_per_env_step",),
+    "gym_id": ("env.id",),
+    "hidden_dim": ("agent.hidden_sizes",),
+    "hidden_size": ("agent.hidden_sizes",),
+    "hidden_units": ("agent.hidden_sizes",),
+    "learning_rate": _LEARNING_RATE,
+    "learning_starts": ("table.min_size",),
+    "log_dir": ("run.root",),
+    "logdir": ("run.root",),
+    "lr": _LEARNING_RATE,
+    "max_steps": ("run.max_env_steps",),
+    "max_timesteps": ("run.max_env_steps",),
+    "memory_size": ("table.max_items",),
+    "minibatch_size": ("agent.minibatches",),
+    "n_envs": ("env.num_envs",),
+    "n_epochs": ("agent.epochs",),
+    "n_eval_episodes": ("evaluator.episodes",),
+    "n_steps": ("agent.unroll", "agent.n_step"),
+    "n_timesteps": ("run.max_env_steps",),
+    "net_arch": ("agent.hidden_sizes",),
+    "num_actors": ("launcher.actors",),
+    "num_env_steps": ("run.max_env_steps",),
+    "num_gpus": ("launcher.learners",),
+    "num_learners": ("launcher.learners",),
+    "num_minibatches": ("agent.minibatches",),
+    "num_steps": ("agent.unroll", "agent.n_step"),
+    "num_workers": ("launcher.actors",),
+    "output_dir": ("run.root",),
+    "policy": ("agent.network",),
+    "polyak": ("agent.tau",),
+    "prioritized": ("table.sampler",),
+    "prioritized_replay": ("table.sampler",),
+    "project": ("launcher.loggers",),
+    "replay_buffer_size": ("table.max_items",),
+    "replay_size": ("table.max_items",),
+    "results_dir": ("run.root",),
+    "save_freq": ("learner.checkpoint_every_s",),
+    "target_network_frequency": ("agent.target_update_period", "agent.tau"),
+    "target_reward": ("run.target_return",),
+    "target_update_interval": ("agent.target_update_period", "agent.tau"),
+    "time_limit": ("run.max_wall_s",),
+    "total_steps": ("run.max_env_steps",),
+    "total_timesteps": ("run.max_env_steps",),
+    "track": ("launcher.loggers",),
+    "train_freq": ("learner.updates_per_env_step",),
+    "train_frequency": ("learner.updates_per_env_step",),
+    "update_epochs": ("agent.epochs",),
+    "updates_per_step": ("learner.updates_per_env_step",),
+    "utd_ratio": ("learner.updates_per_env_step",),
+    "verbose": ("log.level",),
+    "vf_coef": ("agent.value_coefficient",),
+    "wandb": ("launcher.loggers",),
+    "workers": ("launcher.actors",),
+}
+"""What other tools call a setting, and what may be meant here; of these the first that the process has."""
+
+
+def meant(path: Sequence[str], settings: object, *, option: bool, section: str = "") -> str:
+    """Return a hint at the setting that was probably meant, as `; did you mean '--run.seed'?`; empty if none is near.
+
+    Args:
+        path: The name as written, its parts with underscores.
+        settings: The dataclass of all sections, or of one.
+        option: Whether to name it as a command line does.
+        section: Which section that is; empty for all.
+    """
+    known = list(_names(settings, f"{section}." if section else ""))
+    others = OTHER_NAMES.get(path[-1].removeprefix("no_"), ())
+    elsewhere = (each for each in others if each in known or (section and not each.startswith(f"{section}.")))
+    if (name := next(elsewhere, "")) and name != ".".join(path):
+        return f"; here it is {_written(name, option=option)}"
+    near = _nearest(".".join(path), known)
+    if not near and len(path) == 1:
+        near = _nearest(path[0], known, part=2)
+    if near:
+        return f"; did you mean {_written(near, option=option)}?"
+    first = list(dict.fromkeys(name.partition(".")[0] for name in known))
+    if option and path[0] not in first:
+        return f"; sections are {', '.join(first)}"
+    return ""
+
+
+def _nearest(name: str, known: Sequence[str], part: int = 0) -> str:
+    """Return the known name closest to a mistyped one, compared whole or by what follows the section; empty if none."""
+    if part:
+        known_parts = {each.partition(".")[part]: each for each in known}
+        return known_parts.get(close[0], "") if (close := get_close_matches(name, known_parts, 1, _CUTOFF)) else ""
+    own = [each for each in known if each.partition(".")[0] == name.partition(".")[0]]
+    return next(iter(get_close_matches(name, own, 1, _CUTOFF) or get_close_matches(name, known, 1, _CUTOFF)), "")
+
+
+def _names(settings: object, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted name of each setting."""
+    for field in dataclasses.fields(settings):  # type: ignore[arg-type]
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _names(value, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}"
+
+
+def _written(name: str, *, option: bool) -> str:
+    return repr(f"--{name.replace('_', '-')}" if option else name)
