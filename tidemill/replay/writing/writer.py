@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tidemill.codec import encode
 from tidemill.config.check import is_safe_name
-from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unavailable
+from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, TidemillError, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.replay.argument_types import check_integer, check_type
 from tidemill.replay.client import ReplayClient
@@ -132,9 +133,10 @@ class ReplayWriter(Reopened):
         check_type("tables", tables, (TableConfig, str, list, tuple), "a TableConfig, the name of a table, or a list")
         given = (tables,) if isinstance(tables, TableConfig | str) else tuple(tables)
         self._tables = tuple(stored_table(self._addresses, table, timeout_s) for table in given)
+        self._are_named = [isinstance(table, str) for table in given]
         self._parts = tuple(
-            stored if isinstance(table, str) else shard_config(stored, len(self._addresses))
-            for table, stored in zip(given, self._tables, strict=True)
+            table if is_named else shard_config(table, len(self._addresses))
+            for table, is_named in zip(self._tables, self._are_named, strict=True)
         )
         self._names = {table.name: i for i, table in enumerate(self._tables)}
         self._batch = () if num_envs is None else (num_envs,)
@@ -431,11 +433,19 @@ class ReplayWriter(Reopened):
             self._items.forget(envs)
 
     def _create_tables(self, address: str) -> None:
-        """Make a server's part of the tables, again where it lost them: called before each connection."""
+        """Make a server's part of the tables, again where it lost them: called before each connection.
+
+        One that was named is made only where it is not: an actor's token may write to a table and not make it.
+        """
         if address not in self._clients:
             self._clients[address] = ReplayClient(address)
-        for table in self._parts:
-            self._clients[address].create_table(table)
+        client = self._clients[address]
+        for table, is_named in zip(self._parts, self._are_named, strict=True):
+            if is_named:
+                with suppress(NotFound):
+                    client.describe_table(table.name)
+                    continue
+            client.create_table(table)
 
     def _check(self, chunk_length: int) -> None:
         if not self._tables:

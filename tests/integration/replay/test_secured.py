@@ -1,0 +1,41 @@
+"""Writing and reading with TLS and tokens, as docs/replay.md says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.numbered_steps import numbered_step, steps_table
+from tests.support.replay_service import server_process
+from tests.support.security import become
+from tests.support.waiting import WAIT_S
+from tidemill.errors import PermissionDenied, Unauthenticated, Unavailable
+from tidemill.replay import ItemWindow, ReplayClient, ReplayDataset, ReplayWriter
+from tidemill.services.launcher.commands.certs import make
+
+
+def test_each_brings_the_token_of_its_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner's creates the table and reads it, an actor's writes to it by name; without one nobody does anything."""
+    make(tmp_path)
+    files = ("--tls-cert", "server.pem", "--tls-key", "server.key", "--tokens", "tokens.txt")
+    options = [word if word.startswith("--") else str(tmp_path / word) for word in files]
+    table = steps_table()
+    with server_process("127.0.0.1:0", *options) as server:
+        become(monkeypatch, ca=tmp_path / "ca.pem", token=tmp_path / "learner.token")
+        with ReplayClient(server.address) as client:
+            client.create_table(table)
+        become(monkeypatch, ca=tmp_path / "ca.pem", token=tmp_path / "actor.token")
+        with ReplayWriter(server.address, "t", windows=ItemWindow(1)) as writer:
+            writer.append(numbered_step(7))
+        with pytest.raises(PermissionDenied, match="actor"):
+            ReplayWriter(server.address, table)
+        become(monkeypatch, ca=tmp_path / "ca.pem", token=tmp_path / "learner.token")
+        with ReplayDataset(server.address, "t", 1, timeout_s=WAIT_S) as dataset:
+            assert next(dataset)["number"][0, -1] == 7
+        become(monkeypatch, ca=tmp_path / "ca.pem")
+        with pytest.raises(Unauthenticated):
+            ReplayDataset(server.address, "t", 1)
+        become(monkeypatch)
+        with pytest.raises(Unavailable):
+            ReplayWriter(server.address, "t", timeout_s=0.5)
