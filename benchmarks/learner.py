@@ -1,4 +1,4 @@
-"""Gradient steps per second of a learner fed by a real replay service, against its updates alone from memory.
+"""Updates per second of a learner fed by a real replay service, against its updates alone from memory.
 
 The learner is the real process, pinned to core 0; the replay service and the parameter server are real processes on the
 other core. The table holds made-up transitions and nothing limits the rate. Rounds alternate (updates alone, learner),

@@ -43,7 +43,7 @@ class Work:
     env_steps: int
     """Agent decisions that the replay service has stored."""
     learner_steps: int
-    """Gradient steps."""
+    """Updates."""
     processor_s: Mapping[str, float]
     """Processor time by service, e.g. `actor`, all its processes together."""
 

@@ -72,9 +72,9 @@ class Callback:
         """Learner: metrics were read, about once per second while there are updates.
 
         Args:
-            step: Gradient steps so far.
+            step: Updates so far.
             metrics: The agent's of the newest updates, such as `loss`, `q` and norms of gradients, in units of the
-                algorithm; and `env_steps` (agent decisions), `steps_per_s` (gradient steps), `wait_fraction` (0 to 1).
+                algorithm; and `env_steps` (agent decisions), `steps_per_s` (updates), `wait_fraction` (0 to 1).
         """
 
     def on_publish(self, version: int) -> None:

@@ -32,7 +32,7 @@ class RunResult:
         exit_code: 0 if it finished or was stopped as asked, 1 if it failed, 2 if a setting was wrong.
         folder: The run's folder, with scores, plots, parameters, checkpoints and logs.
         summary: What `result.json` holds: `solved`, `mean_return`, `wall_s` (s), `env_steps` (agent decisions),
-            `learner_steps` (gradient steps) and more; empty if the run ended before it wrote one.
+            `learner_steps` (updates) and more; empty if the run ended before it wrote one.
     """
 
     exit_code: int

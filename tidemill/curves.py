@@ -24,7 +24,7 @@ _log = LateLogger()
 
 
 class MetricsFile:
-    """An object per line with `time` (seconds since 1970), `step` (gradient steps) and the scalars.
+    """An object per line with `time` (seconds since 1970), `step` (updates) and the scalars.
 
     A resumed run continues the file. Steps go back where the learner went back to a checkpoint; the later line counts.
     A value that is no finite number is null.
@@ -53,7 +53,7 @@ class MetricsFile:
 class SideCurves:
     """Writes points into files of their own, from the first one on, until the disk refuses one.
 
-    TensorBoard has them over agent decisions, in its run NAME; `curves/NAME.jsonl` has them over gradient steps, as
+    TensorBoard has them over agent decisions, in its run NAME; `curves/NAME.jsonl` has them over updates, as
     metrics.jsonl has the learner's, with `env_steps` beside them.
     """
 

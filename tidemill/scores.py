@@ -17,7 +17,7 @@ class Score:
     wall_s: float
     """Seconds of training when it ended, over all sessions of the run."""
     learner_steps: int
-    """Gradient steps behind the parameters."""
+    """Updates behind the parameters."""
     env_steps: int
     """Agent decisions behind the parameters."""
     params_version: int

@@ -68,11 +68,11 @@ def train(config: RunConfig, arguments: argparse.Namespace) -> None:
         course = Course(config, arguments.output, lambda seeds: protocol.play(policy, seeds), every)
 
         def on_step(*_: object) -> bool:
-            course.at(model.num_timesteps, model._n_updates, model.policy.state_dict)
+            course.at(model.num_timesteps, updates_of(model), model.policy.state_dict)
             return True
 
         model.learn(steps, callback=on_step)
-        course.end(model.num_timesteps, model._n_updates, model.policy.state_dict)
+        course.end(model.num_timesteps, updates_of(model), model.policy.state_dict)
         for number, state in course.to_test():
             model.policy.load_state_dict(state)
             course.test(number, arguments.test_episodes)
@@ -86,6 +86,11 @@ def train(config: RunConfig, arguments: argparse.Namespace) -> None:
         "evaluated_every": every,
     }
     write_json(arguments.output / "result.json", course.result() | said)
+
+
+def updates_of(model: Any) -> int:  # noqa: ANN401 - of an optional package
+    """Return how many batches a model has learned from; PPO's own counter goes up with each pass over a rollout."""
+    return int(model._n_updates) // int(getattr(model, "n_epochs", 1))
 
 
 def zoo_settings(algorithm: str, env_id: str) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class Course:
 
         Args:
             env_steps: Agent decisions so far.
-            learner_steps: Gradient steps so far.
+            learner_steps: Updates so far.
             state: Returns the parameters of now.
         """
         if env_steps < self._next:

@@ -23,7 +23,7 @@ class Reference:
     env_steps: int | None = None
     """Agent decisions it took; None if it is no figure of a run, or not said."""
     learner_steps: int | None = None
-    """Gradient steps it took."""
+    """Updates it took."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ how a result is made.
 
 All returns are means over seeds of fresh episodes that neither training nor the choice of a version has seen, unless
 marked with †. Brackets hold the 95 % bootstrap interval over seeds: with three seeds it is narrower than their spread
-warrants. Env steps are agent decisions, updates gradient steps, a network is its hidden layers or its name.
+warrants. Env steps are agent decisions, updates are batches learned from, a network is its hidden layers or its name.
 
 ## Beside Stable-Baselines3, with the same budget
 

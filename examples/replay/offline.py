@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("what", choices=("write", "learn"))
     parser.add_argument("--replay", default="127.0.0.1:7401", help="address of the replay server")
     parser.add_argument("--steps", type=int, default=20_000, help="transitions to write")
-    parser.add_argument("--updates", type=int, default=2_000, help="gradient steps to learn")
+    parser.add_argument("--updates", type=int, default=2_000, help="updates to learn")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.what == "write":

@@ -68,7 +68,7 @@ class RetraceAgent:
         self._state.group = group
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
-        """Take one gradient step on the first action of each window."""
+        """Take one update on the first action of each window."""
         target, trace = self._first_target(batch)
         q = self._online(batch["observation"][:, 0]).gather(1, batch["action"][:, :1]).squeeze(1)
         error = target - q

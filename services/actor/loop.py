@@ -46,7 +46,7 @@ class ActingParams(Protocol):
 
     @property
     def learner_steps(self) -> int:
-        """Gradient steps behind them."""
+        """Updates behind them."""
 
     def refresh(self) -> None:
         """Take the newest ones; never waits."""
@@ -62,7 +62,7 @@ class PolicyParams:
     env_steps: int = 0
     """Agent decisions of the whole cluster when they were published; a replay shard counts only its own actors."""
     learner_steps: int = 0
-    """Gradient steps behind them."""
+    """Updates behind them."""
 
     def wait(self, stop: threading.Event) -> bool:
         """Wait for the first parameters; return False if `stop` came before them."""
@@ -95,11 +95,11 @@ class VersionPacer:
 
         Args:
             windows_per_version: Windows of each environment that the learner uses up from one version to the next.
-            publish_every: Gradient steps from one version to the next.
+            publish_every: Updates from one version to the next.
             lead: Versions whose windows may be started before it is their turn.
         """
         self._windows, self._publish_every, self._lead = windows_per_version, publish_every, lead
-        self._base: int | None = None  # gradient steps behind the version that counting started with
+        self._base: int | None = None  # updates behind the version that counting started with
         self._version = self._steps = self._started = 0
 
     def wait(self, params: PolicyParams, stop: threading.Event) -> bool:
@@ -118,7 +118,7 @@ class VersionPacer:
         self._started += 1
 
     def may_start(self, version: int, learner_steps: int) -> bool:
-        """Return whether another window may start with parameters of this version and gradient steps."""
+        """Return whether another window may start with parameters of this version and updates."""
         if self._base is None or (version > self._version and learner_steps <= self._steps):
             # a learner that was started again, and has lost the batches it had not trained on
             self._base, self._started = learner_steps, 0

@@ -47,7 +47,7 @@ class ActorCurves:
         self._curves, self._env_steps = SideCurves(run, name), env_steps
 
     def write(self, scalars: Mapping[str, float], learner_steps: int) -> None:
-        """Write a point; `learner_steps` are the gradient steps behind the parameters that the actor acts with."""
+        """Write a point; `learner_steps` are the updates behind the parameters that the actor acts with."""
         env_steps = self._env_steps()
         if env_steps is not None:
             named = {f"actor/{name}": value for name, value in scalars.items()}
@@ -85,7 +85,7 @@ class ActorMetrics:
         self._parts = {name: _SECONDS.labels(name) for name in ("act", "step", "write")}
 
     def count(self, step: VectorStep, params_version: int, learner_steps: int = 0) -> None:
-        """Count one step of every environment, acted with parameters of a version and the gradient steps behind it."""
+        """Count one step of every environment, acted with parameters of a version and the updates behind it."""
         decisions = len(step.is_reset_step) - int(np.count_nonzero(step.is_reset_step))
         self._env_steps += decisions
         _STEPS.inc(decisions)

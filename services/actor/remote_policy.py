@@ -59,7 +59,7 @@ class RemotePolicy:
         self.env_steps = 0
         """Agent decisions of the whole cluster when they were published."""
         self.learner_steps = 0
-        """Gradient steps behind them."""
+        """Updates behind them."""
         threading.Thread(target=self._interrupt_at_stop, name="inference-stop", daemon=True).start()
 
     @property

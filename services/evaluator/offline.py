@@ -43,7 +43,7 @@ class EvalReport:
     env_id: str
     params_version: int
     learner_steps: int
-    """Gradient steps behind the parameters."""
+    """Updates behind the parameters."""
     env_steps: int
     """Agent decisions behind the parameters."""
     policy: str
@@ -232,7 +232,7 @@ def _print_subject(config: EvaluatorConfig, params: Params, first: int) -> None:
     metadata = params.version.metadata
     print(
         f"version {params.number}: {metadata.algorithm} on {config.env.id}, "
-        f"{metadata.learner_steps:,} gradient steps, {metadata.env_steps:,} agent decisions\n"
+        f"{metadata.learner_steps:,} updates, {metadata.env_steps:,} agent decisions\n"
         f"{config.evaluator.episodes} episodes, {config.evaluator.policy}, seeds from {first}",
         flush=True,
     )

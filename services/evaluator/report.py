@@ -61,7 +61,7 @@ class Result:
     env_steps: int
     """Agent decisions behind its parameters."""
     learner_steps: int
-    """Gradient steps behind its parameters."""
+    """Updates behind its parameters."""
     params_version: int
     confirmed_mean: float | None
     """Mean over fresh episodes with the same parameters; None without confirmation."""

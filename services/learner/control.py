@@ -1,4 +1,4 @@
-"""Requests of other threads to the training thread, which carries them out between two gradient steps."""
+"""Requests of other threads to the training thread, which carries them out between two updates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Control:
         self._checkpoints: deque[Future[SavedCheckpoint]] = deque()
 
     def pause(self) -> None:
-        """Take no gradient step after the current one; raises FailedPrecondition when stopping."""
+        """Take no update after the current one; raises FailedPrecondition when stopping."""
         self._set_paused(True)
 
     def resume(self) -> None:

@@ -16,13 +16,13 @@ _UNKNOWN = StoredSteps(-1, 0)
 
 @dataclass
 class Counters:
-    """Gradient steps, agent decisions and the published version.
+    """Updates, agent decisions and the published version.
 
     `env_steps` is written by the thread that receives samples, the rest by the training thread; all may read.
     """
 
     learner_steps: int = 0
-    """Gradient steps, those before a resume included."""
+    """Updates, those before a resume included."""
     version: int = 0
     """Newest version of the parameters that the parameter server acknowledged; 0 means none."""
     fencing_token: int = 0

@@ -1,4 +1,4 @@
-"""The learner's metrics over gradient steps, as files: TensorBoard's, and lines of JSON for everything else."""
+"""The learner's metrics over updates, as files: TensorBoard's, and lines of JSON for everything else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ScalarWriter(Protocol):
 
 
 class LearnerCurves(Callback):
-    """The learner's own callback: its metrics over gradient steps, named `learner/loss` and so on."""
+    """The learner's own callback: its metrics over updates, named `learner/loss` and so on."""
 
     def __init__(self, writer: ScalarWriter, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Write nothing yet.

@@ -232,7 +232,7 @@ class Learner:
         self._progress.finish()
         loss = self._progress.metrics.get("loss", math.nan)
         told = "" if str(error).startswith("loss ") else f", loss {loss:g}"
-        what = f"training has diverged at gradient step {self._counters.learner_steps:,}: {error}{told}"
+        what = f"training has diverged at update {self._counters.learner_steps:,}: {error}{told}"
         self._control.stop(what)
         _log.error(what, advice="the last finite checkpoint is kept; resume with a smaller learning rate")
         if not self._rank.is_first:

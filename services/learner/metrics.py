@@ -66,7 +66,7 @@ class PolicyLagHistogram(Collector):
         )
 
 
-STEPS = Counter("tidemill_learner_steps_total", "Gradient steps this process has taken.")
+STEPS = Counter("tidemill_learner_steps_total", "Updates this process has taken.")
 ENV_STEPS = Gauge("tidemill_learner_env_steps", "Agent decisions stored by the replay service, restarts included.")
 PARAMS_VERSION = Gauge("tidemill_learner_params_version", "Newest version the parameter server acknowledged.")
 WAIT_SECONDS = Counter(
@@ -79,9 +79,9 @@ BLOCKED_RATIO = Gauge(
     "tidemill_learner_blocked_ratio", "Share of the newest seconds that the training thread waited for data or ranks."
 )
 UPDATE_SECONDS = Histogram(
-    "tidemill_learner_update_seconds", "Time of one gradient step as the host sees it.", buckets=_STEP_SECONDS
+    "tidemill_learner_update_seconds", "Time of one update as the host sees it.", buckets=_STEP_SECONDS
 )
-STALLED_SECONDS = Gauge("tidemill_learner_stalled_seconds", "Time since the newest gradient step or batch.")
+STALLED_SECONDS = Gauge("tidemill_learner_stalled_seconds", "Time since the newest update or batch.")
 BATCH_AGE_SECONDS = Gauge("tidemill_learner_batch_age_seconds", "Time from the newest batch's arrival to its use.")
 POLICY_LAG = Gauge(
     "tidemill_learner_policy_lag_versions",
@@ -113,7 +113,7 @@ MIRROR_ROWS_UPLOADED = Counter(
 MIRROR_READERS = Gauge("tidemill_learner_mirror_readers", "Ranks that read a mirror shared by this one; 0: not shared.")
 CHECKPOINT_SECONDS = Histogram("tidemill_learner_checkpoint_seconds", "Time to write a checkpoint to disk.")
 CHECKPOINT_FAILURES = Counter("tidemill_learner_checkpoint_failures_total", "Checkpoints that could not be written.")
-CHECKPOINT_STEPS = Gauge("tidemill_learner_checkpoint_steps", "Gradient steps in the newest checkpoint.")
+CHECKPOINT_STEPS = Gauge("tidemill_learner_checkpoint_steps", "Updates in the newest checkpoint.")
 AGENT = Gauge("tidemill_learner_agent", "The agent's own metrics, such as losses.", ["name"])
 
 

@@ -71,7 +71,7 @@ class Pace(Protocol):
 
     @property
     def publish_every(self) -> int:
-        """Gradient steps between two published versions."""
+        """Updates between two published versions."""
 
     @property
     def checkpoint_every_s(self) -> float:
@@ -96,7 +96,7 @@ class Pace(Protocol):
         """Return the table to create, with the columns of a signature.
 
         Raises:
-            ConfigError: The table cannot hold the ratio of gradient steps to agent decisions.
+            ConfigError: The table cannot hold the ratio of updates to agent decisions.
         """
 
     def open(

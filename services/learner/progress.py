@@ -38,7 +38,7 @@ class Progress:
             clock: Monotonic time in seconds.
         """
         self.on_update: Callable[[int, Mapping[str, float]], None] = lambda *_: None
-        """Called with the gradient steps and all metrics whenever new ones were read; must not block."""
+        """Called with the updates and all metrics whenever new ones were read; must not block."""
         self.state = LearnerState.STARTING
         self.steps_per_s = 0.0
         self.wait_fraction = 0.0
@@ -58,7 +58,7 @@ class Progress:
         self._next_tick, self._next_log, self._last_sign = now + _TICK_S, now + self._log_every_s, now
 
     def record_step(self, seconds: float, newest: Mapping[str, Tensor]) -> None:
-        """Count a gradient step and its duration; `newest` are its metrics, still on the device."""
+        """Count an update and its duration; `newest` are its metrics, still on the device."""
         self.state = LearnerState.TRAINING
         self._newest.update(newest)  # an update need not report every metric
         self._unread_steps += 1
@@ -172,7 +172,7 @@ class StatusReporter:
         self.shards: Callable[[], tuple[ShardReport, ...]] = tuple
         """Reports on the replay shards."""
         self.checkpoint_steps: Callable[[], int] = lambda: 0
-        """Gradient steps in the newest checkpoint."""
+        """Updates in the newest checkpoint."""
         self.checkpoint_error: Callable[[], str] = str
         """Reason the newest checkpoint failed; empty if it succeeded."""
 

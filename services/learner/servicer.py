@@ -39,7 +39,7 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         return _pack(self._status())
 
     async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.PauseResponse:
-        """Stop taking gradient steps; FAILED_PRECONDITION while stopping."""
+        """Stop taking updates; FAILED_PRECONDITION while stopping."""
         self._control.pause()
         return pb.PauseResponse()
 

@@ -1,4 +1,4 @@
-"""The training loop: gradient steps, and the work between two of them."""
+"""The training loop: updates, and the work between two of them."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ class Limits:
     """When training is over; 0 means no limit."""
 
     max_learner_steps: int = 0
-    """Gradient steps."""
+    """Updates."""
     max_env_steps: int = 0
     """Agent decisions."""
     publish_every: int = 100
-    """Gradient steps between two published versions, at least 1."""
+    """Updates between two published versions, at least 1."""
 
     def reached(self, counters: Counters) -> str | None:
         """Return a description of the limit that the counters have reached, or None."""

@@ -24,7 +24,7 @@ from tidemill.learner.status import LearnerState, LearnerStatus
 _SERVICES = ("actor", "evaluator", "learner", "paramserver", "replay")
 _LONGEST_PAUSE_S = 3.0
 _AFTER_RESTART = 50
-"""Decisions or gradient steps that are more than what was on its way when a process died."""
+"""Decisions or updates that are more than what was on its way when a process died."""
 _RUN: dict[str, Any] = {
     "env": {"id": "CartPole-v1", "num_envs": 4},
     "agent": {"algorithm": "dqn", "network": "mlp", "hidden_sizes": [16], "dueling": False, "batch_size": 16},
@@ -39,8 +39,8 @@ _RUN: dict[str, Any] = {
 def kill_services(folder: Path, kills: int, seed: int) -> list[FaultReport]:
     """Kill each kind of process so many times, in random order; return what became of it for each kind.
 
-    After each, what the process is for must continue: decisions are stored, versions evaluated and published, gradient
-    steps taken. Of these steps none that a checkpoint holds may be lost, which is what `acknowledged` counts.
+    After each, what the process is for must continue: decisions are stored, versions evaluated and published, updates
+    taken. Of these steps none that a checkpoint holds may be lost, which is what `acknowledged` counts.
     """
     reports = {name: FaultReport(f"{name} of a run killed") for name in _SERVICES}
     order = [name for name in _SERVICES for _ in range(kills)]
@@ -100,7 +100,7 @@ class Watched:
         self._thread.start()
 
     def until_training(self) -> None:
-        """Wait until gradient steps are taken and a checkpoint is written."""
+        """Wait until updates are taken and a checkpoint is written."""
         wait_until(lambda: self.newest.learner_steps > 0 and self.checkpoint_steps > 0, "the run trains")
 
     def close(self) -> None:

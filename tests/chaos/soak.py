@@ -36,7 +36,7 @@ def quickstart() -> dict[str, Any]:
 def soak(folder: Path, minutes: float, seed: int, settings: Mapping[str, Any], longest_pause_s: float) -> FaultReport:
     """Train for so many minutes of faults of every kind, in random order; say whether the run reached its target.
 
-    After each fault decisions are stored, gradient steps taken and versions published. Counts never fall, the table's
+    After each fault decisions are stored, updates taken and versions published. Counts never fall, the table's
     streams have no gap and no item twice, and all ends as it should. What goes wrong ends the series, but its row is
     written: `missed` counts it, and a target that the run's best version does not reach over fresh episodes.
 

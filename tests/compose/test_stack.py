@@ -44,7 +44,7 @@ def test_every_container_becomes_healthy(stack: Stack) -> None:
 
 
 def test_cluster_trains(stack: Stack) -> None:
-    """Environment steps, gradient steps and parameter versions rise, and an evaluation appears."""
+    """Environment steps, updates and parameter versions rise, and an evaluation appears."""
     first = [stack.until_above(name, 0.0) for name in (_STEPS, _UPDATES, _VERSION)]
     for name, value in zip((_STEPS, _UPDATES, _VERSION), first, strict=True):
         stack.until_above(name, value)

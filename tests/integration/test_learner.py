@@ -38,7 +38,7 @@ def test_learner_trains_publishes_and_updates_priorities(cluster: LearnerCluster
     params = cluster.params_client()
     wait_until(lambda: bool(params.list_versions().versions), "a first version for the actors")
     cluster.feed()
-    status = cluster.wait_for_status(lambda s: s.learner_steps >= 100, "100 gradient steps")
+    status = cluster.wait_for_status(lambda s: s.learner_steps >= 100, "100 updates")
     assert status.state is LearnerState.TRAINING
     assert status.env_steps >= 64
     wait_until(lambda: len(params.list_versions().versions) >= 5, "a version every 10 steps")
@@ -69,7 +69,7 @@ def test_learner_trains_from_observations_on_its_device(cluster: LearnerCluster)
     before = _sample(uploaded)
     cluster.start_learner("--learner.mirror-device", "device")
     cluster.feed()
-    status = cluster.wait_for_status(lambda s: s.learner_steps >= 100, "100 gradient steps")
+    status = cluster.wait_for_status(lambda s: s.learner_steps >= 100, "100 updates")
     assert _sample("tidemill_learner_mirror_device_bytes") > 0
     stored = cluster.replay_client().describe_table(TABLE).inserts + 1  # the first step begins no item of its own
     assert 0 < _sample(uploaded) - before <= stored + 16
@@ -117,7 +117,7 @@ def test_sigterm_saves_and_a_new_process_resumes(cluster: LearnerCluster) -> Non
     """SIGTERM publishes, checkpoints and exits 0; the next learner continues from that very step."""
     process = cluster.start_learner_process("--learner.checkpoint-every-s", "0")
     feeder = cluster.feed()
-    cluster.wait_for_status(lambda s: s.learner_steps >= 50, "50 gradient steps")
+    cluster.wait_for_status(lambda s: s.learner_steps >= 50, "50 updates")
     feeder.close()
     process.signal(signal.SIGTERM)
     assert process.wait() == 0
@@ -144,7 +144,7 @@ def test_resumed_learner_trains_on(cluster: LearnerCluster) -> None:
     assert first.wait() is None
     cluster.start_learner()
     status = cluster.wait_for_status(lambda s: s.learner_steps > 60, "training continues")
-    assert status.restored.startswith("checkpoint-000001-00000001: 50 gradient steps")
+    assert status.restored.startswith("checkpoint-000001-00000001: 50 updates")
     assert "the table holds" in status.restored
     assert (status.fencing_token, status.checkpoint_steps) == (2, 50)
 

@@ -72,7 +72,7 @@ def test_resumed_learner_trains_on_in_spite_of_an_old_verdict(cluster: LearnerCl
     assert first.wait() is None
     second = cluster.start_learner(*_TARGET)
     status = cluster.wait_for_status(lambda status: bool(status.restored), "the learner is back")
-    assert f": {version.metadata.learner_steps:,} gradient steps" in status.restored
+    assert f": {version.metadata.learner_steps:,} updates" in status.restored
     again = _evaluated(cluster, params, fencing_token=2)
     params.set_tag(VERDICT, again.version)
     assert second.wait() is None

@@ -25,14 +25,14 @@ _TARGETS = ("actor-1", "replay", "learner", "actor-0")
 
 
 def run(folder: Path, settings: Mapping[str, Any], updates: int, kills: int) -> tuple[str, float, float]:
-    """Return the digest after so many gradient steps, how many a second there were, and the seconds of processors.
+    """Return the digest after so many updates, how many a second there were, and the seconds of processors.
 
     The first tenth and the last twentieth of the steps do not count for the rate, but for the processors' time.
 
     Args:
         folder: Of the run; made here.
         settings: Of all processes.
-        updates: Gradient steps.
+        updates: Updates.
         kills: How many processes are killed on the way.
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

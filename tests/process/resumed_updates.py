@@ -29,7 +29,7 @@ _BATCH = 8
 
 
 class Recorded:
-    """The same batches in every process; the position is the number of gradient steps taken."""
+    """The same batches in every process; the position is the number of updates taken."""
 
     def __init__(self, case: str, agent: Agent, position: int) -> None:
         self._agent, (self._config, self._env_spec) = agent, CASES[case]

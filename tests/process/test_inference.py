@@ -22,7 +22,7 @@ def test_run_trains_by_an_inference_service_that_is_killed_once(config_file: Pat
         for name in ("inference-0", "learner", "actor-0"):
             cluster.until(f"{name} is ready")
         with learner_of(folder) as learner:
-            wait_until(lambda: learner.get_status().learner_steps > 40, "gradient steps")
+            wait_until(lambda: learner.get_status().learner_steps > 40, "updates")
             seen = len(cluster.lines)
             os.kill(cluster.children()["inference"], signal.SIGKILL)
             cluster.until("was killed by signal 9", since=seen)

@@ -105,7 +105,7 @@ def test_logger_that_is_missing_is_known_before_anything_starts(tmp_path: Path) 
 
 @_needs_packages
 def test_run_is_sent_to_weights_and_biases(tmp_path: Path) -> None:
-    """Offline: its files have every point over gradient steps."""
+    """Offline: its files have every point over updates."""
     run = _ended_run(tmp_path)
     assert "4 points sent to wandb" in _with_packages(
         "-m", "tidemill.services.launcher", "log", str(run), "--to", "wandb"

@@ -62,12 +62,12 @@ def test_machine_that_died_and_came_back_is_joined(cluster: LearnerCluster, rend
     cluster.feed()
     start = _starter(cluster, rendezvous, _free_port())
     machines = [start(0), start(1)]
-    cluster.wait_for_status(lambda s: s.learner_steps > 50, "50 gradient steps", _WAIT_S)
+    cluster.wait_for_status(lambda s: s.learner_steps > 50, "50 updates", _WAIT_S)
     saved = cluster.learner_client().save_checkpoint()
     machines[victim].signal(signal.SIGKILL)  # its learner dies with it
     machines[victim].wait()
     machines[victim] = start(victim)
-    where = f"{saved.learner_steps:,} gradient steps"
+    where = f"{saved.learner_steps:,} updates"
     cluster.wait_for_status(
         lambda s: where in s.restored and s.learner_steps > saved.learner_steps, "further steps", _WAIT_S
     )

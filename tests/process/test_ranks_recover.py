@@ -36,11 +36,11 @@ def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
 def test_killed_rank_brings_all_back_from_the_checkpoint(cluster: LearnerCluster) -> None:
     """Whichever it is, all start again where the newest checkpoint was, and steps continue counting from there."""
     learner = start_ranks(cluster)
-    cluster.wait_for_status(lambda s: s.learner_steps > 50, "50 gradient steps")
+    cluster.wait_for_status(lambda s: s.learner_steps > 50, "50 updates")
     for victim in (1, 0):
         saved = cluster.learner_client().save_checkpoint()
         os.kill(workers(learner.pid)[victim], signal.SIGKILL)
-        where = f"{saved.learner_steps:,} gradient steps"
+        where = f"{saved.learner_steps:,} updates"
         cluster.wait_for_status(lambda s, where=where: where in s.restored, f"a resume at {where}")  # type: ignore[misc]
         cluster.wait_for_status(lambda s, at=saved: s.learner_steps > at.learner_steps, "further steps")  # type: ignore[misc]
         assert len(workers(learner.pid)) == RANKS
@@ -76,7 +76,7 @@ def test_every_rank_serves_its_metrics(cluster: LearnerCluster) -> None:
     """The second on the port after the first's; what only the first does only the first shows, so no alert rings."""
     port = _two_free_ports()
     learner = start_ranks(cluster, "--learner.server.metrics-address", f"127.0.0.1:{port}")
-    cluster.wait_for_status(lambda s: s.learner_steps > 50, "50 gradient steps")
+    cluster.wait_for_status(lambda s: s.learner_steps > 50, "50 updates")
     wait_until(lambda: _metrics(port + 1).get("tidemill_learner_steps_total", 0) > 0, "steps of the second rank")
     first, second = _metrics(port), _metrics(port + 1)
     assert first.keys() - second.keys() >= {"tidemill_learner_params_version", "tidemill_learner_checkpoint_steps"}
@@ -115,7 +115,7 @@ def test_ranks_that_cannot_share_the_batch_are_refused(cluster: LearnerCluster) 
 def test_ranks_of_one_machine_listen_on_loopback_alone(cluster: LearnerCluster) -> None:
     """Neither torchrun's store nor what carries the gradients can be reached from another machine."""
     learner = start_ranks(cluster)
-    cluster.wait_for_status(lambda s: s.learner_steps > 0, "a gradient step of both ranks")
+    cluster.wait_for_status(lambda s: s.learner_steps > 0, "an update of both ranks")
     addresses = _listening([learner.pid, *workers(learner.pid)])
     assert len(addresses) >= 3  # the store, what carries gradients, the control service
     assert [address for address in addresses if not address.is_loopback] == []

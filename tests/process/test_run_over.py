@@ -63,7 +63,7 @@ def test_learner_of_a_job_ends_with_zero_only_at_the_end_of_its_run(cluster: Lea
     """Kubernetes takes 0 for the end of the Job: a pod that is moved must not say so, and one at its limit must."""
     job = ("--run.supervisor", "job", "--run.max-learner-steps", "1000000")
     learner = cluster.start_learner_process(*job)
-    cluster.wait_for_status(lambda s: s.learner_steps > 0, "a gradient step")
+    cluster.wait_for_status(lambda s: s.learner_steps > 0, "an update")
     learner.signal(signal.SIGTERM)
     assert learner.wait() == INTERRUPTED, learner.text()
     assert cluster.start_learner_process("--run.supervisor", "job", "--run.max-learner-steps", "1").wait(_WAIT_S) == 0

@@ -56,7 +56,7 @@ class Mapped:
 
 
 def _trained(cluster: LearnerCluster, learner: Process, steps: int) -> list[int]:
-    cluster.wait_for_status(lambda s: s.learner_steps > steps, f"{steps} gradient steps")
+    cluster.wait_for_status(lambda s: s.learner_steps > steps, f"{steps} updates")
     return workers(learner.pid)
 
 

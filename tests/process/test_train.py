@@ -36,7 +36,7 @@ def _is_training(cluster: Launched) -> None:
 
 
 def _takes_steps(folder: Path, when: str) -> None:
-    """Wait until the learner has taken further gradient steps."""
+    """Wait until the learner has taken further updates."""
     with learner_of(folder) as learner:
 
         def steps() -> int:
@@ -45,7 +45,7 @@ def _takes_steps(folder: Path, when: str) -> None:
             return 0
 
         reached = steps()
-        wait_until(lambda: steps() > reached + 40, f"gradient steps {when}")
+        wait_until(lambda: steps() > reached + 40, f"updates {when}")
 
 
 def test_train_ends_at_its_limit_with_everything_a_run_leaves(config_file: Path, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_what_a_solved_run_leaves_is_what_was_confirmed(config_file: Path, tmp_p
         assert found.version.metadata.learner_steps == result["learner_steps"], tag
     assert read_params(folder / "params", "last_trained").version.metadata.learner_steps > result["learner_steps"]
     with launched("resume", str(folder)) as resumed:
-        assert f" {result['learner_steps']:,} gradient steps" in resumed.until("learner restored checkpoint")
+        assert f" {result['learner_steps']:,} updates" in resumed.until("learner restored checkpoint")
         resumed.send(signal.SIGINT)
         assert resumed.wait() == 0
 
@@ -161,7 +161,7 @@ def _shows_a_run(url: str) -> None:
 
 
 def test_run_outlives_its_services_which_end_with_its_launcher(config_file: Path, tmp_path: Path) -> None:
-    """Whichever process is killed comes back, and gradient steps and evaluations continue; the learner resumes.
+    """Whichever process is killed comes back, and updates and evaluations continue; the learner resumes.
 
     Without its launcher every service ends by itself, also one that is frozen, and the server that forks them.
     """
@@ -213,10 +213,10 @@ def test_run_that_diverges_says_so_and_is_resumed(config_file: Path, tmp_path: P
     limits = ("--run.max-learner-steps", "300", "--evaluator.video", "false")
     with launched("train", "--config", str(config_file), *sac, *limits, "--agent.learning-rate", "1e30") as cluster:
         assert cluster.wait() == 1
-        assert re.search(r"small: training has diverged at gradient step \d+: .*loss ", cluster.output)
+        assert re.search(r"small: training has diverged at update \d+: .*loss ", cluster.output)
         assert "restarting" not in cluster.output
     folder = tmp_path / "runs" / "small"
-    assert "has diverged at gradient step" in json.loads((folder / "result.json").read_text())["reason"]
+    assert "has diverged at update" in json.loads((folder / "result.json").read_text())["reason"]
     newest = read_params(folder / "params")
     assert newest is not None
     assert all(np.isfinite(array).all() for array in unpack(newest.blob).values())

@@ -71,7 +71,7 @@ class LockStepCluster:
         assert process.wait() == 0, self._log(name)
 
     def reach(self, learner_steps: int, timeout_s: float = WAIT_S) -> None:
-        """Wait until the learner has made so many gradient steps."""
+        """Wait until the learner has made so many updates."""
 
         def reached() -> bool:
             self._check_running()
@@ -81,10 +81,10 @@ class LockStepCluster:
             except TidemillError:
                 return False  # it starts
 
-        wait_until(reached, f"{learner_steps} gradient steps", timeout_s, longest_pause_s=0.02)
+        wait_until(reached, f"{learner_steps} updates", timeout_s, longest_pause_s=0.02)
 
     def digest(self) -> tuple[int, str]:
-        """Wait until the learner has ended; return the newest parameters' gradient steps and digest."""
+        """Wait until the learner has ended; return the newest parameters' updates and digest."""
 
         def ended() -> bool:
             self._check_running()

@@ -288,9 +288,12 @@ def test_card_names_what_was_measured(tmp_path: Path) -> None:
     card = model_card(confirmed, config, None, [test], ["learning_curve.png"], OnnxReport("no"))  # type: ignore[arg-type]
     assert "- -120.50 over 50 fresh episodes that confirmed it" in card
     assert "- -130.25 ± 4.00 over 100 fresh episodes, greedy policy, seeds from 7" in card
-    assert "40 agent decisions and 10 gradient steps (seed 3)" in card
+    assert "40 agent decisions and 10 updates (seed 3)" in card
     assert "learning_curve.png" in card
     assert "- torch 2" in card
+    ppo = tidemill.load_config({"agent": {"algorithm": "ppo", "epochs": 10, "minibatches": 32}})
+    counted = model_card(made, ppo, None, [], [], OnnxReport("no"))  # type: ignore[arg-type]
+    assert "and 10 updates, each of 320 gradient steps (seed 3)" in counted
     assert "has not been evaluated" in model_card(made, config, None, [], [], OnnxReport("no"))  # type: ignore[arg-type]
 
 

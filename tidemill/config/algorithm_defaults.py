@@ -19,7 +19,7 @@ DEFAULT_ALGORITHM = "sac"
 Document = dict[str, Any]
 
 _EVERY_FOURTH: Document = {"learner": {"updates_per_env_step": 0.25}}
-"""A gradient step for every fourth decision, as in the papers of DQN and of SAC for discrete actions."""
+"""An update for every fourth decision, as in the papers of DQN and of SAC for discrete actions."""
 
 _ROLLOUTS: Document = {
     "env": {"num_envs": 4},

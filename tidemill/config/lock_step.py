@@ -19,16 +19,16 @@ class LockStep:
     """A run's rounds, counted from 1. The steps stored by all actors are its clock.
 
     In round r each environment plays `round_steps` steps; the actors store them one after the other in the order of
-    their index; then the learner makes `updates` gradient steps on all that is stored, and publishes. The first
-    `warm_up` rounds are without gradient steps. Actors play a round while the learner trains on the one before: the
+    their index; then the learner makes `updates` updates on all that is stored, and publishes. The first
+    `warm_up` rounds are without updates. Actors play a round while the learner trains on the one before: the
     parameters they play round r with are those after the training of round r - 2.
 
     Attributes:
         round_steps: Steps of each environment in a round.
         num_envs: Environments of each actor.
         actors: Actors.
-        updates: Gradient steps in a round.
-        warm_up: Rounds before the first gradient step.
+        updates: Updates in a round.
+        warm_up: Rounds before the first update.
     """
 
     round_steps: int
@@ -52,11 +52,11 @@ class LockStep:
         return (number - 1) * self.round_size + actor_index * self.actor_share
 
     def updates_after(self, number: int) -> int:
-        """Return the gradient steps made by the end of a round; 0 for rounds before the first."""
+        """Return the updates made by the end of a round; 0 for rounds before the first."""
         return self.updates * max(number - self.warm_up, 0)
 
     def round_of_update(self, learner_steps: int) -> int:
-        """Return the round in which the gradient step after so many of them is made."""
+        """Return the round in which the update after so many of them is made."""
         return self.warm_up + learner_steps // self.updates + 1
 
 
@@ -66,7 +66,7 @@ def lock_step_of(
     """Return the rounds of a run.
 
     Raises:
-        ConfigError: The settings give no whole number of gradient steps or chunks to a round.
+        ConfigError: The settings give no whole number of updates or chunks to a round.
     """
     steps = run.round_steps * num_envs * actors
     updates = learner.updates_per_env_step * steps
@@ -79,7 +79,7 @@ def lock_step_of(
         raise ConfigError(
             f"learner.updates_per_env_step ({learner.updates_per_env_step:g}) times the {steps} steps of a round "
             f"(run.round_steps {run.round_steps}, env.num_envs {num_envs}, actors {actors}) is {updates:g}, but must "
-            "be a whole number of gradient steps, at least 1, with run.deterministic: choose another run.round_steps"
+            "be a whole number of updates, at least 1, with run.deterministic: choose another run.round_steps"
         )
     return LockStep(run.round_steps, num_envs, actors, round(updates), -(-table.min_size // steps))
 

@@ -28,7 +28,7 @@ class RunSettings:
     max_env_steps: int = 0
     """Agent decisions after which the run ends; 0 means no limit."""
     max_learner_steps: int = 0
-    """Gradient steps after which the run ends; 0 means no limit."""
+    """Updates after which the run ends; 0 means no limit."""
     max_wall_s: float = 0.0
     """Seconds of training after which the run ends; 0 means no limit.
 
@@ -37,7 +37,7 @@ class RunSettings:
     deterministic: bool = False
     """Whether the processes run in lock-step, so that a seed always gives the same parameters (docs/lock-step.md).
 
-    In each round all actors play `round_steps` steps, then the learner makes the gradient steps due for them. Actors
+    In each round all actors play `round_steps` steps, then the learner makes the updates due for them. Actors
     wait for the learner and it for them, whatever the machine is doing.
     """
     round_steps: int = 64

@@ -136,7 +136,7 @@ class LearnerSettings:
     threads: int = 1
     """Threads torch computes with on a CPU, at least 1; 0 leaves the choice to torch."""
     updates_per_env_step: float = 1.0
-    """Gradient steps per agent decision, enforced by the table's rate limiter; 0: as many as possible. The default
+    """Updates per agent decision, enforced by the table's rate limiter; 0: as many as possible. The default
     depends on the algorithm: 0.25 for `dqn`, `d4pg`, `r2d2` and `sac_discrete`, 0 for those of rollouts."""
     batches_per_sample: int = 0
     """Batches drawn in one sample call: more makes small ones cheaper, with older priorities; 0: by their size."""
@@ -158,7 +158,7 @@ class LearnerSettings:
     share_mirror: bool = True
     """Whether the learners of a machine that train together keep one such mirror, sampled by one of them for all."""
     publish_every: int = 100
-    """Gradient steps between two published versions, at least 1."""
+    """Updates between two published versions, at least 1."""
     max_policy_lag: int = -1
     """Versions that an item may be behind when it is trained on, held by making actors wait; -1: no bound.
 

@@ -23,13 +23,13 @@ class TableSettings:
     importance_sampling_exponent_final: float = 1.0
     """Exponent beta at the end of its linear schedule."""
     importance_sampling_steps: int = 1_000_000
-    """Length of that schedule in gradient steps; 0 keeps `importance_sampling_exponent`."""
+    """Length of that schedule in updates; 0 keeps `importance_sampling_exponent`."""
     max_items: int = 1_000_000
     """Capacity in items, at least 1; the oldest leaves first."""
     min_size: int = 1_000
     """Items the table must hold before training starts, at least 1."""
     error_buffer_updates: float = 100.0
-    """How far training may run ahead of or behind `learner.updates_per_env_step`, in gradient steps."""
+    """How far training may run ahead of or behind `learner.updates_per_env_step`, in updates."""
     chunk_length: int = 16
     """Steps of a stream that are compressed and sent together, 1 to 1024."""
     hindsight: float = 0.0

@@ -79,7 +79,7 @@ class Answer(NamedTuple):
     Attributes:
         params_version: Version of the parameters.
         env_steps: Agent decisions of the cluster when they were published.
-        learner_steps: Gradient steps behind them.
+        learner_steps: Updates behind them.
         arrays: What `SplitPolicy.forward` returned, float32 [N, ...] each.
     """
 

@@ -46,7 +46,7 @@ class LearnerClient:
             return _unpack(self._stub.GetStatus(pb.GetStatusRequest(), timeout=self._deadline_s))
 
     def pause(self) -> None:
-        """Stop taking gradient steps after the current one.
+        """Stop taking updates after the current one.
 
         Raises:
             FailedPrecondition: The learner is stopping.

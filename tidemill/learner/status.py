@@ -20,7 +20,7 @@ class LearnerState(enum.Enum):
     WAITING = 2
     """Waiting for the table to reach its minimum size or for its rate limiter."""
     TRAINING = 3
-    """Taking gradient steps."""
+    """Taking updates."""
     PAUSED = 4
     """Paused by a caller."""
     STOPPING = 5
@@ -54,11 +54,11 @@ class LearnerStatus:
     state: LearnerState = LearnerState.STARTING
     """State of the learner."""
     learner_steps: int = 0
-    """Gradient steps, those before a resume included."""
+    """Updates, those before a resume included."""
     env_steps: int = 0
     """Agent decisions the replay service has stored, those before a resume included."""
     steps_per_s: float = 0.0
-    """Gradient steps per second over the last few seconds."""
+    """Updates per second over the last few seconds."""
     wait_fraction: float = 0.0
     """Share of the last few seconds the training thread waited for data, 0 to 1."""
     params_version: int = 0
@@ -66,7 +66,7 @@ class LearnerStatus:
     fencing_token: int = 0
     """Fencing token of the learner as a publisher; 0 means none yet."""
     checkpoint_steps: int = 0
-    """Gradient steps at the newest checkpoint; 0 means none."""
+    """Updates at the newest checkpoint; 0 means none."""
     table_items: int = 0
     """Items in the table when the newest batch was drawn."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class LearnerStatus:
     uptime_s: float = 0.0
     """Seconds since the process started."""
     max_learner_steps: int = 0
-    """Gradient steps at which the learner stops; 0 means no limit."""
+    """Updates at which the learner stops; 0 means no limit."""
     restored: str = ""
     """Data that the start restored, in words; empty for a fresh start."""
     shards: tuple[ShardStatus, ...] = ()
@@ -92,4 +92,4 @@ class SavedCheckpoint:
     path: str
     """Where it lies, as the learner sees the file system."""
     learner_steps: int
-    """Gradient steps it holds."""
+    """Updates it holds."""

@@ -57,7 +57,7 @@ class RunLogger:
         """Send scalars.
 
         Args:
-            step: Gradient steps. They go back where the learner went back to a checkpoint.
+            step: Updates. They go back where the learner went back to a checkpoint.
             scalars: Finite values by name: `learner/loss`, `evaluation/mean`, `confirmation/mean` and so on.
             time_s: When they were written, seconds since 1970.
 

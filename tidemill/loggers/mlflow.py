@@ -1,4 +1,4 @@
-"""MLflow: a run there for a run here, with its settings as parameters, metrics over gradient steps and its result."""
+"""MLflow: a run there for a run here, with its settings as parameters, metrics over updates and its result."""
 
 from __future__ import annotations
 

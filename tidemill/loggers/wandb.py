@@ -1,4 +1,4 @@
-"""Weights & Biases: a run there for a run here, with its settings, curves over gradient steps and its result."""
+"""Weights & Biases: a run there for a run here, with its settings, curves over updates and its result."""
 
 from __future__ import annotations
 

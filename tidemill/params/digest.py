@@ -32,7 +32,7 @@ def params_digest(state: Mapping[str, NDArray[Any]]) -> str:
 
 
 def describe_digest(folder: Path) -> str:
-    """Return the digest of the newest parameters of a run and how many gradient steps they have behind them, in words.
+    """Return the digest of the newest parameters of a run and how many updates they have behind them, in words.
 
     Args:
         folder: The parameter server's, RUN/params. Its server may be running.
@@ -44,4 +44,4 @@ def describe_digest(folder: Path) -> str:
         newest = read_params(folder)
     except (DataLoss, NotFound):
         return ""
-    return f"{params_digest(unpack(newest.blob))} after {newest.version.metadata.learner_steps:,} gradient steps"
+    return f"{params_digest(unpack(newest.blob))} after {newest.version.metadata.learner_steps:,} updates"

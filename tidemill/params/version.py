@@ -40,7 +40,7 @@ class ParamsMetadata:
     Attributes:
         algorithm: Algorithm that made them, e.g. `sac`.
         env_id: Environment they were trained on, e.g. `LunarLanderContinuous-v3`.
-        learner_steps: Gradient steps behind them.
+        learner_steps: Updates behind them.
         env_steps: Agent decisions the replay service had stored by then.
         config_digest: SHA-256, in hex, of the resolved settings of agent and environment.
     """

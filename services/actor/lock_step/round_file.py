@@ -23,7 +23,7 @@ class RoundEnd:
         epoch: Epoch of the actor's streams.
         params: Parameters that the next round is played with, safetensors.
         version: Their version.
-        learner_steps: Gradient steps behind them.
+        learner_steps: Updates behind them.
         messages: What stores the round.
     """
 

@@ -141,13 +141,13 @@ class RoundPacer:
         return self._store(messages, stop)
 
     def _wait(self, params: PolicyParams, learner_steps: int, stop: threading.Event) -> bool:
-        """Load the parameters after exactly so many gradient steps; return False if `stop` came before them."""
+        """Load the parameters after exactly so many updates; return False if `stop` came before them."""
         while True:
             newest = params.watcher.newest()
             found = -1 if newest is None else newest.version.metadata.learner_steps
             if found > learner_steps:
                 raise FatalError(
-                    f"the newest parameters have {found} gradient steps behind them, round {self._number} of this "
+                    f"the newest parameters have {found} updates behind them, round {self._number} of this "
                     f"actor needs those with {learner_steps}: it has lost its files; start the run from scratch"
                 )
             if found == learner_steps:

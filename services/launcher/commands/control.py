@@ -43,7 +43,7 @@ def status(argv: Sequence[str]) -> int:
 def ctl(argv: Sequence[str]) -> int:
     """Control a running cluster; return 0, or 1 if it cannot be reached."""
     parser = _parser("ctl", "Pause, resume, checkpoint or stop a running cluster.")
-    verbs = "pause: no gradient steps until resume; checkpoint: write one now; stop: save and end the run"
+    verbs = "pause: no updates until resume; checkpoint: write one now; stop: save and end the run"
     parser.add_argument("verb", choices=sorted(_VERBS), help=verbs)
     _add_target(parser)
     arguments = parser.parse_args(list(argv))

@@ -39,7 +39,7 @@ tags: [reinforcement-learning, {algorithm}, {tag}]
 # {algorithm} on {env_id}
 
 Version {version} of the run `{run}`, trained with Tidemill
-for {env_steps:,} agent decisions and {learner_steps:,} gradient steps (seed {seed}).
+for {env_steps:,} agent decisions and {learner_steps:,} updates{each} (seed {seed}).
 
 {pictures}## Scores
 
@@ -156,6 +156,7 @@ def model_card(
         seed=config.run.seed,
         env_steps=trained.env_steps,
         learner_steps=trained.learner_steps,
+        each=_gradient_steps(config.agent),
         pictures="".join(f"![{words}]({file})\n\n" for file, words in _PICTURES.items() if file in shown),
         scores="\n".join(_scores(bundle, config, score, tests)),
         mask=", action_mask=env.action_mask" if bundle.env_spec.masks_actions else "",
@@ -165,6 +166,13 @@ def model_card(
         onnx=_describe_onnx(onnx, is_discrete=bool(bundle.env_spec.action_options)),
         versions="\n".join(f"- {name} {number}" for name, number in bundle.versions.items()),
     )
+
+
+def _gradient_steps(agent: Any) -> str:  # noqa: ANN401 - the settings of any algorithm
+    """Return how many gradient steps an update makes, of an algorithm that passes over a batch several times."""
+    count = getattr(agent, "epochs", 1) * getattr(agent, "minibatches", 1)
+    most = "at most " if getattr(agent, "target_kl", 0) else ""
+    return f", each of {most}{count} gradient steps" if count > 1 else ""
 
 
 def _describe_code(named: Mapping[str, str]) -> str:

@@ -38,7 +38,7 @@ class PlanOptions:
     batch_size: int = 256
     """Items per update, summed over all learners."""
     updates_per_env_step: float = 0.25
-    """Gradient steps per agent decision, as `learner.updates_per_env_step`."""
+    """Updates per agent decision, as `learner.updates_per_env_step`."""
     case: str = ""
     """Network, by its name in the learner's benchmark; empty: `nature_dueling_dqn` for Atari, else `sac_256_256`."""
     updates_per_s: float = 0.0
@@ -170,7 +170,7 @@ def actor_steps_per_s(env_id: str) -> float:
 
 
 def updates_per_core_s(case: str, batch_size: int) -> float:
-    """Return gradient steps per second of a learner on one core, decoding included.
+    """Return updates per second of a learner on one core, decoding included.
 
     Args:
         case: Name of the benchmark's case or config, e.g. `quickstart` or `nature_dueling_dqn`.

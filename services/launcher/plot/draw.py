@@ -15,7 +15,7 @@ from tidemill.atomic_files import replacing
 from tidemill.services.launcher.plot.bootstrap import common_grid, mean_interval, on_grid
 from tidemill.services.launcher.plot.groups import Group
 
-AXES = {"env_steps": "agent decisions", "wall_s": "training time (s)", "learner_steps": "gradient steps"}
+AXES = {"env_steps": "agent decisions", "wall_s": "training time (s)", "learner_steps": "updates"}
 """What may stand on the horizontal axis: a column of scores.csv, and its words."""
 
 

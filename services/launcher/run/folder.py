@@ -200,7 +200,7 @@ def _move_aside(path: Path) -> None:
 
 
 _WORTH_KEEPING_BYTES = 2**20
-_FIRST_VERSION = 1  # published before the first gradient step, for actors to begin with
+_FIRST_VERSION = 1  # published before the first update, for actors to begin with
 
 
 def has_trained(folder: Path) -> bool:

@@ -80,7 +80,7 @@ class ClusterStatus:
 
     @property
     def replay_ratio(self) -> float | None:
-        """Gradient steps per agent decision since the run began; None before the first decision."""
+        """Updates per agent decision since the run began; None before the first decision."""
         learner = self.learner
         return learner.learner_steps / learner.env_steps if learner and learner.env_steps else None
 

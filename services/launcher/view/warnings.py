@@ -49,10 +49,10 @@ class WarningTracker:
     """Tracks how long conditions have lasted, and warns of those that persist."""
 
     def __init__(self, folder: Path, publish_every: int, actors: str = BY_LAUNCHER) -> None:
-        """Know the run's folder, after how many gradient steps the learner publishes, and what says how many actors."""
+        """Know the run's folder, after how many updates the learner publishes, and what says how many actors."""
         self._folder, self._publish_every, self._actors = folder, publish_every, actors
         self._since_s: dict[str, float] = {}
-        self._published = (0, 0, 0.0)  # newest version, gradient steps and time when it was first seen
+        self._published = (0, 0, 0.0)  # newest version, updates and time when it was first seen
 
     def warnings(self, sample: ClusterSample, now_s: float) -> tuple[str, ...]:
         """Return a line for each problem, the most serious first, with what to do.

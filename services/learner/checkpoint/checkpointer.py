@@ -50,7 +50,7 @@ class Checkpointer:
             store: Where checkpoints are kept.
             capture: Returns a copy of the learner's state that training does not touch.
             every_s: Seconds between two checkpoints; 0 means only on request.
-            steps: Gradient steps of the checkpoint that was restored; 0 if there was none.
+            steps: Updates of the checkpoint that was restored; 0 if there was none.
             clock: Monotonic time in seconds.
             fence: Raises StalePublisher if a newer learner took over; asked by the thread before each write.
         """
@@ -66,7 +66,7 @@ class Checkpointer:
 
     @property
     def steps(self) -> int:
-        """Gradient steps in the newest checkpoint; 0 means there is none."""
+        """Updates in the newest checkpoint; 0 means there is none."""
         return self._steps
 
     @property
@@ -75,7 +75,7 @@ class Checkpointer:
         return self._error
 
     def poll(self, control: Control, learner_steps: int) -> None:
-        """Start a checkpoint if one is due or requested; call it between two gradient steps only.
+        """Start a checkpoint if one is due or requested; call it between two updates only.
 
         Raises:
             Diverged: The previous state was not finite.

@@ -32,7 +32,7 @@ _LENGTH_BYTES = 8  # before the header of a safetensors file
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a learner between two gradient steps."""
+    """The state of a learner between two updates."""
 
     algorithm: str
     """Name of the agent's algorithm, e.g. `sac`."""

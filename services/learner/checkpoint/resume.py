@@ -67,7 +67,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class LearnerSnapshot:
-    """A learner between two gradient steps, on its device: what a checkpoint is made of."""
+    """A learner between two updates, on its device: what a checkpoint is made of."""
 
     counters: dict[str, int]
     agent: Any
@@ -76,7 +76,7 @@ class LearnerSnapshot:
 
     @property
     def learner_steps(self) -> int:
-        """Gradient steps behind it."""
+        """Updates behind it."""
         return self.counters["learner_steps"]
 
     @property
@@ -96,7 +96,7 @@ class HasState(Protocol):
 
 
 class ResumableState:
-    """An agent and its counters, as the training thread leaves them between two gradient steps."""
+    """An agent and its counters, as the training thread leaves them between two updates."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class ResumableState:
 
     def _described(self, path: Path, checkpoint: Checkpoint) -> str:
         counters = self._counters
-        where = f"{path.stem}: {counters.learner_steps:,} gradient steps, {counters.env_steps:,} agent decisions"
+        where = f"{path.stem}: {counters.learner_steps:,} updates, {counters.env_steps:,} agent decisions"
         lost = ["batches that were ready and not trained on"]
         if not fits_devices(checkpoint.rng):
             lost.append("random generators of the GPUs, whose number is another")

@@ -105,7 +105,7 @@ class SnapshotHistory:
         """Add a snapshot of the present state, and drop the oldest beyond the capacity.
 
         Args:
-            evaluated: Gradient steps behind the version under evaluation, whose snapshot stays; None for none.
+            evaluated: Updates behind the version under evaluation, whose snapshot stays; None for none.
         """
         snapshot = self._take_snapshot()
         self._capacity = self._capacity or max(
@@ -118,7 +118,7 @@ class SnapshotHistory:
             del self._snapshots[steps]
 
     def find(self, learner_steps: int) -> LearnerSnapshot | None:
-        """Return the snapshot after so many gradient steps; None if it is not kept."""
+        """Return the snapshot after so many updates; None if it is not kept."""
         return self._snapshots.get(learner_steps)
 
 
@@ -153,7 +153,7 @@ class VerdictWatcher:
 
     @property
     def evaluated(self) -> int | None:
-        """Gradient steps behind the version under evaluation; None if it is not this learner's."""
+        """Updates behind the version under evaluation; None if it is not this learner's."""
         return self._evaluated
 
     def decided(self) -> Version | None:

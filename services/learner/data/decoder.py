@@ -1,4 +1,4 @@
-"""Decodes one raw sample into the batches of a few gradient steps."""
+"""Decodes one raw sample into the batches of a few updates."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _DECODE_S, _COPY_S = (metrics.STAGE_SECONDS.labels(stage) for stage in ("decode"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """The input of one gradient step.
+    """The input of one update.
 
     Attributes:
         columns: What `Agent.decode` returned, on the device, each [B, ...] except the `frames` that batches of one
@@ -324,7 +324,7 @@ def make_decoder(
         agent: Its agent.
         table: The table that is sampled.
         device: Where batches go.
-        counters: Whose gradient steps the schedule of importance weights follows.
+        counters: Whose updates the schedule of importance weights follows.
         delete: Removes corrupt items from the table.
         splits: Batches of one sample.
         kept: The table's rows, unless samples bring them.

@@ -31,7 +31,7 @@ def largest_weight(probability: NDArray[np.float64], table_items: int, exponent:
 
 
 def importance_sampling_exponent(settings: TableSettings, learner_steps: int) -> float:
-    """Return beta after some gradient steps: linear from its first to its final value, then constant."""
+    """Return beta after some updates: linear from its first to its final value, then constant."""
     if settings.importance_sampling_steps == 0:
         return settings.importance_sampling_exponent
     share = min(learner_steps / settings.importance_sampling_steps, 1.0)

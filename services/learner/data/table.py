@@ -46,10 +46,10 @@ def table_config(
 
     Args:
         table: How the table samples and how much it keeps.
-        learner: The ratio of gradient steps to agent decisions.
+        learner: The ratio of updates to agent decisions.
         agent: Says how many steps its items need.
         signature: The columns of its streams.
-        batch_size: Items of one gradient step.
+        batch_size: Items of one update.
 
     Raises:
         ConfigError: The table cannot hold the ratio.

@@ -31,10 +31,10 @@ class RoundBatches:
         """Take the parts.
 
         Args:
-            stream: Gives the samples, the first of them the one that the next gradient step's batch is in.
+            stream: Gives the samples, the first of them the one that the next update's batch is in.
             decode: Turns a sample and the time of its arrival into `batches` batches.
-            counters: Say how many gradient steps were made; learn the count of agent decisions.
-            decoders: What the decoder takes for the counters: the gradient steps before a sample's first batch, in a
+            counters: Say how many updates were made; learn the count of agent decisions.
+            decoders: What the decoder takes for the counters: the updates before a sample's first batch, in a
                 learner that resumes in the middle of a sample too.
             batches: Batches of one sample.
             clock: Monotonic time in seconds.

@@ -75,7 +75,7 @@ class LockStepPace:
     def open(
         self, learning: Learning, outputs: TrainerOutputs, _directory: ShardDirectory | None, stack: ExitStack
     ) -> Feed:
-        """Start to draw, from the batch of the next gradient step on (`Pace`)."""
+        """Start to draw, from the batch of the next update on (`Pace`)."""
         priorities = self.kept_priorities
         if priorities is not None:
             priorities.fencing_token = self._counters.fencing_token  # before the first draw, which sends what was kept

@@ -12,7 +12,7 @@ _NUMBER_BITS = 40  # of a draw's seed; those above are of the run's
 
 
 def batches_per_draw(most: int, lock_step: LockStep) -> int:
-    """Return how many batches a sample call draws: as many as divide the gradient steps of a round, up to `most`."""
+    """Return how many batches a sample call draws: as many as divide the updates of a round, up to `most`."""
     return max(count for count in range(1, most + 1) if lock_step.updates % count == 0)
 
 

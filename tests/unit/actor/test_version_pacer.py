@@ -38,7 +38,7 @@ def test_lead_is_given_once() -> None:
 
 
 def test_learner_that_starts_again_is_given_all_that_it_lost() -> None:
-    """A newer version of no more gradient steps than before: counting begins again."""
+    """A newer version of no more updates than before: counting begins again."""
     windows = Windows(1, 1, 0)
     assert [windows.started(version, step) for version, step in ((1, 0), (2, 1), (3, 1), (4, 0), (5, 1))] == [1] * 5
 

@@ -56,7 +56,7 @@ def test_settings_that_fit_are_taken(changed: dict[str, dict[str, Any]]) -> None
         ({"run": {"round_steps": 40}}, r"run.round_steps is 40, .* multiple of table.chunk_length \(16\)"),
         ({"run": {"round_steps": 0}}, "run.round_steps is 0, allowed: at least 1"),
         ({"learner": {"updates_per_env_step": 0.3}}, r"\(0.3\) times the 128 steps of a round .* is 38.4, .* whole"),
-        ({"learner": {"updates_per_env_step": 0}}, "is 0, but must be a whole number of gradient steps, at least 1"),
+        ({"learner": {"updates_per_env_step": 0}}, "is 0, but must be a whole number of updates, at least 1"),
         ({"learner": {"threads": 0}}, "learner.threads is 0, .* at least 1"),
         ({"launcher": {"inference": 1}}, "act by an inference service, but with run.deterministic"),
         ({"cluster": {"inference": ["127.0.0.1:7406"]}}, "act by an inference service, but with run.deterministic"),

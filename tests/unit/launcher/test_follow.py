@@ -110,7 +110,7 @@ def test_more_than_a_mebibyte_is_sent_whole(run: Path) -> None:
 
 
 def test_evaluations_and_confirmations_are_sent_by_their_own_names(run: Path) -> None:
-    """Each row of scores.csv and confirmations.csv, over the gradient steps of its version."""
+    """Each row of scores.csv and confirmations.csv, over the updates of its version."""
     header = ",".join(COLUMNS) + "\n"
     row = ",".join("" if cell is None else str(cell) for cell in dataclasses.astuple(_SCORE)) + "\n"
     (run / "scores.csv").write_text(header + row)

@@ -88,7 +88,7 @@ def test_folder_without_runs_is_explained(tmp_path: Path) -> None:
 
 
 def test_points_follow_the_chosen_axis(tmp_path: Path) -> None:
-    """Decisions, seconds or gradient steps, each with the mean return there."""
+    """Decisions, seconds or updates, each with the mean return there."""
     _run(tmp_path / "a", 1, [1.0, 4.0])
     (group,) = find_groups([str(tmp_path / "a")])
     (curve,) = group.curves

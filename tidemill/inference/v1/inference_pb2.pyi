@@ -171,7 +171,7 @@ class ActResponse(_message.Message):
     env_steps: _builtins.int
     """Agent decisions of the whole cluster when they were published."""
     learner_steps: _builtins.int
-    """Gradient steps behind them."""
+    """Updates behind them."""
     @_builtins.property
     def arrays(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputArray]:
         """The output, each array once."""

@@ -35,7 +35,7 @@ class _LearnerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LearnerS
     LEARNER_STATE_WAITING: _LearnerState.ValueType  # 2
     """Waiting for the table to reach its minimum size or for its rate limiter."""
     LEARNER_STATE_TRAINING: _LearnerState.ValueType  # 3
-    """Taking gradient steps."""
+    """Taking updates."""
     LEARNER_STATE_PAUSED: _LearnerState.ValueType  # 4
     """Paused by a caller."""
     LEARNER_STATE_STOPPING: _LearnerState.ValueType  # 5
@@ -55,7 +55,7 @@ LEARNER_STATE_STARTING: LearnerState.ValueType  # 1
 LEARNER_STATE_WAITING: LearnerState.ValueType  # 2
 """Waiting for the table to reach its minimum size or for its rate limiter."""
 LEARNER_STATE_TRAINING: LearnerState.ValueType  # 3
-"""Taking gradient steps."""
+"""Taking updates."""
 LEARNER_STATE_PAUSED: LearnerState.ValueType  # 4
 """Paused by a caller."""
 LEARNER_STATE_STOPPING: LearnerState.ValueType  # 5
@@ -128,11 +128,11 @@ class GetStatusResponse(_message.Message):
     state: Global___LearnerState.ValueType
     """What the learner is doing."""
     learner_steps: _builtins.int
-    """Gradient steps, those before a resume included."""
+    """Updates, those before a resume included."""
     env_steps: _builtins.int
     """Agent decisions the replay service has stored, those before a resume included."""
     steps_per_s: _builtins.float
-    """Gradient steps per second over the last few seconds."""
+    """Updates per second over the last few seconds."""
     wait_fraction: _builtins.float
     """Fraction of the last few seconds the training thread waited for data, 0 .. 1."""
     params_version: _builtins.int
@@ -146,7 +146,7 @@ class GetStatusResponse(_message.Message):
     uptime_s: _builtins.float
     """Seconds since the process started."""
     max_learner_steps: _builtins.int
-    """Gradient steps at which the learner stops; 0 means no limit."""
+    """Updates at which the learner stops; 0 means no limit."""
     restored: _builtins.str
     """Description of the state restored at startup; empty for a fresh start."""
     checkpoint_error: _builtins.str
@@ -329,7 +329,7 @@ class SaveCheckpointResponse(_message.Message):
     path: _builtins.str
     """Its path, as the learner sees the file system."""
     learner_steps: _builtins.int
-    """Gradient steps it holds."""
+    """Updates it holds."""
     def __init__(
         self,
         *,

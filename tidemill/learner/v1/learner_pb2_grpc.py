@@ -74,7 +74,7 @@ class LearnerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pause(self, request, context):
-        """Stops taking gradient steps after the current one, until Resume. A retry is safe.
+        """Stops taking updates after the current one, until Resume. A retry is safe.
         FAILED_PRECONDITION: the learner is stopping.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -90,7 +90,7 @@ class LearnerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SaveCheckpoint(self, request, context):
-        """Writes a checkpoint between two gradient steps and answers when it is on disk. A retry is safe: it writes
+        """Writes a checkpoint between two updates and answers when it is on disk. A retry is safe: it writes
         another. FAILED_PRECONDITION: the learner is stopping. RESOURCE_EXHAUSTED: the disk is full.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

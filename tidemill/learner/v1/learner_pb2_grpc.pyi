@@ -39,7 +39,7 @@ class LearnerServiceStub:
     GetStatus: _grpc.UnaryUnaryMultiCallable[_learner_pb2.GetStatusRequest, _learner_pb2.GetStatusResponse]
     """Reports what the learner is doing. Never blocks on training. A retry is safe."""
     Pause: _grpc.UnaryUnaryMultiCallable[_learner_pb2.PauseRequest, _learner_pb2.PauseResponse]
-    """Stops taking gradient steps after the current one, until Resume. A retry is safe.
+    """Stops taking updates after the current one, until Resume. A retry is safe.
     FAILED_PRECONDITION: the learner is stopping.
     """
     Resume: _grpc.UnaryUnaryMultiCallable[_learner_pb2.ResumeRequest, _learner_pb2.ResumeResponse]
@@ -47,7 +47,7 @@ class LearnerServiceStub:
     FAILED_PRECONDITION: the learner is stopping.
     """
     SaveCheckpoint: _grpc.UnaryUnaryMultiCallable[_learner_pb2.SaveCheckpointRequest, _learner_pb2.SaveCheckpointResponse]
-    """Writes a checkpoint between two gradient steps and answers when it is on disk. A retry is safe: it writes
+    """Writes a checkpoint between two updates and answers when it is on disk. A retry is safe: it writes
     another. FAILED_PRECONDITION: the learner is stopping. RESOURCE_EXHAUSTED: the disk is full.
     """
     Stop: _grpc.UnaryUnaryMultiCallable[_learner_pb2.StopRequest, _learner_pb2.StopResponse]
@@ -61,7 +61,7 @@ class LearnerServiceAsyncStub(LearnerServiceStub):
     GetStatus: _aio.UnaryUnaryMultiCallable[_learner_pb2.GetStatusRequest, _learner_pb2.GetStatusResponse]  # type: ignore[assignment]
     """Reports what the learner is doing. Never blocks on training. A retry is safe."""
     Pause: _aio.UnaryUnaryMultiCallable[_learner_pb2.PauseRequest, _learner_pb2.PauseResponse]  # type: ignore[assignment]
-    """Stops taking gradient steps after the current one, until Resume. A retry is safe.
+    """Stops taking updates after the current one, until Resume. A retry is safe.
     FAILED_PRECONDITION: the learner is stopping.
     """
     Resume: _aio.UnaryUnaryMultiCallable[_learner_pb2.ResumeRequest, _learner_pb2.ResumeResponse]  # type: ignore[assignment]
@@ -69,7 +69,7 @@ class LearnerServiceAsyncStub(LearnerServiceStub):
     FAILED_PRECONDITION: the learner is stopping.
     """
     SaveCheckpoint: _aio.UnaryUnaryMultiCallable[_learner_pb2.SaveCheckpointRequest, _learner_pb2.SaveCheckpointResponse]  # type: ignore[assignment]
-    """Writes a checkpoint between two gradient steps and answers when it is on disk. A retry is safe: it writes
+    """Writes a checkpoint between two updates and answers when it is on disk. A retry is safe: it writes
     another. FAILED_PRECONDITION: the learner is stopping. RESOURCE_EXHAUSTED: the disk is full.
     """
     Stop: _aio.UnaryUnaryMultiCallable[_learner_pb2.StopRequest, _learner_pb2.StopResponse]  # type: ignore[assignment]
@@ -90,7 +90,7 @@ class LearnerServiceServicer:
         request: _learner_pb2.PauseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_learner_pb2.PauseResponse, _abc.Awaitable[_learner_pb2.PauseResponse]]:
-        """Stops taking gradient steps after the current one, until Resume. A retry is safe.
+        """Stops taking updates after the current one, until Resume. A retry is safe.
         FAILED_PRECONDITION: the learner is stopping.
         """
 
@@ -108,7 +108,7 @@ class LearnerServiceServicer:
         request: _learner_pb2.SaveCheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_learner_pb2.SaveCheckpointResponse, _abc.Awaitable[_learner_pb2.SaveCheckpointResponse]]:
-        """Writes a checkpoint between two gradient steps and answers when it is on disk. A retry is safe: it writes
+        """Writes a checkpoint between two updates and answers when it is on disk. A retry is safe: it writes
         another. FAILED_PRECONDITION: the learner is stopping. RESOURCE_EXHAUSTED: the disk is full.
         """
 

@@ -67,7 +67,7 @@ class Metadata(_message.Message):
     env_id: _builtins.str
     """Environment they were trained on, e.g. `LunarLanderContinuous-v3`."""
     learner_steps: _builtins.int
-    """Gradient steps behind them."""
+    """Updates behind them."""
     env_steps: _builtins.int
     """Agent decisions the replay service had stored by then."""
     config_digest: _builtins.str

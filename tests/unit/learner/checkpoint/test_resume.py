@@ -76,7 +76,7 @@ def test_resumed_training_equals_training_in_one_go(config: AgentConfig, spec: E
     seed_rng(5)
     restored = _resumable(second, counters).restore(CheckpointStore(tmp_path, keep=1))
     _train(second, batches[10:])
-    assert restored.startswith("checkpoint-000000-00000001: 10 gradient steps")
+    assert restored.startswith("checkpoint-000000-00000001: 10 updates")
     assert counters.learner_steps == 10
     for name, tensor in straight.policy_state().items():
         assert torch.equal(tensor, second.policy_state()[name]), name
@@ -119,7 +119,7 @@ def test_checkpoint_of_format_1_is_read(tmp_path: Path) -> None:
     assert found is not None
     assert (found[1].fencing_token, found[1].written_by) == (0, {})  # of before there were any
     restored = _resumable(agent, counters, "sac").restore(store)
-    assert restored.startswith("checkpoint-00000001: 3 gradient steps, 40 agent decisions")
+    assert restored.startswith("checkpoint-00000001: 3 updates, 40 agent decisions")
     assert (counters.learner_steps, counters.version) == (3, 2)
     sums = {name: float(tensor.sum()) for name, tensor in agent.policy_state().items()}
     assert sums["actor.layers.0.weight"] == pytest.approx(0.37803, abs=1e-4)

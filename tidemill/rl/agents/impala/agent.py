@@ -46,7 +46,7 @@ class IMPALAAgent:
         self._state.group = group
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
-        """Take one gradient step on the loss of whole rollouts; the priorities are 1."""
+        """Take one update on the loss of whole rollouts; the priorities are 1."""
         self._decay.at(self._state.updates)
         rollout = Rollout.of(batch)
         self._normalizer.before_update(rollout, weight, self._state.group)

@@ -65,7 +65,7 @@ class R2D2Agent:
         self._state.group = group
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
-        """Take one gradient step on the loss of the unrolls and move the target network if it is time."""
+        """Take one update on the loss of the unrolls and move the target network if it is time."""
         self._decay.at(self._state.updates)
         update = self._run_update(batch, weight, self._target.is_due(self._state.updates + 1))
         self._state.updates += 1
