@@ -11,8 +11,15 @@ _TARGETS = {"learn": "-B install", "box2d": "-B install", "atari": "atari", "muj
 """What installs an extra in a checkout; `-B` because a stamp says that all was installed before."""
 
 
+_OWN = "TIDEMILL_REQUIREMENTS in .env and build the images again (`docker compose build`)"
+_BUILT = {"atari": "set TIDEMILL_ATARI=1 in .env and build the images again (`docker compose build`)"}
+"""The same in a container, which installs nothing."""
+
+
 def how_to_install(extra: str) -> str:
-    """Return the command that installs an extra such as `learn`, in the way that this installation was made."""
+    """Return what installs an extra such as `learn`, in the way that this installation was made."""
+    if "TIDEMILL_IMAGE" in os.environ:  # set by the images
+        return _BUILT.get(extra, f"list the packages of tidemill[{extra}] in the file of {_OWN}")
     return _make(_TARGETS[extra]) if extra in _TARGETS and is_made() else f"pip install 'tidemill[{extra}]'"
 
 

@@ -1,4 +1,4 @@
-"""Structured logs, `/metrics` for Prometheus and `/healthz` for whoever keeps the process running."""
+"""Structured logs; `/metrics` for Prometheus, `/healthz` for what keeps the process running, `/logs` for the page."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable
 from functools import cache, partial
 from importlib.metadata import version
@@ -63,6 +64,11 @@ def configure_logging(service: str, *, level: str = "info", json: bool = False) 
     )
 
 
+_LAST_LINES = 12
+_LINE_CHARACTERS = 400
+_last_lines: deque[str] = deque(maxlen=_LAST_LINES)  # of the log; appended to as a whole, read as a copy
+
+
 class _Forgiving(io.TextIOBase):
     """A stream that loses what its file does not take: a full disk costs lines of the log, not the process."""
 
@@ -70,7 +76,8 @@ class _Forgiving(io.TextIOBase):
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, or lose the text."""
+        """Write, or lose the text; the last lines are kept for `/logs` in any case."""
+        _last_lines.extend(line[:_LINE_CHARACTERS] for line in text.splitlines()[-_LAST_LINES:] if line)
         with contextlib.suppress(OSError):
             self._stream.write(text)
         return len(text)
@@ -111,7 +118,7 @@ def _disk_bytes(folder: Path, what: str) -> float:
 
 
 def serve_metrics(settings: ServerSettings, health: Health | None = None, *, place: int = 0) -> str:
-    """Serve /metrics and /healthz in daemon threads; return their `host:port`, or nothing when they are turned off.
+    """Serve /metrics, /healthz and /logs in daemon threads; return their `host:port`, or nothing if turned off.
 
     Args:
         settings: Where to serve them.
@@ -200,6 +207,9 @@ def _application(health: Health | None) -> WSGIApplication:
     metrics: WSGIApplication = make_wsgi_app()
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/logs":
+            start_response("200 OK", [("Content-Type", "text/plain; charset=utf-8")])
+            return ["".join(f"{line}\n" for line in list(_last_lines)).encode()]
         if environ["PATH_INFO"] != "/healthz":
             return metrics(environ, start_response)
         complaint = health.complaint() if health is not None else ""

@@ -38,6 +38,12 @@ def _resume() -> Command:
     return resume
 
 
+def _check() -> Command:
+    from tidemill.services.launcher.commands.check import check
+
+    return check
+
+
 def _status() -> Command:
     from tidemill.services.launcher.commands.control import status
 
@@ -140,6 +146,7 @@ COMMANDS: dict[str, Entry] = {
     "export": Entry("write the trained policy of a run into a folder to pass on", _export),
     "sweep": Entry("train a config with other settings, many times, and say which do best", _sweep),
     "log": Entry("send a run's curves to Weights & Biases, MLflow or a logger of your own", _log),
+    "check": Entry("check the settings of a cluster before an engine starts it", _check),
     "status": Entry("show the status of a running cluster", _status),
     "ctl": Entry("pause, resume, checkpoint or stop a running cluster", _ctl),
     "page": Entry("serve the status page of a running cluster", _page),

@@ -64,6 +64,7 @@ class Stack:
             "TIDEMILL_VERSION": self.version,
             "TIDEMILL_CONFIG_FOLDER": str(Path(__file__).parent / "configs"),
             "TIDEMILL_CONFIG": "configs/short.yaml",
+            "TIDEMILL_REQUIREMENTS": "tests/compose/configs/own-requirements.txt",
             "TIDEMILL_PROMETHEUS_PORT": str(self._prometheus_port),
             "TIDEMILL_TENSORBOARD_PORT": str(tensorboard_port),
             "TIDEMILL_PAGE_PORT": str(page_port),
@@ -110,6 +111,10 @@ class Stack:
         """Set variables of .env.example for the commands to come."""
         self._variables |= variables
 
+    def reset(self, variables: dict[str, str]) -> None:
+        """Set the variables back to what `variables` was."""
+        self._variables = dict(variables)
+
     @property
     def variables(self) -> dict[str, str]:
         """The variables of every compose command."""
@@ -130,6 +135,23 @@ class Stack:
     def restore(self, service: str, archive: bytes) -> None:
         """Write an archive into a service's volume, by the command of the operations guide."""
         self._tar(service, "-xf", archive)
+
+    def policy(self, run: str) -> bytes:
+        """Return the tar archive of a run's best policy, by the command of the operations guide."""
+        command = (
+            "run",
+            "--rm",
+            "-T",
+            "--no-deps",
+            "--entrypoint",
+            "tidemill",
+            "evaluator",
+            "export",
+            f"/runs/{run}",
+            "--out",
+            "-",
+        )
+        return self.engine.pipe(*self._compose, *command, data=b"", variables=self._variables)
 
     def _tar(self, service: str, verb: str, data: bytes = b"") -> bytes:
         command = ["run", "--rm", "-T", "--no-deps", "--entrypoint", "tar", service, "-C", "/runs", verb, "-"]
@@ -179,7 +201,7 @@ class Stack:
         """Return the health of each container that is to stay, or its status if it has none, by name."""
         found = {}
         for container in self._listed():
-            if container["Labels"]["com.docker.compose.service"] == "certs":
+            if container["Labels"]["com.docker.compose.service"] in ("certs", "check"):
                 continue
             health = _HEALTH.search(container["Status"])
             found[container["Names"][0].strip("/")] = health[1] if health else container["State"]

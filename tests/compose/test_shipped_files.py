@@ -17,6 +17,8 @@ from cryptography import x509
 
 from tests.compose.dashboards import DASHBOARDS, RULES, load, rules
 from tests.compose.shipped import HEALTH_PATH, ROOT, check_secured, load_as, run
+from tidemill.config.load import load as load_config
+from tidemill.config.sections import RunConfig
 from tidemill.gpus import CAPABILITIES, DRIVERS
 from tidemill.services.launcher.commands.certs import SERVICES, certs
 
@@ -124,7 +126,7 @@ def test_only_what_a_person_opens_is_published() -> None:
     }
     for name in (*OURS, "operator"):
         assert list(services()[name]["networks"]) == ["cluster"], name
-    assert services()["certs"]["network_mode"] == "none"
+    assert services()["certs"]["network_mode"] == services()["check"]["network_mode"] == "none"
 
 
 def test_every_service_is_confined() -> None:
@@ -135,7 +137,7 @@ def test_every_service_is_confined() -> None:
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert service["mem_limit"], name
         # `on-failure` forgets what ended well because the engine did, and starts what a person has stopped
-        assert service["restart"] == ("no" if name in ("certs", "operator") else "unless-stopped"), name
+        assert service["restart"] == ("no" if name in ("certs", "check", "operator") else "unless-stopped"), name
         assert "container_name" not in service, name
 
 
@@ -166,6 +168,35 @@ def test_compose_service_is_secured(name: str, monkeypatch: pytest.MonkeyPatch) 
     config = load_as(kind, words_of(service), monkeypatch)
     check_secured(kind, getattr(config, kind).server, service.get("environment", {}))
     assert service["depends_on"]["certs"] == {"condition": "service_completed_successfully"}
+    assert service["depends_on"]["check"] == {"condition": "service_completed_successfully"}
+
+
+def test_settings_of_every_service_are_checked_together() -> None:
+    """Those that a variable adds to any of them, and the addresses that they call; it makes the run's config.yaml."""
+    command = services()["check"]["command"]
+    for name in OURS:
+        kind = name.partition("-")[0].upper()
+        assert f"${{TIDEMILL_{kind}_ARGS:-}}" in services()[name]["command"]
+        assert f"${{TIDEMILL_{kind}_ARGS:-}}" in command
+    words = shlex.split(with_defaults(command))
+    config = load_config(RunConfig, words, prog="check", description="")
+    assert config.run.root == "/runs"
+    assert len(config.cluster.replay) == config.replay.shards == 2
+    assert "runs:/runs" in services()["check"]["volumes"]
+
+
+def test_images_leave_threads_of_learners_and_disks_of_actors_alone() -> None:
+    """A container has volumes where the compose file says so, and one OpenMP thread only where many share a machine."""
+    stages = re.split(r"^FROM ", (ROOT / "deploy/Dockerfile").read_text(), flags=re.MULTILINE)[1:]
+    parents = {stage.split()[2]: stage.split()[0] for stage in stages}
+    bodies = {stage.split()[2]: stage for stage in stages}
+
+    def text(name: str) -> str:
+        return bodies[name] + (text(parents[name]) if parents.get(name) in bodies else "")
+
+    assert not any(re.search(r"^VOLUME", body, re.MULTILINE) for body in bodies.values())
+    single = {name for name in ("learner", "actor", "inference", "evaluator") if "OMP_NUM_THREADS=1" in text(name)}
+    assert single == {"actor", "inference", "evaluator"}
 
 
 def test_compose_service_has_its_own_secrets_alone() -> None:

@@ -5,13 +5,16 @@ The tests are the chapters of that life, in this order; each leaves the cluster 
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
+import tarfile
 import urllib.error
 from pathlib import Path
 
 import grpc
 import pytest
+import yaml
 
 from tests.compose.answers import growing_shard, image_size, metrics_of, newest_version, result_of, scores, stored_steps
 from tests.compose.breakages import (
@@ -53,6 +56,37 @@ def test_cluster_trains(stack: Stack) -> None:
     stack.inside("evaluator", "python", "-c", read)
     evaluate = ("evaluate", "/runs/short", "--config", "configs/short.yaml", "--episodes", "2")
     assert "2 episodes" in stack.once("evaluator", "tidemill", *evaluate)
+
+
+def test_run_has_its_settings_and_its_policy_comes_out_of_the_volumes(stack: Stack) -> None:
+    """Commands on a run read config.yaml of `check`; one of them passes the policy on as an archive."""
+    with tarfile.open(fileobj=io.BytesIO(stack.policy("short"))) as archive:
+        names = archive.getnames()
+        read = archive.extractfile("short-policy/config.yaml")
+        assert read is not None
+        settings = yaml.safe_load(read)
+        owners = {(member.uid, member.mode & 0o044) for member in archive if member.isfile()}
+    assert {"short-policy/policy.safetensors", "short-policy/README.md"} <= set(names)
+    assert settings["agent"]["hidden_sizes"] == [32, 32]
+    assert owners == {(0, 0o044)}
+
+
+def test_wrong_settings_are_refused_before_anything_starts(stack: Stack) -> None:
+    """`up` ends with an error and the reason is in one container's log; the services that run are left as they are."""
+    ids = {container["Id"] for service in OURS for container in stack.containers(service)}
+    for variable, value, words in (
+        ("TIDEMILL_CONFIG", "configs/nope.yaml", "configs/nope.yaml"),
+        ("TIDEMILL_LEARNER_ARGS", "--learner.publish-evry 5", "publish"),
+        ("TIDEMILL_RUN_ARGS", "--env.id Acrobot-v1 --agent.algorithm dqn", "--run.name"),
+        ("TIDEMILL_REPLAY_SHARDS", "3", "cluster.replay lists 2"),
+    ):
+        before = stack.variables
+        stack.configure(**{variable: value})
+        with pytest.raises(AssertionError):
+            stack.compose("up", "-d", "--no-build", "learner")
+        assert words in stack.logs("check"), stack.logs("check")
+        stack.reset(before)
+    assert ids == {container["Id"] for service in OURS for container in stack.containers(service)}
 
 
 def test_actors_share_out_the_ladder(stack: Stack) -> None:
@@ -110,7 +144,10 @@ def test_operator_steers_and_services_do_not(stack: Stack) -> None:
 def test_status_page_shows_the_cluster_and_its_buttons_need_the_token(stack: Stack) -> None:
     """The address in its log leads to it from this machine's loopback."""
     url = re.findall(r"http://127\.0\.0\.1:\d+/#[\w-]+", stack.logs("page"))[-1]
-    assert states(url) == dict.fromkeys(("replay-0", "replay-1", "paramserver", "learner"), "serving")
+    all_of_them = dict.fromkeys(("actor-0", "actor-1", "evaluator", *OURS[:4]), "serving")
+    until(lambda: states(url) == all_of_them, "the page finds every process", lambda: str(states(url)))
+    assert "serving" in str(shown(url)["logs"]["replay-1"])
+    assert shown(url)["logs"]["actor-1"]
     assert shown(url)["learner_steps"] > 0
     assert shown(url)["scores"]
     assert "checkpoint of" in press(url, "checkpoint")
@@ -239,7 +276,7 @@ def test_every_rule_is_evaluated(stack: Stack) -> None:
 
 
 def test_actors_are_scaled_while_the_cluster_runs(stack: Stack) -> None:
-    """`up --scale actor=3` leaves the rest alone; Prometheus scrapes three actors, and all of them act."""
+    """`TIDEMILL_ACTORS=3 up` leaves the rest alone; Prometheus scrapes three actors, and all of them act."""
     learner = stack.containers("learner")[0]["Id"]
     stack.up(actors=3)
     until(lambda: stack.targets("actor") == 3, "three actors", stack.describe)
@@ -253,6 +290,13 @@ def test_actor_that_crashes_comes_back(stack: Stack) -> None:
     stack.crash("actor")
     until(lambda: stack.targets("actor") == 3, "three actors again", stack.describe)
     assert stack.until_above(_STEPS, steps) > steps
+    url = re.findall(r"http://127\.0\.0\.1:\d+/#[\w-]+", stack.logs("page"))[-1]
+
+    def restarts() -> int:
+        return sum(row["restarts"] for row in shown(url)["processes"] if row["name"].startswith("actor"))
+
+    until(lambda: restarts() > 0, "the page counts it", stack.describe)
+    assert any(event.endswith("was restarted") for event in shown(url)["events"])
 
 
 def test_replay_shard_that_crashes_has_everything_acknowledged(stack: Stack) -> None:
@@ -389,7 +433,7 @@ def test_another_target_wakes_the_run_and_tls_can_be_turned_off(stack: Stack, mo
         assert outcome(stack, "pause", monkeypatch) is grpc.StatusCode.UNAVAILABLE
     assert "table items" in stack.operator("status")
     url = re.findall(r"http://127\.0\.0\.1:\d+/#[\w-]+", stack.logs("page"))[-1]
-    all_of_them = dict.fromkeys(("replay-0", "replay-1", "paramserver", "learner"), "serving")
+    all_of_them = dict.fromkeys(("actor-0", "actor-1", "evaluator", *OURS[:4]), "serving")
     until(
         lambda: states(url) == all_of_them, "the status page reaches those without TLS and the learner", stack.describe
     )

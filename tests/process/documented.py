@@ -163,7 +163,7 @@ ELSEWHERE = (
     ),
     Elsewhere("python examples/replay/dqn.py", f"{_ALONE}test_example_outlives_its_server", "the same, and a kill"),
     Elsewhere(
-        "docker compose (build|up -d|up -d --scale actor=4|ps|logs -f .*)",
+        "(TIDEMILL_ACTORS=4 )?docker compose (build|up -d|ps|logs -f .*)",
         f"{_STACK}test_every_container_becomes_healthy",
         _DOCKER,
     ),
@@ -178,6 +178,11 @@ ELSEWHERE = (
         _DOCKER,
     ),
     Elsewhere("docker compose run .* evaluate .*", f"{_STACK}test_cluster_trains", _DOCKER),
+    Elsewhere(
+        "docker compose run .* export .*|echo .* > configs/own-requirements.txt",
+        f"{_STACK}test_run_has_its_settings_and_its_policy_comes_out_of_the_volumes",
+        f"{_DOCKER}, with an environment of its own that needs a package",
+    ),
     Elsewhere("for s in .*", f"{_STACK}test_run_moves_to_another_box", _DOCKER),
     Elsewhere(
         "docker compose run --rm certs certs .* --shards 2",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -41,3 +42,10 @@ def test_advice_of_any_other_installation_is_pip(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sys, "prefix", "/opt/conda")
     assert how_to_install("learn") == "pip install 'tidemill[learn]'"
     assert how_to_repair("numpy>=2.1") == "pip install 'numpy>=2.1'"
+
+
+def test_advice_in_a_container_is_another_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its root is read-only, and gone with the container."""
+    monkeypatch.setenv("TIDEMILL_IMAGE", "1")
+    assert re.fullmatch(r"set TIDEMILL_ATARI=1 .*`docker compose build`\)", how_to_install("atari"))
+    assert re.fullmatch(r"list .*mujoco.* TIDEMILL_REQUIREMENTS .*`docker compose build`\)", how_to_install("mujoco"))

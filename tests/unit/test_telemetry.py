@@ -75,3 +75,19 @@ def test_metrics_say_which_build_runs() -> None:
     labels = {"version": version("tidemill"), "python": platform.python_version()}
     assert REGISTRY.get_sample_value("tidemill_build_info", labels) == 1
     assert REGISTRY.get_sample_value("tidemill_kernel_in_use") == float(kernel.available)
+
+
+def test_last_lines_of_the_log_are_served() -> None:
+    """Twelve, each cut where it is very long, also of a process whose standard error goes nowhere."""
+    code = (
+        "import structlog, urllib.request; from tidemill.telemetry import *; configure_logging('test');"
+        "address = serve_metrics(ServerSettings(metrics_address='127.0.0.1:0'));"
+        "log = structlog.get_logger(); [log.info('x' * 1000, number=n) for n in range(20)]; log.info('last one');"
+        "print(urllib.request.urlopen(f'http://{address}/logs', timeout=20).read().decode())"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=60, check=True)
+    lines = done.stdout.strip().splitlines()
+    assert len(lines) == 12
+    assert "last one" in lines[-1]
+    assert len(lines[0]) == 400

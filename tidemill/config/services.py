@@ -337,6 +337,10 @@ class LauncherSettings:
     is logged in to the machine can look at it; pause, resume, checkpoint and stop need that address."""
     status_page_port: int = 0
     """Port of that page; 0 takes a free one."""
+    endpoints: tuple[str, ...] = ()
+    """For `tidemill page` of services that something else started: HOST:PORT of their metrics, separated by spaces. A
+    name stands for as many processes as it has addresses. The page then shows actors and evaluator, restarts and logs,
+    too."""
 
     def __post_init__(self) -> None:
         check(self.actors >= 0, "launcher.actors", self.actors, "0 or more")

@@ -20,6 +20,8 @@ Response = TypeVar("Response")
 
 _PAUSE_LIMIT_S = 2.0
 _JOIN_S = 5.0
+_USUAL_WAITS = 6
+"""Attempts, some ten seconds, for which a server or a table that was never there is no news: a cluster is starting."""
 
 _log = LateLogger()
 
@@ -67,6 +69,8 @@ class ReconnectingCall(Generic[Request, Response]):
         self._prepare = prepare
         self.closed = threading.Event()
         self.last_failure: TidemillError | None = None
+        self._silent_attempts = 0  # before the first answer
+        self._has_answered = False
         self._channel = open_channel(address, max_message_bytes=max_message_bytes)
         self._method = method(replay_pb2_grpc.ReplayServiceStub(self._channel))
         self._lock = threading.Lock()  # guards the two below
@@ -144,6 +148,7 @@ class ReconnectingCall(Generic[Request, Response]):
             for response in call:
                 backoff.reset()
                 self.last_failure = None
+                self._has_answered = True
                 self._answered(response)
         finally:
             with self._lock:
@@ -154,8 +159,14 @@ class ReconnectingCall(Generic[Request, Response]):
 
     def _report(self, failure: TidemillError) -> None:
         self.last_failure = failure
-        if not self.closed.is_set():
+        if self.closed.is_set():
+            return
+        if self._has_answered:
             _log.warning("replay stream lost, reconnecting", address=self._address, reason=str(failure))
+            return
+        self._silent_attempts += 1
+        log = _log.info if self._silent_attempts < _USUAL_WAITS else _log.warning
+        log("waiting for the replay service", address=self._address, reason=str(failure))
 
 
 def _may_pass(failure: TidemillError) -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
+import sys
+import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -81,18 +84,48 @@ def export(argv: Sequence[str]) -> int:
     """Write a bundle; return the exit code."""
     parser = argparse.ArgumentParser(prog="tidemill export", description=_ABOUT)
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, for example runs/quickstart")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="what is written (default: NAME-policy here)")
+    parser.add_argument(
+        "--out",
+        metavar="FOLDER",
+        help="what is written (default: NAME-policy here); - for a tar archive on standard output",
+    )
     parser.add_argument(
         "--tag", metavar="TAG", help="parameters: best, latest or a version's number (default: best, or else latest)"
     )
     arguments = parser.parse_args(list(argv))
-    folder = arguments.out or Path(f"{arguments.run.resolve().name}-policy")
+    name = f"{arguments.run.resolve().name}-policy"
+    if arguments.out == "-":
+        _write_archive(arguments.run, name, arguments.tag)
+        return 0
+    folder = Path(arguments.out or name)
     _export(arguments.run, folder, arguments.tag)
     print(f"{folder}:")
     for path in sorted(folder.iterdir()):
         print(f"  {path.name:20} {path.stat().st_size:>12,} bytes")
     print(f"\nTest it anywhere:  {command_name()} evaluate {folder}{_trust(folder)}")
     return 0
+
+
+def _write_archive(run: Path, name: str, tag: str | None) -> None:
+    """Write the folder as a tar archive to standard output: out of a container, whose volumes a person does not see."""
+    if sys.stdout.isatty():
+        raise ConfigError(
+            "--out - writes an archive to standard output, which is a terminal: add `| tar x` or `> policy.tar`"
+        )
+    with tempfile.TemporaryDirectory(prefix="tidemill-export-") as made:
+        with contextlib.redirect_stdout(sys.stderr):
+            _export(run, Path(made) / name, tag)
+        with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+            archive.add(Path(made) / name, arcname=name, filter=_without_owner)
+        sys.stdout.buffer.flush()
+
+
+def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Return a member without the container's user, and readable by whoever unpacks it."""
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mode |= 0o755 if member.isdir() else 0o644
+    return member
 
 
 def _trust(folder: Path) -> str:

@@ -6,7 +6,8 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from tidemill.errors import ConfigError
 from tidemill.services.launcher.installation import command_name
 from tidemill.services.launcher.page.run_document import with_status_page
 from tidemill.services.launcher.run.folder import check_is_run, is_running, with_run_paths
+from tidemill.services.launcher.view.endpoints import AskedEndpoints
 from tidemill.services.launcher.view.poller import StatusPoller
 from tidemill.services.launcher.view.processes import AskedServices
 from tidemill.services.launcher.view.status import ClusterStatus
-from tidemill.services.launcher.view.terminal import QuietView, View
+from tidemill.services.launcher.view.terminal import QuietView
 from tidemill.services.launcher.view.warnings import BY_HAND, BY_LAUNCHER
 
 _ABOUT = """Serve the status page of a running cluster, until it is stopped: tidemill page [RUN] [options].
@@ -29,6 +31,9 @@ the options name their addresses (cluster.*) and the run (run.root, run.name), a
 
   --insecure   listen on every address of this machine, not only on 127.0.0.1, without TLS: for a container whose port
                is published on 127.0.0.1. Whoever reaches the port can look; buttons need the token that is printed."""
+
+
+_TOLD = 20
 
 
 def page(argv: Sequence[str]) -> int:
@@ -44,15 +49,22 @@ def page(argv: Sequence[str]) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with with_status_page(config, config.run.folder, _AddressView(sys.stdout), host=host) as view:
-        actors = BY_LAUNCHER if run else BY_HAND
-        _follow(
-            config,
-            view,
-            actors,
-            lambda: not stop.wait(config.launcher.view_every_s) and (run is None or is_running(run)),
-        )
-    return 0
+    told: deque[str] = deque(maxlen=_TOLD)
+    endpoints = config.launcher.endpoints
+    asked = AskedEndpoints(endpoints, told.append) if endpoints else AskedServices(config.cluster)
+    lines_of = asked.lines if isinstance(asked, AskedEndpoints) else None
+    with (
+        contextlib.closing(asked),
+        with_status_page(config, config.run.folder, _AddressView(sys.stdout), host=host, lines_of=lines_of) as view,
+    ):
+        poller = StatusPoller(config, config.run.folder, asked, BY_LAUNCHER if run else BY_HAND)
+        with contextlib.closing(poller):
+            while True:
+                view.show(_of_the_run(poller.poll()))
+                while told:
+                    view.event(told.popleft())
+                if stop.wait(config.launcher.view_every_s) or (run is not None and not is_running(run)):
+                    return 0
 
 
 class _AddressView(QuietView):
@@ -69,16 +81,6 @@ def _config_of(run: Path, arguments: Sequence[str]) -> RunConfig:
         raise ConfigError(f"{run} is not running; its curves: `{command_name()} plot {run}`")
     arguments = ["--config", str(run / "cluster.yaml"), *arguments]
     return with_run_paths(load(RunConfig, arguments, prog=f"tidemill page {run}", description=_ABOUT), run)
-
-
-def _follow(config: RunConfig, view: View, actors: str, continues: Callable[[], bool]) -> None:
-    """Show the cluster's status again and again, until `continues` returns False after a pause."""
-    services = AskedServices(config.cluster)
-    poller = StatusPoller(config, config.run.folder, services, actors)
-    with contextlib.closing(services), contextlib.closing(poller):
-        view.show(_of_the_run(poller.poll()))
-        while continues():
-            view.show(_of_the_run(poller.poll()))
 
 
 def _of_the_run(status: ClusterStatus) -> ClusterStatus:

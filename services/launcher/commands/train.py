@@ -62,7 +62,7 @@ def train(argv: Sequence[str]) -> int:
     config = load(RunConfig, arguments, prog="tidemill train", description=_TRAIN)
     check_free(config.run.folder, fresh=fresh)
     with _fork_client(config) as forks, LoggerProcesses() as loggers:
-        _check(config, forks)
+        check_settings(config, forks)
         with RunFolder.create(config, fresh=fresh) as folder:
             code = run(config, folder, loggers, forks)
         return _ended(code, loggers)
@@ -79,7 +79,7 @@ def resume(argv: Sequence[str]) -> int:
     config = with_run_paths(load(RunConfig, arguments, prog=f"tidemill resume {path}", description=_RESUME), path)
     check_fixed(fixed_settings(from_document(RunConfig, read_document(path / "config.yaml"))), config)
     with _fork_client(config) as forks, LoggerProcesses() as loggers:
-        _check(config, forks)
+        check_settings(config, forks)
         with RunFolder.open(path) as folder:
             _remove_leftover_sockets(folder)
             folder.write_config(config)
@@ -120,7 +120,7 @@ def _fork_client(config: RunConfig) -> AbstractContextManager[ForkClient | None]
     return closing(ForkClient(DEFAULTS | os.environ)) if config.launcher.fork_services else nullcontext()
 
 
-def _check(config: RunConfig, forks: ForkClient | None) -> None:
+def check_settings(config: RunConfig, forks: ForkClient | None) -> None:
     """Raise a `ConfigError` for what can be known to be wrong before anything is started or written."""
     check_shards(config)
     for name in config.launcher.loggers:

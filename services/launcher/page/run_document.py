@@ -6,7 +6,7 @@ import dataclasses
 import math
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,14 @@ _TAIL_BYTES = 8 * 1024
 
 
 @contextmanager
-def with_status_page(config: RunConfig, folder: Path, view: View, *, host: str = "127.0.0.1") -> Iterator[View]:
+def with_status_page(
+    config: RunConfig,
+    folder: Path,
+    view: View,
+    *,
+    host: str = "127.0.0.1",
+    lines_of: Callable[[str], list[str]] | None = None,
+) -> Iterator[View]:
     """Serve the page until the end of the block; yield the view to report to.
 
     Args:
@@ -39,6 +46,7 @@ def with_status_page(config: RunConfig, folder: Path, view: View, *, host: str =
         folder: Of the run.
         view: Shows what is reported, too, and the page's address.
         host: Address of this machine to listen at.
+        lines_of: Returns the last log lines of a process by its name; by default those of its file in the folder.
 
     Raises:
         ConfigError: its port is not free.
@@ -46,7 +54,7 @@ def with_status_page(config: RunConfig, folder: Path, view: View, *, host: str =
     if not config.launcher.status_page:
         yield view
         return
-    document = RunDocument(config, folder, view)
+    document = RunDocument(config, folder, view, lines_of)
     files = {url: (folder / name, kind) for url, (name, kind) in _FILES.items()}
     control = partial(apply_verb, config.cluster.learner, asked_by="the status page")
     page = StatusPage(document.read, files, control, host=host, port=config.launcher.status_page_port)
@@ -60,9 +68,12 @@ def with_status_page(config: RunConfig, folder: Path, view: View, *, host: str =
 class RunDocument:
     """Passes what is reported to the terminal's view, and keeps what the page needs."""
 
-    def __init__(self, config: RunConfig, folder: Path, view: View) -> None:
+    def __init__(
+        self, config: RunConfig, folder: Path, view: View, lines_of: Callable[[str], list[str]] | None = None
+    ) -> None:
         """Keep nothing yet."""
         self._config, self._folder, self._view = config, folder, view
+        self._lines_of = lines_of or (lambda name: last_lines(log_file(folder, name)))
         self._lock = threading.Lock()
         self._status = ClusterStatus(0.0, ())
         self._events: deque[str] = deque(maxlen=_EVENTS)
@@ -124,7 +135,7 @@ class RunDocument:
 
     def _logs(self, status: ClusterStatus) -> dict[str, list[str]]:
         names = [row.name for row in status.processes[:_LOGS]]
-        return {name: last_lines(log_file(self._folder, name)) for name in names}
+        return {name: self._lines_of(name) for name in names}
 
     def _video(self) -> int:
         """Return when the video was made, as a number that changes with it; 0 if there is none."""

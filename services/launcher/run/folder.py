@@ -104,10 +104,7 @@ class RunFolder:
 
     def write_config(self, config: RunConfig) -> None:
         """Write config.yaml, with the versions it ran with as comments, whole or not at all."""
-        header = "".join(f"# {name} {version}\n" for name, version in versions().items())
-        with replacing(self.config_file) as temporary:
-            write_document(config, temporary)
-            temporary.write_text(header + temporary.read_text(encoding="utf-8"), encoding="utf-8")
+        write_config(config, self.config_file)
 
     def write_cluster(self, config: RunConfig) -> None:
         """Write cluster.yaml, whole or not at all."""
@@ -135,6 +132,14 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
+
+
+def write_config(config: RunConfig, file: Path) -> None:
+    """Write a run's settings, with the versions it runs with as comments, whole or not at all."""
+    header = "".join(f"# {name} {version}\n" for name, version in versions().items())
+    with replacing(file) as temporary:
+        write_document(config, temporary)
+        temporary.write_text(header + temporary.read_text(encoding="utf-8"), encoding="utf-8")
 
 
 def check_free(path: Path, *, fresh: bool) -> None:

@@ -16,7 +16,7 @@ FULL_BYTES = 32 * 2**20
 """With less than this left a disk counts as full: a checkpoint, a segment or a version may no longer fit."""
 
 BY_LAUNCHER = "--launcher.actors"
-BY_HAND = "actors (`docker compose up -d --scale actor=N`)"
+BY_HAND = "actors (TIDEMILL_ACTORS)"
 """What one has more or fewer of, where the launcher has started the actors and where something else has."""
 
 _LOW_BYTES = 2**30

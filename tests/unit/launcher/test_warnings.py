@@ -77,7 +77,7 @@ def test_cluster_in_containers_is_scaled_by_the_engine() -> None:
     waiting = replace(_WELL, learner=replace(_LEARNER, wait_fraction=0.8))
     tracker.warnings(waiting, 0.0)
     (line,) = tracker.warnings(waiting, 20.0)
-    assert line.endswith("more actors (`docker compose up -d --scale actor=N`) help")
+    assert line.endswith("more actors (TIDEMILL_ACTORS) help")
 
 
 def test_actors_that_wait_for_the_learner_are_the_normal_state(tracker: WarningTracker) -> None:

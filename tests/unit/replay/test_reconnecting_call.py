@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import socket
 import threading
@@ -12,8 +13,10 @@ from contextlib import closing, contextmanager
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
-from tidemill.errors import AlreadyExists, InvalidArgument, Unavailable
+from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
+from tidemill.replay import reconnecting_call
 from tidemill.replay.reconnecting_call import ReconnectingCall
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
@@ -143,3 +146,30 @@ def test_close_ends_a_call_that_nobody_answers() -> None:
         assert time.monotonic() - began < 5.0
         assert owner.next() == "lost"
         assert not [thread for thread in threading.enumerate() if thread.name == "test"]
+
+
+def test_start_of_a_cluster_is_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server or table that is not there yet is waited for; what lasts, or loses what was there, is a warning."""
+    monkeypatch.setattr(reconnecting_call, "_PAUSE_LIMIT_S", 0.01)
+    attempts = itertools.count(1)
+
+    def prepare() -> None:
+        if next(attempts) <= 7:
+            raise NotFound("there is no table 'replay'")
+
+    with (
+        capture_logs() as lines,
+        serving(grpc.StatusCode.UNAVAILABLE) as address,
+        closing(_Owner(address, prepare)) as owner,
+    ):
+        assert owner.next() == "opened"
+        waits = list(lines)
+        owner.send(1)
+        assert owner.next() == 1
+        owner.send(0)
+        assert owner.next() == "lost"
+        assert owner.next() == "opened"
+        lost = lines[len(waits)]
+    assert [line["log_level"] for line in waits] == ["info"] * 5 + ["warning"] * 2
+    assert {line["event"] for line in waits} == {"waiting for the replay service"}
+    assert (lost["log_level"], lost["event"]) == ("warning", "replay stream lost, reconnecting")

@@ -1,0 +1,59 @@
+"""`tidemill check`: says what is wrong with the settings of a whole cluster before any of it starts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tidemill.config.load import from_document, load, read_document
+from tidemill.config.sections import RunConfig
+from tidemill.errors import ConfigError
+from tidemill.services.launcher.commands.train import check_settings
+from tidemill.services.launcher.run.folder import write_config
+
+_ABOUT = """Check the settings of a cluster that an engine starts service by service: give it those of all services.
+
+It refuses what `tidemill train` would refuse, makes one environment, closes it again, and writes ROOT/NAME/config.yaml,
+which `tidemill evaluate`, `export`, `log` and `plot` read. With a wrong setting it writes nothing and ends with 2."""
+
+
+def check(argv: Sequence[str]) -> int:
+    """Check settings, and write them into the run's folder; return the exit code."""
+    config = load(RunConfig, list(argv), prog="tidemill check", description=_ABOUT)
+    _check_addresses(config)
+    file = config.run.folder / "config.yaml"
+    if file.exists():
+        _check_same_task(config, file)
+    check_settings(config, None)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_config(config, file)
+    except OSError as error:
+        raise ConfigError(f"cannot write {file}: {error.strerror}") from error
+    print(f"the settings are fine: {config.agent.algorithm} on {config.env.id}, written to {file}", file=sys.stderr)
+    return 0
+
+
+def _check_addresses(config: RunConfig) -> None:
+    """Raise a `ConfigError` if a shard would be asked by nobody, or one be asked that is not there."""
+    asked, started = config.cluster.replay, config.replay.shards
+    if len(asked) != started:
+        raise ConfigError(
+            f"replay.shards is {started}, but cluster.replay lists {len(asked)}: {' '.join(asked)}; list every shard "
+            "once (for docker-compose.yml: TIDEMILL_REPLAY_SHARDS counts the addresses in TIDEMILL_REPLAY)"
+        )
+
+
+def _check_same_task(config: RunConfig, file: Path) -> None:
+    """Raise a `ConfigError` if the run of this name was trained on another environment or by another algorithm."""
+    earlier = from_document(RunConfig, read_document(file))
+    for what, then, now in (
+        ("on", earlier.env.id, config.env.id),
+        ("by", earlier.agent.algorithm, config.agent.algorithm),
+    ):
+        if then != now:
+            raise ConfigError(
+                f"the run {config.run.name!r} was trained {what} {then}, not {now}: choose another --run.name "
+                f"(for docker-compose.yml: TIDEMILL_RUN_ARGS), or remove {file.parent} to start from scratch"
+            )

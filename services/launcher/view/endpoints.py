@@ -1,0 +1,160 @@
+"""Processes that an engine started, asked at their metrics endpoints how they are and what they logged last."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import re
+import socket
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from tidemill.services.launcher.supervise.supervisor import Phase
+from tidemill.services.launcher.view.status import ProcessRow, ProcessUsage
+
+_ANSWER_S = 2.0
+_EVERY_S = 5.0
+_MOST = 128
+"""Addresses that are asked; more of them are counted in one row."""
+_ASKED_AT_ONCE = 16
+_ANSWER_BYTES = 2**20
+_SERIES = re.compile(r"^(process_cpu_seconds_total|process_resident_memory_bytes) (\S+)$", re.MULTILINE)
+_START = re.compile(r'^tidemill_start_time_seconds\{host="([^"]*)"\} (\S+)$', re.MULTILINE)
+
+
+@dataclass
+class _Process:
+    """What is known of the process at one address."""
+
+    name: str
+    phase: Phase = Phase.STARTING
+    reason: str = ""
+    restarts: int = 0
+    cpu_s: float = 0.0
+    asked_s: float = 0.0
+    usage: ProcessUsage | None = None
+    lines: tuple[str, ...] = ()
+
+
+class AskedEndpoints:
+    """The processes behind `HOST:PORT` of metrics; a host name stands for as many of them as it has addresses.
+
+    One whose host says another start time than before was restarted, also under another address.
+    """
+
+    def __init__(self, endpoints: Sequence[str], event: Callable[[str], None] = lambda _: None) -> None:
+        """Prepare; nothing is contacted yet.
+
+        Args:
+            endpoints: `HOST:PORT` of each service.
+            event: Told what changes, in words.
+        """
+        self._endpoints, self._event = endpoints, event
+        self._processes: dict[str, _Process] = {}
+        self._lives: dict[str, list[str]] = {}  # start times by host
+        self._asked_s = -_EVERY_S
+        self._pool = ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="endpoints")
+
+    def __call__(self) -> tuple[ProcessRow, ...]:
+        """Return a row for each; they are asked at most every five seconds."""
+        if time.monotonic() - self._asked_s >= _EVERY_S:
+            self._asked_s = time.monotonic()
+            self._find()
+            before = {address: process.phase for address, process in self._processes.items()}
+            list(self._pool.map(self._ask, list(self._processes)[:_MOST]))
+            self._tell(before)
+        return tuple(
+            ProcessRow(each.name, each.phase, None, each.restarts, each.reason, each.usage)
+            for each in self._processes.values()
+        )
+
+    def lines(self, name: str) -> list[str]:
+        """Return the last log lines of the process of a row."""
+        return next((list(each.lines) for each in self._processes.values() if each.name == name), [])
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _find(self) -> None:
+        """Bring the processes in line with what names resolve to."""
+        found: dict[str, _Process] = {}
+        for endpoint in self._endpoints:
+            host, _, port = endpoint.rpartition(":")
+            addresses = _addresses(host, port)
+            known = [address for address in addresses if address in self._processes]
+            taken = {self._processes[address].name for address in known}
+            free = (name for name in _names(host, len(addresses)) if name not in taken)
+            for address in addresses:
+                found[address] = self._processes.get(address) or _Process(next(free))
+        self._processes = dict(sorted(found.items(), key=lambda item: _in_order(item[1].name)))
+
+    def _ask(self, address: str) -> None:
+        process = self._processes[address]
+        try:
+            process.reason = _get(address, "/healthz", accepted=(200, 503)).strip()
+            metrics = _get(address, "/metrics")
+            process.lines = tuple(_get(address, "/logs").splitlines())
+        except (OSError, http.client.HTTPException, ValueError):
+            process.phase, process.reason, process.usage = Phase.SILENT, f"no answer from {address}", None
+            return
+        is_well = process.reason == "SERVING"
+        process.phase, process.reason = (Phase.SERVING, "") if is_well else (Phase.STARTING, process.reason)
+        self._note(process, metrics)
+
+    def _note(self, process: _Process, metrics: str) -> None:
+        """Take over what a process says of itself in its metrics."""
+        for host, start in _START.findall(metrics):
+            lives = self._lives.setdefault(host, [])
+            if start not in lives:
+                lives.append(start)
+                if len(lives) > 1:
+                    process.asked_s = 0.0
+                    self._event(f"{process.name} was restarted")
+            process.restarts = len(lives) - 1
+        numbers = {name: float(value) for name, value in _SERIES.findall(metrics)}
+        cpu_s, now_s = numbers.get("process_cpu_seconds_total", 0.0), time.monotonic()
+        share = (cpu_s - process.cpu_s) / (now_s - process.asked_s) if process.asked_s else 0.0
+        process.cpu_s, process.asked_s = cpu_s, now_s
+        process.usage = ProcessUsage(share, int(numbers.get("process_resident_memory_bytes", 0.0)))
+
+    def _tell(self, before: dict[str, Phase]) -> None:
+        for address, process in self._processes.items():
+            was = before[address]
+            if process.phase is Phase.SILENT and was is Phase.SERVING:
+                self._event(f"{process.name} does not answer")
+            elif process.phase is Phase.SERVING and was is Phase.SILENT:
+                self._event(f"{process.name} answers again")
+
+
+def _addresses(host: str, port: str) -> list[str]:
+    """Return the addresses of a name; the name itself where it has none, so that it is seen to be silent."""
+    with contextlib.suppress(OSError):
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return sorted({f"{address[0]}:{port}" for *_, address in found})
+    return [f"{host}:{port}"]
+
+
+def _names(host: str, count: int) -> list[str]:
+    return [host] if count == 1 else [f"{host}-{number}" for number in range(count)]
+
+
+def _in_order(name: str) -> tuple[str, int]:
+    kind, _, number = name.rpartition("-")
+    return (kind, int(number)) if number.isdigit() else (name, 0)
+
+
+def _get(address: str, path: str, accepted: tuple[int, ...] = (200,)) -> str:
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=_ANSWER_S)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        text = answer.read(_ANSWER_BYTES).decode("utf-8", "replace")
+    finally:
+        connection.close()
+    if answer.status not in accepted:
+        raise OSError(f"{path}: {answer.status}")
+    return text

@@ -1,0 +1,67 @@
+"""`tidemill check`, which a compose file runs before anything else: settings of all services, and what it leaves."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched import launched
+from tidemill.config.load import from_document, read_document
+from tidemill.config.sections import RunConfig
+
+pytestmark = pytest.mark.process
+
+_RUN = ("--run.name", "box", "--env.id", "Pendulum-v1", "--launcher.no-fork-services")
+
+
+def _checked(root: Path, *arguments: str) -> tuple[int, str]:
+    with launched("check", "--run.root", str(root), *_RUN, *arguments) as command:
+        code = command.wait()
+    return code, command.output
+
+
+def test_right_settings_become_the_config_of_the_run(tmp_path: Path) -> None:
+    """Those of every service, in the file that commands on a run read; a second time, as each `up` does, as well."""
+    options = ["--learner.publish-every", "7", "--actor.count", "5", "--cluster.params", "paramserver:7402"]
+    for _ in range(2):
+        code, output = _checked(tmp_path, *options)
+        assert code == 0, output
+    assert "sac on Pendulum-v1" in output
+    written = from_document(RunConfig, read_document(tmp_path / "box" / "config.yaml"))
+    assert (written.learner.publish_every, written.actor.count) == (7, 5)
+    assert re.search(r"^# tidemill ", (tmp_path / "box" / "config.yaml").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--config", "configs/nope.yaml"], "configs/nope.yaml"),
+        (["--learner.publish-evry", "7"], "publish_every|publish-every"),
+        (["--env.id", "CartPole-v1"], "actions are discrete"),
+        (["--replay.shards", "2"], "replay.shards is 2, but cluster.replay lists 1.*TIDEMILL_REPLAY_SHARDS"),
+        (["--learner.callbacks", "nowhere:Callback"], "nowhere"),
+    ],
+)
+def test_wrong_setting_is_refused_and_nothing_written(arguments: list[str], words: str, tmp_path: Path) -> None:
+    """In one line, with exit code 2, whichever service it is for."""
+    code, output = _checked(tmp_path, *arguments)
+    assert code == 2, output
+    assert re.search(words, output), output
+    assert not (tmp_path / "box").exists()
+
+
+def test_run_keeps_its_environment_and_algorithm(tmp_path: Path) -> None:
+    """A name that another task has is refused by both tasks' names, before the services would compare columns."""
+    assert _checked(tmp_path)[0] == 0
+    before = (tmp_path / "box" / "config.yaml").read_bytes()
+    for arguments, words in (
+        (["--env.id", "MountainCarContinuous-v0"], "trained on Pendulum-v1, not MountainCarContinuous-v0"),
+        (["--agent.algorithm", "td3"], "trained by sac, not td3"),
+    ):
+        code, output = _checked(tmp_path, *arguments)
+        assert code == 2
+        assert words in output
+        assert "--run.name" in output
+    assert (tmp_path / "box" / "config.yaml").read_bytes() == before

@@ -1,0 +1,101 @@
+"""Processes that an engine started, told apart and watched at their metrics endpoints."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from tidemill.services.launcher.view import endpoints
+from tidemill.services.launcher.view.endpoints import AskedEndpoints
+
+
+class _Process:
+    """One process at an address of its own on this machine's loopback."""
+
+    def __init__(self, address: str, port: int, host: str) -> None:
+        """Serve what the test sets."""
+        self.health, self.start, self.host, self.cpu_s = "SERVING", "1.5e+09", host, 1.0
+        owner = self
+
+        class _Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                """Answer as a service does."""
+                texts = {
+                    "/healthz": owner.health,
+                    "/logs": f"a line of {owner.host}\nanother\n",
+                    "/metrics": f'tidemill_start_time_seconds{{host="{owner.host}"}} {owner.start}\n'
+                    f"process_cpu_seconds_total {owner.cpu_s}\nprocess_resident_memory_bytes 2e+06\n",
+                }
+                self.send_response(200 if owner.health == "SERVING" or self.path != "/healthz" else 503)
+                self.end_headers()
+                self.wfile.write(texts[self.path].encode())
+
+            def log_message(self, *_: Any) -> None:  # noqa: ANN401
+                """Say nothing."""
+
+        self.server = ThreadingHTTPServer((address, port), _Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        """Be gone."""
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_Process, _Process]]:
+    """Two actors behind one name, at once asked again."""
+    monkeypatch.setattr(endpoints, "_EVERY_S", 0.0)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    real = socket.getaddrinfo
+
+    def resolved(host: str, *rest: Any, **more: Any) -> Any:  # noqa: ANN401
+        if host != "actor":
+            return real(host, *rest, **more)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{n}", port)) for n in (2, 1)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    with closing(_Process("127.0.0.1", port, "one")) as one, closing(_Process("127.0.0.2", port, "two")) as other:
+        yield one, other
+
+
+def test_name_stands_for_as_many_processes_as_it_has_addresses(two: tuple[_Process, _Process]) -> None:
+    """Each has a row, its state, its memory and its log lines."""
+    two[1].health = "no parameters yet"
+    port = two[0].server.server_port
+    with closing(AskedEndpoints([f"actor:{port}", "127.0.0.1:1"])) as asked:
+        rows = {row.name: row for row in asked()}
+    assert {name: row.phase.value for name, row in rows.items()} == {
+        "127.0.0.1": "silent",
+        "actor-0": "serving",
+        "actor-1": "starting",
+    }
+    assert rows["actor-1"].reason == "no parameters yet"
+    assert rows["127.0.0.1"].reason == "no answer from 127.0.0.1:1"
+    assert rows["actor-0"].usage is not None
+    assert rows["actor-0"].usage.memory_bytes == 2_000_000
+    assert asked.lines("actor-1") == ["a line of two", "another"]
+    assert asked.lines("nobody") == []
+
+
+def test_restart_and_silence_are_events(two: tuple[_Process, _Process]) -> None:
+    """A host that says another start time was restarted, as often as that happens."""
+    told: list[str] = []
+    with closing(AskedEndpoints([f"actor:{two[0].server.server_port}"], told.append)) as asked:
+        asked()
+        for start in ("1.6e+09", "1.7e+09"):
+            two[0].start = start
+            restarts = {row.name: row.restarts for row in asked()}
+        two[1].close()
+        phases = {row.name: row.phase.value for row in asked()}
+    assert restarts == {"actor-0": 2, "actor-1": 0}
+    assert phases == {"actor-0": "serving", "actor-1": "silent"}
+    assert told == ["actor-0 was restarted", "actor-0 was restarted", "actor-1 does not answer"]
