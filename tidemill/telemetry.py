@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import logging
 import platform
@@ -12,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +22,8 @@ from typing import TYPE_CHECKING, TextIO, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import structlog
-from prometheus_client import Gauge, disable_created_metrics, make_wsgi_app
+from prometheus_client import REGISTRY, Gauge, Metric, disable_created_metrics, make_wsgi_app
+from prometheus_client.registry import Collector
 
 from tidemill import kernel
 from tidemill.errors import FatalError
@@ -94,6 +96,31 @@ def _named(service: str) -> structlog.typing.Processor:
         return event
 
     return add
+
+
+_identity: dict[str, str] = {}
+
+
+def identify(run: str, name: str) -> None:
+    """Label every metric of this process with its run and its own name, `actor-3` for one; may be called again.
+
+    Addresses change with every start, and two runs may share a Prometheus.
+    """
+    _identity.update(run=run, process=name)
+
+
+class _Identified(Collector):
+    """What the process counts, with its labels."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Return every metric."""
+        for metric in REGISTRY.collect():
+            labelled = copy.copy(metric)
+            labelled.samples = [
+                sample._replace(labels={**sample.labels, **_identity})  # noqa: SLF001 - of a named tuple
+                for sample in metric.samples
+            ]
+            yield labelled
 
 
 def watch_disk(folder: Path) -> None:
@@ -204,7 +231,7 @@ def start_http_endpoint(host: str, port: int, health: Health | None) -> int:
 
 
 def _application(health: Health | None) -> WSGIApplication:
-    metrics: WSGIApplication = make_wsgi_app()
+    metrics: WSGIApplication = make_wsgi_app(_Identified())
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/logs":

@@ -37,7 +37,7 @@ from tidemill.services.actor.lock_step.actor import act_in_lock_step
 from tidemill.services.actor.loop import ActingLoop, ActingParams, PolicyParams, VersionPacer, make_throttle
 from tidemill.services.actor.metrics import EXPECTED, ActorMetrics, open_curves, watch_appender
 from tidemill.services.actor.remote_policy import RemotePolicy, check_remote
-from tidemill.telemetry import configure_logging, serve_metrics
+from tidemill.telemetry import configure_logging, identify, serve_metrics
 from tidemill.types import EnvSpec, Signature
 
 _log = structlog.get_logger()
@@ -59,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         keep_freed_memory()
         configure_logging("actor", level=config.log.level, json=config.log.json)
+        identify(config.run.name, "actor" if config.actor.index is None else f"actor-{config.actor.index}")
         torch.set_num_threads(config.actor.threads)
         stop = stop_event()  # before anyone is told that it is there: the signal may follow at once
         with BackgroundServer("actor", config.actor.server) as server:
@@ -80,6 +81,7 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
     actor_id = settings.id or f"{socket.gethostname()}-{os.getpid()}"
     index = actor_index(settings.index, actor_id, own_dns_name() if settings.index_from_dns else "")
     EXPECTED.set(settings.count)
+    identify(config.run.name, f"actor-{index}")
     slot = ActorSlot(index, num_envs, settings.count)
     with closing(make_env(config.env, num_envs, training=True)) as env:
         window = item_window(config.agent, config.table, env.spec.frame_stack)

@@ -25,7 +25,7 @@ from tidemill.services.evaluator.evaluator import Evaluator
 from tidemill.services.evaluator.params_source import ParamsSource
 from tidemill.services.evaluator.report import RESULT, set_result_aside, write_report
 from tidemill.services.evaluator.run_logs import RunLogs
-from tidemill.telemetry import configure_logging, serve_metrics
+from tidemill.telemetry import configure_logging, identify, serve_metrics
 
 _log = structlog.get_logger()
 
@@ -42,13 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load(EvaluatorConfig, arguments, prog="tidemill evaluator", description=about)
         keep_freed_memory()
         configure_logging("evaluator", level=config.log.level, json=config.log.json)
+        identify(config.run.name, "evaluator")
         torch.set_num_threads(config.evaluator.threads)
         stop, finish = stop_event(), signal_event(signal.SIGUSR1)
         with BackgroundServer("evaluator", config.evaluator.server) as server:
             address, metrics = server.start(), serve_metrics(config.evaluator.server, server.health)
             _log.info("listening", address=address, metrics=metrics)
             evaluate(config, server, stop, finish)
-        idle = ("tidemill.programs.idle", "evaluator", config.evaluator.server.metrics_address)
+        idle = ("tidemill.programs.idle", config.run.name, "evaluator", config.evaluator.server.metrics_address)
         return exit_or_idle(idle, config.run, is_over=not stop.is_set())
 
     return run("evaluator", body)

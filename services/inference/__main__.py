@@ -27,7 +27,7 @@ from tidemill.services.inference.batcher import Batcher
 from tidemill.services.inference.forward_thread import ForwardThread, PendingStep
 from tidemill.services.inference.metrics import Metrics
 from tidemill.services.inference.servicer import InferenceServicer
-from tidemill.telemetry import configure_logging, serve_metrics
+from tidemill.telemetry import configure_logging, identify, serve_metrics
 from tidemill.types import EnvSpec
 
 _SERVICE = "inference"
@@ -46,6 +46,7 @@ def _start(arguments: Sequence[str]) -> int:
     config = load(InferenceConfig, arguments, prog=f"tidemill {_SERVICE}", description=about)
     process.keep_freed_memory()
     configure_logging(_SERVICE, level=config.log.level, json=config.log.json)
+    identify(config.run.name, _SERVICE)
     torch.set_num_threads(config.inference.threads)
     spec = spec_of(config.env)
     device = named_device("inference.device", config.inference.device)

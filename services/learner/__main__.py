@@ -18,7 +18,7 @@ from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.ended import ENDED_LEARNER
 from tidemill.services.learner.learner import Learner
 from tidemill.services.learner.metrics import unregister_rank_0_metrics
-from tidemill.telemetry import configure_logging, serve_metrics, watch_disk
+from tidemill.telemetry import configure_logging, identify, serve_metrics, watch_disk
 
 _log = structlog.get_logger()
 
@@ -39,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         keep_freed_memory()
         name = "learner" if rank.is_first else f"learner-{rank.index}"
         configure_logging(name, level=config.log.level, json=config.log.json)
+        identify(config.run.name, name)
         watch_disk(config.run.folder)
         stop = stop_event()
         learner = Learner(config, stop, rank)

@@ -27,7 +27,7 @@ from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.channel import Backoff
 from tidemill.services.learner.control import Control
 from tidemill.services.learner.servicer import LearnerServicer
-from tidemill.telemetry import configure_logging, serve_metrics
+from tidemill.telemetry import configure_logging, identify, serve_metrics
 
 ENDED_LEARNER = "tidemill.services.learner.ended"
 _REFRESH_S = 5.0
@@ -87,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:] if argv is None else argv
         config = load(LearnerConfig, arguments, prog="tidemill learner", description="Reports the end of its run.")
         configure_logging("learner", level=config.log.level, json=config.log.json)
+        identify(config.run.name, "learner")
         stop = stop_event()
         ended, control = RunThatEnded(config), Control(stop)
         control.stop("the run has ended; start it again with a higher target or limit to continue it")

@@ -19,7 +19,7 @@ from tidemill.services.paramserver.servicer import ParamServicer
 from tidemill.services.paramserver.version_notifier import VersionNotifier
 from tidemill.services.paramserver.version_store import VersionStore
 from tidemill.services.paramserver.writer import StoreWriter
-from tidemill.telemetry import configure_logging, serve_metrics, watch_disk
+from tidemill.telemetry import configure_logging, identify, serve_metrics, watch_disk
 
 _SERVICE = "paramserver"
 
@@ -34,6 +34,7 @@ def _start(arguments: Sequence[str]) -> int:
     description = "Stores every published version of the parameters and hands it to actors and evaluators."
     config = load(ParamServerConfig, arguments, prog=f"tidemill {_SERVICE}", description=description)
     configure_logging(_SERVICE, level=config.log.level, json=config.log.json)
+    identify(config.run.name, _SERVICE)
     asyncio.run(_serve(config))
     return 0
 

@@ -19,7 +19,7 @@ from tidemill.config.sections import ReplayConfig
 from tidemill.config.services import ReplaySettings
 from tidemill.services.replay.metrics import EXPECTED, ReplayCollector
 from tidemill.services.replay.server import ReplayServer
-from tidemill.telemetry import configure_logging, serve_metrics, watch_disk
+from tidemill.telemetry import configure_logging, identify, serve_metrics, watch_disk
 
 _SERVICE = "replay"
 _SHORT = {  # for replay on its own: what each stands for, its value, and what it does
@@ -85,6 +85,8 @@ def _start(arguments: Sequence[str]) -> int:
     description = "Stores steps and hands samples of them to learners. `tidemill replay --help` has what is used most."
     config = load(ReplayConfig, _long(arguments), prog=f"tidemill {_SERVICE}", description=description)
     configure_logging(_SERVICE, level=config.log.level, json=config.log.json)
+    shard = f"-{config.replay.shard}" if config.replay.shards > 1 else ""
+    identify(config.run.name, f"{_SERVICE}{shard}")
     asyncio.run(_serve(config))
     return 0
 

@@ -104,7 +104,7 @@ def test_adapter_serves_what_the_autoscaler_asks_for(kubernetes: Path) -> None:
     wanted = autoscaler["spec"]["metrics"][0]["external"]["metric"]
     assert rule["name"]["as"] == wanted["name"]
     recorded = {recording["record"]: recording["expr"] for recording in rules() if "record" in recording}
-    assert "by (what)" in recorded[rule["seriesQuery"]]
+    assert "by (run, what)" in recorded[rule["seriesQuery"]]
     assert wanted["selector"]["matchLabels"].keys() == {"what"}
     query = (
         rule["metricsQuery"].replace("<<.Series>>", rule["seriesQuery"]).replace("<<.LabelMatchers>>", 'what="data"')

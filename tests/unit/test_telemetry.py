@@ -17,7 +17,7 @@ from prometheus_client import REGISTRY
 from tidemill import kernel
 from tidemill.errors import ConfigError, FatalError
 from tidemill.rpc.settings import ServerSettings
-from tidemill.telemetry import serve_metrics, watch_disk
+from tidemill.telemetry import identify, serve_metrics, watch_disk
 
 
 def test_disk_of_a_folder_that_is_made_later_is_its_parents(tmp_path: Path) -> None:
@@ -91,3 +91,15 @@ def test_last_lines_of_the_log_are_served() -> None:
     assert len(lines) == 12
     assert "last one" in lines[-1]
     assert len(lines[0]) == 400
+
+
+def test_every_metric_has_the_run_and_the_process() -> None:
+    """Those of prometheus_client and of gRPC as well as ours, and as they are called when they are asked."""
+    identify("one", "actor")
+    address = serve_metrics(ServerSettings(metrics_address="127.0.0.1:0"))
+    identify("one", "actor-3")
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as answer:
+        samples = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
+    assert len(samples) > 20
+    unlabelled = [line for line in samples if 'process="actor-3"' not in line or 'run="one"' not in line]
+    assert unlabelled == []

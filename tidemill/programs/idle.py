@@ -18,7 +18,7 @@ from tidemill.config.run import RunSettings
 from tidemill.process import run, stop_event
 from tidemill.rpc.server import Health
 from tidemill.rpc.settings import ServerSettings
-from tidemill.telemetry import configure_logging, serve_metrics
+from tidemill.telemetry import configure_logging, identify, serve_metrics
 
 INTERRUPTED = 143
 """Exit code of a process that was asked to end before its run was over: 128 + SIGTERM."""
@@ -51,8 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Idle until SIGTERM; return the exit code."""
 
     def body() -> int:
-        service, address = sys.argv[1:] if argv is None else argv
+        run_name, service, address = sys.argv[1:] if argv is None else argv
         configure_logging(service)
+        identify(run_name, service)
         health = Health()
         stop = stop_event()
         show_idling()

@@ -20,8 +20,8 @@ _MOST = 128
 """Addresses that are asked; more of them are counted in one row."""
 _ASKED_AT_ONCE = 16
 _ANSWER_BYTES = 2**20
-_SERIES = re.compile(r"^(process_cpu_seconds_total|process_resident_memory_bytes) (\S+)$", re.MULTILINE)
-_START = re.compile(r'^tidemill_start_time_seconds\{host="([^"]*)"\} (\S+)$', re.MULTILINE)
+_SERIES = re.compile(r"^(process_cpu_seconds_total|process_resident_memory_bytes)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+_START = re.compile(r'^tidemill_start_time_seconds\{[^}]*host="([^"]*)"[^}]*\} (\S+)$', re.MULTILINE)
 
 
 @dataclass

@@ -29,7 +29,7 @@ class _Process:
                 texts = {
                     "/healthz": owner.health,
                     "/logs": f"a line of {owner.host}\nanother\n",
-                    "/metrics": f'tidemill_start_time_seconds{{host="{owner.host}"}} {owner.start}\n'
+                    "/metrics": f'tidemill_start_time_seconds{{host="{owner.host}",run="r"}} {owner.start}\n'
                     f"process_cpu_seconds_total {owner.cpu_s}\nprocess_resident_memory_bytes 2e+06\n",
                 }
                 self.send_response(200 if owner.health == "SERVING" or self.path != "/healthz" else 503)
