@@ -116,10 +116,7 @@ class _Identified(Collector):
         """Return every metric."""
         for metric in REGISTRY.collect():
             labelled = copy.copy(metric)
-            labelled.samples = [
-                sample._replace(labels={**sample.labels, **_identity})  # noqa: SLF001 - of a named tuple
-                for sample in metric.samples
-            ]
+            labelled.samples = [sample._replace(labels={**sample.labels, **_identity}) for sample in metric.samples]
             yield labelled
 
 

@@ -129,6 +129,34 @@ def test_only_what_a_person_opens_is_published() -> None:
     assert services()["certs"]["network_mode"] == services()["check"]["network_mode"] == "none"
 
 
+def test_two_stacks_share_a_machine() -> None:
+    """Nothing has a name of its own beside the project's, and every port that is published can be set."""
+    document = yaml.safe_load(COMPOSE[0].read_text())
+    for kind in ("networks", "volumes", "secrets"):
+        assert not [name for name, settings in document[kind].items() if settings and "name" in settings], kind
+    assert not [name for name, service in services().items() if service.get("network_mode") == "host"]
+    for service in services().values():
+        for port in service.get("ports", []):
+            assert re.match(r"127\.0\.0\.1:\$\{TIDEMILL_[A-Z]+_PORT:-\d+\}:", port), port
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=[path.stem for path in DASHBOARDS])
+def test_dashboard_shows_the_run_that_is_chosen(path: Path) -> None:
+    """Each series of a process is limited to it; what Prometheus makes itself knows no run."""
+    document = load(path)
+    (variable,) = document["templating"]["list"]
+    assert (variable["name"], variable["definition"]) == ("run", "label_values(tidemill_build_info, run)")
+    assert all(link["includeVars"] for link in document["links"])
+    for panel in document["panels"]:
+        for target in panel["targets"]:
+            expression = re.sub(r"by \([^)]*\)", "", target["expr"])
+            names = re.findall(
+                r"\b((?:tidemill|process|python|grpc_server)[\w:]*|\w+:tidemill_[\w:]+)(?=[\s{\[)]|$)", expression
+            )
+            unlimited = [n for n in names if not re.search(rf'{n}\{{[^}}]*run=~"\$run"', expression)]
+            assert unlimited in ([], ["job:tidemill_up:sum"], ["job:tidemill_expected:max"]), panel["title"]
+
+
 def test_every_service_is_confined() -> None:
     """No root file system to write to, no capability, no new privilege, a memory limit, a way to come back."""
     for name, service in services().items():
