@@ -45,10 +45,10 @@ from tidemill.services.learner.data.table import table_config
 _WARM_UP_S = 3.0
 _BATCHES = 8  # different batches of the updates alone
 _STAGES = {
-    "waiting for data": 'tidemill_learner_wait_seconds_total{what="data"}',
-    "decoding": 'tidemill_learner_stage_seconds_total{stage="decode"}',
-    "copying to the device": 'tidemill_learner_stage_seconds_total{stage="copy"}',
-    "updating": 'tidemill_learner_stage_seconds_total{stage="update"}',
+    "waiting for data": ("tidemill_learner_wait_seconds_total", 'what="data"'),
+    "decoding": ("tidemill_learner_stage_seconds_total", 'stage="decode"'),
+    "copying to the device": ("tidemill_learner_stage_seconds_total", 'stage="copy"'),
+    "updating": ("tidemill_learner_stage_seconds_total", 'stage="update"'),
 }
 
 
@@ -193,8 +193,15 @@ class _Reading:
 def _spent(address: str) -> dict[str, float]:
     """Return the seconds of each stage so far, from /metrics."""
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
-        lines = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if not line.startswith("#"))
-    return {stage: float(lines.get(series, 0.0)) for stage, series in _STAGES.items()}
+        lines = answer.read().decode().splitlines()
+    return {
+        stage: sum(float(line.rpartition(" ")[2]) for line in lines if _is(line, *of)) for stage, of in _STAGES.items()
+    }
+
+
+def _is(line: str, name: str, label: str) -> bool:
+    """Return whether a line of /metrics is a sample of a name with a label."""
+    return line.startswith(f"{name}{{") and label in line
 
 
 def _free_port() -> int:

@@ -17,9 +17,9 @@ import grpc.aio
 
 from tests.chaos.fault_report import FaultReport
 from tests.support.proxy import Proxy
-from tests.support.replay_log import scrape
 from tests.support.replay_service import CHUNK_LENGTH, ServerProcess
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, make_items
+from tests.support.scraped import scrape
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay import wire
 from tidemill.replay.client import ReplayClient
@@ -60,7 +60,7 @@ class Footprint:
     @classmethod
     def of(cls, server: ServerProcess) -> Footprint:
         """Ask a server."""
-        seen = scrape(server)
+        seen = scrape(server.metrics_address)
         of_append = {name: count for name, count in seen.items() if 'grpc_method="Append"' in name}
         started, handled = (
             sum(count for name, count in of_append.items() if name.startswith(f"grpc_server_{kind}_total"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,7 +18,8 @@ from tests.chaos.fault_report import FaultReport
 from tests.support.learner_cluster import Process, is_serving
 from tests.support.params_service import free_address
 from tests.support.proxy import Proxy
-from tests.support.waiting import WAIT_S, wait_until
+from tests.support.scraped import scrape
+from tests.support.waiting import wait_until
 from tidemill.errors import TidemillError
 from tidemill.learner.client import LearnerClient
 from tidemill.params.client import ParamsClient
@@ -142,9 +142,7 @@ class SeparateRun:
         listening = re.findall(r"listening .*metrics=(\S+)", self._processes["actor"].text())
         if len(listening) <= len(self._lives):  # not yet, in this life
             return 0.0
-        with urllib.request.urlopen(f"http://{listening[-1]}/metrics", timeout=WAIT_S) as response:
-            found = re.search(rf"^{name} (\S+)$", response.read().decode(), re.MULTILINE)
-        return float(found[1]) if found else 0.0
+        return scrape(listening[-1]).get(name, 0.0)
 
     def _start(self, name: str) -> None:
         words = []

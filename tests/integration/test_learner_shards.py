@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from tests.support.feeder import TABLE, Feeder
 from tests.support.learner_cluster import LearnerCluster, Process, is_serving, learner_cluster
+from tests.support.scraped import scrape
 from tests.support.waiting import wait_until
 from tidemill.learner.status import LearnerStatus
 from tidemill.replay.client import ReplayClient
@@ -86,12 +86,10 @@ def test_metrics_tell_of_each_shard(cluster: LearnerCluster) -> None:
         cluster.start_learner("--cluster.replay", *addresses)
         cluster.wait_for_status(lambda status: bool(status.shards) and status.shards[0].samples > 500, "samples")
         metrics = serve_metrics(ServerSettings())
-        with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=30) as response:
-            lines = response.read().decode().splitlines()
+        found = scrape(metrics)
     finally:
         feeder.close()
         shard.close()
-    found = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
     name = "tidemill_learner_shard"
     assert (found[f'{name}_live{{shard="0"}}'], found[f'{name}_live{{shard="1"}}']) == (1.0, 0.0)
     assert (found[f'{name}_sample_ratio{{shard="0"}}'], found[f'{name}_sample_ratio{{shard="1"}}']) == (1.0, 0.0)

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -16,6 +15,7 @@ import pytest
 
 from tests.support.learner_cluster import LearnerCluster, learner_cluster
 from tests.support.ranks import RANKS, start_ranks, workers
+from tests.support.scraped import scrape
 from tests.support.waiting import wait_until
 from tidemill.learner.status import LearnerState
 
@@ -97,11 +97,8 @@ def _two_free_ports() -> int:
 
 
 def _metrics(port: int) -> dict[str, float]:
-    """Return the samples without labels that a process shows."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    pairs = (line.split(" ") for line in lines if not line.startswith("#") and "{" not in line)
-    return {name: float(value) for name, value in pairs}
+    """Return the samples without labels of their own that a process shows."""
+    return {name: value for name, value in scrape(f"127.0.0.1:{port}").items() if "{" not in name}
 
 
 def test_ranks_that_cannot_share_the_batch_are_refused(cluster: LearnerCluster) -> None:

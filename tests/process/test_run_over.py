@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.learner_cluster import LearnerCluster, Process, learner_cluster
+from tests.support.scraped import scrape
 from tests.support.waiting import wait_until
 from tidemill.learner.status import LearnerState
 from tidemill.programs.idle import INTERRUPTED
@@ -50,10 +52,17 @@ def _page(address: str, path: str) -> str:
         return ""
 
 
+def _metric(address: str, name: str) -> float | None:
+    """Return a sample; None without one or without an answer."""
+    with contextlib.suppress(OSError):
+        return scrape(address).get(name)
+    return None
+
+
 def _wait_for_rest(address: str, process: Process) -> None:
     def idles() -> bool:
         assert process.is_running, process.text()
-        return "tidemill_resting 1.0" in _page(address, "metrics")
+        return _metric(address, "tidemill_resting") == 1.0
 
     wait_until(idles, "idling", _WAIT_S)
     assert _page(address, "healthz") == "SERVING\n"
@@ -129,9 +138,7 @@ def test_verdict_of_the_evaluator_ends_the_learner(cluster: LearnerCluster) -> N
     assert verdict["end"].startswith(f"target 1 reached, mean return {verdict['mean_return']:.1f}, version ")
     status = cluster.wait_for_status(lambda s: s.params_version > 0, "the version it ended with")
     assert (status.state, status.end) == (LearnerState.ENDED, verdict["end"])
-    wait_until(
-        lambda: f'tidemill_run_end_info{{end="{verdict["end"]}"}} 1.0' in _page(addresses[0], "metrics"), "the end"
-    )
+    wait_until(lambda: _metric(addresses[0], f'tidemill_run_end_info{{end="{verdict["end"]}"}}') == 1.0, "the end")
     assert "reason='the run " in learner.text()  # is over, or has been decided: whichever it has heard first
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,11 +100,3 @@ def kill(server: ServerProcess) -> None:
     """End a server as the kernel would for want of memory."""
     os.kill(server.pid, signal.SIGKILL)
     server.process.wait(WAIT_S)
-
-
-def scrape(server: ServerProcess) -> dict[str, float]:
-    """Return every sample of the server's /metrics by its full name."""
-    with urllib.request.urlopen(f"http://{server.metrics_address}/metrics", timeout=WAIT_S) as response:
-        lines = response.read().decode().splitlines()
-    samples = (line.rpartition(" ") for line in lines if line[:1] != "#")
-    return {name: float(value) for name, _, value in samples}

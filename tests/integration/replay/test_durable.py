@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.replay_log import RANKED, everything, kill, load, options, scrape, write
+from tests.support.replay_log import RANKED, everything, kill, load, options, write
 from tests.support.replay_service import open_appender, server_process
+from tests.support.scraped import scrape
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists, TidemillError
 from tidemill.replay.client import ReplayClient
@@ -84,7 +85,7 @@ def test_checkpoint_during_load_brings_priorities_back(tmp_path: Path) -> None:
             wait_until(lambda: running.acknowledged > acknowledged, "the writers")
             running.stop()
         wait_until(lambda: sum(client.describe_table("t").fsync_counts), "a sync, which comes at intervals")
-        described, metrics = client.describe_table("t"), scrape(server)
+        described, metrics = client.describe_table("t"), scrape(server.metrics_address)
         check_log_figures(described, metrics)
         total_weight = client.describe_table("t").total_weight
         kill(server)
@@ -140,7 +141,7 @@ def test_server_on_a_corrupt_log_says_in_one_line_what_is_lost(tmp_path: Path) -
         assert f"items={found} " in line
         assert f"dropped_items={400 - found} " in line
         assert f"tidemill replay inspect {tmp_path}" in line
-        metrics = scrape(again)
+        metrics = scrape(again.metrics_address)
         assert metrics["tidemill_replay_missing_records_total"] > 0
         assert metrics["tidemill_replay_corrupt_records_total"] >= metrics["tidemill_replay_missing_records_total"]
         assert metrics['tidemill_replay_corrupt_items_total{table="t"}'] == 400 - found

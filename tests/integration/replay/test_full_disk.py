@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.replay_log import RANKED, everything, kill, load, options, scrape, write
+from tests.support.replay_log import RANKED, everything, kill, load, options, write
 from tests.support.replay_service import ServerProcess, open_appender, server_process
 from tests.support.replay_streams import make_chunk, make_items
+from tests.support.scraped import scrape
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import TidemillError
 from tidemill.replay.client import ReplayClient
@@ -38,13 +39,13 @@ def test_full_disk_holds_acknowledgements_until_there_is_room(tmp_path: Path) ->
             fill_disk_after_a_chunk(server, appender, tmp_path)
             for step in range(4, 40, 4):
                 write(appender, step)
-            wait_until(lambda: scrape(server)["tidemill_replay_log_full"] == 1.0, "the disk to be full")
+            wait_until(lambda: scrape(server.metrics_address)["tidemill_replay_log_full"] == 1.0, "the disk to be full")
             assert appender.unacknowledged_chunks == 9
             with ReplaySampler([server.address], RANKED, 16, max_in_flight_batches=1) as stream:
                 assert stream.take(WAIT_S) is not None
             resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
             assert appender.flush(WAIT_S)
-        assert scrape(server)["tidemill_replay_log_full"] == 0.0
+        assert scrape(server.metrics_address)["tidemill_replay_log_full"] == 0.0
         kill(server)
     with server_process("127.0.0.1:0", *options(tmp_path)) as again:
         assert everything(again.address, RANKED) == [(0, step) for step in range(40)]
@@ -58,7 +59,7 @@ def test_server_killed_with_a_full_disk_has_what_it_acknowledged(tmp_path: Path)
         with open_appender(server.address) as appender:
             fill_disk_after_a_chunk(server, appender, tmp_path)
             write(appender, 4)
-            wait_until(lambda: scrape(server)["tidemill_replay_log_full"] == 1.0, "the disk to be full")
+            wait_until(lambda: scrape(server.metrics_address)["tidemill_replay_log_full"] == 1.0, "the disk to be full")
             kill(server)
             with server_process(server.address, *arguments) as again:
                 assert "torn_bytes=100" in again.before_serving

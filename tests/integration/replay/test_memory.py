@@ -10,9 +10,9 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.support.replay_log import scrape
 from tests.support.replay_service import LocalServer, ServerProcess, local_server, server_process
 from tests.support.replay_streams import FIFO, UNIFORM, make_config, make_items
+from tests.support.scraped import scrape
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
@@ -96,15 +96,17 @@ def test_samplers_that_never_read_take_no_more_than_their_share(server: ServerPr
         before = resident_mib(server)
         asked = pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=12, without_replacement=True), credit=8)
         calls = [stub.Sample(iter([asked])) for _ in range(24)]
-        wait_until(lambda: scrape(server)[waiting] >= 20, "most of them to wait")
+        wait_until(lambda: scrape(server.metrics_address)[waiting] >= 20, "most of them to wait")
         assert resident_mib(server) - before < BUDGET_MIB / 4 + SLACK_MIB
         good = stack.enter_context(ReplaySampler([server.address], wide_table(), 12, max_in_flight_batches=1))
-        wait_until(lambda: scrape(server)[waiting] >= 21, "another to wait")
+        wait_until(lambda: scrape(server.metrics_address)[waiting] >= 21, "another to wait")
         for call in calls:
             call.cancel()
         for _ in range(10):
             assert good.take(WAIT_S) is not None
-        wait_until(lambda: not scrape(server)["tidemill_replay_batch_bytes"], "the last batch to be sent")
+        wait_until(
+            lambda: not scrape(server.metrics_address)["tidemill_replay_batch_bytes"], "the last batch to be sent"
+        )
 
 
 def test_streams_without_items_keep_no_more_than_their_share(server: ServerProcess) -> None:

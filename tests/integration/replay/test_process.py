@@ -8,14 +8,14 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 
 import grpc
 import pytest
 
-from tests.support.replay_service import ServerProcess, open_appender, server_process
+from tests.support.replay_service import open_appender, server_process
 from tests.support.replay_streams import make_chunk, make_config, make_items
+from tests.support.scraped import scrape
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import Unavailable
 from tidemill.replay.client import ReplayClient
@@ -138,7 +138,7 @@ def test_metrics_show_every_counter_of_a_table() -> None:
         with open_appender(server.address) as appender:
             write(appender, 0)
             assert appender.flush(WAIT_S)
-        scraped = scrape(server)
+        scraped = scrape(server.metrics_address)
     for name in ("inserts", "samples", "evictions", "priority_updates", "unknown_keys", "sampled_age"):
         assert f'tidemill_replay_{name}_total{{table="t"}}' in scraped
     assert scraped['tidemill_replay_items{table="t"}'] == 4.0
@@ -147,13 +147,6 @@ def test_metrics_show_every_counter_of_a_table() -> None:
     assert scraped["tidemill_replay_env_steps_total"] == 4.0
     assert scraped["tidemill_replay_chunk_bytes"] > 0
     assert scraped["tidemill_replay_streams"] == 1.0
-
-
-def scrape(server: ServerProcess) -> dict[str, float]:
-    """Return every sample of the server's /metrics by its full name."""
-    with urllib.request.urlopen(f"http://{server.metrics_address}/metrics", timeout=WAIT_S) as response:
-        lines = response.read().decode().splitlines()
-    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
 
 
 def test_replay_process_imports_neither_torch_nor_gymnasium() -> None:
