@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
+from tests.support.launched import ROOT
 from tests.support.numbered_steps import SIGNATURE, STEP, numbered_step, steps_table
 from tests.support.replay_service import LocalServer
 from tests.support.waiting import WAIT_S, wait_until
@@ -33,18 +36,22 @@ def _numbers(address: str, table: TableConfig, count: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("flushed_after", [(), (0,), (2, 3), range(9)], ids=str)
 @pytest.mark.parametrize("chunk_length", [1, 2, 5, 16])
+@pytest.mark.parametrize("longest, flushed_first", [(4, False), (4, True), (1, True)])
 def test_items_hold_the_newest_steps_whatever_is_flushed(
-    server: LocalServer, chunk_length: int, flushed_after: range
+    server: LocalServer, chunk_length: int, flushed_after: range, longest: int, flushed_first: bool
 ) -> None:
-    """A flush in the middle of a chunk neither breaks an item of later steps nor repeats one."""
-    table = steps_table()
+    """A flush neither breaks an item of earlier or later steps nor repeats one, before the item or behind it."""
+    table = steps_table(max_item_steps=longest)
     with ReplayWriter(server.address, table, chunk_length=chunk_length) as writer:
         for number in range(9):
             writer.append(numbered_step(number))
-            writer.create_item("t", last=min(number + 1, 4))
-            if number in flushed_after:
+            if flushed_first and number in flushed_after:
                 writer.flush(WAIT_S)
-    assert _numbers(server.address, table, 9) == [list(range(max(0, last - 3), last + 1)) for last in range(9)]
+            writer.create_item("t", last=min(number + 1, longest))
+            if not flushed_first and number in flushed_after:
+                writer.flush(WAIT_S)
+    expected = [list(range(max(0, last - longest + 1), last + 1)) for last in range(9)]
+    assert _numbers(server.address, table, 9) == expected
     assert server.replay.env_steps == 9
 
 
@@ -52,7 +59,7 @@ def test_items_hold_the_newest_steps_whatever_is_flushed(
 def test_windows_cover_episodes(server: LocalServer, flushed: bool) -> None:
     """Every second start of three steps, none across an end, and at the end what no item has."""
     table = steps_table()
-    with ReplayWriter(server.address, table, chunk_length=4, windows=ItemWindow(3, stride=2, partial=True)) as writer:
+    with ReplayWriter(server.address, table, chunk_length=4, windows=ItemWindow(3, stride=2, partial=1)) as writer:
         for number in range(8):
             writer.append(numbered_step(number))
             if flushed:
@@ -62,6 +69,27 @@ def test_windows_cover_episodes(server: LocalServer, flushed: bool) -> None:
         assert writer.episode_steps() == 2
         writer.end_episode()
     assert _numbers(server.address, table, 4) == [[0, 1, 2], [2, 3, 4], [4, 5], [6, 7]]
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize("least, tail", [(0, []), (2, [[3, 4, 5], [4, 5]]), (1, [[3, 4, 5], [4, 5], [5]])])
+def test_windows_of_n_steps_end_with_the_episode(
+    server: LocalServer, least: int, tail: list[list[int]], flushed: bool
+) -> None:
+    """With `partial` there is one from every start, down to its number of steps; of a short episode likewise."""
+    table = steps_table()
+    with ReplayWriter(server.address, table, chunk_length=4, windows=ItemWindow(4, partial=least)) as writer:
+        for number in range(6):
+            writer.append(numbered_step(number))
+        if flushed:
+            writer.flush(WAIT_S)
+        writer.end_episode()
+        writer.append(numbered_step(6))
+        writer.append(numbered_step(7))
+        writer.end_episode()
+    short = {0: [], 1: [[6, 7], [7]], 2: [[6, 7]]}[least]
+    expected = [[0, 1, 2, 3], [1, 2, 3, 4], [2, 3, 4, 5], *tail, *short]
+    assert _numbers(server.address, table, len(expected)) == expected
 
 
 def test_environments_step_together_and_alone(server: LocalServer) -> None:
@@ -273,3 +301,14 @@ def test_weights_follow_the_probabilities(server: LocalServer) -> None:
         batch = next(dataset)
     weights = dict(zip(batch["number"][:, -1].tolist(), batch.weights.tolist(), strict=True))
     assert weights == pytest.approx({0: 1.0, 1: 3**-0.5})
+
+
+def test_documented_n_step_returns(capsys: pytest.CaptureFixture[str]) -> None:
+    """The program of docs/replay.md prints what stands below it."""
+    page = (ROOT / "docs" / "replay.md").read_text()
+    found = re.search(
+        r"```python\n(# n_steps.py\n.*?)```\n\n```console\n\$ python n_steps.py\n(.*?)```", page, re.DOTALL
+    )
+    assert found is not None
+    exec(found[1], {})
+    assert capsys.readouterr().out == found[2]

@@ -165,11 +165,12 @@ def import_minari(
         client.wait_for_ready(timeout_s)
         if not client.create_table(config):
             raise AlreadyExists(f"table {table!r} is at {address} already: choose another name")
-    window = ItemWindow(item_steps, partial=True)
-    with ReplayWriter(address, config, windows=window, timeout_s=timeout_s) as writer:
+    with ReplayWriter(address, config, windows=ItemWindow(item_steps), timeout_s=timeout_s) as writer:
         for row, is_last in chain([first], rows):
             writer.append(row, timeout_s=timeout_s)
             if is_last:
+                if (count := writer.episode_steps()) < item_steps:
+                    writer.create_item(table, last=count)  # so that every step is in an item
                 writer.end_episode()
         writer.flush(timeout_s)
     return MinariReport(dataset_id, table, episodes, steps)

@@ -26,19 +26,24 @@ class ItemWindow:
         length: Steps of an item: n + 1 for n-step returns over steps that hold one observation each.
         stride: Distance between the starts of two neighbouring items of an episode, in steps.
         priority: First priority of the items.
-        partial: Whether `end_episode` makes a shorter item of the steps that no item has.
+        partial: Fewest steps of the shorter items that `end_episode` makes, one from every start behind the last whole
+            item's: 2 for n-step returns over steps that hold one observation each, 1 where a step holds a transition.
+            0: none.
     """
 
     length: int
     stride: int = 1
     priority: float = 1.0
-    partial: bool = False
+    partial: int = 0
 
     def __post_init__(self) -> None:
         check_integer("length", self.length)
         check_integer("stride", self.stride)
+        check_integer("partial", self.partial)
         if self.length < 1 or self.stride < 1:
             raise InvalidArgument(f"length is {self.length} and stride is {self.stride}, must be at least 1")
+        if self.partial < 0:
+            raise InvalidArgument(f"partial is {self.partial}, must be at least 0")
         check_priorities(np.array([self.priority], np.float64))
 
 
@@ -186,11 +191,10 @@ class StreamItems:
         )
 
     def _add_partial(self, table: int, window: ItemWindow, env: int) -> None:
-        steps, start = int(self._rows.episode_steps[env]), int(self._next_start[table, env])
-        covered = start - window.stride + window.length if start else 0
-        here, length = np.array([env]), steps - start
-        if steps > covered and 0 < length <= self._rows.available(here):
-            self.add(table, here, length, window.priority)
+        steps, here = int(self._rows.episode_steps[env]), np.array([env])
+        for start in range(int(self._next_start[table, env]), steps - window.partial + 1, window.stride):
+            if steps - start <= self._rows.available(here):
+                self.add(table, here, steps - start, window.priority)
 
 
 def _checked(

@@ -151,7 +151,8 @@ class ReplayWriter(Reopened):
         self._chunk_room = max_message_bytes - (payload_room(max_message_bytes) if has_payloads else 0)
         chunk_length = fitting_chunk_length(signature, chunk_length, self._chunk_room)
         self._is_step_checked = most_chunk_bytes(signature, chunk_length) > self._chunk_room
-        self._reader, history = StepReader(signature), max(table.max_item_steps for table in self._tables) - 1
+        self._reader = StepReader(signature)
+        history = max(table.max_item_steps for table in self._tables)  # so that an item can be made after `flush`, too
         self._rows = StreamRows(signature, envs, chunk_length, history)
         self._items = StreamItems(self._tables, self._rows, windows, max_message_bytes)
         self._interrupted = np.zeros(envs, np.bool_)
@@ -244,7 +245,7 @@ class ReplayWriter(Reopened):
         envs = self._envs_of(env)
         steps = self._rows.available(envs)
         if not steps:
-            raise FailedPrecondition("an item needs a step: the episode has none yet, or `flush` has sent its last one")
+            raise FailedPrecondition("an item needs a step: the episode has none yet")
         check_integer("last", last)
         most = min(steps, config.max_item_steps)
         if not 1 <= last <= most:
